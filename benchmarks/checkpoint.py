@@ -26,10 +26,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from recovery.checkpoint import state_io as checkpointing
-from recovery.checkpoint.saves.background import Snapshot
-from recovery.checkpoint.saves.chunks import chunks_of
-from recovery.state.state import TrainState
+from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint.saves.background import Snapshot
+from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
+from trainchaos.recovery.state.state import TrainState
 
 BLOCK = 8 << 20
 WIDTH = 2048

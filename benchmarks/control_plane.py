@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.events.log import Kind
-from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import StateFrom, Strategy
-from recovery.process.starvation import Pulse
-from recovery.supervise.controller import Controller, Stage
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import CheckpointNote, Joined, Message, Parked, Ready
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import StateFrom, Strategy
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.supervise.controller import Controller, Stage
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import CheckpointNote, Joined, Message, Parked, Ready
 
 WORLDS = (64, 256, 1024, 4096, 16384)
 ROUNDS = 3

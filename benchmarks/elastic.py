@@ -22,14 +22,14 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from harness.launch.workload import BuildContext, Trainable
-from harness.workloads.gpt import Gpt
-from recovery.collectives.elastic import ElasticReducer
-from recovery.collectives.group import Group
-from recovery.collectives.reduce import GradientReducer
-from recovery.collectives.reducer import Reducer
-from recovery.data import order
-from recovery.process.local import start_store
+from trainchaos.harness.launch.workload import BuildContext, Trainable
+from trainchaos.harness.workloads.gpt import Gpt
+from trainchaos.recovery.collectives.elastic import ElasticReducer
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.reduce import GradientReducer
+from trainchaos.recovery.collectives.reducer import Reducer
+from trainchaos.recovery.data import order
+from trainchaos.recovery.process.local import start_store
 
 RANKS, BATCH, WARM_UP, LIMIT_S = 4, 24, 10, 60.0
 WORLDS = (RANKS, RANKS - 1)

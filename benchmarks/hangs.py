@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.recovery import play
-from chaos.events.log import Event, Kind, Log, read_log
-from harness.judge.measure.measure import measure, median_ci95
-from harness.judge.measure.pressure import pressures_of
+from trainchaos.chaos.events.log import Event, Kind, Log, read_log
+from trainchaos.harness.judge.measure.measure import measure, median_ci95
+from trainchaos.harness.judge.measure.pressure import pressures_of
 
 FACTOR, FLOOR_S, WINDOW = 8, 0.6, 50
 NS = 1e9

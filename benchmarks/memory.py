@@ -20,15 +20,15 @@ from statistics import median
 import torch
 
 from benchmarks.checkpoint import state_of, timed
-from recovery.checkpoint.memory.client import KeeperClient
-from recovery.checkpoint.memory.keeper_host import LocalKeeperHost
-from recovery.checkpoint.memory.keepers import Keepers
-from recovery.checkpoint.memory_state import MemoryState
-from recovery.policy.layout import Layout
-from recovery.process.forkserver import start_cold
-from recovery.process.local import Exited, rank_environment
-from recovery.process.processes import become_subreaper
-from recovery.state.state import TrainState
+from trainchaos.recovery.checkpoint.memory.client import KeeperClient
+from trainchaos.recovery.checkpoint.memory.keeper_host import LocalKeeperHost
+from trainchaos.recovery.checkpoint.memory.keepers import Keepers
+from trainchaos.recovery.checkpoint.memory_state import MemoryState
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.process.forkserver import start_cold
+from trainchaos.recovery.process.local import Exited, rank_environment
+from trainchaos.recovery.process.processes import become_subreaper
+from trainchaos.recovery.state.state import TrainState
 
 JOB = "benchmark"
 ALONE = Layout(world=1)
@@ -123,7 +123,9 @@ def main() -> None:
 
     def start(config: bytes, fds: object) -> int:
         held = list(fds)  # type: ignore[call-overload]
-        return start_cold("recovery.checkpoint.memory.keeper", config, held, rank_environment())
+        return start_cold(
+            "trainchaos.recovery.checkpoint.memory.keeper", config, held, rank_environment()
+        )
 
     keepers = Keepers(
         LocalKeeperHost(start, log=None), job=JOB, nodes=2, limit_bytes=8 << 30, replicate=True

@@ -20,11 +20,11 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from chaos.cli import build_catalogue
-from chaos.events.log import Kind, read_log
-from chaos.loading.load import load
-from harness.host.rundir import RunDirectory
-from harness.run.runner import run_scenario
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.events.log import Kind, read_log
+from trainchaos.chaos.loading.load import load
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.run.runner import run_scenario
 
 RANKS, BATCH, SKIP, EVERY = 4, 16, 20, 25
 

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.fuzz.draw.stories import STORIES
 from tests.support.search.planted import PLANTED, sought
+from trainchaos.harness.fuzz.draw.stories import STORIES
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "docs" / "results" / "planted.jsonl", ROOT / "docs" / "search.md"

@@ -23,12 +23,12 @@ from pathlib import Path
 
 from benchmarks import stated
 from benchmarks.register import Figure, Measurement, Register, load
-from chaos.errors import ChaosError
-from chaos.events import figures
-from harness.compare.plan.directory import Directory
-from harness.compare.result.archive import unpack
-from harness.compare.result.gather import gather
-from harness.compare.result.model import Comparison
+from trainchaos.chaos.errors import ChaosError
+from trainchaos.chaos.events import figures
+from trainchaos.harness.compare.plan.directory import Directory
+from trainchaos.harness.compare.result.archive import unpack
+from trainchaos.harness.compare.result.gather import gather
+from trainchaos.harness.compare.result.model import Comparison
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path("docs/results")

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import table
-from chaos.cli import build_catalogue
-from chaos.loading.load import load
-from harness.judge.results import Results
-from harness.run.runner import run_scenario
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.loading.load import load
+from trainchaos.harness.judge.results import Results
+from trainchaos.harness.run.runner import run_scenario
 
 RANKS, BATCH, EVERY, GAP, PER_ARM = 4, 16, 10, 20, 5
 STEPS = GAP * (PER_ARM + 1) + EVERY

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from ruamel.yaml import YAML, YAMLError
 
-from chaos.errors import ScenarioError
+from trainchaos.chaos.errors import ScenarioError
 
 Value = Annotated[str, Field(pattern=r"^(\d+(\.\d+)?|never)$")]
 """A number as printed, so that 0.130 stays 0.130; ``never``: a median over values of which more

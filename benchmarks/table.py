@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from harness.judge.measure.measure import median_ci95
-from harness.launch.devices import describe
+from trainchaos.harness.judge.measure.measure import median_ci95
+from trainchaos.harness.launch.devices import describe
 
 Values = Mapping[str, Sequence[float]]
 

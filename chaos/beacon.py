@@ -1,7 +1,7 @@
 """Reports training progress to a chaos run, and lets it inject faults at named places of a step.
 Does nothing outside a run.
 
-    from chaos import beacon
+    from trainchaos import beacon
 
     if beacon.point("gradient", step) == "nan":
         ...  # fill this rank's gradients with NaN, then say so: beacon.did("nan", step, after=...)

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chaos import errors
-from chaos.commands import all_commands
-from chaos.commands._group import CommandGroup
-from chaos.commands._options import FORMAT, PATH, RUNS, SCENARIO
-from chaos.commands._program import run_as_process
-from chaos.commands._say import say
-from chaos.commands.gate import check_choices, conclude, gate_options
-from chaos.version import version_option
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands import all_commands
+from trainchaos.chaos.commands._group import CommandGroup
+from trainchaos.chaos.commands._options import FORMAT, PATH, RUNS, SCENARIO
+from trainchaos.chaos.commands._program import run_as_process
+from trainchaos.chaos.commands._say import say
+from trainchaos.chaos.commands.gate import check_choices, conclude, gate_options
+from trainchaos.chaos.version import version_option
 
 if TYPE_CHECKING:
-    from chaos.loading.load import LoadedScenario
-    from chaos.scenario.catalogue import Catalogue
-    from harness.host.rundir import RunDirectory
-    from harness.judge.results import Results
+    from trainchaos.chaos.loading.load import LoadedScenario
+    from trainchaos.chaos.scenario.catalogue import Catalogue
+    from trainchaos.harness.host.rundir import RunDirectory
+    from trainchaos.harness.judge.results import Results
 
 EPILOG = """\b
 Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario, 3 inconclusive,
@@ -97,11 +97,11 @@ def run(
     **choices: Any,
 ) -> int:
     """Run a scenario: train, break, recover, measure, judge, report."""
-    from chaos.loading.cells import chosen
-    from chaos.planning.crowd import cores_here, crowd_warnings
-    from harness.host.rundir import RunDirectory
-    from harness.run.runner import run_scenario
-    from reports import render_all
+    from trainchaos.chaos.loading.cells import chosen
+    from trainchaos.chaos.planning.crowd import cores_here, crowd_warnings
+    from trainchaos.harness.host.rundir import RunDirectory
+    from trainchaos.harness.run.runner import run_scenario
+    from trainchaos.reports import render_all
 
     if no_color:
         os.environ["NO_COLOR"] = "1"
@@ -161,9 +161,9 @@ def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
     """Show what a run would do: resolved scenario, fault schedule, expected duration. Starts
     nothing.
     """
-    from chaos.loading.cells import chosen
-    from chaos.planning import planview
-    from chaos.planning.crowd import cores_here
+    from trainchaos.chaos.loading.cells import chosen
+    from trainchaos.chaos.planning import planview
+    from trainchaos.chaos.planning.crowd import cores_here
 
     catalogue = build_catalogue()
     loaded = _load(scenario, choices, catalogue)
@@ -171,7 +171,7 @@ def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
     cores = None if sbatch else cores_here()
     planned = planview.plan_run(loaded, catalogue, seed=choices["seed"], cells=cells, cores=cores)
     if sbatch:
-        from harness.launch.slurm.script import script_of
+        from trainchaos.harness.launch.slurm.script import script_of
 
         say(script_of(planned, scenario, choices), nl=False)
     elif form == "json":
@@ -201,7 +201,7 @@ def report(run: Path, quiet: bool) -> int:
     """Write all reports of a stored run again: report.html, summary.md, junit.xml, metrics.prom,
     trace.json.
     """
-    from reports import render_all
+    from trainchaos.reports import render_all
 
     directory, results = _judged(run)
     for path in render_all(directory, results):
@@ -224,7 +224,7 @@ def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> i
     Removes their processes, containers, mounts, limits, shared memory and files. Skips runs whose
     harness is alive. Exit code 5: something could not be undone.
     """
-    from harness.run import heal as healing
+    from trainchaos.harness.run import heal as healing
 
     if run is not None and every:
         raise click.UsageError("name a RUN or say --all, not both")
@@ -244,7 +244,7 @@ def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> i
 @FORMAT
 def ps(runs: Path, form: str) -> int:
     """List live runs, and what dead runs left behind."""
-    from harness.run import ps as live
+    from trainchaos.harness.run import ps as live
 
     found = live.listing(runs)
     rows = [one.model_dump(mode="json") for one in found]
@@ -257,7 +257,7 @@ def schema() -> int:
     """Print the JSON Schema of scenario files, for editors (save it beside them as
     scenario.schema.json).
     """
-    from chaos.scenario.schema import scenario_schema
+    from trainchaos.chaos.scenario.schema import scenario_schema
 
     say(json.dumps(scenario_schema(build_catalogue()), indent=2))
     return errors.EXIT_PASS
@@ -267,20 +267,20 @@ def build_catalogue() -> Catalogue:
     """Everything a scenario may name, from the modules of the plugin packages. Does not import
     torch.
     """
-    from chaos import plugins
-    from chaos.fault.base import Fault
-    from chaos.scenario.catalogue import Catalogue
-    from harness.judge.checkers import NAMES
-    from harness.judge.measure.measure import METRICS
-    from harness.launch.launcher import Launcher
-    from harness.launch.workload import Workload
-    from recovery.policy.strategy import Strategy
+    from trainchaos.chaos import plugins
+    from trainchaos.chaos.fault.base import Fault
+    from trainchaos.chaos.scenario.catalogue import Catalogue
+    from trainchaos.harness.judge.checkers import NAMES
+    from trainchaos.harness.judge.measure.measure import METRICS
+    from trainchaos.harness.launch.launcher import Launcher
+    from trainchaos.harness.launch.workload import Workload
+    from trainchaos.recovery.policy.strategy import Strategy
 
     return Catalogue(
-        faults=plugins.load("chaos.faults", Fault),
-        strategies=plugins.load("recovery.policy.strategies", Strategy),
-        launchers=plugins.load("harness.launchers", Launcher),
-        workloads=plugins.load("harness.workloads", Workload),
+        faults=plugins.load(plugins.FAULTS, Fault),
+        strategies=plugins.load(plugins.STRATEGIES, Strategy),
+        launchers=plugins.load(plugins.LAUNCHERS, Launcher),
+        workloads=plugins.load(plugins.WORKLOADS, Workload),
         metrics={name: metric.unit for name, metric in METRICS.items()},
         checkers=frozenset(NAMES),
         per_arm=frozenset(name for name, metric in METRICS.items() if metric.per == "arm"),
@@ -329,8 +329,8 @@ def _load(
     path: Path, choices: dict[str, Any], catalogue: Catalogue | None = None
 ) -> LoadedScenario:
     """Load with ``--set``, ``--repeat`` and ``--launcher`` applied."""
-    from chaos.loading.load import load
-    from chaos.loading.overrides import of_option
+    from trainchaos.chaos.loading.load import load
+    from trainchaos.chaos.loading.overrides import of_option
 
     overrides = [*choices["sets"]]
     overrides += [
@@ -345,7 +345,7 @@ def _heal_before(runs: Path) -> None:
     """Clean up after dead runs before another one starts; prints only what it did or
     could not do.
     """
-    from harness.run.heal import heal_all
+    from trainchaos.harness.run.heal import heal_all
 
     for one in heal_all(runs):
         if one.state in ("healed", "left"):
@@ -359,9 +359,9 @@ def _warn(warnings: Sequence[str], quiet: bool) -> None:
 
 def _judged(path: Path) -> tuple[RunDirectory, Results]:
     """Judge a stored run and keep the results in its directory."""
-    from harness.gating.looks import note
-    from harness.host.rundir import open_run
-    from harness.judge.verdict.judge import judge, write_results
+    from trainchaos.harness.gating.looks import note
+    from trainchaos.harness.host.rundir import open_run
+    from trainchaos.harness.judge.verdict.judge import judge, write_results
 
     directory = open_run(path)
     results = judge(directory)
@@ -380,7 +380,7 @@ def _show(
     gated: bool = False,
 ) -> None:
     """The outcome on standard output: the closing summary, one line, or all of ``results.json``."""
-    from reports.outlets.terminal import summary
+    from trainchaos.reports.outlets.terminal import summary
 
     if form == "json":
         say(results.model_dump_json(indent=2))

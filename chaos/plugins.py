@@ -11,6 +11,13 @@ from functools import cache
 from types import ModuleType
 from typing import TypeVar
 
+FAULTS = "trainchaos.chaos.faults"
+STRATEGIES = "trainchaos.recovery.policy.strategies"
+LAUNCHERS = "trainchaos.harness.launchers"
+WORKLOADS = "trainchaos.harness.workloads"
+STACKS = "trainchaos.harness.compare.stacks"
+"""The packages of plugins."""
+
 T = TypeVar("T")
 
 

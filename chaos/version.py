@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
+from trainchaos.chaos.home import HOME
+
 DISTRIBUTION = "trainchaos"
 GIT_LIMIT_S = 10.0
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def commit_of(root: Path) -> str:
@@ -51,7 +52,7 @@ def version_text() -> str:
         number = importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         number = "of a folder that is not installed"
-    commit = commit_of(ROOT) or installed_commit()
+    commit = commit_of(HOME) or installed_commit()
     short = commit[:12] + ("+" if commit.endswith("+") else "")
     return f"chaos {number}" + (f" (commit {short})" if commit else "")
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils import data
 
-import recovery
+from trainchaos import recovery
 
 SAMPLES = 1024
 BATCH = 32  # samples a step, over all ranks

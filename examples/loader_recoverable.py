@@ -1,7 +1,8 @@
 """As ddp_recoverable.py, with workers that load the data, and the same result however many ranks
 are there.
 
-    python -m recovery.run --ranks 4 --strategy drop-replica examples/loader_recoverable.py
+    python -m trainchaos.recovery.run --ranks 4 --strategy drop-replica \
+        examples/loader_recoverable.py
 
 Kill ranks while it runs: what they print in the end is the same. It needs torchdata (the extra
 `data`).
@@ -14,7 +15,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils import data
 
-import recovery
+from trainchaos import recovery
 
 SAMPLES = 1024
 BATCH = 32  # samples a step, over all ranks

@@ -11,24 +11,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recovery.rank.job import Job
-    from recovery.rank.joining import JoinError, join
-    from recovery.rank.step import Step
+    from trainchaos.recovery.rank.job import Job
+    from trainchaos.recovery.rank.joining import JoinError, join
+    from trainchaos.recovery.rank.step import Step
 
 __all__ = ["Job", "JoinError", "Step", "join"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("JoinError", "join"):
-        from recovery.rank import joining
+        from trainchaos.recovery.rank import joining
 
         return joining.join if name == "join" else joining.JoinError
     if name == "Job":
-        from recovery.rank.job import Job
+        from trainchaos.recovery.rank.job import Job
 
         return Job
     if name == "Step":
-        from recovery.rank.step import Step
+        from trainchaos.recovery.rank.step import Step
 
         return Step
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,9 @@
-"""``python -m recovery.run --ranks 4 --spares 1 train.py [ARGS]``: runs a script with
+"""``python -m trainchaos.recovery.run --ranks 4 --spares 1 train.py [ARGS]``: runs a script with
 ``recovery.join()`` in its loop.
 
-With ``--nodes`` the ranks run on nodes, each with an agent (``python -m recovery.nodes.serve``)
-that connects to this process. The ranks keep training when this process is killed; started again
-with ``--adopt`` it takes the job over.
+With ``--nodes`` the ranks run on nodes, each with an agent (``python -m
+trainchaos.recovery.nodes.serve``) that connects to this process. The ranks keep training when this
+process is killed; started again with ``--adopt`` it takes the job over.
 
 Exit status: 0 the job is done, 1 it failed or recovery gave up, 2 wrong usage, 130 and 143
 interrupted.
@@ -12,7 +12,7 @@ interrupted.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the other imports, which take most of the time to start
-    from recovery.cli.early_interrupt import end_on_sigint
+    from trainchaos.recovery.cli.early_interrupt import end_on_sigint
 
     end_on_sigint()
 
@@ -25,28 +25,35 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from chaos.errors import (
+from trainchaos.chaos.errors import (
     EXIT_FAIL,
     EXIT_INTERRUPTED,
     EXIT_PASS,
     EXIT_TERMINATED,
     ChaosError,
 )
-from chaos.events.log import ORCHESTRATOR
-from recovery.cli.console import ConsoleListener
-from recovery.cli.job_spec import JobSpec
-from recovery.cli.nodes_host import NodesProcessHost
-from recovery.cli.options import UsageError, check, parser, saves_of, strategy_of, timing_of
-from recovery.cli.process_host import LocalProcessHost, ProcessHost
-from recovery.cli.supervisor import Supervisor
-from recovery.cli.takeover_log import lock, read_takeover_log
-from recovery.nodes.coordinator.fleet import Fleet
-from recovery.nodes.coordinator.loss import FleetLimits
-from recovery.nodes.serve import read_token
-from recovery.policy.strategy import Strategy
-from recovery.process.local import prepare_store
-from recovery.process.output import say, shield
-from recovery.supervise.supervision import StopFlag, Timing
+from trainchaos.chaos.events.log import ORCHESTRATOR
+from trainchaos.recovery.cli.console import ConsoleListener
+from trainchaos.recovery.cli.job_spec import JobSpec
+from trainchaos.recovery.cli.nodes_host import NodesProcessHost
+from trainchaos.recovery.cli.options import (
+    UsageError,
+    check,
+    parser,
+    saves_of,
+    strategy_of,
+    timing_of,
+)
+from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost
+from trainchaos.recovery.cli.supervisor import Supervisor
+from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
+from trainchaos.recovery.nodes.coordinator.fleet import Fleet
+from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
+from trainchaos.recovery.nodes.serve import read_token
+from trainchaos.recovery.policy.strategy import Strategy
+from trainchaos.recovery.process.local import prepare_store
+from trainchaos.recovery.process.output import say, shield
+from trainchaos.recovery.supervise.supervision import StopFlag, Timing
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")

@@ -8,8 +8,8 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-from harness.host.rundir import RunDirectory
-from harness.judge.results import Results
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Results
 
 
 def names() -> list[str]:

@@ -8,14 +8,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from chaos.files import write_whole
-from harness.host.rundir import RunDirectory
-from harness.judge.results import Results
-from reports.content.facts import analyze_command, failing_slas, place, tallies
-from reports.content.facts import labels as cell_labels
-from reports.content.figures import flatten, visible, with_unit
-from reports.content.series import Pair, read_pairs
-from reports.page import plots, table, tables, wall, wall_plot
+from trainchaos.chaos.files import write_whole
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Results
+from trainchaos.reports.content.facts import analyze_command, failing_slas, place, tallies
+from trainchaos.reports.content.facts import labels as cell_labels
+from trainchaos.reports.content.figures import flatten, visible, with_unit
+from trainchaos.reports.content.series import Pair, read_pairs
+from trainchaos.reports.page import plots, table, tables, wall, wall_plot
 
 MAX_PLOTTED_CELLS = 12
 _TEMPLATES = Path(__file__).parent / "templates"

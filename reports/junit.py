@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from chaos.files import replacing
-from harness.host.rundir import RunDirectory
-from harness.judge.incident import Incident
-from harness.judge.measure.measure import METRICS
-from harness.judge.results import Finding, Results, SlaResult, Verdict
-from reports.content.facts import analyze_command, incidents_of, phase_medians
-from reports.content.figures import flatten, number, pairs, quantity, with_unit
+from trainchaos.chaos.files import replacing
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.measure.measure import METRICS
+from trainchaos.harness.judge.results import Finding, Results, SlaResult, Verdict
+from trainchaos.reports.content.facts import analyze_command, incidents_of, phase_medians
+from trainchaos.reports.content.figures import flatten, number, pairs, quantity, with_unit
 
 # XML 1.0 has no way to write these, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from chaos.files import write_whole
-from harness.host.rundir import RunDirectory
-from harness.judge.results import Results
-from reports.content import metric_rows
-from reports.content.facts import (
+from trainchaos.chaos.files import write_whole
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Results
+from trainchaos.reports.content import metric_rows
+from trainchaos.reports.content.facts import (
     VERDICT_MARKS,
     StrategyFacts,
     analyze_command,
@@ -22,8 +22,8 @@ from reports.content.facts import (
     strategies,
     tallies,
 )
-from reports.content.figures import MISSING, number, with_unit
-from reports.content.markdown_text import code_lines, escape, section, table
+from trainchaos.reports.content.figures import MISSING, number, with_unit
+from trainchaos.reports.content.markdown_text import code_lines, escape, section, table
 
 # GitHub refuses a step summary of 1 MiB; other steps share it.
 MAX_BYTES = 900 * 1024 - 1024

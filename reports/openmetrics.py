@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from chaos.files import write_whole
-from harness.host.rundir import RunDirectory
-from harness.judge.measure.measure import METRICS
-from harness.judge.results import Results
+from trainchaos.chaos.files import write_whole
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.measure.measure import METRICS
+from trainchaos.harness.judge.results import Results
 
 PREFIX = "trainchaos"
 VERDICTS = ("pass", "fail", "inconclusive")

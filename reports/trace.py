@@ -16,14 +16,14 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import LogError
-from chaos.events.log import ORCHESTRATOR, Event, Kind, Log, read_log
-from chaos.files import replacing
-from harness.host.rundir import RunDirectory
-from harness.judge.incident import Incident
-from harness.judge.record.lineage import history_of
-from harness.judge.results import ArmResult, Results
-from reports.content.series import start_ns
+from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log, read_log
+from trainchaos.chaos.files import replacing
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.judge.results import ArmResult, Results
+from trainchaos.reports.content.series import start_ns
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer")
 # Importers become slow beyond some hundred megabytes; a larger arm keeps only the lanes without

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from harness.host import dns_check
+from trainchaos.harness.host import dns_check
 
 # On a busy machine a moment may be long; and whoever changes nothing sees the same examples as the
 # run before.

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.gpu.jobs import ROOT, ROWS, GpuMeasured, play, why_not
 from benchmarks.gpu.page import page
-from chaos.errors import EXIT_FAIL, EXIT_PASS, EXIT_SKIPPED
+from trainchaos.chaos.errors import EXIT_FAIL, EXIT_PASS, EXIT_SKIPPED
 
 PART_LIMIT_S = 100.0
 JOBS_SHARE = 0.7  # share of the time for jobs; the rest is for parts

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.events.following import EventLogTail
-from chaos.events.log import ORCHESTRATOR, Event, Kind
+from trainchaos.chaos.events.following import EventLogTail
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_LIMIT_S = 90.0  # longest wait for a job's next step, its start included
@@ -99,7 +99,7 @@ class GpuJob:
         command = [
             sys.executable,
             "-m",
-            "recovery.run",
+            "trainchaos.recovery.run",
             "--ranks",
             str(row.ranks),
             "--shards",

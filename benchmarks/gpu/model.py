@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from harness.workloads._transformer import Transformer
+from trainchaos.harness.workloads._transformer import Transformer
 
 VOCABULARY = {"124m": 50_257, "tiny": 256}
 LENGTHS = {"124m": 512, "tiny": 32}

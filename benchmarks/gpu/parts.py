@@ -22,15 +22,15 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from benchmarks.gpu.model import BATCH, LENGTHS, make_model, make_optimizer, tokens_of
-from chaos.faults.replica_desync import ReplicaDesync
-from chaos.faults.tensor_corrupt import TensorCorrupt
-from harness.rank.shims.tensors import TensorShim
-from recovery.collectives.circle import GenerationLost
-from recovery.collectives.group import Group
-from recovery.collectives.reduce import GradientReducer
-from recovery.process.local import start_store
-from recovery.rank.fingerprint import fingerprint
-from recovery.state.state import TrainState
+from trainchaos.chaos.faults.replica_desync import ReplicaDesync
+from trainchaos.chaos.faults.tensor_corrupt import TensorCorrupt
+from trainchaos.harness.rank.shims.tensors import TensorShim
+from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.reduce import GradientReducer
+from trainchaos.recovery.process.local import start_store
+from trainchaos.recovery.rank.fingerprint import fingerprint
+from trainchaos.recovery.state.state import TrainState
 
 ROUNDS = {"cuda": 10, "cpu": 3}
 STEPS = {"cuda": 20, "cpu": 5}
@@ -83,7 +83,7 @@ def machine(device: torch.device, size: str) -> Figures:
             "cuda": str(torch.version.cuda),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
-    from recovery.collectives.sharding import (
+    from trainchaos.recovery.collectives.sharding import (
         require_torch,
     )  # takes seconds, and is needed only here
 

@@ -1,7 +1,7 @@
 """The job whose ranks ``benchmarks.gpu`` kills: a GPT on random tokens, on the device given by the
 supervisor.
 
-python -m recovery.run --ranks 2 benchmarks/gpu/train.py SIZE BATCH
+python -m trainchaos.recovery.run --ranks 2 benchmarks/gpu/train.py SIZE BATCH
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-import recovery
 from benchmarks.gpu.model import LENGTHS, make_model, make_optimizer, tokens_of
+from trainchaos import recovery
 
 STEPS = 100_000  # stopped long before
 SAMPLES = 1 << 16

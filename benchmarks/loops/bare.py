@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.launch.workload import BuildContext, Trainable
-from harness.workloads.gpt import Gpt
-from recovery.data import order
+from trainchaos.harness.launch.workload import BuildContext, Trainable
+from trainchaos.harness.workloads.gpt import Gpt
+from trainchaos.recovery.data import order
 
 BATCH = 16
 

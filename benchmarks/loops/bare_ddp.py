@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.loops.bare import Loss, run
-from harness.launch.workload import Trainable
+from trainchaos.harness.launch.workload import Trainable
 
 
 def wrap(trainable: Trainable, world: int) -> Loss:

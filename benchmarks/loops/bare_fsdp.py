@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from benchmarks.loops.bare import Loss, run
-from harness.launch.workload import Trainable
-from recovery.collectives.sharding import default_units
+from trainchaos.harness.launch.workload import Trainable
+from trainchaos.recovery.collectives.sharding import default_units
 
 
 def wrap(trainable: Trainable, world: int) -> Loss:

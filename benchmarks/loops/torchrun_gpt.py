@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.launch.workload import BuildContext, Trainable
-from harness.workloads.gpt import Gpt
-from recovery.data import order
+from trainchaos.harness.launch.workload import BuildContext, Trainable
+from trainchaos.harness.workloads.gpt import Gpt
+from trainchaos.recovery.data import order
 
 BATCH, BLOCK = 16, 64
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaos import errors
-from chaos.commands._say import say
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands._say import say
 
 if TYPE_CHECKING:
-    from harness.compare.plan.directory import ComparisonPlan, Directory
-    from harness.compare.play import ArmProgress
-    from harness.compare.result.model import Comparison
+    from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory
+    from trainchaos.harness.compare.play import ArmProgress
+    from trainchaos.harness.compare.result.model import Comparison
 
 
 @dataclass(kw_only=True)
@@ -38,7 +38,7 @@ class Progress:
         say(" ".join(words))
 
     def _told(self, step: ArmProgress) -> str:
-        from harness.compare.result.gather import seen_of
+        from trainchaos.harness.compare.result.gather import seen_of
 
         if not step.played.usable:
             return f"{step.results.verdict}, to be played again: {step.results.reason}"
@@ -47,7 +47,7 @@ class Progress:
 
 def announced(directory: Directory, plan: ComparisonPlan) -> str:
     """What the comparison will run, and how long it will take."""
-    from harness.compare.play import left_of
+    from trainchaos.harness.compare.play import left_of
 
     missing, seconds, guessed = left_of(directory, plan)
     faulted = sum(1 for arm in plan.arms if arm.family is not None)
@@ -97,7 +97,7 @@ def write_report(made: Comparison, target: Path, *, quiet: bool) -> int:
 
     Raises InfrastructureError.
     """
-    from reports.compare import write_all
+    from trainchaos.reports.compare import write_all
 
     for caution in made.cautions:
         say(f"not alike: {caution}", err=True)
@@ -115,6 +115,6 @@ def write_report(made: Comparison, target: Path, *, quiet: bool) -> int:
 
 def write_archive(directory: Directory, target: Path) -> None:
     """Pack a comparison into a ``.tar.xz``, and print its size."""
-    from harness.compare.result.archive import pack
+    from trainchaos.harness.compare.result.archive import pack
 
     say(f"{pack(directory, target)} ({target.stat().st_size / 2**20:.2f} MiB)")

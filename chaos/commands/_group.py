@@ -21,7 +21,7 @@ class CommandGroup(click.Group):
 
 
 def _unknown(word: str, commands: Sequence[str]) -> str:
-    from chaos.scenario.sla import nearest
+    from trainchaos.chaos.scenario.sla import nearest
 
     near = nearest(word, commands)
     rest = f"did you mean {near!r}?" if near else f"use one of: {', '.join(commands)}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 
-from chaos import errors
-from chaos.commands._say import say
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands._say import say
 
 ANSWER_BY_CODE = frozenset({"run", "analyze", "report", "gate", "compare", "heal", "agent"})
 """Commands that write files or answer by exit code: they succeed even if their output is lost."""
@@ -20,7 +20,7 @@ def run_as_process(invoke: Callable[[Sequence[str]], int], argv: Sequence[str]) 
     if a shell without job control, which ignores SIGINT for background commands, started it: the
     signal ends a run at any time, not only once the run has begun.
     """
-    from recovery.process.output import lost_output, shield
+    from trainchaos.recovery.process.output import lost_output, shield
 
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

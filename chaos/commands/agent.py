@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from chaos.commands._options import PATH
+from trainchaos.chaos.commands._options import PATH
 
 
 @click.command()
@@ -42,8 +42,8 @@ from chaos.commands._options import PATH
 )
 def agent(**options: Any) -> int:
     """Serve one node of a run. Launchers start it themselves; see docs/clusters.md."""
-    from harness.launch.recipe import recipe
-    from recovery.nodes.serve import serve
+    from trainchaos.harness.launch.recipe import recipe
+    from trainchaos.recovery.nodes.serve import serve
 
     return serve(recipe=recipe(), **options)
 

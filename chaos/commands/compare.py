@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chaos import errors
-from chaos.commands._compare_output import Progress, announced, write_archive, write_report
-from chaos.commands._options import PATH
-from chaos.commands._say import say
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands._compare_output import (
+    Progress,
+    announced,
+    write_archive,
+    write_report,
+)
+from trainchaos.chaos.commands._options import PATH
+from trainchaos.chaos.commands._say import say
 
 if TYPE_CHECKING:
-    from harness.compare.plan.directory import ComparisonPlan, Directory
-    from harness.compare.play import ComparisonPlayer
-    from harness.compare.prepare import CompareOptions, Prepared
+    from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory
+    from trainchaos.harness.compare.play import ComparisonPlayer
+    from trainchaos.harness.compare.prepare import CompareOptions, Prepared
 
 PLACE = "compare"
 SUFFIX = ".tar.xz"
@@ -158,9 +163,9 @@ def _packed(path: Path, options: dict[str, Any]) -> int:
     """Report on a packed comparison in the runs directory; the archive stays unchanged."""
     import tempfile
 
-    from harness.compare.plan.directory import Directory
-    from harness.compare.result.archive import unpack
-    from harness.compare.result.gather import gather
+    from trainchaos.harness.compare.plan.directory import Directory
+    from trainchaos.harness.compare.result.archive import unpack
+    from trainchaos.harness.compare.result.gather import gather
 
     with tempfile.TemporaryDirectory(prefix="chaos-archive-") as away:
         unpack(path, Path(away))
@@ -172,9 +177,9 @@ def _packed(path: Path, options: dict[str, Any]) -> int:
 
 
 def _stored(paths: list[Path], options: dict[str, Any]) -> int:
-    from harness.compare.plan.directory import Directory
-    from harness.compare.result.gather import gather
-    from harness.compare.stored import compare_stored
+    from trainchaos.harness.compare.plan.directory import Directory
+    from trainchaos.harness.compare.result.gather import gather
+    from trainchaos.harness.compare.stored import compare_stored
 
     single = Directory(paths[0])
     if len(paths) == 1 and single.plan.is_file():
@@ -212,11 +217,11 @@ def _stored(paths: list[Path], options: dict[str, Any]) -> int:
 
 
 def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
-    from chaos.cli import build_catalogue
-    from harness.compare.environments.environments import stacks
-    from harness.compare.plan.directory import Directory
-    from harness.compare.play import ComparisonPlayer
-    from harness.compare.prepare import prepare
+    from trainchaos.chaos.cli import build_catalogue
+    from trainchaos.harness.compare.environments.environments import stacks
+    from trainchaos.harness.compare.plan.directory import Directory
+    from trainchaos.harness.compare.play import ComparisonPlayer
+    from trainchaos.harness.compare.prepare import prepare
 
     directory = Directory(options["runs"] / PLACE / _name(options))
     asked = _asked(what, options, directory)
@@ -243,8 +248,8 @@ def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
 
 def _played(player: ComparisonPlayer, options: dict[str, Any]) -> int:
     """Play the comparison, and report on all finished arms, also after an interruption."""
-    from harness.compare.result.gather import gather
-    from harness.run.heal import heal_all
+    from trainchaos.harness.compare.result.gather import gather
+    from trainchaos.harness.run.heal import heal_all
 
     directory = player.directory
     for one in heal_all(directory.runs):
@@ -273,10 +278,10 @@ def _finished(player: ComparisonPlayer, options: dict[str, Any]) -> None:
     if options["archive"] is not None:
         write_archive(player.directory, options["archive"])
     if player.plan.tune:
-        from harness.compare.environments import environments, tuned
-        from harness.compare.play import now
-        from harness.compare.result.gather import gather
-        from harness.compare.tuning import sweep_of
+        from trainchaos.harness.compare.environments import environments, tuned
+        from trainchaos.harness.compare.play import now
+        from trainchaos.harness.compare.result.gather import gather
+        from trainchaos.harness.compare.tuning import sweep_of
 
         kind = environments.find(player.plan.tune)
         sweep = sweep_of(player.plan, gather(player.directory).trials, kind, now())
@@ -285,7 +290,7 @@ def _finished(player: ComparisonPlayer, options: dict[str, Any]) -> None:
 
 def _name(options: dict[str, Any]) -> str:
     """Name of the comparison: as given, the newest one to resume, or the time."""
-    from harness.compare.plan.plan import slug
+    from trainchaos.harness.compare.plan.plan import slug
 
     given = str(options["name"])
     if given:
@@ -304,7 +309,7 @@ def _name(options: dict[str, Any]) -> str:
 
 def _asked(what: tuple[Path, ...], options: dict[str, Any], directory: Directory) -> CompareOptions:
     """Options from the command line or, with only --resume, from the stored plan."""
-    from harness.compare.prepare import CompareOptions, as_planned
+    from trainchaos.harness.compare.prepare import CompareOptions, as_planned
 
     if options["resume"] and not what:
         return as_planned(directory.read_plan(), skip_missing=options["skip_missing"])
@@ -333,7 +338,7 @@ def _seed(options: dict[str, Any]) -> int:
     """The first seed. Sweeps use separate seeds, so that nothing is tuned on the data of a later
     comparison.
     """
-    from harness.compare.tuning import FIRST_SEED
+    from trainchaos.harness.compare.tuning import FIRST_SEED
 
     if options["seed"] is not None:
         return int(options["seed"])
@@ -349,7 +354,7 @@ def _left_out(word: str) -> tuple[str, str]:
 
 def _place(directory: Directory, plan: ComparisonPlan, options: dict[str, Any]) -> ComparisonPlan:
     """The plan to keep in the directory, merged with a plan already there."""
-    from harness.compare.prepare import resumed, set_aside
+    from trainchaos.harness.compare.prepare import resumed, set_aside
 
     if directory.plan.is_file() and options["anew"]:
         set_aside(directory)
@@ -371,8 +376,8 @@ def _dry_run(directory: Directory, prepared: Prepared, catalogue: Any) -> int:
     """
     import tempfile
 
-    from harness.compare.plan.directory import Directory
-    from harness.compare.play import ComparisonPlayer
+    from trainchaos.harness.compare.plan.directory import Directory
+    from trainchaos.harness.compare.play import ComparisonPlayer
 
     with tempfile.TemporaryDirectory() as away:
         ComparisonPlayer(

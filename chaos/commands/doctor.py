@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from chaos import errors
-from chaos.commands._options import FORMAT, RUNS
-from chaos.commands._say import say
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands._options import FORMAT, RUNS
+from trainchaos.chaos.commands._say import say
 
 
 @click.command()
@@ -22,7 +22,7 @@ def doctor(runs: Path, form: str) -> int:
 
     Exit code 4: something that every run needs is missing. What only some runs need does not count.
     """
-    from harness.run.doctor import examine
+    from trainchaos.harness.run.doctor import examine
 
     findings = examine(runs)
     broken = any(one.state == "broken" for one in findings)

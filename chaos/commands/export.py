@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from chaos import errors
-from chaos.commands._options import PATH
-from chaos.commands._say import say
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands._options import PATH
+from trainchaos.chaos.commands._say import say
 
 
 @click.group()
@@ -24,9 +24,9 @@ def otel(run: Path) -> int:
     OTEL_EXPORTER_OTLP_ENDPOINT sets the destination, as for any program. Exit code 7: OpenTelemetry
     is not installed.
     """
-    from harness.host.rundir import open_run
-    from harness.judge.verdict.judge import judge
-    from reports.outlets import opentelemetry
+    from trainchaos.harness.host.rundir import open_run
+    from trainchaos.harness.judge.verdict.judge import judge
+    from trainchaos.reports.outlets import opentelemetry
 
     directory = open_run(run)
     results = judge(directory)

@@ -8,9 +8,9 @@ from typing import Literal
 
 import click
 
-from chaos import errors
-from chaos.commands._say import say
-from chaos.scenario.sla import parse_duration
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands._say import say
+from trainchaos.chaos.scenario.sla import parse_duration
 
 
 class _Duration(click.ParamType):
@@ -96,12 +96,12 @@ def fuzz(
     A failure that a real run shows only once in three plays is kept in INTO/unsteady and is not
     counted as a find.
     """
-    from harness.fuzz.play.play import strategies
-    from harness.fuzz.worker import SIM, work
-    from harness.fuzz.workers import search
+    from trainchaos.harness.fuzz.play.play import strategies
+    from trainchaos.harness.fuzz.worker import SIM, work
+    from trainchaos.harness.fuzz.workers import search
 
     if worker is not None:
-        from chaos.cli import build_catalogue
+        from trainchaos.chaos.cli import build_catalogue
 
         work(build_catalogue(), **json.loads(worker))
         return errors.EXIT_PASS

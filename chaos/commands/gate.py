@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chaos import errors
-from chaos.commands._options import FORMAT, PATH
-from chaos.commands._say import say
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands._options import FORMAT, PATH
+from trainchaos.chaos.commands._say import say
 
 if TYPE_CHECKING:
-    from harness.gating.baseline import Baseline
-    from harness.gating.gate import BaselineComparison, GateResult
-    from harness.host.rundir import RunDirectory
-    from harness.judge.results import Results
+    from trainchaos.harness.gating.baseline import Baseline
+    from trainchaos.harness.gating.gate import BaselineComparison, GateResult
+    from trainchaos.harness.host.rundir import RunDirectory
+    from trainchaos.harness.judge.results import Results
 
 _OPTIONS: Sequence[Callable[[Any], Any]] = (
     click.option(
@@ -85,8 +85,8 @@ def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
     Fails only if a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md into
     the run directory, and its verdict at the top of report.html.
     """
-    from harness.host.rundir import open_run
-    from harness.judge.verdict.judge import judge
+    from trainchaos.harness.host.rundir import open_run
+    from trainchaos.harness.judge.verdict.judge import judge
 
     directory = open_run(run)
     results = judge(directory)
@@ -138,14 +138,14 @@ def check_choices(choices: dict[str, Any]) -> None:
         )
         raise click.UsageError(f"--{option} is for --gate")
     if choices["baseline"] is not None:
-        from harness.gating.baseline import load, other_machine
-        from harness.launch.devices import describe
+        from trainchaos.harness.gating.baseline import load, other_machine
+        from trainchaos.harness.launch.devices import describe
 
         _refuse_machine(choices, other_machine(load(choices["baseline"]), describe()))
 
 
 def _refuse_machine(choices: dict[str, Any], machine: Sequence[str]) -> None:
-    from harness.gating.baseline import BaselineError
+    from trainchaos.harness.gating.baseline import BaselineError
 
     if machine and not choices["other_machine"]:
         raise BaselineError(
@@ -164,10 +164,10 @@ def _conclude(
     gating: bool,
     err: bool,
 ) -> int:
-    from harness.gating import gate as gates
-    from harness.gating.looks import look
-    from harness.judge.verdict.judge import write_results
-    from reports import html, junit, markdown
+    from trainchaos.harness.gating import gate as gates
+    from trainchaos.harness.gating.looks import look
+    from trainchaos.harness.judge.verdict.judge import write_results
+    from trainchaos.reports import html, junit, markdown
 
     shown, code, summary = results, results.exit_code, directory.root / "summary.md"
     if gating:
@@ -193,7 +193,7 @@ def _conclude(
 
 
 def _say(decided: GateResult, source: str, *, form: str, quiet: bool, err: bool) -> None:
-    from harness.gating.gate import as_text
+    from trainchaos.harness.gating.gate import as_text
 
     if form == "json":
         say(decided.model_dump_json(indent=2), err=err)
@@ -206,7 +206,7 @@ def _publish(results: Results, summary: Path, wanted: bool | None) -> None:
     """Write annotations to standard error, which GitHub reads too, and the summary to the file that
     GitHub names.
     """
-    from reports.outlets import github
+    from trainchaos.reports.outlets import github
 
     if wanted is None:
         wanted = github.in_actions(os.environ)
@@ -223,9 +223,9 @@ def _against(
     results: Results, directory: RunDirectory, choices: dict[str, Any]
 ) -> BaselineComparison | None:
     """The baseline to compare a run with. Raises BaselineError if the two are not comparable."""
-    from harness.gating.baseline import BaselineError, baseline_of, differences, load
-    from harness.gating.gate import COMPARED, BaselineComparison
-    from harness.gating.regression import tolerance_of
+    from trainchaos.harness.gating.baseline import BaselineError, baseline_of, differences, load
+    from trainchaos.harness.gating.gate import COMPARED, BaselineComparison
+    from trainchaos.harness.gating.regression import tolerance_of
 
     if choices["baseline"] is None:
         return None
@@ -241,7 +241,7 @@ def _against(
     if not found.cells.keys() & {cell.id for cell in results.cells}:
         raise BaselineError(f"{choices['baseline']} has none of the cells of this run", hint=again)
     _refuse_machine(choices, machine)
-    from harness.judge.measure.measure import METRICS
+    from trainchaos.harness.judge.measure.measure import METRICS
 
     units = {name: METRICS[name].unit for name in METRICS}
     chosen = {
@@ -259,7 +259,7 @@ def _tolerances(choices: dict[str, Any]) -> tuple[dict[str, float], float | None
     """Tolerances by metric, and the one for all metrics. Raises ToleranceError, and
     click.UsageError for an unknown metric.
     """
-    from harness.gating.regression import parse_share
+    from trainchaos.harness.gating.regression import parse_share
 
     shares, everywhere = {}, None
     for text in choices["tolerances"]:
@@ -276,8 +276,8 @@ def _metrics(choices: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _metric(name: str) -> str:
-    from chaos.scenario.sla import nearest
-    from harness.judge.measure.measure import METRICS
+    from trainchaos.chaos.scenario.sla import nearest
+    from trainchaos.harness.judge.measure.measure import METRICS
 
     if name not in METRICS:
         near = nearest(name, tuple(METRICS)) or "see: chaos list metrics"
@@ -299,10 +299,10 @@ def baseline() -> None:
 @click.option("-o", "--output", type=PATH, help="Output file [default: baselines/<scenario>.json].")
 def save(run: Path, output: Path | None) -> int:
     """Judge a stored run and save its values, machine and workload in a small file."""
-    from harness.gating.baseline import baseline_of
-    from harness.gating.baseline import save as keep
-    from harness.host.rundir import open_run
-    from harness.judge.verdict.judge import judge
+    from trainchaos.harness.gating.baseline import baseline_of
+    from trainchaos.harness.gating.baseline import save as keep
+    from trainchaos.harness.host.rundir import open_run
+    from trainchaos.harness.judge.verdict.judge import judge
 
     directory = open_run(run)
     found = baseline_of(directory, judge(directory))
@@ -320,7 +320,7 @@ def save(run: Path, output: Path | None) -> int:
 @FORMAT
 def show(file: Path, form: str) -> int:
     """Show a baseline: its origin and its values."""
-    from harness.gating.baseline import load
+    from trainchaos.harness.gating.baseline import load
 
     found = load(file)
     say(found.model_dump_json(indent=2) if form == "json" else _as_text(found))
@@ -328,7 +328,7 @@ def show(file: Path, form: str) -> int:
 
 
 def _as_text(found: Baseline) -> str:
-    from harness.judge.verdict.gates import quantity
+    from trainchaos.harness.judge.verdict.gates import quantity
 
     machine = ", ".join(f"{name} {value}" for name, value in found.machine.items() if value)
     versions = ", ".join(f"{name} {value}" for name, value in found.versions.items())

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from chaos import errors
-from chaos.commands._options import FORMAT
-from chaos.commands._say import say
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands._options import FORMAT
+from trainchaos.chaos.commands._say import say
 
 if TYPE_CHECKING:
-    from chaos.planning.listing import ListingEntry
+    from trainchaos.chaos.planning.listing import ListingEntry
 
 KINDS = ("faults", "strategies", "workloads", "launchers", "checkers", "metrics", "scenarios")
 ALSO = {"recovery": "strategies"}  # a strategy's key in scenarios
@@ -32,7 +32,7 @@ def list_(kind: str | None, verbose: bool, form: str) -> int:
     """List what a scenario may name: faults, strategies, workloads, launchers, checkers,
     metrics.
     """
-    from chaos.planning import listing
+    from trainchaos.chaos.planning import listing
 
     found = {name: _entries(name) for name in ((ALSO.get(kind, kind),) if kind else KINDS)}
     say(
@@ -44,19 +44,19 @@ def list_(kind: str | None, verbose: bool, form: str) -> int:
 
 
 def _entries(kind: str) -> list[ListingEntry]:
-    from chaos.planning import listing
+    from trainchaos.chaos.planning import listing
 
     if kind == "scenarios":
         return listing.scenario_entries(Path("scenarios"))
     if kind == "metrics":
-        from harness.judge.measure.measure import METRICS
+        from trainchaos.harness.judge.measure.measure import METRICS
 
         return [
             listing.ListingEntry(name=name, summary=f"{metric.doc} [{metric.unit}]")
             for name, metric in METRICS.items()
         ]
     if kind == "checkers":
-        from harness.judge.checkers import BY_NAME, CHECKERS, OF_COMMANDS
+        from trainchaos.harness.judge.checkers import BY_NAME, CHECKERS, OF_COMMANDS
 
         return [
             listing.ListingEntry(
@@ -70,8 +70,8 @@ def _entries(kind: str) -> list[ListingEntry]:
 
 
 def _plugins(kind: str) -> list[ListingEntry]:
-    from chaos.cli import build_catalogue
-    from chaos.planning import listing
+    from trainchaos.chaos.cli import build_catalogue
+    from trainchaos.chaos.planning import listing
 
     catalogue = build_catalogue()
     if kind == "faults":

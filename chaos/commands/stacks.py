@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chaos import errors
-from chaos.commands._options import FORMAT
-from chaos.commands._say import plain, say
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands._options import FORMAT
+from trainchaos.chaos.commands._say import plain, say
 
 if TYPE_CHECKING:
-    from harness.compare.environments.environments import Environment
+    from trainchaos.harness.compare.environments.environments import Environment
 
 _NAMES = click.argument("names", nargs=-1, metavar="NAME...")
 
@@ -27,7 +27,7 @@ def stacks() -> None:
 @FORMAT
 def list_(form: str) -> int:
     """List every stack, and whether it is ready to use."""
-    from harness.compare.environments import environments
+    from trainchaos.harness.compare.environments import environments
 
     rows = [(_facts(environments.look(name)), kind) for name, kind in environments.stacks().items()]
     if form == "json":
@@ -55,7 +55,7 @@ def install(names: tuple[str, ...], every: bool) -> int:
     """Create the environments of these stacks from pinned requirements; ready ones are left
     unchanged.
     """
-    from harness.compare.environments import environments
+    from trainchaos.harness.compare.environments import environments
 
     if bool(names) == every:
         raise click.UsageError("name stacks, or use --all; chaos stacks list shows them")
@@ -82,7 +82,7 @@ def show(name: str, form: str) -> int:
     """Show a stack: its settings with their reasons, its versions, and the families it is left out
     of.
     """
-    from harness.compare.environments import environments
+    from trainchaos.harness.compare.environments import environments
 
     facts = _facts(environments.look(name)) | _about(name)
     say(json.dumps(facts, indent=2) if form == "json" else _as_text(facts))
@@ -95,7 +95,7 @@ def remove(names: tuple[str, ...]) -> int:
     """Delete the environments of these stacks; a shared one is deleted for all stacks
     that use it.
     """
-    from harness.compare.environments import environments, installing
+    from trainchaos.harness.compare.environments import environments, installing
 
     if not names:
         raise click.UsageError("name the stacks; chaos stacks list shows them")
@@ -108,7 +108,7 @@ def remove(names: tuple[str, ...]) -> int:
 
 
 def _installed(name: str) -> Environment:
-    from harness.compare.environments import installing
+    from trainchaos.harness.compare.environments import installing
 
     try:
         return installing.install(name, _Progress())
@@ -148,9 +148,9 @@ def _facts(found: Environment) -> dict[str, Any]:
 
 
 def _about(name: str) -> dict[str, Any]:
-    from chaos.planning.listing import first_sentence
-    from harness.compare.environments import environments
-    from harness.compare.environments.stack import FAMILIES
+    from trainchaos.chaos.planning.listing import first_sentence
+    from trainchaos.harness.compare.environments import environments
+    from trainchaos.harness.compare.environments.stack import FAMILIES
 
     kind = environments.find(name)
     settings = {each.settings: dict(each.chosen()) for each in (kind("default"), kind("tuned"))}

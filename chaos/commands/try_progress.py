@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from chaos import errors
-from chaos.commands._options import PATH, SCENARIO
-from chaos.commands._say import say
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands._options import PATH, SCENARIO
+from trainchaos.chaos.commands._say import say
 
 
 @click.command("try-progress")
@@ -27,9 +27,9 @@ def try_progress(scenario: Path, log: Path, sets: tuple[str, ...]) -> int:
 
     Exit code 1: it finds no step, or what it finds cannot be the steps of this workload.
     """
-    from chaos.cli import build_catalogue
-    from chaos.loading.load import load
-    from harness.script.listen.trial import try_lines
+    from trainchaos.chaos.cli import build_catalogue
+    from trainchaos.chaos.loading.load import load
+    from trainchaos.harness.script.listen.trial import try_lines
 
     spec = load(scenario, build_catalogue(), overrides=[*sets]).cells[0].scenario.workload
     if spec.command is None or spec.progress == "beacon":

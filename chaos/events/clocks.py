@@ -15,10 +15,10 @@ import bisect
 import dataclasses
 from typing import TYPE_CHECKING
 
-from chaos.events.kinds import Kind
+from trainchaos.chaos.events.kinds import Kind
 
 if TYPE_CHECKING:
-    from chaos.events.log import Event
+    from trainchaos.chaos.events.log import Event
 
 DRIFT = 200e-6  # seconds per second
 

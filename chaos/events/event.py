@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.errors import LogError
-from chaos.events.kinds import REQUIRED, Kind
+from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.events.kinds import REQUIRED, Kind
 
 # json.dumps would create an encoder for each line
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from chaos.events.log import Event
+from trainchaos.chaos.events.log import Event
 
 
 class SharedTail:

@@ -16,14 +16,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO
 
-from chaos.errors import LogError
-from chaos.events.budget import Budget, FileProblems
-from chaos.events.clocks import Clocks
-from chaos.events.event import Event, require_keys
-from chaos.events.holes import MAX_LINE_BYTES, extent, skip_hole
-from chaos.events.kinds import Kind
-from chaos.events.writer import EventWriter
-from chaos.files import open_regular
+from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.events.budget import Budget, FileProblems
+from trainchaos.chaos.events.clocks import Clocks
+from trainchaos.chaos.events.event import Event, require_keys
+from trainchaos.chaos.events.holes import MAX_LINE_BYTES, extent, skip_hole
+from trainchaos.chaos.events.kinds import Kind
+from trainchaos.chaos.events.writer import EventWriter
+from trainchaos.chaos.files import open_regular
 
 __all__ = [
     "ORCHESTRATOR",

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaos import disk
-from chaos.errors import DISK_TAKES_NOTHING, LogError
-from chaos.events.event import Event, require_keys
-from chaos.events.kinds import Kind
+from trainchaos.chaos import disk
+from trainchaos.chaos.errors import DISK_TAKES_NOTHING, LogError
+from trainchaos.chaos.events.event import Event, require_keys
+from trainchaos.chaos.events.kinds import Kind
 
 if TYPE_CHECKING:
-    from chaos.events.log import ActorLog
+    from trainchaos.chaos.events.log import ActorLog
 
 
 class EventWriter:

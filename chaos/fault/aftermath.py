@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
-from chaos.fault.base import Occurrence
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
+from trainchaos.chaos.fault.base import Occurrence
 
 NS = 1_000_000_000
 OVER_WHEN_DONE = "over when done"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.events.log import Event
+from trainchaos.chaos.events.log import Event
 
 if TYPE_CHECKING:
-    from chaos.fault.aftermath import Consequence
+    from trainchaos.chaos.fault.aftermath import Consequence
 
 
 class Where(StrEnum):

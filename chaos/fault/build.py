@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from chaos import plugins
-from chaos.fault.base import Fault
-
-PACKAGE = "chaos.faults"
+from trainchaos.chaos import plugins
+from trainchaos.chaos.fault.base import Fault
 
 
 class FaultEntry(Protocol):
@@ -40,7 +38,7 @@ def build(
     Raises KeyError (ModuleNotFoundError without ``kinds``) for an unknown kind, and
     pydantic.ValidationError for parameters that the kind does not accept.
     """
-    model = plugins.one(PACKAGE, Fault, kind) if kinds is None else kinds[kind]
+    model = plugins.one(plugins.FAULTS, Fault, kind) if kinds is None else kinds[kind]
     return model(**params)
 
 

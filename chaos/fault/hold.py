@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from chaos.events.log import Event
-from chaos.fault.aftermath import Consequence, HangsUntilDeclared
-from chaos.fault.base import Fault, Landed, Occurrence, Where
-from chaos.fault.witness import stuck
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.aftermath import Consequence, HangsUntilDeclared
+from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.witness import stuck
 
 
 class HoldsTraining(Fault):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Landed, Occurrence
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Landed, Occurrence
 
 
 def probed(occurrence: Occurrence, events: Sequence[Event]) -> Mapping[str, Any] | None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from signal import Signals
 from typing import Any
 
-from chaos.events.log import Event, Kind
-from chaos.fault.aftermath import IN_FLIGHT
-from chaos.fault.base import Landed, Occurrence
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.aftermath import IN_FLIGHT
+from trainchaos.chaos.fault.base import Landed, Occurrence
 
 ENDED = ("exited", "dead", "removed")
 """States in which a machine counts as ended."""

@@ -6,11 +6,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.events.log import Event
-from chaos.fault.aftermath import Consequence, Ends
-from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
-from chaos.fault.targets import NodeTarget, ProcessTarget
-from chaos.fault.witness import killed, machines_ended
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.aftermath import Consequence, Ends
+from trainchaos.chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.targets import NodeTarget, ProcessTarget
+from trainchaos.chaos.fault.witness import killed, machines_ended
 
 
 class KillsProcess(Fault):

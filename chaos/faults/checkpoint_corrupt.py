@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from chaos.events.log import Event, Kind
-from chaos.fault.aftermath import Consequence, Ends
-from chaos.fault.base import Fault, Landed, Occurrence, Where
-from chaos.fault.targets import CheckpointTarget
-from chaos.fault.witness import effects
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.aftermath import Consequence, Ends
+from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.targets import CheckpointTarget
+from trainchaos.chaos.fault.witness import effects
 
 _MANIFEST = "manifest.json"
 

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
-from chaos.fault.targets import RankTarget
-from chaos.fault.witness import effects
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
+from trainchaos.chaos.fault.targets import RankTarget
+from trainchaos.chaos.fault.witness import effects
 
 TOLERANCE_S = 0.25
 

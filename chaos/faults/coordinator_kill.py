@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events.log import Event, Kind
-from chaos.fault.aftermath import Consequence, NothingDecided
-from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
-from chaos.fault.targets import CoordinatorTarget
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.aftermath import Consequence, NothingDecided
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.targets import CoordinatorTarget
 
 
 class CoordinatorKill(Fault):

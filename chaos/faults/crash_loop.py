@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.events.log import Event
-from chaos.fault.aftermath import Consequence, Ends
-from chaos.fault.base import Fault, Landed, Occurrence, Where
-from chaos.fault.targets import RankTarget
-from chaos.fault.witness import raised_and_exited
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.aftermath import Consequence, Ends
+from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.targets import RankTarget
+from trainchaos.chaos.fault.witness import raised_and_exited
 
 
 class CrashLoopError(RuntimeError):

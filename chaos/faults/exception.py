@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.events.log import Event, Kind
-from chaos.fault.aftermath import Consequence, RaisesAndEnds
-from chaos.fault.base import Fault, Landed, Occurrence, Where
-from chaos.fault.targets import RankTarget
-from chaos.fault.witness import effects_of, said_by_script
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.aftermath import Consequence, RaisesAndEnds
+from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.targets import RankTarget
+from trainchaos.chaos.fault.witness import effects_of, said_by_script
 
 
 class InjectedError(RuntimeError):

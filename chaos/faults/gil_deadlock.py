@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from chaos.fault.hold import HoldsTraining
-from chaos.fault.targets import RankTarget
+from trainchaos.chaos.fault.hold import HoldsTraining
+from trainchaos.chaos.fault.targets import RankTarget
 
 
 class GilDeadlock(HoldsTraining):

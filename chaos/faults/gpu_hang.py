@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from chaos.fault.base import Fidelity
-from chaos.fault.hold import HoldsTraining
-from chaos.fault.targets import RankTarget
+from trainchaos.chaos.fault.base import Fidelity
+from trainchaos.chaos.fault.hold import HoldsTraining
+from trainchaos.chaos.fault.targets import RankTarget
 
 
 class GpuHang(HoldsTraining):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from chaos.fault.base import Fidelity
-from chaos.fault.targets import ProcessTarget
-from chaos.faults._kill import KillsProcess
+from trainchaos.chaos.fault.base import Fidelity
+from trainchaos.chaos.fault.targets import ProcessTarget
+from trainchaos.chaos.faults._kill import KillsProcess
 
 
 class GpuLost(KillsProcess):

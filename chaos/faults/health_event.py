@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
-from chaos.fault.targets import HealthTarget
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
+from trainchaos.chaos.fault.targets import HealthTarget
 
 
 class HealthEvent(Fault):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
-from chaos.fault.targets import RankTarget
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
+from trainchaos.chaos.fault.targets import RankTarget
 
 
 class HeartbeatDrop(Fault):

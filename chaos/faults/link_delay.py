@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events.log import Event
-from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
-from chaos.fault.links import collectives_s, probed
-from chaos.fault.targets import LinkShape, LinkTarget
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.links import collectives_s, probed
+from trainchaos.chaos.fault.targets import LinkShape, LinkTarget
 
 
 class LinkDelay(Fault):

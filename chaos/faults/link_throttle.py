@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
-from chaos.fault.links import probed
-from chaos.fault.targets import LinkShape, LinkTarget
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.links import probed
+from trainchaos.chaos.fault.targets import LinkShape, LinkTarget
 
 TOLERANCE = 0.25  # of the requested rate; the collective itself takes time on top of the bucket's
 

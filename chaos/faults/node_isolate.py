@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from chaos.events.log import Event
-from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
-from chaos.fault.links import stood_still
-from chaos.fault.targets import LinkShape, LinkTarget
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.links import stood_still
+from trainchaos.chaos.fault.targets import LinkShape, LinkTarget
 
 LEAST_S = 0.2
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
-from chaos.fault.targets import NodeTarget
-from chaos.fault.witness import effects_of
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.targets import NodeTarget
+from trainchaos.chaos.fault.witness import effects_of
 
 LEAST = 1.25  # slowdown factor
 

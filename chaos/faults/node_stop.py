@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.events.log import Event
-from chaos.fault.aftermath import Consequence, StandsStill
-from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
-from chaos.fault.targets import NodeTarget
-from chaos.fault.witness import effects_of
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.aftermath import Consequence, StandsStill
+from trainchaos.chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.targets import NodeTarget
+from trainchaos.chaos.fault.witness import effects_of
 
 
 class NodeStop(Fault):

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events.log import Event
-from chaos.fault.aftermath import Consequence, Ends
-from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
-from chaos.fault.targets import ProcessTarget
-from chaos.fault.witness import effects_of, exit_of
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.aftermath import Consequence, Ends
+from trainchaos.chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.targets import ProcessTarget
+from trainchaos.chaos.fault.witness import effects_of, exit_of
 
 
 class OomKill(Fault):

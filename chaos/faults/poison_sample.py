@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Fault, Landed, Occurrence, Where
-from chaos.fault.targets import RankTarget
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.targets import RankTarget
 
 
 class PoisonSample(Fault):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.faults._kill import KillsProcess
+from trainchaos.chaos.faults._kill import KillsProcess
 
 
 class ProcessKill(KillsProcess):

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events.log import Event, Kind
-from chaos.fault.aftermath import Consequence, EndsWithin
-from chaos.fault.base import Fault, Landed, Occurrence, Where
-from chaos.fault.targets import ProcessTarget
-from chaos.fault.witness import exit_of
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.aftermath import Consequence, EndsWithin
+from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.targets import ProcessTarget
+from trainchaos.chaos.fault.witness import exit_of
 
 EXIT_TERMINATED = 128 + signal.SIGTERM  # exit code by shell convention
 

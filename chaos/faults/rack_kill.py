@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from chaos.faults._kill import KillsNodes
+from trainchaos.chaos.faults._kill import KillsNodes
 
 
 class RackKill(KillsNodes):

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from chaos.beacon import HANG_LIMIT_S
-from chaos.events.log import Event
-from chaos.fault.base import Fidelity, Landed, Need, Occurrence
-from chaos.fault.hold import HoldsTraining
-from chaos.fault.targets import RankTarget
-from chaos.fault.witness import hung_by_script
+from trainchaos.chaos.beacon import HANG_LIMIT_S
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.base import Fidelity, Landed, Need, Occurrence
+from trainchaos.chaos.fault.hold import HoldsTraining
+from trainchaos.chaos.fault.targets import RankTarget
+from trainchaos.chaos.fault.witness import hung_by_script
 
 
 class RankHang(HoldsTraining):

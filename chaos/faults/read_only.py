@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events.log import Event
-from chaos.fault.aftermath import Consequence, NothingSaved
-from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
-from chaos.fault.targets import StorageTarget
-from chaos.fault.witness import refused_write
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.aftermath import Consequence, NothingSaved
+from trainchaos.chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.targets import StorageTarget
+from trainchaos.chaos.fault.witness import refused_write
 
 
 class ReadOnly(Fault):

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events.log import Event
-from chaos.fault.aftermath import Consequence, ReportedByTarget
-from chaos.fault.base import Fault, Landed, Occurrence, Where
-from chaos.fault.targets import RankTarget
-from chaos.fault.witness import digests_differ
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.aftermath import Consequence, ReportedByTarget
+from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.targets import RankTarget
+from trainchaos.chaos.fault.witness import digests_differ
 
 
 class ReplicaDesync(Fault):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from chaos.faults._kill import KillsProcess
+from trainchaos.chaos.faults._kill import KillsProcess
 
 
 class SpareKill(KillsProcess):

@@ -6,10 +6,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from chaos.events.log import Event
-from chaos.fault.base import Fault, Landed, Need, Occurrence, Where
-from chaos.fault.targets import StoreTarget
-from chaos.fault.witness import effects
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.targets import StoreTarget
+from trainchaos.chaos.fault.witness import effects
 
 
 class StoreKill(Fault):

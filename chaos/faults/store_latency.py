@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from chaos.events.log import Event
-from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
-from chaos.fault.targets import StoreTarget
-from chaos.fault.witness import effects
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.targets import StoreTarget
+from trainchaos.chaos.fault.witness import effects
 
 
 class StoreLatency(Fault):

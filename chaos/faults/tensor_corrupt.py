@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from chaos.events.log import Event
-from chaos.fault.aftermath import Consequence, ReportedByTarget
-from chaos.fault.base import Fault, Landed, Occurrence, Where
-from chaos.fault.targets import RankTarget
-from chaos.fault.witness import digests_differ, said_by_script
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.aftermath import Consequence, ReportedByTarget
+from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.targets import RankTarget
+from trainchaos.chaos.fault.witness import digests_differ, said_by_script
 
 _PHASES = {"gradient": "collective", "optimizer_state": "optimizer"}  # the others: forward
 _STORED = ("parameter", "gradient", "optimizer_state")

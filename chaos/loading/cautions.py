@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from chaos.fault.base import Where
-from chaos.scenario.catalogue import Catalogue
-from chaos.scenario.fault import StepsDuration
-from chaos.scenario.model import CheckpointTargetSpec, FaultSpec, Scenario
-from chaos.scenario.steady import parse_steady
-from chaos.schedule.arrivals import arrival_times
-from chaos.source.diagnostics import Loc, Problem
+from trainchaos.chaos.fault.base import Where
+from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.chaos.scenario.fault import StepsDuration
+from trainchaos.chaos.scenario.model import CheckpointTargetSpec, FaultSpec, Scenario
+from trainchaos.chaos.scenario.steady import parse_steady
+from trainchaos.chaos.schedule.arrivals import arrival_times
+from trainchaos.chaos.source.diagnostics import Loc, Problem
 
 HEALTHY_STEPS = 5
 """Steps that the liveness checker needs after the last fault."""

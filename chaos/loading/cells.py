@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.errors import ScenarioError
-from chaos.loading.load import LoadedScenario
-from chaos.scenario.model import Cell
-from chaos.source.diagnostics import unknown
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.loading.load import LoadedScenario
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.chaos.source.diagnostics import unknown
 
 
 def chosen(loaded: LoadedScenario, only: Sequence[str]) -> tuple[Cell, ...]:

@@ -12,17 +12,23 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chaos.loading import commandchecks
-from chaos.loading.explain import valid, validate
-from chaos.loading.faultchecks import Setting, check_fault, check_together
-from chaos.loading.placechecks import check_limits
-from chaos.scenario.catalogue import Catalogue
-from chaos.scenario.model import BlastRadius, FaultSpec, LauncherSpec, WorkloadSpec
-from chaos.scenario.sla import ClauseError, parse_clause, parse_duration, parse_stop, samples_needed
-from chaos.scenario.steady import parse_steady
-from chaos.schedule.blast import NO_COSTS
-from chaos.schedule.plan import most_occurrences
-from chaos.source.diagnostics import Loc, Problem, unknown
+from trainchaos.chaos.loading import commandchecks
+from trainchaos.chaos.loading.explain import valid, validate
+from trainchaos.chaos.loading.faultchecks import Setting, check_fault, check_together
+from trainchaos.chaos.loading.placechecks import check_limits
+from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.chaos.scenario.model import BlastRadius, FaultSpec, LauncherSpec, WorkloadSpec
+from trainchaos.chaos.scenario.sla import (
+    ClauseError,
+    parse_clause,
+    parse_duration,
+    parse_stop,
+    samples_needed,
+)
+from trainchaos.chaos.scenario.steady import parse_steady
+from trainchaos.chaos.schedule.blast import NO_COSTS
+from trainchaos.chaos.schedule.plan import most_occurrences
+from trainchaos.chaos.source.diagnostics import Loc, Problem, unknown
 
 
 def normalise(

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chaos.fault.base import Fault, Need, Where
-from chaos.loading.explain import valid
-from chaos.scenario.fault import FaultSpec, StepsDuration
-from chaos.scenario.workload import COMMAND, ONLY_BUILT_IN, ONLY_COMMAND
-from chaos.source.diagnostics import Loc, Problem
+from trainchaos.chaos.fault.base import Fault, Need, Where
+from trainchaos.chaos.loading.explain import valid
+from trainchaos.chaos.scenario.fault import FaultSpec, StepsDuration
+from trainchaos.chaos.scenario.workload import COMMAND, ONLY_BUILT_IN, ONLY_COMMAND
+from trainchaos.chaos.source.diagnostics import Loc, Problem
 
 OWN = "own"
 """Recovery strategy of a command: the command's own."""

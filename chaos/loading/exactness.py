@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.scenario.catalogue import Catalogue
-from chaos.scenario.model import Cell, InvariantExclusion, Scenario
+from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.chaos.scenario.model import Cell, InvariantExclusion, Scenario
 
 AXIS = "determinism"
 JUDGED_BY = "loss-equality"

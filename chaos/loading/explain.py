@@ -12,8 +12,8 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from chaos.scenario.sla import nearest
-from chaos.source.diagnostics import Loc, Problem, unknown
+from trainchaos.chaos.scenario.sla import nearest
+from trainchaos.chaos.source.diagnostics import Loc, Problem, unknown
 
 M = TypeVar("M", bound=BaseModel)
 

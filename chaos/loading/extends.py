@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import ScenarioError
-from chaos.source.diagnostics import Loc, LocatedProblem, Span, scenario_error
-from chaos.source.source import Document, read_document
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.source.diagnostics import Loc, LocatedProblem, Span, scenario_error
+from trainchaos.chaos.source.source import Document, read_document
 
 MAX_CHAIN = 10
 _KEY = ("extends",)

@@ -8,18 +8,25 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chaos.errors import ScenarioError
-from chaos.fault.base import Fault, Need, Where
-from chaos.loading.explain import valid, validate
-from chaos.loading.placechecks import check_excluded, missing, possible
-from chaos.scenario.fault import FaultSpec, StepsDuration, TargetSpec
-from chaos.scenario.model import BlastRadius, LauncherSpec, WorkloadSpec
-from chaos.scenario.topology import Topology
-from chaos.scenario.verify import complaint
-from chaos.schedule import blast
-from chaos.schedule.plan import PlannedFault, plan
-from chaos.schedule.targeting import PLACELESS, FaultTraits, Scope, TargetError, resolve, traits_of
-from chaos.source.diagnostics import Loc, Problem, unknown
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.fault.base import Fault, Need, Where
+from trainchaos.chaos.loading.explain import valid, validate
+from trainchaos.chaos.loading.placechecks import check_excluded, missing, possible
+from trainchaos.chaos.scenario.fault import FaultSpec, StepsDuration, TargetSpec
+from trainchaos.chaos.scenario.model import BlastRadius, LauncherSpec, WorkloadSpec
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.chaos.scenario.verify import complaint
+from trainchaos.chaos.schedule import blast
+from trainchaos.chaos.schedule.plan import PlannedFault, plan
+from trainchaos.chaos.schedule.targeting import (
+    PLACELESS,
+    FaultTraits,
+    Scope,
+    TargetError,
+    resolve,
+    traits_of,
+)
+from trainchaos.chaos.source.diagnostics import Loc, Problem, unknown
 
 _CHOOSING = ("role", "rank", "replica", "node", "rack", "link", "select", "exclude")
 _ACTS_ON: Mapping[Where, str] = {

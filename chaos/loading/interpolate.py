@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.errors import ScenarioError
-from chaos.source.bounds import MAX_GROWN
-from chaos.source.diagnostics import Loc, Problem, unknown
-from chaos.source.source import parse
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.source.bounds import MAX_GROWN
+from trainchaos.chaos.source.diagnostics import Loc, Problem, unknown
+from trainchaos.chaos.source.source import parse
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _ENV = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)

@@ -10,20 +10,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chaos.loading import commandchecks
-from chaos.loading import overrides as settings
-from chaos.loading.cautions import warnings
-from chaos.loading.checks import check_cell, normalise
-from chaos.loading.exactness import beside
-from chaos.loading.explain import validate
-from chaos.loading.extends import extended
-from chaos.loading.interpolate import ReferenceScope, Resolved, interpolate
-from chaos.loading.matrix import Combination, expand
-from chaos.scenario.catalogue import Catalogue
-from chaos.scenario.model import Cell, Scenario
-from chaos.schedule.arrivals import fill_traces
-from chaos.source.bounds import tree_problems, work_problems
-from chaos.source.diagnostics import (
+from trainchaos.chaos.loading import commandchecks
+from trainchaos.chaos.loading import overrides as settings
+from trainchaos.chaos.loading.cautions import warnings
+from trainchaos.chaos.loading.checks import check_cell, normalise
+from trainchaos.chaos.loading.exactness import beside
+from trainchaos.chaos.loading.explain import validate
+from trainchaos.chaos.loading.extends import extended
+from trainchaos.chaos.loading.interpolate import ReferenceScope, Resolved, interpolate
+from trainchaos.chaos.loading.matrix import Combination, expand
+from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.chaos.scenario.model import Cell, Scenario
+from trainchaos.chaos.schedule.arrivals import fill_traces
+from trainchaos.chaos.source.bounds import tree_problems, work_problems
+from trainchaos.chaos.source.diagnostics import (
     Loc,
     LocatedProblem,
     Problem,
@@ -32,7 +32,7 @@ from chaos.source.diagnostics import (
     render,
     scenario_error,
 )
-from chaos.source.source import Document, read_document
+from trainchaos.chaos.source.source import Document, read_document
 
 # A run has one of each, whatever the cell.
 _SAME_IN_ALL_CELLS = ("name", "seed", "order")

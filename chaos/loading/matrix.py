@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.source.diagnostics import Loc, Problem, unknown
+from trainchaos.chaos.source.diagnostics import Loc, Problem, unknown
 
 MAX_CELLS = 1000
 DEFAULT_CELL = "default"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.source.diagnostics import Loc, LocatedProblem, Span, scenario_error
-from chaos.source.source import Document, parse
+from trainchaos.chaos.source.diagnostics import Loc, LocatedProblem, Span, scenario_error
+from trainchaos.chaos.source.source import Document, parse
 
 OPTION = "--set"
 _PLACES = frozenset({"nodes", "nodes_per_rack"})

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from chaos.scenario.fault import Exclusion
-from chaos.scenario.model import BlastRadius
-from chaos.scenario.topology import Topology
-from chaos.source.diagnostics import Loc, Problem
+from trainchaos.chaos.scenario.fault import Exclusion
+from trainchaos.chaos.scenario.model import BlastRadius
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.chaos.source.diagnostics import Loc, Problem
 
 
 def check_limits(limits: BlastRadius, place: Topology) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from chaos.scenario.model import Scenario
+from trainchaos.chaos.scenario.model import Scenario
 
 FEW = 4
 """Ranks of the workloads' ``typical_step_s``, which is measured on two cores."""

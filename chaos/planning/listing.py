@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
-from chaos.errors import ScenarioError
-from chaos.fault.base import Fault, Fidelity, Need
-from chaos.source.source import read_document
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.fault.base import Fault, Fidelity, Need
+from trainchaos.chaos.source.source import read_document
 
 NO_SCENARIOS = (".loader.yaml", ".judge.yaml")
 """Suffixes of other files that ``chaos fuzz`` keeps beside scenarios: invalid scenarios, and

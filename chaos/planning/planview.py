@@ -9,12 +9,12 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from chaos.loading.load import LoadedScenario
-from chaos.planning.crowd import crowd_warnings, start_s, step_s
-from chaos.scenario.catalogue import Catalogue
-from chaos.scenario.model import Cell, Scenario
-from chaos.scenario.workload import WorkloadSpec
-from chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
+from trainchaos.chaos.loading.load import LoadedScenario
+from trainchaos.chaos.planning.crowd import crowd_warnings, start_s, step_s
+from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.chaos.scenario.model import Cell, Scenario
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
 
 # Seconds to start, stop and judge an arm, to recover, and for a step of a workload that gives no
 # estimate; measured with 4 ranks on 2 cores, accurate to a factor of two.

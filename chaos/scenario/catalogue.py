@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from chaos.fault.base import Fault
+from trainchaos.chaos.fault.base import Fault
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from chaos.scenario.fault import (
+from trainchaos.chaos.scenario.fault import (
     PHASES,
     CheckpointTargetSpec,
     CountTarget,
@@ -24,8 +24,8 @@ from chaos.scenario.fault import (
     TraceSpec,
     TriggerSpec,
 )
-from chaos.scenario.topology import Topology
-from chaos.scenario.workload import CheckpointSpec, WorkloadSpec
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.chaos.scenario.workload import CheckpointSpec, WorkloadSpec
 
 __all__ = [
     "PHASES",

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from chaos.scenario.fault import Strict
+from trainchaos.chaos.scenario.fault import Strict
 
 
 class RegexProgress(Strict):

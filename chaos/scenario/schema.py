@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chaos.scenario.catalogue import Catalogue
-from chaos.scenario.model import Scenario
-from chaos.scenario.sla import AGGREGATES
-from chaos.scenario.steady import MEASURES
+from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.chaos.scenario.model import Scenario
+from trainchaos.chaos.scenario.sla import AGGREGATES
+from trainchaos.chaos.scenario.steady import MEASURES
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from chaos.scenario.sla import OPERATORS, ClauseError, nearest, parse_duration
+from trainchaos.chaos.scenario.sla import OPERATORS, ClauseError, nearest, parse_duration
 
 MEASURES = ("committed_steps", "step_time_cv", "healthy_replicas")
 EXAMPLE = (

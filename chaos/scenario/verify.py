@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.scenario.sla import OPERATORS
+from trainchaos.chaos.scenario.sla import OPERATORS
 
 _BOUND = re.compile(r"\s*(?P<op>[<>=!]+)\s*(?P<limit>.*?)\s*")
 _COMPARE = frozenset({"<", "<=", ">", ">="})

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from chaos.scenario.fault import Strict
-from chaos.scenario.progress import Progress
-from chaos.scenario.sla import parse_duration
+from trainchaos.chaos.scenario.fault import Strict
+from trainchaos.chaos.scenario.progress import Progress
+from trainchaos.chaos.scenario.sla import parse_duration
 
 COMMAND = "command"
 """Kind of a workload that runs a command."""

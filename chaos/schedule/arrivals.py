@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import ScenarioError
-from chaos.scenario.fault import DEFAULT_ARRIVALS, MAX_OCCURRENCES, TriggerSpec
-from chaos.scenario.sla import ClauseError, parse_duration
-from chaos.source.diagnostics import Loc, LocatedProblem, Problem, Span
-from chaos.source.source import Document, parse, read_text
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.scenario.fault import DEFAULT_ARRIVALS, MAX_OCCURRENCES, TriggerSpec
+from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
+from trainchaos.chaos.source.diagnostics import Loc, LocatedProblem, Problem, Span
+from trainchaos.chaos.source.source import Document, parse, read_text
 
 _BITS = 63
 _COLUMNS = ("time", "time_s", "step")

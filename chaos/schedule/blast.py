@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from chaos.fault.base import Need, Where
-from chaos.scenario.model import BlastRadius
-from chaos.scenario.topology import Topology
-from chaos.schedule.plan import PlannedFault
+from trainchaos.chaos.fault.base import Need, Where
+from trainchaos.chaos.scenario.model import BlastRadius
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.chaos.schedule.plan import PlannedFault
 
 Privilege = Literal["none", "net_admin", "root"]
 PRIVILEGES: tuple[Privilege, ...] = ("none", "net_admin", "root")

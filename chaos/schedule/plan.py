@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from chaos.errors import ScenarioError
-from chaos.fault.base import Fault
-from chaos.scenario.fault import (
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.scenario.fault import (
     DEFAULT_ARRIVALS,
     FaultSpec,
     MaxRetrigger,
@@ -21,10 +21,17 @@ from chaos.scenario.fault import (
     TraceSpec,
     TriggerSpec,
 )
-from chaos.scenario.model import Scenario
-from chaos.scenario.topology import Topology
-from chaos.schedule.arrivals import arrival_times, draw, share
-from chaos.schedule.targeting import FaultTraits, Scope, TargetError, Targets, resolve, traits_of
+from trainchaos.chaos.scenario.model import Scenario
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.chaos.schedule.arrivals import arrival_times, draw, share
+from trainchaos.chaos.schedule.targeting import (
+    FaultTraits,
+    Scope,
+    TargetError,
+    Targets,
+    resolve,
+    traits_of,
+)
 
 Point = tuple[int, str]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.events.log import Event, Kind
-from chaos.scenario.sla import OPERATORS, StopRule
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.scenario.sla import OPERATORS, StopRule
 
 
 @dataclass(kw_only=True)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from chaos.fault.base import Fault, Where
-from chaos.scenario.fault import CountTarget, FaultSpec, PercentTarget, TargetSpec
-from chaos.scenario.topology import Topology
-from chaos.schedule.arrivals import draw
-from chaos.source.diagnostics import Loc
+from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.scenario.fault import CountTarget, FaultSpec, PercentTarget, TargetSpec
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.chaos.schedule.arrivals import draw
+from trainchaos.chaos.source.diagnostics import Loc
 
 PLACELESS = (Where.CHECKPOINT, Where.STORAGE, Where.STORE, Where.COORDINATOR)
 """Places that exist once per job: their faults choose no rank, spare or node."""

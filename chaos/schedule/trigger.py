@@ -11,9 +11,16 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from chaos.fault.base import Fault, Where
-from chaos.fault.build import build_all
-from chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, NO_POINT, PlannedFault, Point, happens
+from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.fault.build import build_all
+from trainchaos.chaos.schedule.plan import (
+    DEFAULT_PHASE,
+    NEXT_STEP,
+    NO_POINT,
+    PlannedFault,
+    Point,
+    happens,
+)
 
 PATIENCE_S = 10.0
 """How long holding ranks wait for the others. A hung rank never arrives, and its hang is not

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from chaos.source.diagnostics import Loc, Problem
+from trainchaos.chaos.source.diagnostics import Loc, Problem
 
 MAX_PARTS = 20_000  # values and lines of a file, counted by what separates them
 MAX_NESTED = 60  # more than any depth that is read

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from chaos.errors import ScenarioError
-from chaos.scenario.sla import nearest
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.scenario.sla import nearest
 
 Loc = tuple[str | int, ...]
 

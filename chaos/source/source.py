@@ -21,9 +21,9 @@ from ruamel.yaml.error import YAMLWarning
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from chaos.errors import ScenarioError
-from chaos.source.bounds import text_problem
-from chaos.source.diagnostics import Loc, LocatedProblem, Span, scenario_error
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.source.bounds import text_problem
+from trainchaos.chaos.source.diagnostics import Loc, LocatedProblem, Span, scenario_error
 
 MAX_BYTES = 1_000_000
 MAX_INT = 2**63 - 1

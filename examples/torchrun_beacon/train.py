@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from chaos import beacon
+from trainchaos import beacon
 
 STEPS = int(os.environ.get("STEPS", "60"))
 SAVE_EVERY = 10

@@ -8,7 +8,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.errors import InfrastructureError
+from trainchaos.chaos.errors import InfrastructureError
 
 UNFINISHED = (".tmp", ".temp", ".part", ".partial")
 BLOCK = 1 << 20

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from chaos.events.log import Event, Kind
-from chaos.fault.targets import StorageTarget
-from harness.arm.in_force import ActiveEffects
-from harness.launch.health import HealthSource
-from harness.launch.launcher import (
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.targets import StorageTarget
+from trainchaos.harness.arm.in_force import ActiveEffects
+from trainchaos.harness.launch.health import HealthSource
+from trainchaos.harness.launch.launcher import (
     ArmSetup,
     GroupControl,
     LinkControl,
     MachineControl,
     StoreControl,
 )
-from harness.undo.ledger import Ledger
-from recovery.transport.wire import Message
+from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.recovery.transport.wire import Message
 
 
 class RecordEvent(Protocol):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chaos.events.log import Kind
-from harness.launch.launcher import Exited, KeeperStarted
-from recovery.checkpoint.memory import ROLE
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.launch.launcher import Exited, KeeperStarted
+from trainchaos.recovery.checkpoint.memory import ROLE
 
 if TYPE_CHECKING:
-    from harness.arm.fault_context import Scene
-    from harness.launch.launcher import Cluster
+    from trainchaos.harness.arm.fault_context import Scene
+    from trainchaos.harness.launch.launcher import Cluster
 
 
 class KeeperTracker:

@@ -10,16 +10,16 @@ import signal as signals
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
-from chaos.fault.base import Fault
-from chaos.scenario.sla import parse_stop
-from chaos.schedule.plan import PlannedFault, plan_scenario
-from chaos.schedule.stops import FailureTally, JobSnapshot, to_stop
-from harness.arm.job import ArmJob
-from harness.arm.timers import Timers
-from harness.arm.watching import Watcher
-from harness.launch.launcher import ArmSetup
-from recovery.supervise.supervision import StopFlag
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.scenario.sla import parse_stop
+from trainchaos.chaos.schedule.plan import PlannedFault, plan_scenario
+from trainchaos.chaos.schedule.stops import FailureTally, JobSnapshot, to_stop
+from trainchaos.harness.arm.job import ArmJob
+from trainchaos.harness.arm.timers import Timers
+from trainchaos.harness.arm.watching import Watcher
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.recovery.supervise.supervision import StopFlag
 
 
 class Injected(Protocol):

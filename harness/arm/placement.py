@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from chaos.scenario.topology import Topology
+from trainchaos.chaos.scenario.topology import Topology
 
 
 class Placement:

@@ -13,9 +13,9 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
-from chaos.events.log import Event, Kind
-from recovery.process.pressure import EVERY_S, PressureReader, PressureReading
-from recovery.supervise.supervision import Stage
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.recovery.process.pressure import EVERY_S, PressureReader, PressureReading
+from trainchaos.recovery.supervise.supervision import Stage
 
 MOST_NODES = 8
 """How many nodes' readings are recorded at a time."""

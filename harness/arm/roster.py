@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chaos.errors import InfrastructureError
-from chaos.events.log import Kind
-from harness.arm.fault_context import Scene
-from harness.arm.placement import Placement
-from harness.launch.devices import DeviceBoard
-from harness.launch.launcher import Cluster, Exited, Leftovers
-from recovery.policy.backoff import Reputation
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.arm.placement import Placement
+from trainchaos.harness.launch.devices import DeviceBoard
+from trainchaos.harness.launch.launcher import Cluster, Exited, Leftovers
+from trainchaos.recovery.policy.backoff import Reputation
 
 PATIENCE_S = (
     # with nodes that do not answer and are not given up: a busy machine takes seconds, a network

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from chaos.events.log import Event
-from harness.launch.launcher import ArmSetup
+from trainchaos.chaos.events.log import Event
+from trainchaos.harness.launch.launcher import ArmSetup
 
 
 class Watcher(Protocol):

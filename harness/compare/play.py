@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from chaos import plugins
-from chaos.errors import (
+from trainchaos.chaos import plugins
+from trainchaos.chaos.errors import (
     EXIT_HARNESS,
     EXIT_INTERRUPTED,
     EXIT_PASS,
@@ -19,15 +19,15 @@ from chaos.errors import (
     EXIT_UNSAFE,
     ScenarioError,
 )
-from chaos.loading.load import LoadedScenario, load
-from chaos.scenario.catalogue import Catalogue
-from harness.compare.plan import scenario
-from harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm
-from harness.compare.plan.plan import Arm, Entrant, Family, seconds_left
-from harness.compare.plan.quiet import busy_share
-from harness.judge.results import Results
-from harness.launch.workload import Workload
-from harness.run.runner import run_scenario
+from trainchaos.chaos.loading.load import LoadedScenario, load
+from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.harness.compare.plan import scenario
+from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm
+from trainchaos.harness.compare.plan.plan import Arm, Entrant, Family, seconds_left
+from trainchaos.harness.compare.plan.quiet import busy_share
+from trainchaos.harness.judge.results import Results
+from trainchaos.harness.launch.workload import Workload
+from trainchaos.harness.run.runner import run_scenario
 
 UNUSABLE = ("broken", "interrupted", "unsafe", "skipped")
 ENDING = {EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE}
@@ -75,7 +75,7 @@ class ComparisonPlayer:
         if not path.exists():
             spec = next(iter(self.families.values())).cell.scenario.workload
             self.directory.data.mkdir(parents=True, exist_ok=True)
-            made = plugins.load("harness.workloads", Workload)[spec.kind](**spec.params)
+            made = plugins.load(plugins.WORKLOADS, Workload)[spec.kind](**spec.params)
             path = made.prepare(self.directory.data).path
         return path.absolute()
 

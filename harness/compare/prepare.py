@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.errors import InfrastructureError, ScenarioError
-from chaos.loading.load import load
-from chaos.scenario.catalogue import Catalogue
-from harness.compare import tuning
-from harness.compare.environments import environments
-from harness.compare.environments.stack import Stack
-from harness.compare.environments.tuned import because
-from harness.compare.plan.directory import (
+from trainchaos.chaos.errors import InfrastructureError, ScenarioError
+from trainchaos.chaos.loading.load import load
+from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.harness.compare import tuning
+from trainchaos.harness.compare.environments import environments
+from trainchaos.harness.compare.environments.stack import Stack
+from trainchaos.harness.compare.environments.tuned import because
+from trainchaos.harness.compare.plan.directory import (
     ComparisonPlan,
     Directory,
     PlannedFamily,
@@ -23,7 +23,7 @@ from harness.compare.plan.directory import (
     provenance,
     refuse_other,
 )
-from harness.compare.plan.plan import (
+from trainchaos.harness.compare.plan.plan import (
     AGAIN,
     Entrant,
     Family,
@@ -34,9 +34,9 @@ from harness.compare.plan.plan import (
     family_of,
     slug,
 )
-from harness.compare.play import now
-from harness.compare.result import rules
-from harness.launch.devices import versions
+from trainchaos.harness.compare.play import now
+from trainchaos.harness.compare.result import rules
+from trainchaos.harness.launch.devices import versions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,23 +12,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import NoRun, ScenarioError
-from chaos.events.budget import Budget
-from chaos.events.log import Kind
-from chaos.scenario.model import Cell, ResolvedRun
-from harness.compare.plan.directory import Directory, differences
-from harness.compare.play import now
-from harness.compare.result import summary
-from harness.compare.result.at_rest import at_rest
-from harness.compare.result.believed import ArmRecord
-from harness.compare.result.gather import gather
-from harness.compare.result.model import Comparison, FaultFreeSummary, StackInfo, Trial
-from harness.compare.result.runs import log_in, read_results
-from harness.compare.result.trials import TrialSource, trial_of
-from harness.host.rundir import RunDirectory, arm_id, open_run, read_resolved
-from harness.judge.measure.labels import CellIdentity, labels
-from harness.judge.record.lineage import history_of
-from harness.judge.results import ArmResult, Results
+from trainchaos.chaos.errors import NoRun, ScenarioError
+from trainchaos.chaos.events.budget import Budget
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.scenario.model import Cell, ResolvedRun
+from trainchaos.harness.compare.plan.directory import Directory, differences
+from trainchaos.harness.compare.play import now
+from trainchaos.harness.compare.result import summary
+from trainchaos.harness.compare.result.at_rest import at_rest
+from trainchaos.harness.compare.result.believed import ArmRecord
+from trainchaos.harness.compare.result.gather import gather
+from trainchaos.harness.compare.result.model import Comparison, FaultFreeSummary, StackInfo, Trial
+from trainchaos.harness.compare.result.runs import log_in, read_results
+from trainchaos.harness.compare.result.trials import TrialSource, trial_of
+from trainchaos.harness.host.rundir import RunDirectory, arm_id, open_run, read_resolved
+from trainchaos.harness.judge.measure.labels import CellIdentity, labels
+from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.judge.results import ArmResult, Results
 
 MAKES_THE_JOB = (
     "kind",

@@ -13,14 +13,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from chaos.errors import ScenarioError
-from harness.compare.environments.stack import Stack, Value
-from harness.compare.environments.tuned import Sweep, TriedOptions
-from harness.compare.plan.directory import ComparisonPlan
-from harness.compare.plan.plan import Entrant
-from harness.compare.result.model import Trial
-from harness.compare.result.outcome import FOR_EVER
-from harness.compare.result.summary import SAYS_NOTHING
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.harness.compare.environments.stack import Stack, Value
+from trainchaos.harness.compare.environments.tuned import Sweep, TriedOptions
+from trainchaos.harness.compare.plan.directory import ComparisonPlan
+from trainchaos.harness.compare.plan.plan import Entrant
+from trainchaos.harness.compare.result.model import Trial
+from trainchaos.harness.compare.result.outcome import FOR_EVER
+from trainchaos.harness.compare.result.summary import SAYS_NOTHING
 
 FIRST_SEED = 9001
 """First seed of a sweep; those of a comparison begin at 1."""

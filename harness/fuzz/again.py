@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from harness.fuzz.draw.shrink import shrunk
-from harness.fuzz.play.oracle import Find, find_in
-from harness.fuzz.play.play import PlayResult, simulated
-from harness.fuzz.search import ScenarioPlayer, Search, ShrunkFind, Tree
+from trainchaos.harness.fuzz.draw.shrink import shrunk
+from trainchaos.harness.fuzz.play.oracle import Find, find_in
+from trainchaos.harness.fuzz.play.play import PlayResult, simulated
+from trainchaos.harness.fuzz.search import ScenarioPlayer, Search, ShrunkFind, Tree
 
 PLAYS = 3
 NEEDED = 2

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from harness.fuzz.draw import draw
-from harness.fuzz.draw.draw import Dice, World
-from harness.fuzz.draw.regressions import as_file
-from harness.fuzz.draw.shrink import shrunk
-from harness.fuzz.draw.stories import STORIES, Story, scenario_from_stories
-from harness.fuzz.draw.variations import varied
-from harness.fuzz.play.coverage import Coverage
-from harness.fuzz.play.oracle import Find, find_in, unsteady
-from harness.fuzz.play.play import PlayResult
+from trainchaos.harness.fuzz.draw import draw
+from trainchaos.harness.fuzz.draw.draw import Dice, World
+from trainchaos.harness.fuzz.draw.regressions import as_file
+from trainchaos.harness.fuzz.draw.shrink import shrunk
+from trainchaos.harness.fuzz.draw.stories import STORIES, Story, scenario_from_stories
+from trainchaos.harness.fuzz.draw.variations import varied
+from trainchaos.harness.fuzz.play.coverage import Coverage
+from trainchaos.harness.fuzz.play.oracle import Find, find_in, unsteady
+from trainchaos.harness.fuzz.play.play import PlayResult
 
 Tree = dict[str, Any]
 

@@ -16,18 +16,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from chaos.scenario.catalogue import Catalogue
-from harness.fuzz.again import RealSearch
-from harness.fuzz.draw.draw import World
-from harness.fuzz.draw.scale import for_real
-from harness.fuzz.judge.bench import JudgeBench
-from harness.fuzz.judge.judge import JudgeSearch
-from harness.fuzz.loader.loader import LoaderSearch
-from harness.fuzz.loader.reading import ScenarioReader
-from harness.fuzz.play.child import tied, undisturbed
-from harness.fuzz.play.play import SimPlayer, kinds, strategies
-from harness.fuzz.play.real import RealPlayer, launcher_of, playable
-from harness.fuzz.search import DefectSearch, ReproducibleFind, Search
+from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.harness.fuzz.again import RealSearch
+from trainchaos.harness.fuzz.draw.draw import World
+from trainchaos.harness.fuzz.draw.scale import for_real
+from trainchaos.harness.fuzz.judge.bench import JudgeBench
+from trainchaos.harness.fuzz.judge.judge import JudgeSearch
+from trainchaos.harness.fuzz.loader.loader import LoaderSearch
+from trainchaos.harness.fuzz.loader.reading import ScenarioReader
+from trainchaos.harness.fuzz.play.child import tied, undisturbed
+from trainchaos.harness.fuzz.play.play import SimPlayer, kinds, strategies
+from trainchaos.harness.fuzz.play.real import RealPlayer, launcher_of, playable
+from trainchaos.harness.fuzz.search import DefectSearch, ReproducibleFind, Search
 
 What = Literal["recovery", "loader", "judge"]
 SIM = "sim"

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from harness.fuzz.draw.regressions import write_all
-from harness.fuzz.play.coverage import Coverage
-from harness.fuzz.play.play import memory
-from harness.fuzz.worker import SIM, What
+from trainchaos.harness.fuzz.draw.regressions import write_all
+from trainchaos.harness.fuzz.play.coverage import Coverage
+from trainchaos.harness.fuzz.play.play import memory
+from trainchaos.harness.fuzz.worker import SIM, What
 
 TELL_EVERY_S = 3.0
 END_LIMIT_S = 5.0
@@ -138,7 +138,7 @@ def _started(
         for number in range(jobs):
             mine = {**common, "seed": f"{seed}.{number}"}
             workers[number] = subprocess.Popen(
-                [sys.executable, "-m", "chaos", "fuzz", "--worker", json.dumps(mine)],
+                [sys.executable, "-m", "trainchaos", "fuzz", "--worker", json.dumps(mine)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 start_new_session=True,

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
-from chaos.files import read_json, reason, write_whole
-from chaos.scenario.model import Cell
-from harness.host.rundir import RunDirectory, open_run, read_resolved
-from harness.judge.figures import Metric, Model
-from harness.judge.measure.measure import METRICS
-from harness.judge.results import Results
-from harness.judge.verdict import judge
+from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
+from trainchaos.chaos.files import read_json, reason, write_whole
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.host.rundir import RunDirectory, open_run, read_resolved
+from trainchaos.harness.judge.figures import Metric, Model
+from trainchaos.harness.judge.measure.measure import METRICS
+from trainchaos.harness.judge.results import Results
+from trainchaos.harness.judge.verdict import judge
 
 SCHEMA_VERSION = 1
 MACHINE = ("processor", "cores", "cuda_devices")

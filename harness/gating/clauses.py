@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from chaos.events.figures import counted
-from chaos.scenario.sla import QUANTILES, Clause, parse_clause
-from harness.gating.bounds import (
+from trainchaos.chaos.events.figures import counted
+from trainchaos.chaos.scenario.sla import QUANTILES, Clause, parse_clause
+from trainchaos.harness.gating.bounds import (
     LEVEL,
     next_beyond,
     quantile_bounds,
@@ -22,9 +22,9 @@ from harness.gating.bounds import (
     values_to_predict,
     values_to_settle,
 )
-from harness.judge.measure.samples import per_arm
-from harness.judge.results import SlaResult, Verdict, merge
-from harness.judge.verdict.gates import quantity
+from trainchaos.harness.judge.measure.samples import per_arm
+from trainchaos.harness.judge.results import SlaResult, Verdict, merge
+from trainchaos.harness.judge.verdict.gates import quantity
 
 
 @dataclass(frozen=True, kw_only=True)

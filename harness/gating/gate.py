@@ -15,18 +15,18 @@ from typing import Any
 
 from pydantic import Field
 
-from chaos.errors import InfrastructureError
-from chaos.files import write_whole
-from harness.gating.baseline import Baseline
-from harness.gating.bounds import LEVEL
-from harness.gating.clauses import ClauseDecision, decide, is_statistical
-from harness.gating.looks import ONE, Looks
-from harness.gating.regression import Tolerance, compare, is_open, tolerance_of
-from harness.host.rundir import RunDirectory
-from harness.judge.figures import Metric, Model
-from harness.judge.measure.samples import per_arm
-from harness.judge.results import Results, SlaResult, merge, titled
-from harness.judge.verdict.gates import EXIT_CODES, sla_line
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.files import write_whole
+from trainchaos.harness.gating.baseline import Baseline
+from trainchaos.harness.gating.bounds import LEVEL
+from trainchaos.harness.gating.clauses import ClauseDecision, decide, is_statistical
+from trainchaos.harness.gating.looks import ONE, Looks
+from trainchaos.harness.gating.regression import Tolerance, compare, is_open, tolerance_of
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.figures import Metric, Model
+from trainchaos.harness.judge.measure.samples import per_arm
+from trainchaos.harness.judge.results import Results, SlaResult, merge, titled
+from trainchaos.harness.judge.verdict.gates import EXIT_CODES, sla_line
 
 SCHEMA_VERSION = 1
 COMPARED = ("detection_time", "recovery_time", "steps_lost", "samples_lost", "goodput", "step_time")

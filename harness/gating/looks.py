@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
-from chaos.files import read_json, read_model, reason, write_whole
-from harness.gating.bounds import LEVEL
-from harness.host.rundir import RunDirectory
-from harness.judge.figures import Model
-from harness.judge.results import Results
+from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
+from trainchaos.chaos.files import read_json, read_model, reason, write_whole
+from trainchaos.harness.gating.bounds import LEVEL
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.figures import Model
+from trainchaos.harness.judge.results import Results
 
 MOST_LOOKS = 20
 

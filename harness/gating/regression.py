@@ -10,12 +10,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.errors import EXIT_USAGE, ChaosError
-from harness.gating.bounds import LEVEL, pairs_to_settle, shift_bounds, shift_rank
-from harness.gating.clauses import ClauseDecision
-from harness.judge.figures import Metric
-from harness.judge.measure.samples import per_arm
-from harness.judge.verdict.gates import quantity
+from trainchaos.chaos.errors import EXIT_USAGE, ChaosError
+from trainchaos.harness.gating.bounds import LEVEL, pairs_to_settle, shift_bounds, shift_rank
+from trainchaos.harness.gating.clauses import ClauseDecision
+from trainchaos.harness.judge.figures import Metric
+from trainchaos.harness.judge.measure.samples import per_arm
+from trainchaos.harness.judge.verdict.gates import quantity
 
 TIME_SHARE = 0.20
 TIME_FLOOR_S = 0.010

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import InfrastructureError
+from trainchaos.chaos.errors import InfrastructureError
 
 CONNECT_LIMIT_S = 5.0
 CALL_LIMIT_S = 60.0

@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from chaos.errors import InfrastructureError, ScenarioError
+from trainchaos.chaos.errors import InfrastructureError, ScenarioError
 
 CAP_BYTES = 4 * 1024 * 1024
 SKIPPED = frozenset({"site-packages", "__pycache__", "test", "tests"})

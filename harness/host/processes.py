@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from recovery.process.processes import (
+from trainchaos.recovery.process.processes import (
     become_subreaper,
     everybody,
     in_sessions,

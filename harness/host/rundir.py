@@ -20,9 +20,9 @@ from ruamel.yaml import YAML, YAMLError
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.events import AliasEvent
 
-from chaos.errors import InfrastructureError, LogError, NoRun
-from chaos.files import is_part, read_bytes, reason
-from chaos.scenario.model import ResolvedRun
+from trainchaos.chaos.errors import InfrastructureError, LogError, NoRun
+from trainchaos.chaos.files import is_part, read_bytes, reason
+from trainchaos.chaos.scenario.model import ResolvedRun
 
 MAX_RESOLVED_BYTES = 8 << 20  # a cell takes 3 kB
 

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from chaos.errors import InfrastructureError
+from trainchaos.chaos.errors import InfrastructureError
 
 ASK_LIMIT_S = 10.0
 """Limit of one answer of the controller: longer than Slurm's own MessageTimeout, by default

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from chaos.fault.base import Fault, Occurrence, Where
-from chaos.schedule.blast import Damage, nodes_hit, ranks_hit, refusal
-from chaos.schedule.plan import PlannedFault
-from harness.arm.fault_context import Scene
+from trainchaos.chaos.fault.base import Fault, Occurrence, Where
+from trainchaos.chaos.schedule.blast import Damage, nodes_hit, ranks_hit, refusal
+from trainchaos.chaos.schedule.plan import PlannedFault
+from trainchaos.harness.arm.fault_context import Scene
 
 
 class InjectedOccurrence(Protocol):

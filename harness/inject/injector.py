@@ -15,14 +15,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Fault, Where
-from chaos.schedule.plan import NO_POINT, PlannedFault, Point
-from chaos.schedule.trigger import Hold, Trigger, triggers
-from harness.arm.fault_context import Scene
-from harness.inject.guard import Guard
-from harness.inject.inside import InsideActs
-from harness.inject.occurrence import (
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.schedule.plan import NO_POINT, PlannedFault, Point
+from trainchaos.chaos.schedule.trigger import Hold, Trigger, triggers
+from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.inject.guard import Guard
+from trainchaos.harness.inject.inside import InsideActs
+from trainchaos.harness.inject.occurrence import (
     LET_GO,
     NOT_HELD,
     NOT_THERE,
@@ -33,11 +33,11 @@ from harness.inject.occurrence import (
     announcement,
     to_hold_at,
 )
-from harness.inject.occurrences import Occurrences
-from harness.inject.outside import OutsideActs
-from harness.inject.sites.process import DEAD
-from recovery.detection.hangs import STOPPED
-from recovery.transport.wire import Extra
+from trainchaos.harness.inject.occurrences import Occurrences
+from trainchaos.harness.inject.outside import OutsideActs
+from trainchaos.harness.inject.sites.process import DEAD
+from trainchaos.recovery.detection.hangs import STOPPED
+from trainchaos.recovery.transport.wire import Extra
 
 
 class _More(TypedDict, total=False):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.fault.base import Need
-from harness.arm.fault_context import Scene
-from harness.inject.occurrence import Act, command_of
-from harness.inject.occurrences import Occurrences
-from harness.inject.sites import OccurrenceTarget
-from recovery.transport.wire import Extra
+from trainchaos.chaos.fault.base import Need
+from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.inject.occurrence import Act, command_of
+from trainchaos.harness.inject.occurrences import Occurrences
+from trainchaos.harness.inject.sites import OccurrenceTarget
+from trainchaos.recovery.transport.wire import Extra
 
 
 class InsideActs:

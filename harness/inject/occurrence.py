@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from chaos.events.following import Follower
-from chaos.events.log import Event
-from chaos.fault.base import Fault, Occurrence, Where
-from chaos.fault.witness import effects_of
-from chaos.schedule.plan import DEFAULT_PHASE, PlannedFault, Point
-from chaos.schedule.trigger import Trigger
-from harness.inject.sites import OccurrenceTarget
-from recovery.transport.wire import Extra
+from trainchaos.chaos.events.following import Follower
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.base import Fault, Occurrence, Where
+from trainchaos.chaos.fault.witness import effects_of
+from trainchaos.chaos.schedule.plan import DEFAULT_PHASE, PlannedFault, Point
+from trainchaos.chaos.schedule.trigger import Trigger
+from trainchaos.harness.inject.sites import OccurrenceTarget
+from trainchaos.recovery.transport.wire import Extra
 
 NOT_HELD = "no rank held for it where it was planned"
 NOT_THERE = "what it acts on was not there when it was due"

@@ -6,17 +6,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.events.clocks import Clocks
-from chaos.events.following import Follower, SharedTail
-from chaos.events.log import Event, Kind
-from chaos.fault.aftermath import LANDED_OTHERWISE, OVER_WHEN_DONE
-from chaos.fault.base import Fault, Landed, Occurrence, Where
-from chaos.scenario.verify import unmet
-from chaos.schedule.plan import PlannedFault, Point
-from harness.arm.fault_context import Scene
-from harness.inject.occurrence import Act, LiveOccurrence, died_holding, spoken_of, undone
-from harness.inject.sites import MissingTarget, OccurrenceTarget
-from recovery.transport.wire import Extra
+from trainchaos.chaos.events.clocks import Clocks
+from trainchaos.chaos.events.following import Follower, SharedTail
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.aftermath import LANDED_OTHERWISE, OVER_WHEN_DONE
+from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.scenario.verify import unmet
+from trainchaos.chaos.schedule.plan import PlannedFault, Point
+from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.inject.occurrence import (
+    Act,
+    LiveOccurrence,
+    died_holding,
+    spoken_of,
+    undone,
+)
+from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.recovery.transport.wire import Extra
 
 EVIDENCE_LIMIT_S = 15.0
 EVIDENCE_STEPS = 5

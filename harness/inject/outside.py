@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from chaos.fault.base import Fault, Where
-from chaos.schedule.plan import PlannedFault
-from harness.arm.fault_context import Scene
-from harness.inject.occurrence import Act
-from harness.inject.occurrences import Occurrences
-from harness.inject.sites import MissingTarget, OccurrenceTarget, Site, site
-from harness.inject.sites.process import miss_rank
+from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.schedule.plan import PlannedFault
+from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.inject.occurrence import Act
+from trainchaos.harness.inject.occurrences import Occurrences
+from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget, Site, site
+from trainchaos.harness.inject.sites.process import miss_rank
 
 
 class OutsideActs:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
-from chaos.events.figures import counted
+from trainchaos.chaos.events.figures import counted
 
 
 class Model(BaseModel):

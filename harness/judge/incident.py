@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_serializer, field_validator
 
-from harness.judge.figures import Model, _from_json, _to_json
+from trainchaos.harness.judge.figures import Model, _from_json, _to_json
 
 PHASE_NAMES = ("detect", "abort", "regroup", "restore", "redo", "first step")
 

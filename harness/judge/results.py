@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_serializer, field_validator
 
-from chaos.events.figures import counted
-from harness.judge.figures import Metric, Model, _from_json, _to_json
-from harness.judge.incident import Incident
+from trainchaos.chaos.events.figures import counted
+from trainchaos.harness.judge.figures import Metric, Model, _from_json, _to_json
+from trainchaos.harness.judge.incident import Incident
 
 SCHEMA_VERSION = 1
 Verdict = Literal["pass", "fail", "inconclusive"]

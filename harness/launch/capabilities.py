@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from chaos.scenario.model import Cell, Requires
+from trainchaos.chaos.scenario.model import Cell, Requires
 
 _CAP_NET_ADMIN = 12
 _STATUS = Path("/proc/self/status")
@@ -58,7 +58,7 @@ def _net_admin() -> str | None:
 
 
 def _mount() -> str | None:
-    from harness.launch.storage import lacks_mount
+    from trainchaos.harness.launch.storage import lacks_mount
 
     return lacks_mount()
 
@@ -73,7 +73,7 @@ def _cgroup() -> str | None:
 
 
 def _docker() -> str | None:
-    from harness.host.container_engine import lacks_engine
+    from trainchaos.harness.host.container_engine import lacks_engine
 
     return lacks_engine()
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.undo.records import RemoveCgroup
+from trainchaos.harness.undo.records import RemoveCgroup
 
 ROOT = Path("/sys/fs/cgroup")
 MIB = 1 << 20

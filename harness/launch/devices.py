@@ -9,9 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from chaos.scenario.model import Cell, WorkloadSpec
-from harness.host.slurm_facts import facts
-from harness.launch.capabilities import unmet
+from trainchaos.chaos.scenario.model import Cell, WorkloadSpec
+from trainchaos.harness.host.slurm_facts import facts
+from trainchaos.harness.launch.capabilities import unmet
 
 ON_NODE = "@n"
 

@@ -16,20 +16,20 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.events.log import Kind
-from chaos.fault.base import Need
-from chaos.fault.targets import LinkShape, StorageTarget
-from chaos.scenario.model import Cell
-from chaos.schedule.blast import NO_COSTS, Privilege
-from harness.host.rundir import RunDirectory
-from harness.launch.health import HealthReport
-from harness.launch.workload import DataInfo
-from harness.undo.base import Undo
-from recovery.checkpoint.memory.keepers import KeeperStarted
-from recovery.process.local import Exited, MessageReceived, Report
-from recovery.process.starvation import Pulse
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import Message
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.fault.targets import LinkShape, StorageTarget
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.chaos.schedule.blast import NO_COSTS, Privilege
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.health import HealthReport
+from trainchaos.harness.launch.workload import DataInfo
+from trainchaos.harness.undo.base import Undo
+from trainchaos.recovery.checkpoint.memory.keepers import KeeperStarted
+from trainchaos.recovery.process.local import Exited, MessageReceived, Report
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import Message
 
 __all__ = [
     "ArmSetup",

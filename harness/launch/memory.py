@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.launch.launcher import ArmSetup
-from recovery.checkpoint.memory.keeper_host import KeeperHost
-from recovery.checkpoint.memory.keepers import Keepers
-from recovery.policy.jobconfig import InMemory
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.recovery.checkpoint.memory.keeper_host import KeeperHost
+from trainchaos.recovery.checkpoint.memory.keepers import Keepers
+from trainchaos.recovery.policy.jobconfig import InMemory
 
 
 def keepers_for(setup: ArmSetup, keeper_host: Callable[[], KeeperHost]) -> Keepers | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from chaos.scenario.workload import EvaluateSpec
-from harness.launch.links.route import Address
-from recovery.process.entry import Birth
+from trainchaos.chaos.scenario.workload import EvaluateSpec
+from trainchaos.harness.launch.links.route import Address
+from trainchaos.recovery.process.entry import Birth
 
 
 class RankConfig(Birth):

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from chaos import plugins
-from harness.launch import devices
-from harness.launch.launcher import ArmSetup
-from harness.launch.links.route import Address
-from harness.launch.rank_config import RankConfig
-from recovery.policy.jobconfig import InMemory, NetworkAddresses
-from recovery.policy.strategy import Strategy
+from trainchaos.chaos import plugins
+from trainchaos.harness.launch import devices
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.harness.launch.links.route import Address
+from trainchaos.harness.launch.rank_config import RankConfig
+from trainchaos.recovery.policy.jobconfig import InMemory, NetworkAddresses
+from trainchaos.recovery.policy.strategy import Strategy
 
 
 @cache
@@ -30,7 +30,7 @@ def places(setup: ArmSetup) -> tuple[list[str], str]:
 def strategy_of(setup: ArmSetup) -> Strategy:
     """The recovery strategy of the arm's cell."""
     spec = setup.cell.scenario.recovery
-    return plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](**spec.params)
+    return plugins.load(plugins.STRATEGIES, Strategy)[spec.strategy](**spec.params)
 
 
 @dataclass(frozen=True, kw_only=True)

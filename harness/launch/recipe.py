@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from chaos import plugins
-from chaos.scenario.model import Cell
-from recovery.process.local import rank_environment
-from recovery.process.node import LaunchRecipe
+from trainchaos.chaos import plugins
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.recovery.process.local import rank_environment
+from trainchaos.recovery.process.node import LaunchRecipe
 
-FAULTS = "chaos.faults"
 WARM_MODULES = (
     "numpy.random",
     "torch",
     "torch._dynamo",
     "torch.distributed.checkpoint",
-    "harness.rank.fault_agent",
-    "harness.rank.training",
-    "recovery.rank.warmth",
-    "harness.workloads.gpt",
-    "harness.workloads._transformer",
-    "harness.workloads.mlp",
+    "trainchaos.harness.rank.fault_agent",
+    "trainchaos.harness.rank.training",
+    "trainchaos.recovery.rank.warmth",
+    "trainchaos.harness.workloads.gpt",
+    "trainchaos.harness.workloads._transformer",
+    "trainchaos.harness.workloads.mlp",
 )
 
 
@@ -29,10 +28,10 @@ def recipe(cells: Iterable[Cell] = ()) -> LaunchRecipe:
     ``cells``, or as new Pythons; one thread each, regardless of the user's environment.
     """
     kinds = sorted({fault.kind for cell in cells for fault in cell.scenario.faults})
-    faults = tuple(plugins.module_of(FAULTS, kind) for kind in kinds)
+    faults = tuple(plugins.module_of(plugins.FAULTS, kind) for kind in kinds)
     return LaunchRecipe(
-        entry="harness.rank.rank:start",
-        cold="harness.rank.rank",
+        entry="trainchaos.harness.rank.rank:start",
+        cold="trainchaos.harness.rank.rank",
         modules=(*WARM_MODULES, *faults),
         environment={**rank_environment(), "OMP_NUM_THREADS": "1"},
     )

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.errors import ScenarioError
-from chaos.fault.base import Need
-from chaos.fault.build import build_all
-from chaos.scenario.model import Cell
-from harness.launch.launcher import Launcher
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.fault.build import build_all
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.launch.launcher import Launcher
 
 
 def needs_of(cell: Cell) -> frozenset[Need]:

@@ -15,12 +15,12 @@ import subprocess
 import time
 from pathlib import Path
 
-from chaos.errors import InfrastructureError
-from chaos.fault.base import Need
-from harness.launch.launcher import ArmSetup
-from harness.launch.requirements import needs_of, parameters
-from harness.undo.ledger import Ledger
-from harness.undo.records import Unmount
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.fault.base import Need
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.harness.launch.requirements import needs_of, parameters
+from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.harness.undo.records import Unmount
 
 BALLAST = ".ballast"
 PROBE = ".probe"

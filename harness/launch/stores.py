@@ -12,13 +12,19 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.errors import InfrastructureError
-from chaos.fault.targets import LinkShape
-from harness.launch.links.client import LinkProxy
-from recovery.policy.jobconfig import LOOPBACK
-from recovery.process.local import Children, Exited, MessageReceived, ask_store, start_store
-from recovery.process.processes import die_with, redirect_output
-from recovery.transport.wire import Channel, Extra
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.harness.launch.links.client import LinkProxy
+from trainchaos.recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.process.local import (
+    Children,
+    Exited,
+    MessageReceived,
+    ask_store,
+    start_store,
+)
+from trainchaos.recovery.process.processes import die_with, redirect_output
+from trainchaos.recovery.transport.wire import Channel, Extra
 
 START_LIMIT_S = 10.0
 REQUEST_LIMIT_S = 10.0

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
-from chaos.fault.base import Need
-from chaos.scenario.model import Cell
-from harness.host.rundir import RunDirectory
-from harness.launch.launcher import Launcher
-from harness.launch.nodes.loopback import LoopbackPlatform
-from harness.launch.nodes.session import NodesSession, nodes_session
-from harness.launch.storage import lacks_mount
+from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.launcher import Launcher
+from trainchaos.harness.launch.nodes.loopback import LoopbackPlatform
+from trainchaos.harness.launch.nodes.session import NodesSession, nodes_session
+from trainchaos.harness.launch.storage import lacks_mount
 
 
 class Agents(Launcher):
@@ -41,6 +41,6 @@ class Agents(Launcher):
 
     def missing(self, cell: Cell) -> str | None:
         """CUDA devices, cores or memory a cell asks for and this machine lacks."""
-        from harness.launch.devices import missing
+        from trainchaos.harness.launch.devices import missing
 
         return missing(cell)

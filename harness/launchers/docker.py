@@ -11,13 +11,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from chaos.errors import ScenarioError
-from chaos.fault.base import Need
-from chaos.scenario.model import Cell
-from chaos.schedule.blast import Privilege
-from harness.host.rundir import RunDirectory
-from harness.launch.launcher import Launcher, Session
-from harness.launch.nodes.platform import Platform, PlatformNeeds
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.chaos.schedule.blast import Privilege
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.launcher import Launcher, Session
+from trainchaos.harness.launch.nodes.platform import Platform, PlatformNeeds
 
 RANK_MIB = 300
 """Memory of the smallest rank with its share of the agent's fork server."""
@@ -90,8 +90,8 @@ class Docker(Launcher):
 
     def lacks(self, need: Need) -> str | None:
         """Privileges and tools of this machine."""
-        from harness.launch.containers.links import lacks_links
-        from harness.launch.storage import lacks_mount
+        from trainchaos.harness.launch.containers.links import lacks_links
+        from trainchaos.harness.launch.storage import lacks_mount
 
         if need in (Need.LINKS, Need.MACHINES):
             return lacks_links()
@@ -99,7 +99,7 @@ class Docker(Launcher):
 
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
         """Make the network and start a container for each node."""
-        from harness.launch.nodes.session import nodes_session
+        from trainchaos.harness.launch.nodes.session import nodes_session
 
         return nodes_session(cells, run, self._platform)
 
@@ -132,8 +132,8 @@ class Docker(Launcher):
 
     def missing(self, cell: Cell) -> str | None:
         """What this machine lacks: devices, cores, memory, an engine."""
-        from harness.host.container_engine import lacks_engine
-        from harness.launch.devices import cuda_devices, missing
+        from trainchaos.harness.host.container_engine import lacks_engine
+        from trainchaos.harness.launch.devices import cuda_devices, missing
 
         if isinstance(self.gpus, int) and self.gpus:
             nodes, here = cell.scenario.launcher.nodes, len(cuda_devices())
@@ -145,6 +145,6 @@ class Docker(Launcher):
         return missing(cell) or lacks_engine()
 
     def _platform(self, wanted: PlatformNeeds) -> Platform:
-        from harness.launch.containers.platform import DockerPlatform, Settings
+        from trainchaos.harness.launch.containers.platform import DockerPlatform, Settings
 
         return DockerPlatform(wanted, Settings(**self.model_dump()))

@@ -10,30 +10,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-from chaos.errors import ScenarioError
-from chaos.fault.base import Need
-from chaos.scenario.model import Cell
-from harness.host import processes
-from harness.host.rundir import RunDirectory
-from harness.launch.cgroups import CgroupControl, lacks_cgroup
-from harness.launch.health import HealthReport, nvml_events
-from harness.launch.launcher import ArmSetup, Launcher, Leftovers, Report
-from harness.launch.links.client import LinkProxy
-from harness.launch.memory import in_memory, keepers_for
-from harness.launch.rank_setup import RankEnvironment, places, rank_config
-from harness.launch.recipe import recipe
-from harness.launch.requirements import needs_of
-from harness.launch.storage import lacks_mount, mount_for
-from harness.launch.stores import StoreKeeper
-from harness.undo.base import Undo
-from harness.undo.ledger import Ledger
-from harness.undo.records import KillProcess, KillSession
-from recovery.checkpoint.memory.keeper_host import LocalKeeperHost
-from recovery.process.local import start_store
-from recovery.process.node import Node
-from recovery.process.starvation import Pulse
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import Message
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.cgroups import CgroupControl, lacks_cgroup
+from trainchaos.harness.launch.health import HealthReport, nvml_events
+from trainchaos.harness.launch.launcher import ArmSetup, Launcher, Leftovers, Report
+from trainchaos.harness.launch.links.client import LinkProxy
+from trainchaos.harness.launch.memory import in_memory, keepers_for
+from trainchaos.harness.launch.rank_setup import RankEnvironment, places, rank_config
+from trainchaos.harness.launch.recipe import recipe
+from trainchaos.harness.launch.requirements import needs_of
+from trainchaos.harness.launch.storage import lacks_mount, mount_for
+from trainchaos.harness.launch.stores import StoreKeeper
+from trainchaos.harness.undo.base import Undo
+from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.harness.undo.records import KillProcess, KillSession
+from trainchaos.recovery.checkpoint.memory.keeper_host import LocalKeeperHost
+from trainchaos.recovery.process.local import start_store
+from trainchaos.recovery.process.node import Node
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import Message
 
 HARDWARE_EVERY_S = 1.0
 RANK_GIB = 0.15  # private memory of one rank of the smallest workload
@@ -66,7 +66,7 @@ class Local(Launcher):
 
     def check(self, cell: Cell) -> None:
         """More ranks than this machine's memory holds."""
-        from harness.launch.devices import memory_gib
+        from trainchaos.harness.launch.devices import memory_gib
 
         most, ranks = max(1, int(memory_gib() / RANK_GIB)), cell.scenario.workload.ranks
         if ranks > most:
@@ -77,7 +77,7 @@ class Local(Launcher):
 
     def missing(self, cell: Cell) -> str | None:
         """CUDA devices, cores or memory a cell asks for and this machine lacks."""
-        from harness.launch.devices import missing
+        from trainchaos.harness.launch.devices import missing
 
         return missing(cell)
 

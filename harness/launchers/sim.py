@@ -11,13 +11,13 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from chaos.fault.base import Need
-from chaos.scenario.model import Cell
-from harness.host.rundir import RunDirectory
-from harness.launch.launcher import ArmSetup, Launcher
-from harness.sim.cluster import SimCluster
-from harness.sim.rank.behaviour import Behaviour
-from harness.sim.world.settings import Timings
+from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.launcher import ArmSetup, Launcher
+from trainchaos.harness.sim.cluster import SimCluster
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.harness.sim.world.settings import Timings
 
 
 class Sim(Launcher):

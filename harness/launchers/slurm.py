@@ -9,15 +9,15 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from chaos.errors import InfrastructureError
-from chaos.fault.base import Need
-from chaos.scenario.model import Cell
-from harness.host.rundir import RunDirectory
-from harness.host.slurm_commands import Commands, installed
-from harness.launch.launcher import Launcher, Session
-from harness.launch.nodes.platform import PlatformNeeds
-from harness.launch.slurm.allocation import HOW, Allocation, allocation, too_few
-from harness.launch.slurm.platform import SlurmPlatform
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.host.slurm_commands import Commands, installed
+from trainchaos.harness.launch.launcher import Launcher, Session
+from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.launch.slurm.allocation import HOW, Allocation, allocation, too_few
+from trainchaos.harness.launch.slurm.platform import SlurmPlatform
 
 
 class Slurm(Launcher):
@@ -48,7 +48,7 @@ class Slurm(Launcher):
 
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
         """An agent on each node for the whole run."""
-        from harness.launch.nodes.session import nodes_session
+        from trainchaos.harness.launch.nodes.session import nodes_session
 
         return nodes_session(cells, run, self._platform)
 

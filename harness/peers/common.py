@@ -27,12 +27,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from chaos import beacon
-from chaos.errors import ScenarioError
-from harness.compare.environments.stack import CHECKPOINTS, CommonJob
-from harness.launch.workload import BuildContext
-from harness.workloads.gpt import SIZES, Gpt
-from recovery.data import order
+from trainchaos import beacon
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.harness.compare.environments.stack import CHECKPOINTS, CommonJob
+from trainchaos.harness.launch.workload import BuildContext
+from trainchaos.harness.workloads.gpt import SIZES, Gpt
+from trainchaos.recovery.data import order
 
 KEPT = 2
 """Checkpoints kept by ``save``."""

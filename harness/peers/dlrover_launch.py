@@ -13,7 +13,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from harness.peers.launching import PeerLauncher, free_port, job_of_environment, listens
+from trainchaos.harness.peers.launching import PeerLauncher, free_port, job_of_environment, listens
 
 
 def main() -> int:
@@ -46,7 +46,13 @@ def master_command(name: str, port: int) -> list[str]:
 def agent_command(ranks: int, options: list[str]) -> list[str]:
     """``dlrover-run``."""
     module = [sys.executable, "-m", "dlrover.trainer.torch.elastic_run", "--standalone"]
-    return [*module, f"--nproc-per-node={ranks}", *options, "-m", "harness.peers.dlrover_train"]
+    return [
+        *module,
+        f"--nproc-per-node={ranks}",
+        *options,
+        "-m",
+        "trainchaos.harness.peers.dlrover_train",
+    ]
 
 
 def leftovers(name: str) -> list[Path]:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer, StorageType
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.peers.common import Training, point, train_step
+from trainchaos.harness.peers.common import Training, point, train_step
 
 
 class Midway(UserDict[str, Any]):

@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from chaos.errors import ScenarioError
-from harness.compare.environments.stack import CommonJob
-from harness.script.processes.guard import (
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.harness.compare.environments.stack import CommonJob
+from trainchaos.harness.script.processes.guard import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     descendants,

@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.peers.common import Training, train_step
+from trainchaos.harness.peers.common import Training, train_step
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """The common job under NVIDIA's in-process restart, as its ``optimal_example.py`` has it; started
 by ``supervise``.
 
-    python -m harness.peers.supervise --ranks 4 -- python -m harness.peers.nvrx_inprocess [options]
+    python -m trainchaos.harness.peers.supervise --ranks 4 -- \
+        python -m trainchaos.harness.peers.nvrx_inprocess [options]
 
 Model and optimizer are built once; the wrapped function forms a group, loads the newest checkpoint
 and trains, and is called again by the wrapper on all ranks that are left whenever one of them
@@ -22,7 +23,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.peers.common import Training, train_step
+from trainchaos.harness.peers.common import Training, train_step
 
 WAITS = (
     "monitor_thread_interval",
@@ -43,7 +44,7 @@ WAITS = (
 def main() -> None:
     """Build once, then train under the wrapper."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.peers.nvrx_inprocess", description=__doc__
+        prog="python -m trainchaos.harness.peers.nvrx_inprocess", description=__doc__
     )
     parser.add_argument("--group-timeout", type=float, default=10.0, metavar="S")
     parser.add_argument(

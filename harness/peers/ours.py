@@ -1,5 +1,5 @@
 """The common job as a script with ``recovery.join()`` in its loop, for ``python -m
-recovery.run``.
+trainchaos.recovery.run``.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ import os
 import re
 from pathlib import Path
 
-import recovery
-from chaos.errors import ChaosError
-from harness.peers.common import Training, point, poisoned
+from trainchaos import recovery
+from trainchaos.chaos.errors import ChaosError
+from trainchaos.harness.peers.common import Training, point, poisoned
 
 _STEP = re.compile(r"step-(\d+)")
 

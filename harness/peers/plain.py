@@ -1,5 +1,5 @@
 """The common job as a plain DistributedDataParallel script, for torchrun: ``torchrun ... -m
-harness.peers.plain``.
+trainchaos.harness.peers.plain``.
 
 ``JOB_GROUP_TIMEOUT``: seconds after which a collective gives up; without it torch's default, 30
 minutes.
@@ -13,8 +13,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from chaos.errors import ChaosError
-from harness.peers.common import Training, train
+from trainchaos.chaos.errors import ChaosError
+from trainchaos.harness.peers.common import Training, train
 
 
 def main() -> None:

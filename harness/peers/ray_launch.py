@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness.peers.launching import PeerLauncher, job_of_environment
+from trainchaos.harness.peers.launching import PeerLauncher, job_of_environment
 
 
 def main() -> int:
@@ -29,7 +29,9 @@ def main() -> int:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }
-        return launcher.wait(launcher.start([sys.executable, "-m", "harness.peers.ray_train"], env))
+        return launcher.wait(
+            launcher.start([sys.executable, "-m", "trainchaos.harness.peers.ray_train"], env)
+        )
 
 
 if __name__ == "__main__":

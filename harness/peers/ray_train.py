@@ -18,8 +18,8 @@ import ray.train
 import ray.train.torch
 import torch.distributed as dist
 
-from harness.compare.environments.stack import CHECKPOINTS, CommonJob
-from harness.peers.common import Training, train
+from trainchaos.harness.compare.environments.stack import CHECKPOINTS, CommonJob
+from trainchaos.harness.peers.common import Training, train
 
 OBJECT_STORE_BYTES = 128 * 1024 * 1024
 

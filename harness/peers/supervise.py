@@ -1,7 +1,7 @@
 """Starts the ranks of a job whose stack has no launcher of its own, as a cluster starts processes:
 each by itself, none ended because another one did, and started again as often as it is told.
 
-    python -m harness.peers.supervise --ranks 4 [--restarts 3] -- program argument...
+    python -m trainchaos.harness.peers.supervise --ranks 4 [--restarts 3] -- program argument...
 
 Each rank finds ``JOB_RANK`` and ``WORLD_SIZE`` in its environment, and ``MASTER_ADDR`` and
 ``MASTER_PORT``, two ports above which are free as well. All of them die with this process, and this
@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from harness.peers.launching import PeerLauncher, job_of_environment
+from trainchaos.harness.peers.launching import PeerLauncher, job_of_environment
 
 LINGER_S = 5.0
 """The job is done with the first rank that is: so long the others may take."""
@@ -131,7 +131,9 @@ def say(text: str) -> None:
 
 def main() -> None:
     """The ranks of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m harness.peers.supervise", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m trainchaos.harness.peers.supervise", description=__doc__
+    )
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--restarts", type=int, default=0, help="of each rank")
     parser.add_argument("command", nargs="+")

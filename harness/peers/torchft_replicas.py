@@ -1,7 +1,7 @@
 """A torchft job on one machine: its lighthouse, and a replica for each rank, started again when it
 ends abnormally.
 
-    python -m harness.peers.torchft_replicas --restarts 3 --lighthouse "..." -- options
+    python -m trainchaos.harness.peers.torchft_replicas --restarts 3 --lighthouse "..." -- options
 
 ``--lighthouse``: options of ``torchft_lighthouse``, beside ``--bind``;
 ``harness.peers.torchft_train`` gets the rest. Every replica has a ``RANK`` of its own, by which it
@@ -18,14 +18,14 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness.peers.launching import job_of_environment
-from harness.peers.supervise import HOST, PeerSupervisor, free_ports
+from trainchaos.harness.peers.launching import job_of_environment
+from trainchaos.harness.peers.supervise import HOST, PeerSupervisor, free_ports
 
 
 def main() -> None:
     """The lighthouse and the replicas, all at once."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.peers.torchft_replicas", description=__doc__
+        prog="python -m trainchaos.harness.peers.torchft_replicas", description=__doc__
     )
     parser.add_argument("--restarts", type=int, default=0, help="of each replica")
     parser.add_argument("--lighthouse", required=True, help="options of torchft_lighthouse")
@@ -50,7 +50,7 @@ def main() -> None:
         }
         for one in range(replicas)
     ]
-    command = [sys.executable, "-m", "harness.peers.torchft_train", *options.script]
+    command = [sys.executable, "-m", "trainchaos.harness.peers.torchft_train", *options.script]
     supervisor = PeerSupervisor(
         command, numbered, restarts=options.restarts, beside={"torchft_lighthouse": lighthouse}
     )

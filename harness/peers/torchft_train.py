@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import TCPStore
 
-from harness.peers.common import Training, point
-from harness.peers.supervise import HOST, free_ports
+from trainchaos.harness.peers.common import Training, point
+from trainchaos.harness.peers.supervise import HOST, free_ports
 
 START_LIMIT_S = 60.0
 """The first replica there waits so long for the others before it begins; a restarted one does not
@@ -132,7 +132,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 def main() -> None:
     """The options are those that ``harness.compare.stacks.torchft`` chooses."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.peers.torchft_train", description=__doc__
+        prog="python -m trainchaos.harness.peers.torchft_train", description=__doc__
     )
     parser.add_argument("--gradients", choices=("ddp", "flat"), default="ddp")
     parser.add_argument("--min-replicas", type=int, default=1)

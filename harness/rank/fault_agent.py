@@ -19,18 +19,18 @@ from typing import Any
 
 from torch import Tensor
 
-from chaos import plugins
-from chaos.events.log import Kind
-from chaos.fault.base import Fault
-from chaos.fault.targets import DiskTrouble
-from harness.rank.shims.agenda import Acted, HoldAnswer, Stall
-from harness.rank.shims.agent import AgentCore
-from harness.rank.shims.body import BodyShim
-from harness.rank.shims.signs import SignsShim
-from harness.rank.shims.slowness import Slowness
-from harness.rank.shims.tensors import TensorShim, digest
-from recovery.rank.job import Job
-from recovery.transport.wire import Extra
+from trainchaos.chaos import plugins
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.fault.targets import DiskTrouble
+from trainchaos.harness.rank.shims.agenda import Acted, HoldAnswer, Stall
+from trainchaos.harness.rank.shims.agent import AgentCore
+from trainchaos.harness.rank.shims.body import BodyShim
+from trainchaos.harness.rank.shims.signs import SignsShim
+from trainchaos.harness.rank.shims.slowness import Slowness
+from trainchaos.harness.rank.shims.tensors import TensorShim, digest
+from trainchaos.recovery.rank.job import Job
+from trainchaos.recovery.transport.wire import Extra
 
 PACE_SLICE_S = 0.02
 
@@ -45,7 +45,7 @@ class FaultAgent(AgentCore):
     def __init__(self, job: Job, group: str | None = None, kinds: Iterable[str] = ()) -> None:
         # an import in the middle of a step would be counted as the fault's cost
         for kind in kinds:
-            plugins.one("chaos.faults", Fault, kind)
+            plugins.one(plugins.FAULTS, Fault, kind)
         super().__init__(job.config, sleep=self._stall, die=_die, lock=threading.Lock())
         self._job = job
         self._word = threading.Event()  # an answer may have arrived

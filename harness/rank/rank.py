@@ -1,7 +1,7 @@
 """A rank's process: connects to the supervisor, builds the workload, and trains until told to stop.
 
-Started as ``python -m harness.rank.rank`` (cold) or in a fork of the zygote (warm); both call
-``run``.
+Started as ``python -m trainchaos.harness.rank.rank`` (cold) or in a fork of the zygote (warm);
+both call ``run``.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from chaos import plugins
-from chaos.events.log import EventWriter
-from harness.launch.links.route import Router
-from harness.launch.rank_config import RankConfig
-from harness.launch.stores import StoreConfig, be_store
-from harness.launch.workload import Workload
-from recovery.checkpoint.memory.keeper import KEEPER, KeeperConfig, be_keeper
-from recovery.process.entry import live
-from recovery.rank.agent import RankAgent
-from recovery.rank.joining import SupervisedPlace, SupervisorSettings
-from recovery.rank.script import run_script
-from recovery.transport.progress_counters import MarkPage
-from recovery.transport.wire import Channel
+from trainchaos.chaos import plugins
+from trainchaos.chaos.events.log import EventWriter
+from trainchaos.harness.launch.links.route import Router
+from trainchaos.harness.launch.rank_config import RankConfig
+from trainchaos.harness.launch.stores import StoreConfig, be_store
+from trainchaos.harness.launch.workload import Workload
+from trainchaos.recovery.checkpoint.memory.keeper import KEEPER, KeeperConfig, be_keeper
+from trainchaos.recovery.process.entry import live
+from trainchaos.recovery.rank.agent import RankAgent
+from trainchaos.recovery.rank.joining import SupervisedPlace, SupervisorSettings
+from trainchaos.recovery.rank.script import run_script
+from trainchaos.recovery.transport.progress_counters import MarkPage
+from trainchaos.recovery.transport.wire import Channel
 
 if TYPE_CHECKING:
-    from recovery.rank.job import Job
+    from trainchaos.recovery.rank.job import Job
 
 
 def run(config: RankConfig, control_fd: int, mark_fd: int) -> NoReturn:
@@ -36,9 +36,7 @@ def run(config: RankConfig, control_fd: int, mark_fd: int) -> NoReturn:
 
 
 def _train(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWriter) -> None:
-    workload = plugins.load("harness.workloads", Workload)[config.workload](
-        **config.workload_params
-    )
+    workload = plugins.load(plugins.WORKLOADS, Workload)[config.workload](**config.workload_params)
     program = workload.program()
     if program is None:
         _train_built(config, channel, page, writer)
@@ -55,8 +53,8 @@ def _train(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWr
 
 
 def _train_built(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWriter) -> None:
-    from harness.rank.training import build, train, warm_up
-    from recovery.rank.job import Job, JobConfig
+    from trainchaos.harness.rank.training import build, train, warm_up
+    from trainchaos.recovery.rank.job import Job, JobConfig
 
     job_config: JobConfig = JobConfig.model_validate(config.job)
     trainable = build(config, job_config)
@@ -75,7 +73,7 @@ def _train_built(config: RankConfig, channel: Channel, page: MarkPage, writer: E
 
 def _admit_faults(config: RankConfig, job: Job) -> None:
     """Let faults act in this rank from now on."""
-    from harness.rank.fault_agent import FaultAgent
+    from trainchaos.harness.rank.fault_agent import FaultAgent
 
     router = Router(config.name, config.link_proxy) if config.link_proxy is not None else None
     job.dial = router

@@ -9,11 +9,11 @@ from contextlib import nullcontext
 
 import torch
 
-from chaos import plugins
-from chaos.scenario.workload import EvaluateSpec
-from harness.launch.rank_config import RankConfig
-from harness.launch.workload import BuildContext, Trainable, Workload
-from recovery.rank.job import Job, JobConfig
+from trainchaos.chaos import plugins
+from trainchaos.chaos.scenario.workload import EvaluateSpec
+from trainchaos.harness.launch.rank_config import RankConfig
+from trainchaos.harness.launch.workload import BuildContext, Trainable, Workload
+from trainchaos.recovery.rank.job import Job, JobConfig
 
 SLACK_S = 60.0
 
@@ -26,9 +26,7 @@ def build(config: RankConfig, job: JobConfig) -> Trainable:
     torch.use_deterministic_algorithms(True)
     if config.device.startswith("cuda"):
         torch.cuda.set_device(config.device)
-    workload = plugins.load("harness.workloads", Workload)[config.workload](
-        **config.workload_params
-    )
+    workload = plugins.load(plugins.WORKLOADS, Workload)[config.workload](**config.workload_params)
     return workload.build(
         BuildContext(data=config.data, device=config.device, seed=job.seed, steps=job.steps)
     )

@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from chaos.events.log import Kind, read_actor
-from harness.launch.launcher import MessageReceived, Report
-from harness.run.revocable_hands import CoordinatorAbsence, CoordinatorLost, RevocableHands
-from recovery.policy.strategy import StateFrom
-from recovery.supervise.adoption import past
-from recovery.supervise.controller import Controller
-from recovery.supervise.supervision import Hands
-from recovery.transport.wire import Extra
+from trainchaos.chaos.events.log import Kind, read_actor
+from trainchaos.harness.launch.launcher import MessageReceived, Report
+from trainchaos.harness.run.revocable_hands import (
+    CoordinatorAbsence,
+    CoordinatorLost,
+    RevocableHands,
+)
+from trainchaos.recovery.policy.strategy import StateFrom
+from trainchaos.recovery.supervise.adoption import past
+from trainchaos.recovery.supervise.controller import Controller
+from trainchaos.recovery.supervise.supervision import Hands
+from trainchaos.recovery.transport.wire import Extra
 
 Make = Callable[[Hands], Controller]
 FIRST_STATE = StateFrom.INITIAL  # an arm has a checkpoint directory of its own, which is empty

@@ -15,12 +15,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from harness.compare.environments import environments
-from harness.host import dns_check
-from harness.host.slurm_commands import installed
-from harness.launch.capabilities import PROBES
-from harness.launch.containers.links import lacks_links
-from harness.launch.devices import cuda_devices, memory_gib
+from trainchaos.harness.compare.environments import environments
+from trainchaos.harness.host import dns_check
+from trainchaos.harness.host.slurm_commands import installed
+from trainchaos.harness.launch.capabilities import PROBES
+from trainchaos.harness.launch.containers.links import lacks_links
+from trainchaos.harness.launch.devices import cuda_devices, memory_gib
 
 State = Literal["ready", "missing", "broken"]
 """``missing``: something that some runs need; ``broken``: nothing works without it."""

@@ -16,12 +16,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.errors import EXIT_PASS, EXIT_UNSAFE, InfrastructureError, LogError
-from harness.host.rundir import RunDirectory, no_run
-from harness.undo import live
-from harness.undo.base import UndoOutcome, failed
-from harness.undo.ledger import Ledger, LedgerEntry, read_open
-from harness.undo.records import FreeShm, KillMarked
+from trainchaos.chaos.errors import EXIT_PASS, EXIT_UNSAFE, InfrastructureError, LogError
+from trainchaos.harness.host.rundir import RunDirectory, no_run
+from trainchaos.harness.undo import live
+from trainchaos.harness.undo.base import UndoOutcome, failed
+from trainchaos.harness.undo.ledger import Ledger, LedgerEntry, read_open
+from trainchaos.harness.undo.records import FreeShm, KillMarked
 
 
 class Healed(BaseModel):
@@ -128,7 +128,7 @@ def heal_everything(runs: Path) -> list[Healed]:
     """As ``heal_all``, and also removes what this machine's container engine holds of runs that
     have no usable ledger.
     """
-    from harness.launch.containers.orphans import orphans
+    from trainchaos.harness.launch.containers.orphans import orphans
 
     healed = heal_all(runs)
     for run, records in orphans():

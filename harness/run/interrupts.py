@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from chaos.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE
-from harness.host.rundir import RunDirectory
-from harness.run import heal
-from recovery.supervise.supervision import StopFlag
+from trainchaos.chaos.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_UNSAFE
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.run import heal
+from trainchaos.recovery.supervise.supervision import StopFlag
 
 GIVE_UP_LIMIT_S = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -12,22 +12,29 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from chaos.events.log import ORCHESTRATOR, Event, Kind
-from chaos.fault.base import Fault
-from harness.arm.job import ClosingFacts, OpeningFacts, Vitals
-from harness.arm.loop import ArmLoop, plan_of
-from harness.arm.timers import Timers
-from harness.arm.watching import Watcher
-from harness.inject.injector import Injector
-from harness.launch.launcher import ArmSetup, Cluster, Exited, Leftovers, MessageReceived, Report
-from harness.run.coordinator import Coordinator
-from harness.run.scene import BuiltInScene
-from harness.run.timeouts import timing_of
-from recovery.policy.strategy import Strategy
-from recovery.process.local import Dying
-from recovery.supervise.controller import Controller, Stage, Timing
-from recovery.supervise.supervision import Hands, StopFlag
-from recovery.transport.wire import CheckpointNote, Extra, Join, Message, Stop
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.harness.arm.job import ClosingFacts, OpeningFacts, Vitals
+from trainchaos.harness.arm.loop import ArmLoop, plan_of
+from trainchaos.harness.arm.timers import Timers
+from trainchaos.harness.arm.watching import Watcher
+from trainchaos.harness.inject.injector import Injector
+from trainchaos.harness.launch.launcher import (
+    ArmSetup,
+    Cluster,
+    Exited,
+    Leftovers,
+    MessageReceived,
+    Report,
+)
+from trainchaos.harness.run.coordinator import Coordinator
+from trainchaos.harness.run.scene import BuiltInScene
+from trainchaos.harness.run.timeouts import timing_of
+from trainchaos.recovery.policy.strategy import Strategy
+from trainchaos.recovery.process.local import Dying
+from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
+from trainchaos.recovery.supervise.supervision import Hands, StopFlag
+from trainchaos.recovery.transport.wire import CheckpointNote, Extra, Join, Message, Stop
 
 TICK_S = 0.02
 DRAIN_LIMIT_S = 10.0

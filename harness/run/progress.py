@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
-from chaos.events.log import Event, Kind
-from chaos.scenario.model import Cell
-from harness.launch.launcher import ArmSetup
-from recovery.checkpoint.memory import ROLE as KEEPER
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 
 _LINES_EVERY_S = 5.0
 

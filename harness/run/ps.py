@@ -10,15 +10,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.errors import InfrastructureError, LogError
-from chaos.events.log import ORCHESTRATOR, Event, Kind
-from chaos.files import open_regular
-from harness.host import processes
-from harness.host.rundir import RunDirectory
-from harness.undo import live
-from harness.undo.containers import RemoveContainers
-from harness.undo.ledger import read_open
-from harness.undo.records import KillMarked
+from trainchaos.chaos.errors import InfrastructureError, LogError
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
+from trainchaos.chaos.files import open_regular
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.undo import live
+from trainchaos.harness.undo.containers import RemoveContainers
+from trainchaos.harness.undo.ledger import read_open
+from trainchaos.harness.undo.records import KillMarked
 
 TAIL_BYTES = 1 << 16
 WHOLE_BYTES = 32 << 20

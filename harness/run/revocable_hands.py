@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.events.log import Kind
-from harness.launch.launcher import Report
-from recovery.process.starvation import Pulse
-from recovery.supervise.supervision import Hands
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import Message
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.launch.launcher import Report
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.supervise.supervision import Hands
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import Message
 
 
 class CoordinatorLost(Exception):

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from chaos import plugins
-from chaos.errors import (
+from trainchaos.chaos import plugins
+from trainchaos.chaos.errors import (
     EXIT_HARNESS,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
@@ -23,30 +23,36 @@ from chaos.errors import (
     InfrastructureError,
     ScenarioError,
 )
-from chaos.fault.base import Fault
-from chaos.loading.load import LoadedScenario
-from chaos.scenario.model import Cell, ResolvedRun, SkippedCell, WorkloadSpec
-from chaos.schedule.plan import repeat_seed
-from harness.arm import pressure
-from harness.arm.watching import Watcher
-from harness.host.rundir import RunDirectory, arm_id, create_run, point_latest, write_resolved
-from harness.host.slurm_facts import end_notice
-from harness.judge.results import Results
-from harness.judge.verdict import judge
-from harness.launch import devices
-from harness.launch.capabilities import too_small
-from harness.launch.launcher import ArmSetup, Launcher, Session, Stopped
-from harness.launch.requirements import lacking, refuse_impossible
-from harness.launch.workload import DataInfo, Workload
-from harness.run import heal, interrupts
-from harness.run.orchestrator import Orchestrator
-from harness.run.timeouts import refuse_clashing
-from harness.script.arm import ScriptArm
-from harness.script.check import refuse_unstartable
-from harness.undo.ledger import Ledger
-from harness.undo.records import RemoveTree
-from recovery.policy.strategy import Strategy
-from recovery.supervise.supervision import StopFlag
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.loading.load import LoadedScenario
+from trainchaos.chaos.scenario.model import Cell, ResolvedRun, SkippedCell, WorkloadSpec
+from trainchaos.chaos.schedule.plan import repeat_seed
+from trainchaos.harness.arm import pressure
+from trainchaos.harness.arm.watching import Watcher
+from trainchaos.harness.host.rundir import (
+    RunDirectory,
+    arm_id,
+    create_run,
+    point_latest,
+    write_resolved,
+)
+from trainchaos.harness.host.slurm_facts import end_notice
+from trainchaos.harness.judge.results import Results
+from trainchaos.harness.judge.verdict import judge
+from trainchaos.harness.launch import devices
+from trainchaos.harness.launch.capabilities import too_small
+from trainchaos.harness.launch.launcher import ArmSetup, Launcher, Session, Stopped
+from trainchaos.harness.launch.requirements import lacking, refuse_impossible
+from trainchaos.harness.launch.workload import DataInfo, Workload
+from trainchaos.harness.run import heal, interrupts
+from trainchaos.harness.run.orchestrator import Orchestrator
+from trainchaos.harness.run.timeouts import refuse_clashing
+from trainchaos.harness.script.arm import ScriptArm
+from trainchaos.harness.script.check import refuse_unstartable
+from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.harness.undo.records import RemoveTree
+from trainchaos.recovery.policy.strategy import Strategy
+from trainchaos.recovery.supervise.supervision import StopFlag
 
 OVER = ("completed", "interrupted")
 """Outcomes of a command's arm whose scratch directory nobody needs. After others it shows why the
@@ -184,7 +190,7 @@ def _play(
     stop: StopFlag,
 ) -> None:
     """Play every arm, one after the other; launchers stay open for the whole run."""
-    kinds = plugins.load("chaos.faults", Fault)
+    kinds = plugins.load(plugins.FAULTS, Fault)
     blind: set[str] = set()
     with _sessions(cells, run) as sessions:
         for cell, repeat, arm in _order(cells, base_seed):
@@ -216,9 +222,7 @@ def _play(
                 blind |= {cell.id} if not script.observer.reports else set()
             else:
                 spec = cell.scenario.recovery
-                strategy = plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](
-                    **spec.params
-                )
+                strategy = plugins.load(plugins.STRATEGIES, Strategy)[spec.strategy](**spec.params)
                 session = sessions[cell.scenario.launcher.model_dump_json()]
                 try:
                     cluster = session.cluster(setup, lambda: bool(stop.signum))
@@ -269,7 +273,7 @@ def _prepare_all(cells: Sequence[Cell], run: RunDirectory) -> dict[str, DataInfo
             if key not in made:
                 directory = run.root / "data" / str(len(made))
                 directory.mkdir(parents=True)
-                workload = plugins.load("harness.workloads", Workload)[spec.kind](**spec.params)
+                workload = plugins.load(plugins.WORKLOADS, Workload)[spec.kind](**spec.params)
                 made[key] = workload.prepare(directory)
             _refuse_if_fixed(spec, made[key])
             by_cell[cell.id] = made[key]
@@ -309,7 +313,7 @@ def _sessions(cells: Sequence[Cell], run: RunDirectory) -> Iterator[dict[str, Se
 def _watching(
     watcher: Watcher | None, live: bool, loaded: LoadedScenario, cells: Sequence[Cell]
 ) -> Iterator[Watcher]:
-    from harness.run.progress import SilentWatcher, progress
+    from trainchaos.harness.run.progress import SilentWatcher, progress
 
     if watcher is not None:
         yield watcher
@@ -322,7 +326,7 @@ def _watching(
 
 def _launcher(cell: Cell) -> Launcher:
     spec = cell.scenario.launcher
-    return plugins.load("harness.launchers", Launcher)[spec.kind](**spec.params)
+    return plugins.load(plugins.LAUNCHERS, Launcher)[spec.kind](**spec.params)
 
 
 def _with_launcher(cell: Cell, launcher: str | None) -> Cell:

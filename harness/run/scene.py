@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from chaos.fault.targets import StorageTarget
-from harness.arm.fault_context import RecordEvent
-from harness.arm.in_force import ActiveEffects
-from harness.arm.keeper_tracker import KeeperTracker
-from harness.arm.roster import Roster
-from harness.arm.timers import Timers
-from harness.launch.health import HealthSource
-from harness.launch.launcher import (
+from trainchaos.chaos.fault.targets import StorageTarget
+from trainchaos.harness.arm.fault_context import RecordEvent
+from trainchaos.harness.arm.in_force import ActiveEffects
+from trainchaos.harness.arm.keeper_tracker import KeeperTracker
+from trainchaos.harness.arm.roster import Roster
+from trainchaos.harness.arm.timers import Timers
+from trainchaos.harness.launch.health import HealthSource
+from trainchaos.harness.launch.launcher import (
     ArmSetup,
     Cluster,
     GroupControl,
@@ -17,9 +17,9 @@ from harness.launch.launcher import (
     MachineControl,
     StoreControl,
 )
-from harness.run.coordinator import Coordinator
-from harness.undo.ledger import Ledger
-from recovery.supervise.controller import Controller
+from trainchaos.harness.run.coordinator import Coordinator
+from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.recovery.supervise.controller import Controller
 
 
 class BuiltInScene:

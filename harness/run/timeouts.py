@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.scenario.model import Scenario
-from recovery.supervise import limits
-from recovery.supervise.supervision import Timing
+from trainchaos.chaos.scenario.model import Scenario
+from trainchaos.recovery.supervise import limits
+from trainchaos.recovery.supervise.supervision import Timing
 
 
 def timing_of(scenario: Scenario) -> Timing:

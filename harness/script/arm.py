@@ -13,28 +13,28 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Fault
-from harness.arm.job import ClosingFacts, OpeningFacts, Vitals
-from harness.arm.loop import ArmLoop, plan_of
-from harness.arm.timers import Timers
-from harness.arm.watching import Watcher
-from harness.inject.injector import Injector
-from harness.launch.launcher import ArmSetup
-from harness.script.attempts import TICK_S, Attempts
-from harness.script.listen.listening import CommandListener
-from harness.script.listen.observer import Observer
-from harness.script.outcome_text import Findings, outcome_of
-from harness.script.point_broker import PointBroker
-from harness.script.processes.command import Command
-from harness.script.processes.environment import prepare
-from harness.script.processes.leftovers import CommandLeftovers
-from harness.script.processes.ranks import Ranks
-from harness.script.rank_watch import RankWatch
-from harness.script.rollcall import RollCall
-from harness.script.scene import CommandScene
-from recovery.process.processes import become_subreaper
-from recovery.supervise.supervision import StopFlag
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.harness.arm.job import ClosingFacts, OpeningFacts, Vitals
+from trainchaos.harness.arm.loop import ArmLoop, plan_of
+from trainchaos.harness.arm.timers import Timers
+from trainchaos.harness.arm.watching import Watcher
+from trainchaos.harness.inject.injector import Injector
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.harness.script.attempts import TICK_S, Attempts
+from trainchaos.harness.script.listen.listening import CommandListener
+from trainchaos.harness.script.listen.observer import Observer
+from trainchaos.harness.script.outcome_text import Findings, outcome_of
+from trainchaos.harness.script.point_broker import PointBroker
+from trainchaos.harness.script.processes.command import Command
+from trainchaos.harness.script.processes.environment import prepare
+from trainchaos.harness.script.processes.leftovers import CommandLeftovers
+from trainchaos.harness.script.processes.ranks import Ranks
+from trainchaos.harness.script.rank_watch import RankWatch
+from trainchaos.harness.script.rollcall import RollCall
+from trainchaos.harness.script.scene import CommandScene
+from trainchaos.recovery.process.processes import become_subreaper
+from trainchaos.recovery.supervise.supervision import StopFlag
 
 NS = 1e9
 

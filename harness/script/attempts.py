@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from chaos.events.log import Kind
-from harness.arm.fault_context import RecordEvent
-from harness.script.processes.command import Command
-from harness.script.processes.environment import PreparedCommand
-from harness.script.processes.leftovers import CommandLeftovers
-from harness.script.processes.ranks import Ranks
-from harness.script.rank_watch import RankWatch
-from harness.undo.ledger import Ledger
-from harness.undo.records import KillSession
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.arm.fault_context import RecordEvent
+from trainchaos.harness.script.processes.command import Command
+from trainchaos.harness.script.processes.environment import PreparedCommand
+from trainchaos.harness.script.processes.leftovers import CommandLeftovers
+from trainchaos.harness.script.processes.ranks import Ranks
+from trainchaos.harness.script.rank_watch import RankWatch
+from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.harness.undo.records import KillSession
 
 TICK_S = 0.02
 TERM_GRACE_S = 3.0  # from SIGTERM to the kill

@@ -6,9 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from chaos.errors import ScenarioError
-from chaos.scenario.model import Cell
-from harness.script.processes.environment import search_path
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.script.processes.environment import search_path
 
 
 def refuse_unstartable(cell: Cell, place: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chaos.scenario.progress import key_of
-from chaos.scenario.workload import WorkloadSpec
-from harness.script.listen.listening import CommandListener
-from harness.script.listen.observer import Observer
-from harness.script.processes.command import CommandEnded
+from trainchaos.chaos.scenario.progress import key_of
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.script.listen.listening import CommandListener
+from trainchaos.harness.script.listen.observer import Observer
+from trainchaos.harness.script.processes.command import CommandEnded
 
 SHOWN_LINES = 6
 SHOWN_WIDTH = 160

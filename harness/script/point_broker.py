@@ -15,19 +15,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from chaos.beacon import EVERY_STEP
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Fault, Where
-from chaos.fault.build import build_all
-from chaos.scenario.workload import WorkloadSpec
-from chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault
-from harness.arm.fault_context import RecordEvent
-from harness.inject.injector import Injector
-from harness.script.listen.observer import Observer
-from harness.script.points import PointDone, PointRequest, Points
-from harness.script.processes.hang_witness import HangWitness
-from harness.script.processes.ranks import Ranks
-from recovery.transport.wire import Extra, Message
+from trainchaos.chaos.beacon import EVERY_STEP
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.fault.build import build_all
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault
+from trainchaos.harness.arm.fault_context import RecordEvent
+from trainchaos.harness.inject.injector import Injector
+from trainchaos.harness.script.listen.observer import Observer
+from trainchaos.harness.script.points import PointDone, PointRequest, Points
+from trainchaos.harness.script.processes.hang_witness import HangWitness
+from trainchaos.harness.script.processes.ranks import Ranks
+from trainchaos.recovery.transport.wire import Extra, Message
 
 OUTPUT_LIMIT = 200
 STRANGER_S = 3.0  # how long a process holds before it is found to be a rank

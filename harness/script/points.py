@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.beacon import VERSION
+from trainchaos.chaos.beacon import VERSION
 
 LINE_LIMIT = 256
 CONNECTION_LIMIT = 4096

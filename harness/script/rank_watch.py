@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
-from chaos.events.log import Kind
-from chaos.scenario.workload import WorkloadSpec
-from harness.arm.fault_context import RecordEvent
-from harness.inject.injector import Injector
-from harness.script.listen.listening import CommandListener
-from harness.script.listen.observer import Observer
-from harness.script.point_broker import PointBroker
-from harness.script.processes.command import Command
-from harness.script.processes.leftovers import CommandLeftovers
-from harness.script.processes.ranks import ExitedRank, Ranks
-from harness.script.rollcall import RollCall
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.arm.fault_context import RecordEvent
+from trainchaos.harness.inject.injector import Injector
+from trainchaos.harness.script.listen.listening import CommandListener
+from trainchaos.harness.script.listen.observer import Observer
+from trainchaos.harness.script.point_broker import PointBroker
+from trainchaos.harness.script.processes.command import Command
+from trainchaos.harness.script.processes.leftovers import CommandLeftovers
+from trainchaos.harness.script.processes.ranks import ExitedRank, Ranks
+from trainchaos.harness.script.rollcall import RollCall
 
 SCAN_FORMING_S = 0.05  # between scans for ranks while some are missing
 SCAN_STEADY_S = 0.5

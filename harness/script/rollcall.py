@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from chaos.scenario.workload import WorkloadSpec
-from harness.script.listen.progress import ProgressReport
-from harness.script.processes import tree
-from harness.script.processes.command import Command
-from harness.script.processes.trainer import Trainer
-from harness.script.processes.tree import FoundRank
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.script.listen.progress import ProgressReport
+from trainchaos.harness.script.processes import tree
+from trainchaos.harness.script.processes.command import Command
+from trainchaos.harness.script.processes.trainer import Trainer
+from trainchaos.harness.script.processes.tree import FoundRank
 
 
 class RollCall:

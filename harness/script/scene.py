@@ -7,15 +7,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from harness.arm.fault_context import RecordEvent
-from harness.arm.in_force import ActiveEffects
-from harness.arm.timers import Timers
-from harness.launch.launcher import ArmSetup
-from harness.launch.storage import Storage, mount_for
-from harness.script.listen.observer import Observer
-from harness.script.point_broker import PointBroker
-from harness.script.processes.ranks import Ranks
-from harness.undo.ledger import Ledger
+from trainchaos.harness.arm.fault_context import RecordEvent
+from trainchaos.harness.arm.in_force import ActiveEffects
+from trainchaos.harness.arm.timers import Timers
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.harness.launch.storage import Storage, mount_for
+from trainchaos.harness.script.listen.observer import Observer
+from trainchaos.harness.script.point_broker import PointBroker
+from trainchaos.harness.script.processes.ranks import Ranks
+from trainchaos.harness.undo.ledger import Ledger
 
 
 class CommandScene:

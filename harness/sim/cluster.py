@@ -7,26 +7,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from chaos import plugins
-from harness.launch import devices
-from harness.launch.health import HealthReport
-from harness.launch.launcher import ArmSetup, Exited, Leftovers, MessageReceived, Report
-from harness.sim.groups import SimGroups
-from harness.sim.rank.behaviour import Behaviour
-from harness.sim.rank.keepers import SimKeepers, SimMemoryCheckpointer
-from harness.sim.rank.rank import SimRank
-from harness.sim.world.clock import NS_PER_S, Clock
-from harness.sim.world.group import Group
-from harness.sim.world.links import SimLinks
-from harness.sim.world.process import Process
-from harness.sim.world.settings import MS, RankConfig, Timings
-from harness.sim.world.storage import SimStorage
-from harness.sim.world.store import SimStore
-from harness.undo.base import Undo
-from recovery.policy.strategy import Strategy
-from recovery.process.starvation import Pulse
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import Message
+from trainchaos.chaos import plugins
+from trainchaos.harness.launch import devices
+from trainchaos.harness.launch.health import HealthReport
+from trainchaos.harness.launch.launcher import ArmSetup, Exited, Leftovers, MessageReceived, Report
+from trainchaos.harness.sim.groups import SimGroups
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.harness.sim.rank.keepers import SimKeepers, SimMemoryCheckpointer
+from trainchaos.harness.sim.rank.rank import SimRank
+from trainchaos.harness.sim.world.clock import NS_PER_S, Clock
+from trainchaos.harness.sim.world.group import Group
+from trainchaos.harness.sim.world.links import SimLinks
+from trainchaos.harness.sim.world.process import Process
+from trainchaos.harness.sim.world.settings import MS, RankConfig, Timings
+from trainchaos.harness.sim.world.storage import SimStorage
+from trainchaos.harness.sim.world.store import SimStore
+from trainchaos.harness.undo.base import Undo
+from trainchaos.recovery.policy.strategy import Strategy
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import Message
 
 WALL_NS = 1_767_225_600 * NS_PER_S  # 2026-01-01: a log must not show when it was simulated
 PID = 1
@@ -53,7 +53,7 @@ class SimCluster:
         self.links = SimLinks(self._clock, f"{setup.seed}/{setup.arm}")
         self.storage = SimStorage(setup.checkpoints)
         spec = setup.cell.scenario
-        strategy = plugins.load("recovery.policy.strategies", Strategy)[spec.recovery.strategy]
+        strategy = plugins.load(plugins.STRATEGIES, Strategy)[spec.recovery.strategy]
         spares = strategy(**spec.recovery.params).spares_wanted
         self._places = devices.slots(spec.workload.ranks + spares)
         self._nodes = range(spec.topology.nodes)
@@ -233,7 +233,7 @@ def _keepers(setup: ArmSetup, clock: Clock) -> SimKeepers | None:
 def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
     scenario = setup.cell.scenario
     spec = scenario.workload
-    strategy = plugins.load("recovery.policy.strategies", Strategy)[scenario.recovery.strategy](
+    strategy = plugins.load(plugins.STRATEGIES, Strategy)[scenario.recovery.strategy](
         **scenario.recovery.params
     )
     return RankConfig(

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from harness.sim.world.clock import Clock
-from harness.sim.world.settings import MS
-from harness.undo.base import Undo
+from trainchaos.harness.sim.world.clock import Clock
+from trainchaos.harness.sim.world.settings import MS
+from trainchaos.harness.undo.base import Undo
 
 if TYPE_CHECKING:
-    from harness.sim.rank.rank import SimRank
+    from trainchaos.harness.sim.rank.rank import SimRank
 
 ALLOCATION_MS_PER_MIB = 0.5
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from harness.host import processes
+from trainchaos.harness.host import processes
 
 
 class UndoOutcome(BaseModel):

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from chaos.errors import InfrastructureError
-from harness.host.container_engine import NODE_LABEL, RUN_LABEL, asking, connect
-from harness.undo.base import Undo, UndoOutcome, done, failed, nothing
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.container_engine import NODE_LABEL, RUN_LABEL, asking, connect
+from trainchaos.harness.undo.base import Undo, UndoOutcome, done, failed, nothing
 
 REMOVE_LIMIT_S = 30.0
 AGAIN_S = 0.05

@@ -19,9 +19,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from chaos.errors import InfrastructureError, LogError
-from chaos.files import open_regular, parse_json, reason
-from harness.undo.records import AnyUndo, Undo
+from trainchaos.chaos.errors import InfrastructureError, LogError
+from trainchaos.chaos.files import open_regular, parse_json, reason
+from trainchaos.harness.undo.records import AnyUndo, Undo
 
 MAX_BYTES = 1 << 30
 MAX_LINE_BYTES = 1 << 20

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from chaos.errors import InfrastructureError
-from chaos.files import read_model
-from harness.host import processes
-from harness.host.rundir import RunDirectory
-from harness.undo.records import MARKER
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.files import read_model
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.undo.records import MARKER
 
 FILE = "live.json"
 

@@ -18,8 +18,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from harness.host import processes
-from harness.undo.base import (
+from trainchaos.harness.host import processes
+from trainchaos.harness.undo.base import (
     Undo,
     UndoOutcome,
     control_groups,
@@ -29,8 +29,8 @@ from harness.undo.base import (
     nothing,
     outside,
 )
-from harness.undo.containers import RemoveContainers, RemoveNetworks
-from harness.undo.slurm import CancelSteps
+from trainchaos.harness.undo.containers import RemoveContainers, RemoveNetworks
+from trainchaos.harness.undo.slurm import CancelSteps
 
 MARKER = "CHAOS_RUN"
 KILL_LIMIT_S = 5.0

@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from chaos.errors import InfrastructureError
-from harness.host.slurm_commands import ASK_LIMIT_S, Commands, Ran, Run, run_command
-from harness.undo.base import Undo, UndoOutcome, done, failed, nothing, outside
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.slurm_commands import ASK_LIMIT_S, Commands, Ran, Run, run_command
+from trainchaos.harness.undo.base import Undo, UndoOutcome, done, failed, nothing, outside
 
 END_LIMIT_S = 15.0
 LOOK_S = 0.1

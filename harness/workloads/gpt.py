@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from harness.host import corpus
-from harness.launch.workload import BuildContext, DataInfo, Trainable, Workload
-from harness.workloads._rules import Rules
+from trainchaos.harness.host import corpus
+from trainchaos.harness.launch.workload import BuildContext, DataInfo, Trainable, Workload
+from trainchaos.harness.workloads._rules import Rules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,7 +100,7 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
     import torch
     from torch.nn import functional
 
-    from harness.workloads._transformer import Transformer
+    from trainchaos.harness.workloads._transformer import Transformer
 
     torch.manual_seed(context.seed)
     model = Transformer(

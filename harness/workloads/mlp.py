@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from chaos.errors import InfrastructureError
-from harness.launch.workload import BuildContext, DataInfo, Trainable, Workload
-from harness.workloads._rules import Rules
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.launch.workload import BuildContext, DataInfo, Trainable, Workload
+from trainchaos.harness.workloads._rules import Rules
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from chaos.errors import ScenarioError
-from harness.launch.workload import BuildContext, DataInfo, Program, Trainable, Workload
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.harness.launch.workload import BuildContext, DataInfo, Program, Trainable, Workload
 
 
 class Script(Workload):
@@ -27,8 +27,8 @@ class Script(Workload):
 
     def prepare(self, directory: Path) -> DataInfo:
         """Run the script as far as ``recovery.join()``, to learn how many samples it has."""
-        from recovery.rank.joining import JoinError
-        from recovery.rank.script import describe
+        from trainchaos.recovery.rank.joining import JoinError
+        from trainchaos.recovery.rank.script import describe
 
         path = Path(self.path).resolve()
         try:

@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from chaos.errors import EXIT_FAIL, ChaosError
-from recovery.checkpoint import state_io as checkpointing
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import Disk
-from recovery.checkpoint.files.custody import Custody, writers
-from recovery.checkpoint.files.saving import Saving, WriteRankEvent
-from recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
-from recovery.checkpoint.save_writer import SaveWriter
-from recovery.checkpoint.together import restore_together
-from recovery.collectives.group import Group
-from recovery.policy.doubts import Doubt, in_doubt
-from recovery.policy.interval import SaveSchedule
-from recovery.policy.jobconfig import JobConfig
-from recovery.policy.layout import Layout
-from recovery.state.state import TrainState
-from recovery.state.strides import quiet
+from trainchaos.chaos.errors import EXIT_FAIL, ChaosError
+from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import Disk
+from trainchaos.recovery.checkpoint.files.custody import Custody, writers
+from trainchaos.recovery.checkpoint.files.saving import Saving, WriteRankEvent
+from trainchaos.recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
+from trainchaos.recovery.checkpoint.save_writer import SaveWriter
+from trainchaos.recovery.checkpoint.together import restore_together
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.policy.doubts import Doubt, in_doubt
+from trainchaos.recovery.policy.interval import SaveSchedule
+from trainchaos.recovery.policy.jobconfig import JobConfig
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.state.strides import quiet
 
 
 class NothingToRestore(ChaosError):

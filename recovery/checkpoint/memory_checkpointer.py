@@ -10,21 +10,21 @@ from contextlib import ExitStack
 
 import torch
 
-from chaos.events.log import Kind
-from recovery.checkpoint.files.checkpoints import first_line
-from recovery.checkpoint.files.pieces import CorruptCheckpoint
-from recovery.checkpoint.files.saving import WriteRankEvent
-from recovery.checkpoint.memory.client import KeeperClient, KeeperError
-from recovery.checkpoint.memory.header import name_of
-from recovery.checkpoint.memory_reading import Candidate, MemoryReading
-from recovery.checkpoint.memory_state import MemorySave, MemoryState
-from recovery.checkpoint.saves.reading import CheckpointMismatch
-from recovery.checkpoint.together import votes
-from recovery.collectives.group import Group
-from recovery.policy.jobconfig import InMemory
-from recovery.policy.layout import Layout
-from recovery.state.state import TrainState
-from recovery.transport.wire import CheckpointNote
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.files.checkpoints import first_line
+from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
+from trainchaos.recovery.checkpoint.files.saving import WriteRankEvent
+from trainchaos.recovery.checkpoint.memory.client import KeeperClient, KeeperError
+from trainchaos.recovery.checkpoint.memory.header import name_of
+from trainchaos.recovery.checkpoint.memory_reading import Candidate, MemoryReading
+from trainchaos.recovery.checkpoint.memory_state import MemorySave, MemoryState
+from trainchaos.recovery.checkpoint.saves.reading import CheckpointMismatch
+from trainchaos.recovery.checkpoint.together import votes
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.policy.jobconfig import InMemory
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.transport.wire import CheckpointNote
 
 PLACE = "memory"
 SETTLE_S = 10.0  # longest wait, before a restore, for a save that is under way

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recovery.checkpoint.files import pieces
-from recovery.checkpoint.files.pieces import CorruptCheckpoint
-from recovery.checkpoint.memory.client import KeeperClient
-from recovery.checkpoint.memory.files import MemoryFile
-from recovery.checkpoint.memory.header import Header, Key, Moment, mismatch, name_of
-from recovery.checkpoint.saves.chunks import Chunk, chunks_of
-from recovery.checkpoint.saves.reading import planned, refuse_foreign
-from recovery.state import strides
-from recovery.state.optimizer_state import Slots
-from recovery.state.state import TrainState
+from trainchaos.recovery.checkpoint.files import pieces
+from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
+from trainchaos.recovery.checkpoint.memory.client import KeeperClient
+from trainchaos.recovery.checkpoint.memory.files import MemoryFile
+from trainchaos.recovery.checkpoint.memory.header import Header, Key, Moment, mismatch, name_of
+from trainchaos.recovery.checkpoint.saves.chunks import Chunk, chunks_of
+from trainchaos.recovery.checkpoint.saves.reading import planned, refuse_foreign
+from trainchaos.recovery.state import strides
+from trainchaos.recovery.state.optimizer_state import Slots
+from trainchaos.recovery.state.state import TrainState
 
 # the keeper of a lost node is replaced within milliseconds, on a busy machine within seconds
 CONNECT_S = 5.0

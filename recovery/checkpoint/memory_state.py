@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recovery.checkpoint.files import pieces
-from recovery.checkpoint.memory.client import KeeperClient
-from recovery.checkpoint.memory.files import MemoryFile, create, populate
-from recovery.checkpoint.memory.header import (
+from trainchaos.recovery.checkpoint.files import pieces
+from trainchaos.recovery.checkpoint.memory.client import KeeperClient
+from trainchaos.recovery.checkpoint.memory.files import MemoryFile, create, populate
+from trainchaos.recovery.checkpoint.memory.header import (
     Header,
     Key,
     TensorPart,
@@ -33,12 +33,12 @@ from recovery.checkpoint.memory.header import (
     shards_at,
     sums_of,
 )
-from recovery.checkpoint.memory_reading import CONNECT_S, Candidate, MemoryReading
-from recovery.checkpoint.saves.chunks import Chunk, chunks_of, not_finite
-from recovery.policy.layout import Layout
-from recovery.state import strides
-from recovery.state.state import TrainState
-from recovery.state.strides import Progress, quiet
+from trainchaos.recovery.checkpoint.memory_reading import CONNECT_S, Candidate, MemoryReading
+from trainchaos.recovery.checkpoint.saves.chunks import Chunk, chunks_of, not_finite
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.state import strides
+from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.state.strides import Progress, quiet
 
 MAX_BUFFERS = 4  # of which a keeper holds two or three; one more is being written
 WAIT_S = 0.05

@@ -9,20 +9,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from recovery.checkpoint import state_io as checkpointing
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import Disk
-from recovery.checkpoint.files.custody import agreement
-from recovery.checkpoint.files.fence import CheckpointFence
-from recovery.checkpoint.files.saving import SaveOutcome, Saving, pruned
-from recovery.checkpoint.saves.background import BackgroundWorker, Snapshot
-from recovery.checkpoint.saves.chunks import Chunk
-from recovery.checkpoint.saves.sharded import give_up
-from recovery.checkpoint.state_io import SaveOrder
-from recovery.collectives.group import GenerationLost
-from recovery.policy.interval import SaveSchedule
-from recovery.policy.jobconfig import JobConfig
-from recovery.state.state import TrainState
+from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import Disk
+from trainchaos.recovery.checkpoint.files.custody import agreement
+from trainchaos.recovery.checkpoint.files.fence import CheckpointFence
+from trainchaos.recovery.checkpoint.files.saving import SaveOutcome, Saving, pruned
+from trainchaos.recovery.checkpoint.saves.background import BackgroundWorker, Snapshot
+from trainchaos.recovery.checkpoint.saves.chunks import Chunk
+from trainchaos.recovery.checkpoint.saves.sharded import give_up
+from trainchaos.recovery.checkpoint.state_io import SaveOrder
+from trainchaos.recovery.collectives.group import GenerationLost
+from trainchaos.recovery.policy.interval import SaveSchedule
+from trainchaos.recovery.policy.jobconfig import JobConfig
+from trainchaos.recovery.state.state import TrainState
 
 PLACED_S = 0.5  # longest wait, before this rank parks, for a save that has its name
 END_S = 60.0  # longest wait for a sign of life of a save that is under way

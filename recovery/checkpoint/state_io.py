@@ -14,16 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard
-from recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
-from recovery.checkpoint.saves import delta, sharded
-from recovery.checkpoint.saves.chunks import Chunk, chunks_of, described, share
-from recovery.checkpoint.saves.part import CheckpointPart, file_of, write_part
-from recovery.checkpoint.saves.reading import ChunkRestore, planned, table_of
-from recovery.state.state import TrainState
-from recovery.state.strides import quiet
-from recovery.transport.atomic_rename import remove
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard
+from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
+from trainchaos.recovery.checkpoint.saves import delta, sharded
+from trainchaos.recovery.checkpoint.saves.chunks import Chunk, chunks_of, described, share
+from trainchaos.recovery.checkpoint.saves.part import CheckpointPart, file_of, write_part
+from trainchaos.recovery.checkpoint.saves.reading import ChunkRestore, planned, table_of
+from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.state.strides import quiet
+from trainchaos.recovery.transport.atomic_rename import remove
 
 PARTS_TIMEOUT_S = 120.0
 

@@ -9,14 +9,18 @@ from pathlib import Path
 
 import torch
 
-from recovery.checkpoint import state_io as checkpointing
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import Checkpoint
-from recovery.checkpoint.files.pieces import CorruptCheckpoint
-from recovery.checkpoint.saves.reading import CheckpointMismatch, ChunkRestore, HalfLoaded
-from recovery.collectives.group import Group
-from recovery.policy.layout import Layout
-from recovery.state.state import TrainState
+from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
+from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
+from trainchaos.recovery.checkpoint.saves.reading import (
+    CheckpointMismatch,
+    ChunkRestore,
+    HalfLoaded,
+)
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.state.state import TrainState
 
 _GOOD, _CORRUPT, _MISMATCH, _HALF = range(4)
 

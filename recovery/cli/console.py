@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from chaos.events.log import Event, Kind
-from recovery.checkpoint.memory import ROLE as KEEPER
-from recovery.cli.takeover_log import TakeoverLog
-from recovery.policy.strategy import Cause
-from recovery.process.output import say
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
+from trainchaos.recovery.cli.takeover_log import TakeoverLog
+from trainchaos.recovery.policy.strategy import Cause
+from trainchaos.recovery.process.output import say
 
 
 class ConsoleListener:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
-from chaos.errors import EXIT_INTERRUPTED
-from recovery.process.output import say
+from trainchaos.chaos.errors import EXIT_INTERRUPTED
+from trainchaos.recovery.process.output import say
 
 
 def end_on_sigint() -> None:

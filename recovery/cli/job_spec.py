@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from recovery.cli.process_host import ProcessPlacement
-from recovery.policy.jobconfig import InMemory, NetworkAddresses, Saves
-from recovery.policy.strategy import Strategy
-from recovery.rank.joining import SupervisorSettings
-from recovery.rank.script import ScriptConfig
+from trainchaos.recovery.cli.process_host import ProcessPlacement
+from trainchaos.recovery.policy.jobconfig import InMemory, NetworkAddresses, Saves
+from trainchaos.recovery.policy.strategy import Strategy
+from trainchaos.recovery.rank.joining import SupervisorSettings
+from trainchaos.recovery.rank.script import ScriptConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def script_config(
     key-value store listens; ``memory``: its keeper, None: it has none.
     """
     seat = SupervisorSettings(
-        supervisor="recovery.run",
+        supervisor="trainchaos.recovery.run",
         process=name,
         world=spec.ranks,
         shards=spec.shards,

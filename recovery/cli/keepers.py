@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any, Protocol
 
-from chaos.events.log import Kind
-from recovery.checkpoint.memory import ROLE
-from recovery.checkpoint.memory.keeper_host import LocalKeeperHost
-from recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
-from recovery.cli.job_spec import JobSpec
-from recovery.cli.process_host import LocalProcessHost
-from recovery.policy.jobconfig import InMemory
-from recovery.process.local import Exited
-from recovery.process.logroom import LogRoom
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.memory import ROLE
+from trainchaos.recovery.checkpoint.memory.keeper_host import LocalKeeperHost
+from trainchaos.recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
+from trainchaos.recovery.cli.job_spec import JobSpec
+from trainchaos.recovery.cli.process_host import LocalProcessHost
+from trainchaos.recovery.policy.jobconfig import InMemory
+from trainchaos.recovery.process.local import Exited
+from trainchaos.recovery.process.logroom import LogRoom
 
 
 class WriteSupervisorEvent(Protocol):

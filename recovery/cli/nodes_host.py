@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from chaos.errors import InfrastructureError
-from recovery.cli.process_host import ProcessPlacement
-from recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
-from recovery.nodes.coordinator.software import refuse_other
-from recovery.process.output import say
-from recovery.process.starvation import Pulse
-from recovery.rank.script import ScriptConfig
-from recovery.transport.progress_counters import Mark
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.cli.process_host import ProcessPlacement
+from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
+from trainchaos.recovery.nodes.coordinator.software import refuse_other
+from trainchaos.recovery.process.output import say
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.rank.script import ScriptConfig
+from trainchaos.recovery.transport.progress_counters import Mark
 
 READY_LIMIT_S = 300.0  # agents may be started by hand
 # for agents to reconnect to a restarted coordinator: they try at least every second

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from chaos.errors import ScenarioError
-from recovery.nodes.coordinator.loss import FleetLimits
-from recovery.nodes.serve import address_of
-from recovery.policy import strategies
-from recovery.policy.interval import parse
-from recovery.policy.jobconfig import Saves
-from recovery.policy.strategy import Strategy
-from recovery.supervise import limits
-from recovery.supervise.supervision import Timing
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
+from trainchaos.recovery.nodes.serve import address_of
+from trainchaos.recovery.policy import strategies
+from trainchaos.recovery.policy.interval import parse
+from trainchaos.recovery.policy.jobconfig import Saves
+from trainchaos.recovery.policy.strategy import Strategy
+from trainchaos.recovery.supervise import limits
+from trainchaos.recovery.supervise.supervision import Timing
 
 
 class UsageError(Exception):
@@ -25,7 +25,9 @@ class UsageError(Exception):
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The parser of all options, and of the script with its arguments."""
-    made = argparse.ArgumentParser(prog="python -m recovery.run", description=description)
+    made = argparse.ArgumentParser(
+        prog="python -m trainchaos.recovery.run", description=description
+    )
     add = made.add_argument
     _add_job_options(add)
     _add_state_options(add)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from chaos.errors import InfrastructureError
-from recovery.policy.jobconfig import LOOPBACK
-from recovery.process.node import Node, script_recipe
-from recovery.process.processes import become_subreaper
-from recovery.process.starvation import Pulse
-from recovery.rank.script import ScriptConfig
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import Message
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.process.node import Node, script_recipe
+from trainchaos.recovery.process.processes import become_subreaper
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.rank.script import ScriptConfig
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import Message
 
 
 @dataclass(frozen=True, kw_only=True)

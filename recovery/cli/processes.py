@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaos.errors import InfrastructureError
-from recovery.cli.process_host import ProcessHost, ProcessPlacement, least_taken
-from recovery.cli.takeover_log import TakeoverLog
-from recovery.policy.backoff import Reputation
-from recovery.process.logroom import LogRoom
-from recovery.rank.script import ScriptConfig
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.cli.process_host import ProcessHost, ProcessPlacement, least_taken
+from trainchaos.recovery.cli.takeover_log import TakeoverLog
+from trainchaos.recovery.policy.backoff import Reputation
+from trainchaos.recovery.process.logroom import LogRoom
+from trainchaos.recovery.rank.script import ScriptConfig
 
 
 @dataclass(frozen=True, kw_only=True)

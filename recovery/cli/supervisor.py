@@ -10,25 +10,25 @@ import socket
 import time
 from typing import Any, Protocol
 
-from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
-from recovery.cli.job_spec import JobSpec, script_config
-from recovery.cli.keepers import JobKeepers
-from recovery.cli.process_host import LocalProcessHost, ProcessHost, ProcessPlacement
-from recovery.cli.processes import JobProcesses
-from recovery.cli.takeover_log import TakeoverLog
-from recovery.nodes.coordinator.node_events import event_of
-from recovery.nodes.link.clock import boot_id
-from recovery.policy import strategies
-from recovery.policy.strategy import Cause, StateFrom, Strategy
-from recovery.process.local import Dying, Exited, MessageReceived, start_store
-from recovery.process.logroom import LogRoom
-from recovery.process.starvation import Pulse
-from recovery.rank.script import ScriptConfig
-from recovery.supervise.adoption import past
-from recovery.supervise.controller import Controller, Stage, Timing
-from recovery.supervise.supervision import StopFlag
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import CheckpointNote, Failed, Message, Ready
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
+from trainchaos.recovery.cli.job_spec import JobSpec, script_config
+from trainchaos.recovery.cli.keepers import JobKeepers
+from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost, ProcessPlacement
+from trainchaos.recovery.cli.processes import JobProcesses
+from trainchaos.recovery.cli.takeover_log import TakeoverLog
+from trainchaos.recovery.nodes.coordinator.node_events import event_of
+from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.policy import strategies
+from trainchaos.recovery.policy.strategy import Cause, StateFrom, Strategy
+from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, start_store
+from trainchaos.recovery.process.logroom import LogRoom
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.rank.script import ScriptConfig
+from trainchaos.recovery.supervise.adoption import past
+from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
+from trainchaos.recovery.supervise.supervision import StopFlag
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import CheckpointNote, Failed, Message, Ready
 
 # bytes: a failure takes about 2,500, so that many can be written down on a full disk
 LOG_RESERVE = 4 << 20

@@ -7,11 +7,11 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.errors import InfrastructureError
-from chaos.events.log import ORCHESTRATOR, ActorLog, Kind, read_actor
-from recovery.checkpoint.memory import ROLE as KEEPER
-from recovery.nodes.link.clock import boot_id
-from recovery.nodes.link.files import LOCK
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Kind, read_actor
+from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
+from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.nodes.link.files import LOCK
 
 UNWRITTEN = 100  # attempts to start one process, on node after node, of which none is in the log
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from recovery.collectives.circle import Circle
+from trainchaos.recovery.collectives.circle import Circle
 
 LOOK_EVERY_S = 1.0
 GRACE_S = 5.0

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recovery.state.parts import local, wrapped
+from trainchaos.recovery.state.parts import local, wrapped
 
 BUCKET_BYTES = 25 * 1024 * 1024  # the default of DistributedDataParallel
 

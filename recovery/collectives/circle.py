@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from recovery.collectives.group import Group
+    from trainchaos.recovery.collectives.group import Group
 
 DEVICE_ERRORS = tuple(
     kind

@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recovery.collectives.buckets import check_types
-from recovery.collectives.group import Circle, Group
-from recovery.collectives.reduce import _COUNT, _FLAGS, _LOSS, _PAUSE, _SAVE, Buckets
-from recovery.collectives.reducer import Reduced
-from recovery.data import order
-from recovery.state.finite import Amount
+from trainchaos.recovery.collectives.buckets import check_types
+from trainchaos.recovery.collectives.group import Circle, Group
+from trainchaos.recovery.collectives.reduce import _COUNT, _FLAGS, _LOSS, _PAUSE, _SAVE, Buckets
+from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.data import order
+from trainchaos.recovery.state.finite import Amount
 
 
 @dataclass(kw_only=True)

@@ -21,14 +21,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recovery.collectives import nccl
-from recovery.collectives.abandoned import LEAVING, outlive
-from recovery.collectives.circle import DEVICE_ERRORS, Circle, GenerationLost, first_line
-from recovery.collectives.dialing import Address, RankNames, RedirectingStore, address_of
-from recovery.collectives.sockets import shut_down, socket_inodes
-from recovery.collectives.storelink import StoreLink, connect, forget_generations, socket_to
-from recovery.policy.jobconfig import NetworkAddresses
-from recovery.policy.layout import Layout
+from trainchaos.recovery.collectives import nccl
+from trainchaos.recovery.collectives.abandoned import LEAVING, outlive
+from trainchaos.recovery.collectives.circle import DEVICE_ERRORS, Circle, GenerationLost, first_line
+from trainchaos.recovery.collectives.dialing import Address, RankNames, RedirectingStore, address_of
+from trainchaos.recovery.collectives.sockets import shut_down, socket_inodes
+from trainchaos.recovery.collectives.storelink import (
+    StoreLink,
+    connect,
+    forget_generations,
+    socket_to,
+)
+from trainchaos.recovery.policy.jobconfig import NetworkAddresses
+from trainchaos.recovery.policy.layout import Layout
 
 POLL = timedelta(milliseconds=20)
 LAST_CHANCE_S = 0.02

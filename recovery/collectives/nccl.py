@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recovery.process.local import NCCL_WATCHDOG
+from trainchaos.recovery.process.local import NCCL_WATCHDOG
 
 LOOK_S = 0.0001  # between two looks at a device that is waited for
 SPIN_S = 0.0003  # before them: most waits are short

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from recovery.collectives.buckets import Bucket, check_types, make_buckets
-from recovery.collectives.group import Circle, GenerationLost, Group
-from recovery.collectives.reducer import Reduced
-from recovery.state.finite import Amount, NonFiniteCheck, all_finite
+from trainchaos.recovery.collectives.buckets import Bucket, check_types, make_buckets
+from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
+from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.state.finite import Amount, NonFiniteCheck, all_finite
 
 _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(5)
 _EXACT = 1 << 24  # integers below are exact in float32

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from recovery.collectives.group import Group
-from recovery.state.finite import Amount
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.state.finite import Amount
 
 
 @dataclass(frozen=True, kw_only=True)

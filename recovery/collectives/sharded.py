@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recovery.collectives.group import Circle, GenerationLost, Group
-from recovery.collectives.reduce import Buckets
-from recovery.collectives.reducer import Reduced
-from recovery.collectives.sharding import reset
-from recovery.state.finite import Amount, NonFiniteCheck
+from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
+from trainchaos.recovery.collectives.reduce import Buckets
+from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.sharding import reset
+from trainchaos.recovery.state.finite import Amount, NonFiniteCheck
 
 _SQUARES, _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(6)
 

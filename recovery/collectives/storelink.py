@@ -15,8 +15,8 @@ from functools import partial
 
 import torch.distributed as dist
 
-from recovery.collectives.circle import GenerationLost, first_line
-from recovery.transport.reverse_dns import nameless
+from trainchaos.recovery.collectives.circle import GenerationLost, first_line
+from trainchaos.recovery.transport.reverse_dns import nameless
 
 PROBE_LIMIT_S = 0.2
 ATTEMPT_S = 0.4

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recovery.collectives.group import Circle, GenerationLost, Group
-from recovery.state.digest import own_memory
-from recovery.state.parts import local
-from recovery.state.state import TrainState
-from recovery.state.typed import name_of
+from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
+from trainchaos.recovery.state.digest import own_memory
+from trainchaos.recovery.state.parts import local
+from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.state.typed import name_of
 
 # of one message, so that all show progress however large a tensor is
 CHUNK_BYTES = 32 * 1024 * 1024

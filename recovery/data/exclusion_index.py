@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
-from recovery.data.permutation import epochs, permutation
+from trainchaos.recovery.data.permutation import epochs, permutation
 
 MAX_TABLES = 2  # a batch may lie in two epochs
 _Table = tuple["array[int]", "array[int]"]

@@ -32,8 +32,8 @@ import numpy
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, default_collate
 
-from recovery.data.order import MicroBatch
-from recovery.process import processes
+from trainchaos.recovery.data.order import MicroBatch
+from trainchaos.recovery.process import processes
 
 if TYPE_CHECKING:
     from torchdata.stateful_dataloader import StatefulDataLoader

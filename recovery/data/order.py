@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import overload
 
-from recovery.data.exclusion_index import ExclusionIndex
-from recovery.data.permutation import permutation, samples_at
+from trainchaos.recovery.data.exclusion_index import ExclusionIndex
+from trainchaos.recovery.data.permutation import permutation, samples_at
 
 
 def permute(index: int, size: int, seed: int, epoch: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from recovery.transport.wire import Join, LeaveOut
+from trainchaos.recovery.transport.wire import Join, LeaveOut
 
 
 class ReceivedExclusions:

@@ -16,10 +16,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from recovery.detection.pace import HangLimits, Pace
-from recovery.detection.silence import PollTime, Silence
-from recovery.process.starvation import Pulse
-from recovery.transport.progress_counters import Mark
+from trainchaos.recovery.detection.pace import HangLimits, Pace
+from trainchaos.recovery.detection.silence import PollTime, Silence
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.transport.progress_counters import Mark
 
 __all__ = ["STALLS", "STOPPED", "Hang", "HangDetector", "HangLimits", "LeaveWatch"]
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import median
 
-from recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.progress_counters import Mark
 
 WINDOW = 50
 HISTORY_FACTOR = 2.0

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from recovery.process.starvation import Pulse
-from recovery.transport.progress_counters import Mark
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.transport.progress_counters import Mark
 
 MAX_LOOK_S = 0.1
 """Longest time that one look counts: time in which the supervisor itself gets no CPU is not

@@ -1,5 +1,5 @@
-"""``python -m recovery.nodes.serve``: an agent as a process of its own, for ``recovery.run
---nodes``; ``chaos agent`` is the same for the harness.
+"""``python -m trainchaos.recovery.nodes.serve``: an agent as a process of its own, for
+``recovery.run --nodes``; ``chaos agent`` is the same for the harness.
 
 SIGTERM reports to the coordinator and the ranks that the node will be ended soon, and ends nothing;
 SIGINT ends the agent.
@@ -15,12 +15,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaos.errors import ChaosError, InfrastructureError, ScenarioError
-from recovery.nodes.agent.agent import LEASE_S, AgentConfig, NodeAgent
-from recovery.nodes.coordinator.software import versions
-from recovery.nodes.link.files import refuse_shared
-from recovery.process.node import LaunchRecipe, script_recipe
-from recovery.process.output import say, shield
+from trainchaos.chaos.errors import ChaosError, InfrastructureError, ScenarioError
+from trainchaos.recovery.nodes.agent.agent import LEASE_S, AgentConfig, NodeAgent
+from trainchaos.recovery.nodes.coordinator.software import versions
+from trainchaos.recovery.nodes.link.files import refuse_shared
+from trainchaos.recovery.process.node import LaunchRecipe, script_recipe
+from trainchaos.recovery.process.output import say, shield
 
 MIN_TOKEN = 16
 
@@ -117,7 +117,7 @@ def serve(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse and serve; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="recovery.nodes.serve", description=__doc__)
+    parser = argparse.ArgumentParser(prog="trainchaos.recovery.nodes.serve", description=__doc__)
     parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
     parser.add_argument("--node", required=True, type=int)
     parser.add_argument(

@@ -4,15 +4,15 @@ checkpoint; and how they answer a broken group, which loses no process either. P
 
 from __future__ import annotations
 
-from recovery.policy.fallback import (
+from trainchaos.recovery.policy.fallback import (
     CORRUPTIONS,
     rejoin_all,
     restart,
     suspects,
     valid_survivors,
 )
-from recovery.policy.rank_assignment import common_step
-from recovery.policy.strategy import (
+from trainchaos.recovery.policy.rank_assignment import common_step
+from trainchaos.recovery.policy.strategy import (
     Cause,
     ClusterView,
     Decision,

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from recovery.policy.backoff import BackoffSchedule
-from recovery.policy.rank_assignment import by_shard, common_step, missing_shards, seat
-from recovery.policy.strategy import (
+from trainchaos.recovery.policy.backoff import BackoffSchedule
+from trainchaos.recovery.policy.rank_assignment import by_shard, common_step, missing_shards, seat
+from trainchaos.recovery.policy.strategy import (
     Cause,
     ClusterView,
     Decision,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from recovery.policy.strategy import ClusterView, ProcessView
+from trainchaos.recovery.policy.strategy import ClusterView, ProcessView
 
 
 class StateHolder(Protocol):

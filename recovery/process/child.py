@@ -6,11 +6,11 @@ import os
 import threading
 from pathlib import Path
 
-from recovery.process.starvation import Starvation
-from recovery.transport.event_ring import LineRing
-from recovery.transport.exit_hint import Bell
-from recovery.transport.progress_counters import MarkPage
-from recovery.transport.wire import Channel
+from trainchaos.recovery.process.starvation import Starvation
+from trainchaos.recovery.transport.event_ring import LineRing
+from trainchaos.recovery.transport.exit_hint import Bell
+from trainchaos.recovery.transport.progress_counters import MarkPage
+from trainchaos.recovery.transport.wire import Channel
 
 
 class ChildProcess:

@@ -13,14 +13,14 @@ from typing import NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.events.log import EventWriter, Kind
-from recovery.process import processes
-from recovery.process.notice import tell_on_sigterm
-from recovery.process.output import shield
-from recovery.transport import progress_counters
-from recovery.transport.event_ring import RingWriter
-from recovery.transport.progress_counters import MarkPage
-from recovery.transport.wire import Channel, Failed
+from trainchaos.chaos.events.log import EventWriter, Kind
+from trainchaos.recovery.process import processes
+from trainchaos.recovery.process.notice import tell_on_sigterm
+from trainchaos.recovery.process.output import shield
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.event_ring import RingWriter
+from trainchaos.recovery.transport.progress_counters import MarkPage
+from trainchaos.recovery.transport.wire import Channel, Failed
 
 EXIT_ERROR = 1
 MESSAGE_LENGTH = 500

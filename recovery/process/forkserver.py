@@ -1,10 +1,11 @@
 """A process that has imported everything and forks ranks on request: a rank starts in milliseconds,
 not seconds.
 
-``ForkServer`` is the supervisor's side. The other side is ``python -m recovery.process.forkserver
-FD ENTRY MODULE ...``: it is single-threaded, holds no training state, and never touches CUDA, so
-that forking it is safe. A rank is forked twice: its parent ends at once, and the kernel hands it to
-the supervisor (a child subreaper), which can then wait for it as for a child of its own.
+``ForkServer`` is the supervisor's side. The other side is ``python -m
+trainchaos.recovery.process.forkserver FD ENTRY MODULE ...``: it is single-threaded, holds no
+training state, and never touches CUDA, so that forking it is safe. A rank is forked twice: its
+parent ends at once, and the kernel hands it to the supervisor (a child subreaper), which can then
+wait for it as for a child of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from chaos.errors import InfrastructureError
-from recovery.process.processes import die_with
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.process.processes import die_with
 
 START_LIMIT_S = 120.0
 REAP_LIMIT_S = 10.0
@@ -51,7 +52,7 @@ class ForkServer:
                 [
                     sys.executable,
                     "-m",
-                    "recovery.process.forkserver",
+                    "trainchaos.recovery.process.forkserver",
                     str(theirs.fileno()),
                     entry,
                     *modules,

@@ -18,16 +18,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import InfrastructureError
-from recovery.policy.jobconfig import LOOPBACK
-from recovery.process import processes
-from recovery.process.child import ChildProcess
-from recovery.process.remnants import LeftoverSessions
-from recovery.process.starvation import Pulse, Usage
-from recovery.transport import progress_counters
-from recovery.transport.progress_counters import Mark, MarkPage
-from recovery.transport.reverse_dns import nameless
-from recovery.transport.wire import Channel, Message, WireError
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.process import processes
+from trainchaos.recovery.process.child import ChildProcess
+from trainchaos.recovery.process.remnants import LeftoverSessions
+from trainchaos.recovery.process.starvation import Pulse, Usage
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.progress_counters import Mark, MarkPage
+from trainchaos.recovery.transport.reverse_dns import nameless
+from trainchaos.recovery.transport.wire import Channel, Message, WireError
 
 REAP_LIMIT_S = 10.0
 SEND_LIMIT_S = 0.5

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.events.log import ORCHESTRATOR
+from trainchaos.chaos.events.log import ORCHESTRATOR
 
 EVERY_S = 10.0
 LEAVE = 0.8  # share of the limit that is filled after a clearing

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.errors import InfrastructureError
-from recovery.process.forkserver import MAX_REQUEST, ForkServer, start_cold
-from recovery.process.local import Children, rank_environment
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.process.forkserver import MAX_REQUEST, ForkServer, start_cold
+from trainchaos.recovery.process.local import Children, rank_environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +40,12 @@ def script_recipe() -> LaunchRecipe:
         "torch._dynamo",
         "torch.utils.data",
         "torch.distributed.checkpoint",
-        "recovery.rank.job",
-        "recovery.rank.warmth",
+        "trainchaos.recovery.rank.job",
+        "trainchaos.recovery.rank.warmth",
     )
     return LaunchRecipe(
-        entry="recovery.rank.script:start",
-        cold="recovery.rank.script",
+        entry="trainchaos.recovery.rank.script:start",
+        cold="trainchaos.recovery.rank.script",
         modules=modules,
         environment=rank_environment(),
     )

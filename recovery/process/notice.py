@@ -9,7 +9,7 @@ import signal
 import threading
 from types import FrameType
 
-from recovery.transport.wire import Channel, Notice
+from trainchaos.recovery.transport.wire import Channel, Notice
 
 
 def tell_on_sigterm(channel: Channel) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from chaos.errors import DISK_TAKES_NOTHING
+from trainchaos.chaos.errors import DISK_TAKES_NOTHING
 
 EXIT_ORPHANED = 70
 END_LIMIT_S = 5.0

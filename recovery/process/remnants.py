@@ -13,7 +13,7 @@ import signal
 import time
 from contextlib import suppress
 
-from recovery.process import processes
+from trainchaos.recovery.process import processes
 
 LOOK_AFTER_S = 2.0  # a check reads all of /proc: not while the job recovers
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recovery.process.processes import everybody
+from trainchaos.recovery.process.processes import everybody
 
 LOOK_S = 0.03
 """Shortest interval between two readings: the kernel updates how long a running thread ran with its

@@ -7,14 +7,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from chaos.events.log import Kind
-from recovery.collectives.group import Group
-from recovery.collectives.transfer import copy_state
-from recovery.rank.complete_step import complete, exchange_totals
-from recovery.transport.wire import Join
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.transfer import copy_state
+from trainchaos.recovery.rank.complete_step import complete, exchange_totals
+from trainchaos.recovery.transport.wire import Join
 
 if TYPE_CHECKING:
-    from recovery.rank.job import Job
+    from trainchaos.recovery.rank.job import Job
 
 
 def take_state(job: Job, order: Join, group: Group) -> str | None:

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from recovery.rank.membership import Order, SupervisorOrders
-from recovery.transport.wire import Abort, Channel, Extra, Inquiry, Status, WireError
+from trainchaos.recovery.rank.membership import Order, SupervisorOrders
+from trainchaos.recovery.transport.wire import Abort, Channel, Extra, Inquiry, Status, WireError
 
 EXIT_ORPHANED = 70
 ABORT_REPEAT_S = 0.005

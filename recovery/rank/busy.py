@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from chaos.events.log import Kind
+from trainchaos.chaos.events.log import Kind
 
 LIMIT_S = 3600.0
 LONGEST = 200  # characters kept of the description

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from chaos.events.log import Kind
-from recovery.collectives.group import GenerationLost, Group
-from recovery.collectives.reducer import Reduced
-from recovery.policy.interval import counts
-from recovery.rank.fingerprint import tell_digest
-from recovery.transport import progress_counters
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.collectives.group import GenerationLost, Group
+from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.policy.interval import counts
+from trainchaos.recovery.rank.fingerprint import tell_digest
+from trainchaos.recovery.transport import progress_counters
 
 if TYPE_CHECKING:
-    from recovery.rank.job import Job
-    from recovery.rank.step import Step
+    from trainchaos.recovery.rank.job import Job
+    from trainchaos.recovery.rank.step import Step
 
 
 def complete(job: Job, step: Step, reduced: Reduced, *, late: bool = False) -> None:

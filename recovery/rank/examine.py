@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from recovery.collectives.group import GenerationLost
-from recovery.collectives.reducer import Reducer
-from recovery.transport.wire import MOST_BLAMED
+from trainchaos.recovery.collectives.group import GenerationLost
+from trainchaos.recovery.collectives.reducer import Reducer
+from trainchaos.recovery.transport.wire import MOST_BLAMED
 
 if TYPE_CHECKING:
-    from recovery.rank.job import Job
-    from recovery.rank.step import Step
+    from trainchaos.recovery.rank.job import Job
+    from trainchaos.recovery.rank.step import Step
 
 
 @runtime_checkable

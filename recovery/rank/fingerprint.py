@@ -10,15 +10,15 @@ import torch
 import xxhash
 from torch import Tensor
 
-from recovery.policy.interval import compared
-from recovery.state import strides
-from recovery.state.digest import array_of, bytes_of, numbers, words_of
-from recovery.state.state import TrainState
-from recovery.state.strides import Progress, quiet
-from recovery.transport.wire import Digest, Joined
+from trainchaos.recovery.policy.interval import compared
+from trainchaos.recovery.state import strides
+from trainchaos.recovery.state.digest import array_of, bytes_of, numbers, words_of
+from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.state.strides import Progress, quiet
+from trainchaos.recovery.transport.wire import Digest, Joined
 
 if TYPE_CHECKING:
-    from recovery.rank.job import Job
+    from trainchaos.recovery.rank.job import Job
 
 SAMPLED = 10  # parameters whose values and slots enter the digest at a generation's start
 VALUES = 16  # per tensor; each tensor costs one wait for memory

@@ -6,19 +6,19 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chaos.events.log import Kind
-from recovery.collectives.group import GenerationLost, Group
-from recovery.collectives.storelink import StoreLink
-from recovery.policy.layout import Layout
-from recovery.rank.acquire_state import take_state
-from recovery.rank.fingerprint import tell_joined
-from recovery.rank.membership import Why, stays_connected
-from recovery.rank.recipe import Attached
-from recovery.transport import progress_counters
-from recovery.transport.wire import Join
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.collectives.group import GenerationLost, Group
+from trainchaos.recovery.collectives.storelink import StoreLink
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.rank.acquire_state import take_state
+from trainchaos.recovery.rank.fingerprint import tell_joined
+from trainchaos.recovery.rank.membership import Why, stays_connected
+from trainchaos.recovery.rank.recipe import Attached
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.wire import Join
 
 if TYPE_CHECKING:
-    from recovery.rank.job import Job
+    from trainchaos.recovery.rank.job import Job
 
 
 class Generations:

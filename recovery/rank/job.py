@@ -26,30 +26,30 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from chaos.events.log import EventWriter, Kind
-from recovery.checkpoint.checkpointer import Checkpointer
-from recovery.collectives.dialing import Address
-from recovery.collectives.group import GenerationLost
-from recovery.collectives.reducer import Reducer
-from recovery.data import order
-from recovery.data.loader import LIMIT_S as LOADER_LIMIT_S
-from recovery.data.loader import Loader
-from recovery.policy.jobconfig import JobConfig
-from recovery.policy.layout import Layout
-from recovery.rank.agent import RankAgent
-from recovery.rank.busy import LIMIT_S, Busy, BusyBlocks
-from recovery.rank.examine import LossOf, samples_to_blame
-from recovery.rank.generation import Generations
-from recovery.rank.membership import Membership
-from recovery.rank.recipe import Attached, MakeOptimizer, MakeScheduler, ModelRecipe
-from recovery.rank.step import NonFinite, Step, StepInProgress, StepProbe
-from recovery.state.misuse import guard_scaling, in_step
-from recovery.state.registered import Stateful
-from recovery.state.state import TrainState
-from recovery.transport import progress_counters
-from recovery.transport.progress_counters import MarkPage
-from recovery.transport.versions import versions
-from recovery.transport.wire import Abort, LeaveOut, Ready, Stop
+from trainchaos.chaos.events.log import EventWriter, Kind
+from trainchaos.recovery.checkpoint.checkpointer import Checkpointer
+from trainchaos.recovery.collectives.dialing import Address
+from trainchaos.recovery.collectives.group import GenerationLost
+from trainchaos.recovery.collectives.reducer import Reducer
+from trainchaos.recovery.data import order
+from trainchaos.recovery.data.loader import LIMIT_S as LOADER_LIMIT_S
+from trainchaos.recovery.data.loader import Loader
+from trainchaos.recovery.policy.jobconfig import JobConfig
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.rank.agent import RankAgent
+from trainchaos.recovery.rank.busy import LIMIT_S, Busy, BusyBlocks
+from trainchaos.recovery.rank.examine import LossOf, samples_to_blame
+from trainchaos.recovery.rank.generation import Generations
+from trainchaos.recovery.rank.membership import Membership
+from trainchaos.recovery.rank.recipe import Attached, MakeOptimizer, MakeScheduler, ModelRecipe
+from trainchaos.recovery.rank.step import NonFinite, Step, StepInProgress, StepProbe
+from trainchaos.recovery.state.misuse import guard_scaling, in_step
+from trainchaos.recovery.state.registered import Stateful
+from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.progress_counters import MarkPage
+from trainchaos.recovery.transport.versions import versions
+from trainchaos.recovery.transport.wire import Abort, LeaveOut, Ready, Stop
 
 __all__ = ["Job", "JobConfig"]
 

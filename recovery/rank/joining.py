@@ -1,8 +1,8 @@
 """``recovery.join``: how a training script becomes a rank of a supervised job.
 
-The supervisor (``python -m recovery.run``, or a launcher of the harness) first hands the script's
-process a ``SupervisedPlace`` with ``taking``. Without one the script is a job of its own, with one
-rank and no recovery.
+The supervisor (``python -m trainchaos.recovery.run``, or a launcher of the harness) first hands the
+script's process a ``SupervisedPlace`` with ``taking``. Without one the script is a job of its own,
+with one rank and no recovery.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from chaos.errors import ChaosError
-from chaos.events.log import EventWriter
-from recovery.policy.interval import parse
-from recovery.policy.jobconfig import InMemory, JobConfig, NetworkAddresses, Saves
-from recovery.rank.agent import RankAgent
-from recovery.transport.progress_counters import MarkPage
-from recovery.transport.wire import Channel
+from trainchaos.chaos.errors import ChaosError
+from trainchaos.chaos.events.log import EventWriter
+from trainchaos.recovery.policy.interval import parse
+from trainchaos.recovery.policy.jobconfig import InMemory, JobConfig, NetworkAddresses, Saves
+from trainchaos.recovery.rank.agent import RankAgent
+from trainchaos.recovery.transport.progress_counters import MarkPage
+from trainchaos.recovery.transport.wire import Channel
 
 if TYPE_CHECKING:
-    from recovery.rank.job import Job
+    from trainchaos.recovery.rank.job import Job
 
 Determinism = Literal["default", "elastic"]
 
@@ -147,8 +147,8 @@ def join(
     choice if it makes one.
 
     Started without a supervisor (``python train.py``) this is a job of one rank that resumes from
-    its newest checkpoint, and any failure ends it; ``python -m recovery.run --ranks 4 train.py``
-    supervises one.
+    its newest checkpoint, and any failure ends it; ``python -m trainchaos.recovery.run --ranks 4
+    train.py`` supervises one.
 
     Raises JoinError when the two do not agree, when neither sets a required value, or when called
     twice.
@@ -180,10 +180,10 @@ def _job(config: JobConfig, place: SupervisedPlace | None) -> Job:
     # Only one rank writes checkpoints, on purpose.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     if place is None:
-        from recovery.rank.standalone import lone_job
+        from trainchaos.recovery.rank.standalone import lone_job
 
         return lone_job(config)
-    from recovery.rank.job import Job
+    from trainchaos.recovery.rank.job import Job
 
     assert place.channel is not None and place.page is not None and place.writer is not None
     job = Job(config, RankAgent(place.channel), place.page, place.writer)
@@ -281,7 +281,7 @@ def _check_together(config: JobConfig, *, restores: bool) -> None:
             "the strategy restores checkpoints, and nobody says where they go",
             hint=(
                 "recovery.join(checkpoint_dir=...), or --checkpoint-dir or --memory-checkpoints of "
-                "python -m recovery.run"
+                "python -m trainchaos.recovery.run"
             ),
         )
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from recovery.data.received_exclusions import ReceivedExclusions
-from recovery.transport.wire import (
+from trainchaos.recovery.data.received_exclusions import ReceivedExclusions
+from trainchaos.recovery.transport.wire import (
     Abort,
     Agreed,
     Finished,

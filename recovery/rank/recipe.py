@@ -14,15 +14,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from recovery.collectives.elastic import ElasticReducer
-from recovery.collectives.reduce import GradientReducer
-from recovery.collectives.reducer import Reducer
-from recovery.policy.jobconfig import JobConfig
-from recovery.policy.layout import Layout
-from recovery.state.state import TrainState
+from trainchaos.recovery.collectives.elastic import ElasticReducer
+from trainchaos.recovery.collectives.reduce import GradientReducer
+from trainchaos.recovery.collectives.reducer import Reducer
+from trainchaos.recovery.policy.jobconfig import JobConfig
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.state.state import TrainState
 
 if TYPE_CHECKING:
-    from recovery.collectives.sharded import ShardedReducer
+    from trainchaos.recovery.collectives.sharded import ShardedReducer
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 MakeScheduler = Callable[[Optimizer], LRScheduler | None]
@@ -50,8 +50,8 @@ class ModelRecipe:
             )
         if shards == 1:
             return
-        from recovery.collectives.buckets import check_types
-        from recovery.collectives.sharding import FSDPModule, require_torch
+        from trainchaos.recovery.collectives.buckets import check_types
+        from trainchaos.recovery.collectives.sharding import FSDPModule, require_torch
 
         require_torch()
         check_types(dict(self.model.named_parameters()))
@@ -87,7 +87,7 @@ class ModelRecipe:
 
         Raises RuntimeError when the process already holds another part, which it keeps for life.
         """
-        from recovery.collectives.sharding import default_units, shard_model
+        from trainchaos.recovery.collectives.sharding import default_units, shard_model
 
         shard = layout.shard_of(rank)
         if self._shard is not None:
@@ -140,7 +140,7 @@ class Attached:
         if config.shards == 1:
             chosen = ElasticReducer if config.determinism == "elastic" else GradientReducer
             return chosen(model, max_world=config.world, entering=entering)
-        from recovery.collectives.sharded import ShardedReducer
+        from trainchaos.recovery.collectives.sharded import ShardedReducer
 
         self._sharded = ShardedReducer(model, entering=entering, waiting=exchange)
         return self._sharded
@@ -148,7 +148,7 @@ class Attached:
     def rehearse(self) -> None:
         """Do what is slow the first time, before other ranks wait for it."""
         if self._sharded is not None:
-            from recovery.collectives import sharding
+            from trainchaos.recovery.collectives import sharding
 
             sharding.rehearse(self._config.shards, self._config.device)
         self.reducer.rehearse()

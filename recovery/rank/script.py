@@ -1,7 +1,7 @@
 """Runs a user's training script in a rank's process, as ``python train.py`` would.
 
-``python -m recovery.rank.script CONTROL MARK CONFIG`` is a cold start (three descriptors); ``python
--m recovery.rank.script --describe FD SCRIPT [ARGS]`` runs a script as far as ``recovery.join()``
+``python -m trainchaos.recovery.rank.script CONTROL MARK CONFIG`` is a cold start (three
+descriptors); with ``--describe FD SCRIPT [ARGS]`` it runs a script as far as ``recovery.join()``
 and writes down what it said there.
 """
 
@@ -17,19 +17,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from chaos.events.log import EventWriter
-from recovery.checkpoint.memory.keeper import KEEPER, KeeperConfig, be_keeper
-from recovery.process.entry import EXIT_ERROR, Birth, live
-from recovery.process.local import rank_environment
-from recovery.rank.joining import (
+from trainchaos.chaos.events.log import EventWriter
+from trainchaos.recovery.checkpoint.memory.keeper import KEEPER, KeeperConfig, be_keeper
+from trainchaos.recovery.process.entry import EXIT_ERROR, Birth, live
+from trainchaos.recovery.process.local import rank_environment
+from trainchaos.recovery.rank.joining import (
     JoinError,
     ScriptSettings,
     SupervisedPlace,
     SupervisorSettings,
     taking,
 )
-from recovery.transport.progress_counters import MarkPage
-from recovery.transport.wire import Channel
+from trainchaos.recovery.transport.progress_counters import MarkPage
+from trainchaos.recovery.transport.wire import Channel
 
 DESCRIBE_LIMIT_S = 120.0
 SHOWN_LINES = 12
@@ -83,7 +83,7 @@ def describe(
             [
                 sys.executable,
                 "-m",
-                "recovery.rank.script",
+                "trainchaos.recovery.rank.script",
                 "--describe",
                 str(writer),
                 str(path),

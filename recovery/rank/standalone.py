@@ -7,14 +7,14 @@ import time
 import uuid
 from typing import Any
 
-from chaos.events.log import Event, EventWriter, Kind
-from recovery.policy.jobconfig import JobConfig
-from recovery.process.local import start_store
-from recovery.rank.agent import RankAgent
-from recovery.rank.job import Job
-from recovery.transport import progress_counters
-from recovery.transport.progress_counters import MarkPage
-from recovery.transport.wire import Channel, Finished, Join, Message, Parked, Ready, Stop
+from trainchaos.chaos.events.log import Event, EventWriter, Kind
+from trainchaos.recovery.policy.jobconfig import JobConfig
+from trainchaos.recovery.process.local import start_store
+from trainchaos.recovery.rank.agent import RankAgent
+from trainchaos.recovery.rank.job import Job
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.progress_counters import MarkPage
+from trainchaos.recovery.transport.wire import Channel, Finished, Join, Message, Parked, Ready, Stop
 
 TIMEOUT_S = 60.0
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from recovery.collectives.reducer import Reduced
-from recovery.data.order import MicroBatch
-from recovery.rank.busy import BusyBlocks
-from recovery.rank.complete_step import complete
-from recovery.state.finite import Amount, amount_of
-from recovery.transport import progress_counters
-from recovery.transport.progress_counters import MarkPage
+from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.data.order import MicroBatch
+from trainchaos.recovery.rank.busy import BusyBlocks
+from trainchaos.recovery.rank.complete_step import complete
+from trainchaos.recovery.state.finite import Amount, amount_of
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.progress_counters import MarkPage
 
 if TYPE_CHECKING:
-    from recovery.rank.job import Job
+    from trainchaos.recovery.rank.job import Job
 
 
 class StepProbe(Protocol):

@@ -13,10 +13,10 @@ import torch
 import xxhash
 from torch import Tensor
 
-from recovery.state import strides
-from recovery.state.finite import on_host
-from recovery.state.parts import local
-from recovery.state.strides import Progress, quiet
+from trainchaos.recovery.state import strides
+from trainchaos.recovery.state.finite import on_host
+from trainchaos.recovery.state.parts import local
+from trainchaos.recovery.state.strides import Progress, quiet
 
 WORDS = 1 << 22  # hashed at once on a GPU; several times their 32 MiB are needed for it
 # of numpy's

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recovery.state import typed
-from recovery.state.finite import on_host
-from recovery.state.parts import is_part, local, wrapped
+from trainchaos.recovery.state import typed
+from trainchaos.recovery.state.finite import on_host
+from trainchaos.recovery.state.parts import is_part, local, wrapped
 
 COMPUTED_HOW = ("foreach", "fused", "capturable", "differentiable")
 """Fields of parameter groups that say how this process computes, and nothing of the job's state."""

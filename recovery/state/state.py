@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from recovery.data.exclusion_index import ExclusionIndex
-from recovery.state import misuse, typed
-from recovery.state.digest import Digester
-from recovery.state.finite import NonFiniteCheck
-from recovery.state.optimizer_state import OptimizerState, Slots
-from recovery.state.parts import local
-from recovery.state.registered import Registered
-from recovery.state.strides import Progress, quiet
+from trainchaos.recovery.data.exclusion_index import ExclusionIndex
+from trainchaos.recovery.state import misuse, typed
+from trainchaos.recovery.state.digest import Digester
+from trainchaos.recovery.state.finite import NonFiniteCheck
+from trainchaos.recovery.state.optimizer_state import OptimizerState, Slots
+from trainchaos.recovery.state.parts import local
+from trainchaos.recovery.state.registered import Registered
+from trainchaos.recovery.state.strides import Progress, quiet
 
 
 class TrainState:

@@ -12,14 +12,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from chaos.events.log import Event, Kind
-from recovery.checkpoint.memory import ROLE as KEEPER
-from recovery.policy.doubts import Doubt
-from recovery.policy.strategy import Cause, Failure, Health, StateFrom
-from recovery.supervise.failures import answer_of
-from recovery.supervise.job_state import KILLED_FOR, JobState
-from recovery.supervise.process_table import Process
-from recovery.transport.wire import Inquiry, Status
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
+from trainchaos.recovery.policy.doubts import Doubt
+from trainchaos.recovery.policy.strategy import Cause, Failure, Health, StateFrom
+from trainchaos.recovery.supervise.failures import answer_of
+from trainchaos.recovery.supervise.job_state import KILLED_FOR, JobState
+from trainchaos.recovery.supervise.process_table import Process
+from trainchaos.recovery.transport.wire import Inquiry, Status
 
 
 @dataclass(kw_only=True)

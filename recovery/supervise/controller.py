@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from chaos.events.log import Kind
-from recovery.policy.strategy import Cause, Health, StateFrom, Strategy
-from recovery.supervise import limits
-from recovery.supervise.adoption import Adoption, JobCondition, JobRecord
-from recovery.supervise.failures import NOTHING, Symptom
-from recovery.supervise.job_state import JobState
-from recovery.supervise.process_table import Process
-from recovery.supervise.recovery_cycle import RecoveryCycle
-from recovery.supervise.startup import Startup
-from recovery.supervise.supervision import Hands, Stage, Timing
-from recovery.supervise.watch import Watch
-from recovery.transport import wire
-from recovery.transport.versions import misfit
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy.strategy import Cause, Health, StateFrom, Strategy
+from trainchaos.recovery.supervise import limits
+from trainchaos.recovery.supervise.adoption import Adoption, JobCondition, JobRecord
+from trainchaos.recovery.supervise.failures import NOTHING, Symptom
+from trainchaos.recovery.supervise.job_state import JobState
+from trainchaos.recovery.supervise.process_table import Process
+from trainchaos.recovery.supervise.recovery_cycle import RecoveryCycle
+from trainchaos.recovery.supervise.startup import Startup
+from trainchaos.recovery.supervise.supervision import Hands, Stage, Timing
+from trainchaos.recovery.supervise.watch import Watch
+from trainchaos.recovery.transport import wire
+from trainchaos.recovery.transport.versions import misfit
 
 __all__ = ["Controller", "Hands", "Stage", "Timing"]
 

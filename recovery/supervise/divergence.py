@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from recovery.policy.doubts import Doubt, together
-from recovery.policy.layout import Layout
+from trainchaos.recovery.policy.doubts import Doubt, together
+from trainchaos.recovery.policy.layout import Layout
 
 # ranks are at most a step apart; older ones were cut off and will never be complete
 MAX_OPEN_STEPS = 16

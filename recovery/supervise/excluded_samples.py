@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from chaos.events.log import Kind
-from recovery.policy.corruption import SKIP_WINDOW_STEPS
-from recovery.policy.strategy import Cause, Failure, Form
-from recovery.supervise.failures import FailureBook
-from recovery.supervise.process_table import Process
-from recovery.supervise.supervision import Hands
-from recovery.transport.wire import MOST_LEFT_OUT, LeaveOut
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy.corruption import SKIP_WINDOW_STEPS
+from trainchaos.recovery.policy.strategy import Cause, Failure, Form
+from trainchaos.recovery.supervise.failures import FailureBook
+from trainchaos.recovery.supervise.process_table import Process
+from trainchaos.recovery.supervise.supervision import Hands
+from trainchaos.recovery.transport.wire import MOST_LEFT_OUT, LeaveOut
 
 
 class ExcludedSamples:

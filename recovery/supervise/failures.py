@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from chaos.events.log import Kind
-from recovery.policy.strategy import Cause, Failure, StateFrom
-from recovery.supervise.process_table import Process
-from recovery.supervise.supervision import Hands
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy.strategy import Cause, Failure, StateFrom
+from trainchaos.recovery.supervise.process_table import Process
+from trainchaos.recovery.supervise.supervision import Hands
 
 Place = tuple[int, int]
 """A rank in a generation of a given size: another process may hold it at the next failure."""

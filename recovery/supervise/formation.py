@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chaos.events.log import Kind
-from recovery.policy.strategy import Form, Health, StateFrom
-from recovery.supervise.divergence import CheckpointAdvice
-from recovery.supervise.failures import answer_of
-from recovery.supervise.process_table import Process, ProcessTable
-from recovery.supervise.supervision import Hands
-from recovery.transport.wire import Join, Joined
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy.strategy import Form, Health, StateFrom
+from trainchaos.recovery.supervise.divergence import CheckpointAdvice
+from trainchaos.recovery.supervise.failures import answer_of
+from trainchaos.recovery.supervise.process_table import Process, ProcessTable
+from trainchaos.recovery.supervise.supervision import Hands
+from trainchaos.recovery.transport.wire import Join, Joined
 
 _ABLE = (Health.READY, Health.PARKED)
 

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recovery.policy.strategy import Cause, ClusterView, Failure, Health
-from recovery.supervise.divergence import DigestBook, Disagreement
-from recovery.supervise.excluded_samples import ExcludedSamples
-from recovery.supervise.failures import NOTHING, FailureBook
-from recovery.supervise.formation import Formation
-from recovery.supervise.process_table import Process, ProcessTable
-from recovery.supervise.progress import AgreementLog, ProgressWatch
-from recovery.supervise.supervision import Hands, Timing
-from recovery.transport.wire import Parked
+from trainchaos.recovery.policy.strategy import Cause, ClusterView, Failure, Health
+from trainchaos.recovery.supervise.divergence import DigestBook, Disagreement
+from trainchaos.recovery.supervise.excluded_samples import ExcludedSamples
+from trainchaos.recovery.supervise.failures import NOTHING, FailureBook
+from trainchaos.recovery.supervise.formation import Formation
+from trainchaos.recovery.supervise.process_table import Process, ProcessTable
+from trainchaos.recovery.supervise.progress import AgreementLog, ProgressWatch
+from trainchaos.recovery.supervise.supervision import Hands, Timing
+from trainchaos.recovery.transport.wire import Parked
 
 KILLED_FOR = (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT)
 """A process that fails by one of these causes may still be running."""

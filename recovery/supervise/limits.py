@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chaos.errors import ScenarioError
-from recovery.supervise.supervision import Timing
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.recovery.supervise.supervision import Timing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.events.log import Kind
-from recovery.policy.strategy import Cause, Health
-from recovery.supervise.failures import Symptom
-from recovery.supervise.job_state import JobState
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy.strategy import Cause, Health
+from trainchaos.recovery.supervise.failures import Symptom
+from trainchaos.recovery.supervise.job_state import JobState
 
 
 class Parking:

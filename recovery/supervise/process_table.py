@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from chaos.events.log import Kind
-from recovery.detection.hangs import STOPPED, UNHEARD
-from recovery.policy.layout import Layout
-from recovery.policy.rank_assignment import can_supply, common_step
-from recovery.policy.strategy import Form, Health, ProcessView, StateFrom
-from recovery.supervise.supervision import Hands
-from recovery.transport.wire import Abort, Stop
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.detection.hangs import STOPPED, UNHEARD
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.policy.rank_assignment import can_supply, common_step
+from trainchaos.recovery.policy.strategy import Form, Health, ProcessView, StateFrom
+from trainchaos.recovery.supervise.supervision import Hands
+from trainchaos.recovery.transport.wire import Abort, Stop
 
 _HOLDING = (Health.PARKED, Health.READY)
 ByHealth = dict[Health, dict[str, "Process"]]

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chaos.events.log import Kind
-from recovery.detection.hangs import Hang, HangDetector, LeaveWatch
-from recovery.detection.pace import HangLimits
-from recovery.policy.doubts import Doubt
-from recovery.supervise.divergence import DigestBook
-from recovery.supervise.process_table import ProcessTable
-from recovery.supervise.supervision import Hands
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import Agreed
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.detection.hangs import Hang, HangDetector, LeaveWatch
+from trainchaos.recovery.detection.pace import HangLimits
+from trainchaos.recovery.policy.doubts import Doubt
+from trainchaos.recovery.supervise.divergence import DigestBook
+from trainchaos.recovery.supervise.process_table import ProcessTable
+from trainchaos.recovery.supervise.supervision import Hands
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import Agreed
 
 
 class ProgressWatch:

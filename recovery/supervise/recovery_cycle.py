@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from chaos.events.log import Kind
-from recovery.policy.replacement_delay import ReplacementDelay
-from recovery.policy.strategy import (
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy.replacement_delay import ReplacementDelay
+from trainchaos.recovery.policy.strategy import (
     ClusterView,
     Decision,
     Form,
@@ -20,12 +20,12 @@ from recovery.policy.strategy import (
     Strategy,
     describe,
 )
-from recovery.supervise.divergence import Disagreement
-from recovery.supervise.job_state import JobState
-from recovery.supervise.parking import Parking
-from recovery.supervise.process_table import Process
-from recovery.supervise.supervision import Stage
-from recovery.transport.wire import Joined, Parked, PauseRequest
+from trainchaos.recovery.supervise.divergence import Disagreement
+from trainchaos.recovery.supervise.job_state import JobState
+from trainchaos.recovery.supervise.parking import Parking
+from trainchaos.recovery.supervise.process_table import Process
+from trainchaos.recovery.supervise.supervision import Stage
+from trainchaos.recovery.transport.wire import Joined, Parked, PauseRequest
 
 _TRAINS = (Stage.TRAINING, Stage.PAUSING)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from recovery.policy.strategy import Form, Health, StateFrom, Strategy
-from recovery.supervise.job_state import JobState
-from recovery.supervise.process_table import Process
+from trainchaos.recovery.policy.strategy import Form, Health, StateFrom, Strategy
+from trainchaos.recovery.supervise.job_state import JobState
+from trainchaos.recovery.supervise.process_table import Process
 
 EARLY_TRIES = 4
 """Processes started per wanted process at most, while machines are lost before training begins."""

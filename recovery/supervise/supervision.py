@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from chaos.events.log import Kind
-from recovery.detection.pace import HangLimits
-from recovery.policy.jobconfig import COLLECTIVE_TIMEOUT_S, FORM_TIMEOUT_S
-from recovery.process.starvation import Pulse
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import Message
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.detection.pace import HangLimits
+from trainchaos.recovery.policy.jobconfig import COLLECTIVE_TIMEOUT_S, FORM_TIMEOUT_S
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import Message
 
 
 class Hands(Protocol):

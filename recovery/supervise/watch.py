@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recovery.policy.strategy import Cause, Health
-from recovery.supervise.failures import Symptom
-from recovery.supervise.job_state import JobState
+from trainchaos.recovery.policy.strategy import Cause, Health
+from trainchaos.recovery.supervise.failures import Symptom
+from trainchaos.recovery.supervise.job_state import JobState
 
 SOONEST_S = 0.005
 """Shortest interval between two checks, however soon a rank is late: one that is starved of CPU may

@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import LogError
-from chaos.events.log import EventWriter, Kind
+from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.events.log import EventWriter, Kind
 
 CAPACITY = 1 << 20
 DRAIN_EVERY_S = 0.02

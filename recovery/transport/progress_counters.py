@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.transport import event_ring, exit_hint
-from recovery.transport.event_ring import LineRing
-from recovery.transport.exit_hint import Bell
+from trainchaos.recovery.transport import event_ring, exit_hint
+from trainchaos.recovery.transport.event_ring import LineRing
+from trainchaos.recovery.transport.exit_hint import Bell
 
 PHASES = (
     "idle",

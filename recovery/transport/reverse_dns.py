@@ -23,7 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.policy.jobconfig import LOOPBACK
 
 _LARGEST_QUERY = 4096  # bytes; longer ones go over TCP
 # of a message (RFC 1035): number, flags, how many of four kinds of records

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from recovery.policy.doubts import Doubt
+from trainchaos.recovery.policy.doubts import Doubt
 
 MAX_LINE = 1 << 20
 MOST_LEFT_OUT = 4096  # samples in a message

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chaos.files import read_model, write_whole
-from harness.compare.result.model import Comparison
+from trainchaos.chaos.files import read_model, write_whole
+from trainchaos.harness.compare.result.model import Comparison
 
 
 def write_all(comparison: Comparison, directory: Path) -> list[Path]:
     """Write the three files into ``directory``, which exists, and return their paths. Raises
     OSError.
     """
-    from reports.compare import html, markdown
+    from trainchaos.reports.compare import html, markdown
 
     pages = {"compare.html": html.render, "compare.md": markdown.render, "compare.json": _json}
     written = []

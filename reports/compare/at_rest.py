@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reports.compare.facts import ComparisonFacts
-from reports.compare.table import Column, Table, table, text
-from reports.content.figures import alarms, percent
+from trainchaos.reports.compare.facts import ComparisonFacts
+from trainchaos.reports.compare.table import Column, Table, table, text
+from trainchaos.reports.content.figures import alarms, percent
 
 HEAD = (
     "stack",

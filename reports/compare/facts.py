@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from chaos.events.figures import counted
-from harness.compare.result.model import (
+from trainchaos.chaos.events.figures import counted
+from trainchaos.harness.compare.result.model import (
     CellSummary,
     Comparison,
     OutcomeClass,
@@ -20,7 +20,7 @@ from harness.compare.result.model import (
     StackInfo,
     Trial,
 )
-from harness.judge.figures import Metric
+from trainchaos.harness.judge.figures import Metric
 
 
 @dataclass(frozen=True, kw_only=True)

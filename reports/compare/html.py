@@ -8,13 +8,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.compare.result.model import Comparison
-from harness.compare.result.statistics import EVERY
-from reports.compare import at_rest, lists, plots, tables
-from reports.compare.facts import ComparisonFacts
-from reports.compare.shapes import HATCHES, patterns
-from reports.compare.words import findings
-from reports.content.figures import flatten, number, pairs, plural, visible
+from trainchaos.harness.compare.result.model import Comparison
+from trainchaos.harness.compare.result.statistics import EVERY
+from trainchaos.reports.compare import at_rest, lists, plots, tables
+from trainchaos.reports.compare.facts import ComparisonFacts
+from trainchaos.reports.compare.shapes import HATCHES, patterns
+from trainchaos.reports.compare.words import findings
+from trainchaos.reports.content.figures import flatten, number, pairs, plural, visible
 
 _MACHINE = ("processor", "cores", "memory_gib", "cuda_devices")
 _TEMPLATES = Path(__file__).parent.parent / "templates"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from harness.compare.result.model import CellSummary, Trial
-from reports.compare.facts import ComparisonFacts
-from reports.compare.table import (
+from trainchaos.harness.compare.result.model import CellSummary, Trial
+from trainchaos.reports.compare.facts import ComparisonFacts
+from trainchaos.reports.compare.table import (
     FINEST_S,
     OUTCOME_ORDER,
     Column,
@@ -19,8 +19,8 @@ from reports.compare.table import (
     table,
     text,
 )
-from reports.compare.words import COST_UNIT, interval
-from reports.content.figures import MISSING, pairs, survived
+from trainchaos.reports.compare.words import COST_UNIT, interval
+from trainchaos.reports.content.figures import MISSING, pairs, survived
 
 
 def witnesses(facts: ComparisonFacts) -> Table:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.compare.result.model import CellSummary, Comparison
-from harness.judge.figures import Metric
-from reports.compare import at_rest
-from reports.compare.facts import OUTCOMES, ComparisonFacts
-from reports.compare.words import COST_UNIT, findings
-from reports.content.figures import (
+from trainchaos.harness.compare.result.model import CellSummary, Comparison
+from trainchaos.harness.judge.figures import Metric
+from trainchaos.reports.compare import at_rest
+from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts
+from trainchaos.reports.compare.words import COST_UNIT, findings
+from trainchaos.reports.content.figures import (
     MISSING,
     few,
     flatten,
@@ -21,7 +21,7 @@ from reports.content.figures import (
     survived,
     with_unit,
 )
-from reports.content.markdown_text import code_lines, escape, section, table
+from trainchaos.reports.content.markdown_text import code_lines, escape, section, table
 
 _REST = "compare.json"
 

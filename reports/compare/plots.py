@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from harness.compare.result.model import Trial
-from harness.judge.incident import PHASE_NAMES
-from reports.compare.facts import ComparisonFacts, listed
-from reports.compare.shapes import AxisScale, curves, points, ruler, shares, slug, spans
-from reports.compare.words import exact, median
-from reports.content.figures import number, percent, plural
+from trainchaos.harness.compare.result.model import Trial
+from trainchaos.harness.judge.incident import PHASE_NAMES
+from trainchaos.reports.compare.facts import ComparisonFacts, listed
+from trainchaos.reports.compare.shapes import AxisScale, curves, points, ruler, shares, slug, spans
+from trainchaos.reports.compare.words import exact, median
+from trainchaos.reports.content.figures import number, percent, plural
 
 _CLASSES = (
     "useful",

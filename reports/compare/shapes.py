@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from harness.compare.result.model import OutcomeClass
-from harness.judge.incident import PhaseSpan
+from trainchaos.harness.compare.result.model import OutcomeClass
+from trainchaos.harness.judge.incident import PhaseSpan
 
 ROOM = 82.0
 """Percent of the width for finite values; the rest is for values that never came."""

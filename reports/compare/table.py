@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
 
-from harness.compare.result.model import OutcomeClass
-from harness.judge.figures import Metric
-from reports.compare.facts import OUTCOMES
-from reports.compare.shapes import icon
-from reports.compare.words import exact, figure, median
-from reports.content.figures import MISSING, align, few
+from trainchaos.harness.compare.result.model import OutcomeClass
+from trainchaos.harness.judge.figures import Metric
+from trainchaos.reports.compare.facts import OUTCOMES
+from trainchaos.reports.compare.shapes import icon
+from trainchaos.reports.compare.words import exact, figure, median
+from trainchaos.reports.content.figures import MISSING, align, few
 
 MAX_ROWS = 2000
 

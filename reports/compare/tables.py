@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from harness.compare.result.model import CellSummary
-from harness.compare.result.statistics import EVERY
-from harness.judge.incident import PHASE_NAMES
-from reports.compare.facts import OUTCOMES, ComparisonFacts
-from reports.compare.table import (
+from trainchaos.harness.compare.result.model import CellSummary
+from trainchaos.harness.compare.result.statistics import EVERY
+from trainchaos.harness.judge.incident import PHASE_NAMES
+from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts
+from trainchaos.reports.compare.table import (
     FINEST_S,
     Column,
     Table,
@@ -23,8 +23,8 @@ from reports.compare.table import (
     table,
     text,
 )
-from reports.compare.words import COST_UNIT, exact, figure, interval, median
-from reports.content.figures import MISSING, plural
+from trainchaos.reports.compare.words import COST_UNIT, exact, figure, interval, median
+from trainchaos.reports.content.figures import MISSING, plural
 
 
 def scorecard(facts: ComparisonFacts, families: Sequence[str]) -> Table:

@@ -7,11 +7,11 @@ from collections import Counter
 
 from markupsafe import Markup
 
-from harness.compare.result.statistics import EVERY
-from harness.judge.figures import Metric
-from harness.judge.measure.measure import METRICS
-from reports.compare.facts import OUTCOMES, ComparisonFacts, listed
-from reports.content.figures import MISSING, NEVER, few, number, plural, quantity
+from trainchaos.harness.compare.result.statistics import EVERY
+from trainchaos.harness.judge.figures import Metric
+from trainchaos.harness.judge.measure.measure import METRICS
+from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts, listed
+from trainchaos.reports.content.figures import MISSING, NEVER, few, number, plural, quantity
 
 COST_UNIT = METRICS["failure_cost"].unit
 """Unit of a failure's cost: each rank has one GPU if there are any, so the price of a GPU hour

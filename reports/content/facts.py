@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.host.rundir import RunDirectory
-from harness.judge.figures import Metric
-from harness.judge.incident import PHASE_NAMES, Incident
-from harness.judge.results import ArmResult, CellResult, Results, SlaResult
-from reports.content.figures import count_of, median_of, number, plural, range_of
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.figures import Metric
+from trainchaos.harness.judge.incident import PHASE_NAMES, Incident
+from trainchaos.harness.judge.results import ArmResult, CellResult, Results, SlaResult
+from trainchaos.reports.content.figures import count_of, median_of, number, plural, range_of
 
 VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 from unicodedata import category
 
-from chaos.events.figures import MISSING, NEVER, counted, number, quantity, with_unit
-from harness.judge.figures import Metric
-from harness.judge.results import LEAST_RANK_HOURS, FalseAlarms, Survival
+from trainchaos.chaos.events.figures import MISSING, NEVER, counted, number, quantity, with_unit
+from trainchaos.harness.judge.figures import Metric
+from trainchaos.harness.judge.results import LEAST_RANK_HOURS, FalseAlarms, Survival
 
 __all__ = [
     "MISSING",

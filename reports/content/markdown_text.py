@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from reports.content.figures import visible
+from trainchaos.reports.content.figures import visible
 
 MAX_ROWS = 200
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&@$])")

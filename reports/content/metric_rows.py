@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.scenario.sla import samples_needed
-from harness.judge.figures import Metric
-from harness.judge.measure.measure import per_arm
-from harness.judge.results import CellResult, Results, Spares, Survival
-from reports.content.facts import labels
-from reports.content.figures import (
+from trainchaos.chaos.scenario.sla import samples_needed
+from trainchaos.harness.judge.figures import Metric
+from trainchaos.harness.judge.measure.measure import per_arm
+from trainchaos.harness.judge.results import CellResult, Results, Spares, Survival
+from trainchaos.reports.content.facts import labels
+from trainchaos.reports.content.figures import (
     MISSING,
     alarms,
     counted,

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from chaos.errors import LogError
-from chaos.events.log import Event, Kind, Log, read_log
-from harness.host.rundir import RunDirectory
-from harness.judge.incident import Incident
-from harness.judge.record.lineage import history_of
-from harness.judge.results import ArmResult, Results
-from reports.content.facts import arms_of, incidents_of, median_incident
+from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.events.log import Event, Kind, Log, read_log
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.judge.results import ArmResult, Results
+from trainchaos.reports.content.facts import arms_of, incidents_of, median_incident
 
 MAX_POINTS = 1500
 

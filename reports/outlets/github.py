@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from chaos.errors import InfrastructureError
-from harness.judge.results import Results, SlaResult
-from reports.content.facts import incidents_of, phase_medians
-from reports.content.figures import number
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.judge.results import Results, SlaResult
+from trainchaos.reports.content.facts import incidents_of, phase_medians
+from trainchaos.reports.content.figures import number
 
 MAX_EACH = 10
 """Annotations per level that GitHub shows for one step; it silently drops the rest."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaos.errors import InfrastructureError, LogError, MissingCapability
-from chaos.events.log import ORCHESTRATOR, Kind, read_log
-from harness.host.rundir import RunDirectory
-from harness.judge.incident import Incident
-from harness.judge.results import ArmResult, Results
-from reports.content.figures import scalar
+from trainchaos.chaos.errors import InfrastructureError, LogError, MissingCapability
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, read_log
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.results import ArmResult, Results
+from trainchaos.reports.content.figures import scalar
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -4,10 +4,10 @@ next steps.
 
 from __future__ import annotations
 
-from harness.host.rundir import RunDirectory
-from harness.judge.results import Results
-from reports.content import metric_rows
-from reports.content.facts import (
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Results
+from trainchaos.reports.content import metric_rows
+from trainchaos.reports.content.facts import (
     StrategyFacts,
     analyze_command,
     degraded,
@@ -21,7 +21,7 @@ from reports.content.facts import (
     strategies,
     tallies,
 )
-from reports.content.figures import median_of, number, visible, with_unit
+from trainchaos.reports.content.figures import median_of, number, visible, with_unit
 
 MAX_FAILURES = 20
 _HEAD = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from reports.page.svg import GREY_MID, PAPER
+from trainchaos.reports.page.svg import GREY_MID, PAPER
 
 WIDE, HALF = 560.0, 400.0  # points
 OTHER_LOOK = (GREY_MID, "----")

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
-from harness.judge.incident import PHASE_NAMES, Incident
-from harness.judge.results import Results
-from reports.content.facts import incidents_of, median_incident
-from reports.content.figures import number, percent, plural
-from reports.content.series import Pair
-from reports.page.plot import HALF, OTHER_LOOK, WIDE, Plot, legend
-from reports.page.svg import (
+from trainchaos.harness.judge.incident import PHASE_NAMES, Incident
+from trainchaos.harness.judge.results import Results
+from trainchaos.reports.content.facts import incidents_of, median_incident
+from trainchaos.reports.content.figures import number, percent, plural
+from trainchaos.reports.content.series import Pair
+from trainchaos.reports.page.plot import HALF, OTHER_LOOK, WIDE, Plot, legend
+from trainchaos.reports.page.svg import (
     FAULT,
     FAULT_WASH,
     GREY_MID,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from harness.judge.results import SlaResult
-from reports.content.figures import parse_clause, plural, quantity, with_unit
+from trainchaos.harness.judge.results import SlaResult
+from trainchaos.reports.content.figures import parse_clause, plural, quantity, with_unit
 
 WIDTH, HEIGHT, PAD = 170.0, 26.0, 7.0
 NEVER_ROOM = 14.0

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from reports.content.facts import (
+from trainchaos.reports.content.facts import (
     VERDICT_MARKS,
 )
-from reports.content.figures import (
+from trainchaos.reports.content.figures import (
     align,
 )
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from harness.judge.incident import PHASE_NAMES, Incident
-from harness.judge.results import Finding, Results
-from reports.content import metric_rows
-from reports.content.facts import (
+from trainchaos.harness.judge.incident import PHASE_NAMES, Incident
+from trainchaos.harness.judge.results import Finding, Results
+from trainchaos.reports.content import metric_rows
+from trainchaos.reports.content.facts import (
     StrategyFacts,
     incidents_of,
     labels,
@@ -18,7 +18,7 @@ from reports.content.facts import (
     strategies,
     where,
 )
-from reports.content.figures import (
+from trainchaos.reports.content.figures import (
     MISSING,
     counted,
     number,
@@ -27,8 +27,8 @@ from reports.content.figures import (
     quantity,
     with_unit,
 )
-from reports.page.strips import strip
-from reports.page.table import PageColumn, PageTable, mark, numeric, table, two_lines
+from trainchaos.reports.page.strips import strip
+from trainchaos.reports.page.table import PageColumn, PageTable, mark, numeric, table, two_lines
 
 FINEST_S = 1e-4
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.judge.results import Results
-from reports.content.figures import (
+from trainchaos.harness.judge.results import Results
+from trainchaos.reports.content.figures import (
     number,
 )
-from reports.page.table import PageColumn, PageTable, numeric, table
+from trainchaos.reports.page.table import PageColumn, PageTable, numeric, table
 
 WALL_FINEST_S = 1e-3
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from reports.content.figures import percent
-from reports.page.plot import OTHER_LOOK, WIDE, Plot, legend
-from reports.page.svg import (
+from trainchaos.reports.content.figures import percent
+from trainchaos.reports.page.plot import OTHER_LOOK, WIDE, Plot, legend
+from trainchaos.reports.page.svg import (
     FAULT,
     GREY_DARK,
     GREY_LIGHT,

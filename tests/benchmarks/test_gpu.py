@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import jobs, parts
 from benchmarks.gpu.page import page as page_of
-from chaos.errors import EXIT_SKIPPED
+from trainchaos.chaos.errors import EXIT_SKIPPED
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 NEEDS_GPU = pytest.mark.skipif(not GPUS, reason="needs an NVIDIA GPU")

@@ -9,14 +9,14 @@ import pytest
 
 from benchmarks import hangs
 from benchmarks.hangs import FAMILIES, PACES, MeasuredHang
-from chaos.events.log import Kind, Log
-from harness.launchers.sim import Sim
 from tests.chaos.loading.test_scenarios import loaded
 from tests.harness.judge.measure.test_pressure import read
 from tests.support.arms import hot_spare
 from tests.support.readings import NS, Load, steady, until
 from tests.support.search.simulate import cell_of
 from tests.support.search.simulate import play as simulate
+from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.harness.launchers.sim import Sim
 
 
 @pytest.mark.parametrize("pace", PACES)

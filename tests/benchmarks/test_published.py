@@ -19,10 +19,10 @@ from ruamel.yaml import YAML
 from benchmarks import published, stated
 from benchmarks.published import REGISTER, RESULTS, ROOT, TABLE_IN
 from benchmarks.register import Figure, Register, load
-from chaos.errors import LogError, ScenarioError
-from harness.compare.result import archive
 from tests.harness.compare.test_compare_rules import comparison, runs_in
 from tests.support.pages.sample_comparison import build
+from trainchaos.chaos.errors import LogError, ScenarioError
+from trainchaos.harness.compare.result import archive
 
 SMALL = """
 machines: {here: two cores}
@@ -312,7 +312,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("packed")
     runs_in(place)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.host.dns_check.slowest_lookup_s", lambda: 0.0)
+        patch.setattr("trainchaos.harness.host.dns_check.slowest_lookup_s", lambda: 0.0)
         made = comparison(place, place)
     results = place / "results"
     archive.pack(made, results / "sims.tar.xz")

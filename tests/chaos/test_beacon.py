@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos import beacon
-from chaos.scenario.progress import RegexProgress
-from harness.script.listen.progress import (
+from trainchaos import beacon
+from trainchaos.chaos.scenario.progress import RegexProgress
+from trainchaos.harness.script.listen.progress import (
     LINE_LIMIT,
     BeaconReader,
     GrowingFile,

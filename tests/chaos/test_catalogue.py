@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from chaos import plugins
-from chaos.fault.base import Fault
-from chaos.planning.listing import NO_SCENARIOS
+from trainchaos.chaos import plugins
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.planning.listing import NO_SCENARIOS
 
 ROOT = Path(__file__).parents[2]
-FAULTS = plugins.load("chaos.faults", Fault)
+FAULTS = plugins.load(plugins.FAULTS, Fault)
 PROMISED = {
     "process-kill",
     "process-stop",

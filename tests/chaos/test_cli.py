@@ -15,10 +15,10 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from chaos import cli
-from chaos.errors import InfrastructureError
-from chaos.scenario.schema import scenario_schema
 from tests.support.fake_catalogue import CATALOGUE
+from trainchaos.chaos import cli
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.scenario.schema import scenario_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = """\
@@ -359,7 +359,7 @@ def test_what_goes_wrong_has_its_exit_code(
     def fail(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr("chaos.loading.load.load", fail)
+    monkeypatch.setattr("trainchaos.chaos.loading.load.load", fail)
     got, _, err = chaos("plan", scenario)
     assert got == code and said in err
 
@@ -372,7 +372,8 @@ def _imported(*lines: str) -> list[tuple[str, int, set[str]]]:
     what was imported by the end of it.
     """
     script = (
-        "import sys, json; from chaos.cli import invoke\nfor line in sys.argv[1:]:\n    code ="
+        "import sys, json\nfrom trainchaos.chaos.cli import invoke\n"
+        "for line in sys.argv[1:]:\n    code ="
         " invoke(line.split())\n    print('\\n' + json.dumps([line, code,"
         " sorted({name.split('.')[0] for name in sys.modules})]))"
     )
@@ -408,7 +409,7 @@ def test_help_imports_next_to_nothing() -> None:
 
 def test_help_as_a_process_imports_next_to_nothing() -> None:
     script = (
-        "import sys, json; from chaos.cli import main\nsys.argv[1:] = ['--help']\n"
+        "import sys, json; from trainchaos.chaos.cli import main\nsys.argv[1:] = ['--help']\n"
         "try:\n    main()\nexcept SystemExit:\n    print('\\n' + json.dumps(sorted(sys.modules)))"
     )
     done = subprocess.run(
@@ -421,7 +422,7 @@ def test_help_as_a_process_imports_next_to_nothing() -> None:
     )
     modules = set(json.loads(done.stdout.splitlines()[-1]))
     assert modules.isdisjoint({"pydantic", "ruamel", "rich", "harness", "reports"})
-    assert "recovery.process.output" in modules
+    assert "trainchaos.recovery.process.output" in modules
 
 
 # --- the scenarios that come with the project
@@ -455,7 +456,7 @@ def test_the_main_scenario_plans_three_strategies(capsys: pytest.CaptureFixture[
 def test_an_interrupt_ends_it_also_where_a_shell_has_it_ignored() -> None:
     code = (
         "import sys\n"
-        "from chaos.commands._program import run_as_process\n"
+        "from trainchaos.chaos.commands._program import run_as_process\n"
         "def invoke(argv):\n"
         "    try:\n"
         "        print('up', flush=True)  # who reads it may send the signal before this returns\n"

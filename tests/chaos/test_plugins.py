@@ -14,19 +14,19 @@ import torch
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 
-from chaos import plugins
-from chaos.fault.base import Fault
-from harness.host.rundir import RunDirectory
-from harness.launch.launcher import Launcher
-from harness.launch.workload import BuildContext, Trainable, Workload
-from recovery.policy.strategy import Strategy
 from tests.chaos.faults.test_faults import case_of
+from trainchaos.chaos import plugins
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.launcher import Launcher
+from trainchaos.harness.launch.workload import BuildContext, Trainable, Workload
+from trainchaos.recovery.policy.strategy import Strategy
 
 KINDS: dict[str, tuple[str, type[BaseModel]]] = {
-    "fault": ("chaos.faults", Fault),
-    "strategy": ("recovery.policy.strategies", Strategy),
-    "workload": ("harness.workloads", Workload),
-    "launcher": ("harness.launchers", Launcher),
+    "fault": ("trainchaos.chaos.faults", Fault),
+    "strategy": ("trainchaos.recovery.policy.strategies", Strategy),
+    "workload": ("trainchaos.harness.workloads", Workload),
+    "launcher": ("trainchaos.harness.launchers", Launcher),
 }
 FOUND: list[tuple[str, str, type[BaseModel]]] = [
     (kind, name, model)
@@ -36,7 +36,7 @@ FOUND: list[tuple[str, str, type[BaseModel]]] = [
 EVERY = pytest.mark.parametrize(
     ("kind", "name", "model"), FOUND, ids=[f"{k}-{n}" for k, n, _ in FOUND]
 )
-REQUIRED = {name: case_of(name).required for name in plugins.load("chaos.faults", Fault)}
+REQUIRED = {name: case_of(name).required for name in plugins.load(plugins.FAULTS, Fault)}
 REQUIRED["script"] = {"path": "train.py"}
 """Parameters without a default, and a value to try them with. Keep this short: a default is a
 kindness.
@@ -102,7 +102,7 @@ def test_its_schema_can_be_exported(kind: str, name: str, model: type[BaseModel]
 
 # ---- workloads
 
-WORKLOADS = plugins.load("harness.workloads", Workload)
+WORKLOADS = plugins.load(plugins.WORKLOADS, Workload)
 BUILT = [name for name, kind in WORKLOADS.items() if kind.program is Workload.program]
 """Workloads whose model the harness builds; a script builds its own (tests/recovery/test_run.py).
 """
@@ -210,13 +210,13 @@ def test_a_few_steps_learn_something(name: str, tmp_path: Path) -> None:
 # ---- launchers
 
 
-@pytest.mark.parametrize("name", plugins.load("harness.launchers", Launcher))
+@pytest.mark.parametrize("name", plugins.load(plugins.LAUNCHERS, Launcher))
 def test_a_launcher_opens_nothing_before_it_is_used(name: str) -> None:
-    launcher = make(name, plugins.load("harness.launchers", Launcher)[name])
+    launcher = make(name, plugins.load(plugins.LAUNCHERS, Launcher)[name])
     assert launcher.session([], RunDirectory(Path())) is not None
 
 
-@pytest.mark.parametrize("name", plugins.load("chaos.faults", Fault))
+@pytest.mark.parametrize("name", plugins.load(plugins.FAULTS, Fault))
 def test_what_a_fault_declares_of_itself_is_a_trait_of_the_base_class(name: str) -> None:
-    kind = plugins.load("chaos.faults", Fault)[name]
+    kind = plugins.load(plugins.FAULTS, Fault)[name]
     assert sorted(kind.__class_vars__ - Fault.__class_vars__) == []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos import version
-from chaos.cli import invoke
+from trainchaos.chaos import version
+from trainchaos.chaos.cli import invoke
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def repository(tmp_path: Path) -> Path:
 def test_a_checkout_has_a_commit_and_a_change_shows(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(version, "ROOT", repository)
+    monkeypatch.setattr(version, "HOME", repository)
     commit = version.commit_of(repository)
     assert len(commit) == 40
     assert invoke(["--version"]) == 0
@@ -43,7 +43,7 @@ def test_a_folder_in_the_checkout_of_something_else_has_none(
     inside = repository / "site-packages"
     inside.mkdir()
     assert version.commit_of(inside) == ""
-    monkeypatch.setattr(version, "ROOT", inside)
+    monkeypatch.setattr(version, "HOME", inside)
     monkeypatch.setattr(version, "installed_commit", lambda: "")
     assert "commit" not in version.version_text()
     monkeypatch.setattr(version, "installed_commit", lambda: "0123456789abcdef")

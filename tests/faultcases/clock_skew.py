@@ -1,7 +1,7 @@
 """How clock-skew is tried."""
 
-from chaos.events.log import Event, Kind
 from tests.support.fault_fakes import FaultCase, effect, event
+from trainchaos.chaos.events.log import Event, Kind
 
 STARTED = event(Kind.ACTOR_STARTED, "w1", 600, pid=1, host="h", wall_ns=5_000_000_000)
 

@@ -1,7 +1,7 @@
 """How coordinator-kill is tried."""
 
-from chaos.events.log import Kind
 from tests.support.fault_fakes import FaultCase, event
+from trainchaos.chaos.events.log import Kind
 
 
 def adopted(time_ns: int) -> object:

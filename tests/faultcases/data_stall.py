@@ -1,7 +1,7 @@
 """How data-stall is tried."""
 
-from chaos.events.log import Event, Kind
 from tests.support.fault_fakes import FaultCase, calm, event
+from trainchaos.chaos.events.log import Event, Kind
 
 
 def hung(process: str = "w1", cause: str = "hang") -> Event:

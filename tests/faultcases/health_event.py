@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from chaos.events.log import Event, Kind
 from tests.support.fault_fakes import FaultCase, event
+from trainchaos.chaos.events.log import Event, Kind
 
 
 def reported(**other: Any) -> Event:

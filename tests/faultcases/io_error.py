@@ -1,7 +1,7 @@
 """How io-error is tried."""
 
-from chaos.events.log import Event, Kind
 from tests.support.fault_fakes import FaultCase, event
+from trainchaos.chaos.events.log import Event, Kind
 
 
 def failed(

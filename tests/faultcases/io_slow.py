@@ -1,7 +1,7 @@
 """How io-slow is tried."""
 
-from chaos.events.log import Event, Kind
 from tests.support.fault_fakes import FaultCase, event
+from trainchaos.chaos.events.log import Event, Kind
 
 
 def saved(time_ns: int, seconds: float, actor: str = "w1") -> Event:

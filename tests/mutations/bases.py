@@ -12,16 +12,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from chaos.events.log import Event, Log, read_actor
-from chaos.scenario.model import Cell, ResolvedRun
-from harness.judge.checkers import Evidence, check_all
-from harness.judge.evidence.expected import Expected, expected_of
-from harness.judge.results import Finding
-from harness.launchers.sim import Sim
 from tests.mutations import recorded
 from tests.mutations.tape import Mutation, Tape
 from tests.support.arms import EXACT
 from tests.support.search.simulate import IN_MEMORY, cell_of, play
+from trainchaos.chaos.events.log import Event, Log, read_actor
+from trainchaos.chaos.scenario.model import Cell, ResolvedRun
+from trainchaos.harness.judge.checkers import Evidence, check_all
+from trainchaos.harness.judge.evidence.expected import Expected, expected_of
+from trainchaos.harness.judge.results import Finding
+from trainchaos.harness.launchers.sim import Sim
 
 ARMS: tuple[Literal["faulted", "control"], ...] = ("faulted", "control")
 SEED, STEPS = 17, 40

@@ -15,9 +15,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from chaos.events.log import Event, read_actor
-from chaos.scenario.model import ResolvedRun
-from harness.host.rundir import RunDirectory, read_resolved
+from trainchaos.chaos.events.log import Event, read_actor
+from trainchaos.chaos.scenario.model import ResolvedRun
+from trainchaos.harness.host.rundir import RunDirectory, read_resolved
 
 STORED = Path(__file__).with_name("stored")
 _OF_A_MACHINE = {"host": "host", "boot": "boot", "data": "", "data_digest": ""}

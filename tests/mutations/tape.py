@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
+from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
 
 MS = 1_000_000
 FAIL, OPEN = "fail", "inconclusive"

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.events.log import Log
-from harness.compare.result.believed import ArmRecord
-from harness.compare.result.model import Trial
-from harness.compare.result.trials import TrialSource, trial_of
 from tests.mutations.bases import ARMS, base
 from tests.mutations.recorded import resolved_of
 from tests.mutations.tape import Mutation, Tape
+from trainchaos.chaos.events.log import Log
+from trainchaos.harness.compare.result.believed import ArmRecord
+from trainchaos.harness.compare.result.model import Trial
+from trainchaos.harness.compare.result.trials import TrialSource, trial_of
 
 BASE = "compare"
 

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-import chaos.faults
 import tests.faultcases
-from chaos import plugins
-from chaos.cli import build_catalogue
-from chaos.fault.base import Fault
-from harness.fuzz.play.oracle import find_in
-from harness.fuzz.play.play import SimPlayer
 from tests.support.fault_fakes import OCCURRENCE, FaultCase
+from trainchaos.chaos import faults, plugins
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.harness.fuzz.play.oracle import find_in
+from trainchaos.harness.fuzz.play.play import SimPlayer
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.compile(r"^`(\S+)`, [^\n]*\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -36,13 +35,13 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         files[path.name] = path
-    for package in (chaos.faults, tests.faultcases):
-        here = tmp_path / package.__name__.replace(".", "/")
+    for package in (faults, tests.faultcases):
+        here = tmp_path / package.__name__.removeprefix("trainchaos.").replace(".", "/")
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(here)])
     plugins.load.cache_clear()
     yield files
     plugins.load.cache_clear()
-    for package in (chaos.faults, tests.faultcases):
+    for package in (faults, tests.faultcases):
         sys.modules.pop(f"{package.__name__}.late_kill", None)
 
 
@@ -66,7 +65,7 @@ def test_its_python_passes_the_linter(added: dict[str, Path]) -> None:
 
 
 def test_the_fault_is_found_and_its_evidence_told_apart(added: dict[str, Path]) -> None:
-    fault = plugins.load("chaos.faults", Fault)["late-kill"]()
+    fault = plugins.load(plugins.FAULTS, Fault)["late-kill"]()
     case: FaultCase = importlib.import_module("tests.faultcases.late_kill").CASE
     assert fault.landed(OCCURRENCE, case.evidence) is not None
     for events in case.elsewhere:

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from recovery.process import processes, remnants
-from recovery.process.local import KEPT_MARKS, Children, Exited, MessageReceived
-from recovery.process.remnants import LeftoverSessions
-from recovery.process.starvation import Pulse
-from recovery.transport.progress_counters import NEVER
 from tests.support.open_files import open_files
 from tests.support.running import until
+from trainchaos.recovery.process import processes, remnants
+from trainchaos.recovery.process.local import KEPT_MARKS, Children, Exited, MessageReceived
+from trainchaos.recovery.process.remnants import LeftoverSessions
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.transport.progress_counters import NEVER
 
 LIMIT_S = 20.0
 ROUNDS = 100
 HOLDER = """
 import os, signal, sys
-from recovery.transport import progress_counters as marks
+from trainchaos.recovery.transport import progress_counters as marks
 marks.bell_of(int(sys.argv[2])).hold()
 os.write(int(sys.argv[1]), b'{"type":"notice"}\\n')
 signal.pause()
@@ -88,7 +88,7 @@ def test_the_watch_for_a_dying_process_ends_with_it() -> None:
 
 def test_only_the_newest_marks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert KEPT_MARKS > 100, "the marks of a generation's dead are asked for"
-    monkeypatch.setattr("recovery.process.local.KEPT_MARKS", 3)
+    monkeypatch.setattr("trainchaos.recovery.process.local.KEPT_MARKS", 3)
     children = Children()
     for number in range(5):
         children.spawn(f"w{number}", program("true"))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SHARED = "trainchaos"
 OURS = ("chaos", "recovery", "harness", "reports")
 HEAVY = ("torch", "pandas", "matplotlib")
 PICKLES = ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
@@ -24,7 +25,7 @@ PLUGINS = (
     "reports",
 )
 
-COMPOSITION_ROOTS = ("chaos.cli", "chaos.__main__", "chaos.commands")
+COMPOSITION_ROOTS = ("chaos.cli", "chaos.commands")
 """The files of ``chaos`` that may import the other packages."""
 
 REPORTS_MAY = ("harness.judge", "harness.host.rundir", "harness.compare.result")
@@ -78,9 +79,13 @@ PLOTS_AT_TOP = (
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """One imported module. ``lazy``: inside a function; ``typing``: under ``if TYPE_CHECKING``."""
+    """One imported module, without the name all of ours share. ``lazy``: inside a function;
+    ``typing``: under ``if TYPE_CHECKING``; ``bare``: one of ours that the source imports without
+    that name.
+    """
 
     module: str
+    bare: bool
     line: int
     lazy: bool
     typing: bool
@@ -99,6 +104,11 @@ def modules(root: Path) -> dict[str, Path]:
 def imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[Import]:
     """Every import of a module, wherever it stands; for ``from a import b`` that is ``a.b``."""
 
+    def imported(module: str, line: int, lazy: bool, typing: bool, level: int = 0) -> Import:
+        bare = module.split(".")[0] in OURS and not level
+        module = module.removeprefix(f"{SHARED}.")
+        return Import(module=module, bare=bare, line=line, lazy=lazy, typing=typing)
+
     def walk(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
@@ -107,16 +117,14 @@ def imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[Import]:
             )
             if isinstance(child, ast.Import):
                 for alias in child.names:
-                    yield Import(module=alias.name, line=child.lineno, lazy=lazy, typing=typing)
+                    yield imported(alias.name, child.lineno, lazy, typing)
             elif isinstance(child, ast.ImportFrom):
                 base = child.module or ""
                 if child.level:
                     above = name.split(".")[: len(name.split(".")) - child.level + is_package]
                     base = ".".join([*above, base] if base else above)
                 for alias in child.names:
-                    yield Import(
-                        module=f"{base}.{alias.name}", line=child.lineno, lazy=lazy, typing=typing
-                    )
+                    yield imported(f"{base}.{alias.name}", child.lineno, lazy, typing, child.level)
             yield from walk(child, inside, checking)
 
     yield from walk(tree, lazy=False, typing=False)
@@ -196,6 +204,11 @@ def violations(root: Path) -> list[str]:
         where = path.relative_to(root)
         for found in imports(tree, name, path.name == "__init__.py"):
             line = f"{where}:{found.line}: imports {found.module}"
+            if found.bare:
+                wrong.append(
+                    f"{line}; write {SHARED}.{found.module}: a user may have a"
+                    f" {found.module.partition('.')[0]} of their own"
+                )
             if why := may_not(name, found.module):
                 wrong.append(f"{line}; {why}")
             if why := heavy(name, found):
@@ -237,43 +250,66 @@ def executions(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def test_import_rule() -> None:
-    found = violations(ROOT)
+    others = (
+        path
+        for room in ("benchmarks", "examples", "tests")
+        for path in ROOT.glob(f"{room}/**/*.py")
+    )
+    bare = [
+        f"{path.relative_to(ROOT)}:{found.line}: imports {found.module} as a bare name"
+        for path in others
+        for found in imports(ast.parse(path.read_text()), "", False)
+        if found.bare
+    ]
+    found = [*violations(ROOT), *bare]
     assert not found, "\n".join(["the import rule of docs/architecture.md is broken:", *found])
 
 
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
-        ("chaos/fault/base.py", "from harness import measure", "chaos holds the shared words"),
         (
             "chaos/fault/base.py",
-            "def f():\n    import recovery.transport.wire",
+            "from trainchaos.harness import measure",
+            "chaos holds the shared words",
+        ),
+        (
+            "chaos/fault/base.py",
+            "def f():\n    from trainchaos.recovery.transport import wire",
             "chaos holds the shared words",
         ),
         ("chaos/plan.py", "import torch", "torch belongs in"),
-        ("chaos/faults/a.py", "from chaos.faults.b import B", "plugins do not know their siblings"),
-        ("chaos/faults/a.py", "from chaos.faults import b", "plugins do not know their siblings"),
+        (
+            "chaos/faults/a.py",
+            "from trainchaos.chaos.faults.b import B",
+            "plugins do not know their siblings",
+        ),
+        (
+            "chaos/faults/a.py",
+            "from trainchaos.chaos.faults import b",
+            "plugins do not know their siblings",
+        ),
         ("chaos/faults/a.py", "from . import b", "plugins do not know their siblings"),
         ("chaos/faults/a.py", "import torch", "torch belongs in"),
         (
             "recovery/data/order.py",
-            "from chaos.scenario.model import Cell",
+            "from trainchaos.chaos.scenario.model import Cell",
             "recovery may use chaos.events.log and chaos.errors only",
         ),
         (
             "recovery/data/order.py",
-            "from harness.host.corpus import prepare",
+            "from trainchaos.harness.host.corpus import prepare",
             "recovery serves anybody's",
         ),
         (
             "recovery/policy/strategies/a.py",
-            "from recovery.policy.strategies.b import B",
+            "from trainchaos.recovery.policy.strategies.b import B",
             "plugins do not know",
         ),
         ("recovery/supervise/controller.py", "def f():\n    import torch", "torch belongs in"),
         (
             "harness/judge/measure/measure.py",
-            "from reports import html",
+            "from trainchaos.reports import html",
             "reports read stored runs",
         ),
         ("harness/judge/measure/measure.py", "import pandas", "import pandas inside the function"),
@@ -281,18 +317,20 @@ def test_import_rule() -> None:
         ("harness/workloads/a.py", "import torch", "torch belongs in"),
         (
             "reports/html.py",
-            "from harness.run.orchestrator import Orchestrator",
+            "from trainchaos.harness.run.orchestrator import Orchestrator",
             "reports read stored runs only",
         ),
         (
             "reports/html.py",
-            "from recovery.transport.wire import Join",
+            "from trainchaos.recovery.transport.wire import Join",
             "reports read what the harness derived",
         ),
         ("reports/html.py", "import matplotlib.pyplot", "import matplotlib inside the function"),
         ("recovery/collectives/a.py", "import pickle", "nothing is unpickled here"),
         ("recovery/collectives/a.py", "import torch\ntorch.load('x')", "parse it instead"),
         ("harness/rank/rank.py", "eval('1')", "parse it instead"),
+        ("harness/rank/rank.py", "import recovery.rank", "a user may have a recovery"),
+        ("reports/html.py", "def f():\n    from chaos import errors", "write trainchaos.chaos"),
     ],
 )
 def test_a_breach_is_found_and_says_what_to_do(
@@ -310,13 +348,19 @@ def test_a_breach_is_found_and_says_what_to_do(
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("chaos/cli.py", "def run():\n    from harness.run import runner"),
-        ("chaos/faults/a.py", "from chaos.fault.base import Fault\ndef f():\n    import torch"),
-        ("recovery/data/order.py", "from chaos.events.log import Kind\nfrom chaos import errors"),
+        ("chaos/cli.py", "def run():\n    from trainchaos.harness.run import runner"),
+        (
+            "chaos/faults/a.py",
+            "from trainchaos.chaos.fault.base import Fault\ndef f():\n    import torch",
+        ),
+        (
+            "recovery/data/order.py",
+            "from trainchaos.chaos.events.log import Kind\nfrom trainchaos.chaos import errors",
+        ),
         ("recovery/collectives/a.py", "import torch"),
         (
             "harness/workloads/a.py",
-            "def f():\n    from harness.workloads._shared import x\n    import torch",
+            "def f():\n    from trainchaos.harness.workloads._shared import x\n    import torch",
         ),
         (
             "harness/launch/workload.py",
@@ -324,7 +368,8 @@ def test_a_breach_is_found_and_says_what_to_do(
         ),
         (
             "reports/html.py",
-            "from harness.judge.results import Results\nfrom chaos.events.log import Event",
+            "from trainchaos.harness.judge.results import Results\n"
+            "from trainchaos.chaos.events.log import Event",
         ),
     ],
 )
@@ -337,8 +382,7 @@ def test_what_is_allowed_is_not_complained_about(tmp_path: Path, module: str, so
 
 def test_the_command_line_and_its_catalogue_load_nothing_heavy() -> None:
     code = (
-        "import sys, chaos.cli\n"
-        "chaos.cli.build_catalogue()\n"
+        "import sys\nfrom trainchaos.chaos import cli\ncli.build_catalogue()\n"
         f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "assert not loaded, loaded\n"
     )

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("chaos", "recovery", "harness", "reports")
 FOLDERS = (*ROOMS, "tests", "benchmarks", "scenarios", "docs", "examples", "templates")
 PATH = re.compile(rf"(?<![\w/.$}}-])(?:{'|'.join(FOLDERS)})(?:/[\w.-]+)+/?")
-MODULE = re.compile(rf"``?((?:{'|'.join(ROOMS)})(?:\.\w+)+)``?")
+MODULE = re.compile(rf"``?(?:trainchaos\.)?((?:{'|'.join(ROOMS)})(?:\.\w+)+)``?")
 RECORDS = {"docs/comparison.md", "docs/search.md"}
 """Tables of what was played, with the names of that commit."""
 EXAMPLE = {name for name, _ in BLOCKS.findall((ROOT / "CONTRIBUTING.md").read_text())}
@@ -50,7 +50,7 @@ def resolves(name: str) -> bool:
         return True
     if place.is_dir() and not (place / "__init__.py").is_file():
         return False
-    thing = importlib.import_module(".".join(parts[:end]))
+    thing = importlib.import_module(".".join(["trainchaos", *parts[:end]]))
     for part in rest:
         if not hasattr(thing, part) and part not in getattr(thing, "__annotations__", {}):
             return False

@@ -23,7 +23,7 @@ ADDED = {
     "chaos/faults/late_kill.py": '''
 """A rank is killed."""
 
-from chaos.faults.process_kill import ProcessKill
+from trainchaos.chaos.faults.process_kill import ProcessKill
 
 
 class LateKill(ProcessKill):
@@ -32,8 +32,8 @@ class LateKill(ProcessKill):
     "recovery/policy/strategies/steady.py": '''
 """A spare takes the lost rank's place."""
 
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import ClusterView, Decision
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import ClusterView, Decision
 
 
 class Steady(HotSpare):
@@ -48,7 +48,7 @@ class Steady(HotSpare):
 
 from pydantic import Field
 
-from harness.workloads.mlp import Mlp
+from trainchaos.harness.workloads.mlp import Mlp
 
 
 class Line(Mlp):
@@ -59,7 +59,7 @@ class Line(Mlp):
     "harness/launchers/calm.py": '''
 """Processes of this machine."""
 
-from harness.launchers.local import Local
+from trainchaos.harness.launchers.local import Local
 
 
 class Calm(Local):
@@ -70,8 +70,8 @@ class Calm(Local):
 
 from pathlib import Path
 
-from harness.host.rundir import RunDirectory
-from harness.judge.results import Results
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Results
 
 
 def render(run: RunDirectory, results: Results) -> Path:
@@ -85,7 +85,7 @@ def render(run: RunDirectory, results: Results) -> Path:
 
 from typing import ClassVar
 
-from harness.compare.stacks._recovery import RecoveryStack
+from trainchaos.harness.compare.stacks._recovery import RecoveryStack
 
 
 class Swift(RecoveryStack):
@@ -120,6 +120,7 @@ def place(tmp_path: Path) -> Path:
         shutil.copytree(
             ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
         )
+    shutil.copytree(ROOT / "trainchaos", tmp_path / "trainchaos", symlinks=True)
     shutil.copy(ROOT / "constraints.txt", tmp_path)
     for name, text in ADDED.items():
         assert not (tmp_path / name).exists()
@@ -130,7 +131,7 @@ def place(tmp_path: Path) -> Path:
 def chaos(place: Path, *words: str) -> str:
     """What the copy's ``chaos`` prints; it has to end with 0."""
     done = subprocess.run(
-        [sys.executable, "-m", "chaos", *words],
+        [sys.executable, "-m", "trainchaos", *words],
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(place)},
         stdout=subprocess.PIPE,

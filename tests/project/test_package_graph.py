@@ -18,7 +18,7 @@ from tests.project.test_layering import PLUGINS, ROOT, imports, modules
 
 MOST_MODULES = 15
 OTHER_ROOMS = ("benchmarks", "examples", "tests")
-ENTRY_POINTS = ("chaos.__main__", "chaos.cli")
+ENTRY_POINTS = ("chaos.cli",)
 Edges = Mapping[tuple[str, str], list[str]]
 
 
@@ -111,9 +111,12 @@ def test_a_folder_can_be_taken_in_at_a_glance() -> None:
 @pytest.mark.parametrize(
     ("sources", "cycle"),
     [
-        ({"chaos/a/x.py": "from chaos.b import y", "chaos/b/y.py": ""}, set()),
+        ({"chaos/a/x.py": "from trainchaos.chaos.b import y", "chaos/b/y.py": ""}, set()),
         (
-            {"chaos/a/x.py": "from chaos.b import y", "chaos/b/y.py": "from chaos.a import x"},
+            {
+                "chaos/a/x.py": "from trainchaos.chaos.b import y",
+                "chaos/b/y.py": "from trainchaos.chaos.a import x",
+            },
             {"chaos.a", "chaos.b"},
         ),
         (
@@ -126,7 +129,7 @@ def test_a_folder_can_be_taken_in_at_a_glance() -> None:
                     "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from chaos.b.y"
                     " import Y"
                 ),
-                "chaos/b/y.py": "from chaos.c.z import Z",
+                "chaos/b/y.py": "from trainchaos.chaos.c.z import Z",
                 "chaos/c/z.py": "from ..a import x",
             },
             {"chaos.a", "chaos.b", "chaos.c"},

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import recovery
-from recovery.rank.job import Job
+from trainchaos import recovery
+from trainchaos.recovery.rank.job import Job
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recovery.md").read_text()
 TABLE = PAGE.split("All public names", 1)[1].split("\n\n", 2)[1]
@@ -65,10 +65,10 @@ def test_parameters_are_as_the_page_says(call: str) -> None:
 
 
 def test_the_command_on_the_page_is_the_one_there_is() -> None:
-    assert "python -m recovery.run --ranks 4 --spares 1 train.py" in PAGE
-    from recovery.cli.options import parser
+    assert "python -m trainchaos.recovery.run --ranks 4 --spares 1 train.py" in PAGE
+    from trainchaos.recovery.cli.options import parser
 
     options = {option for action in parser(None)._actions for option in action.option_strings}
     said = set(re.findall(r"`(--[a-z-]+)", PAGE.split("## Supervising it", 1)[1]))
     assert {option for option in options if option.startswith("--") and option != "--help"} >= said
-    assert Job.__module__ == "recovery.rank.job"
+    assert Job.__module__ == "trainchaos.recovery.rank.job"

@@ -1,5 +1,5 @@
-"""``python -m recovery.run``: a script of anybody's, supervised without the harness, broken and
-recovered for real.
+"""``python -m trainchaos.recovery.run``: a script of anybody's, supervised without the harness,
+broken and recovered for real.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.events.log import Kind
-from harness.judge.results import Results
-from recovery import run as command
-from recovery.policy import strategies
-from recovery.policy.strategy import Strategy
 from tests.support.running import EPOCHS, LIMIT_S, RECOVERABLE, ROOT, STEPS, Running, kill
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.results import Results
+from trainchaos.recovery import run as command
+from trainchaos.recovery.policy import strategies
+from trainchaos.recovery.policy.strategy import Strategy
 
 WORKERS = """
-import torch, recovery
+import torch
+from trainchaos import recovery
 job = recovery.join(samples=64, steps=1_000_000, global_batch=4)
 model = torch.nn.Linear(2, 1)
 job.attach(model, torch.optim.SGD(model.parameters(), lr=0.0))
@@ -174,7 +175,12 @@ def children_of(pid: int) -> list[int]:
 @pytest.mark.parametrize(
     ("where", "complaint"),
     [
-        pytest.param("import recovery", "broken: w", id="before it joins", marks=pytest.mark.soak),
+        pytest.param(
+            "from trainchaos import recovery",
+            "broken: w",
+            id="before it joins",
+            marks=pytest.mark.soak,
+        ),
         pytest.param("    with job.step() as step:", "gave-up: ", id="in a step"),
         pytest.param(
             "        step.commit()", "gave-up: ", id="after a step", marks=pytest.mark.soak
@@ -185,9 +191,8 @@ def test_a_script_that_raises_ends_the_job_and_is_quoted(
     start: Callable[..., Running], tmp_path: Path, where: str, complaint: str
 ) -> None:
     indent = " " * (len(where) - len(where.lstrip()) + 4 * where.endswith(":"))
-    text = WORKERS.replace("import torch, recovery", "import recovery\nimport torch")
     (tmp_path / "train.py").write_text(
-        text.replace(where, f"{where}\n{indent}raise KeyError('the cause')")
+        WORKERS.replace(where, f"{where}\n{indent}raise KeyError('the cause')")
     )
     job = start("--ranks", "2", "--strategy", "none", "--logs", "logs", tmp_path / "train.py")
     assert job.end() == 1
@@ -351,7 +356,8 @@ def harness_run(folder: Path, scenario: Path, *options: str) -> tuple[int, Resul
 
 
 FAILING = """
-import sys, torch, recovery
+import sys, torch
+from trainchaos import recovery
 job = recovery.join(samples=64, global_batch=4)
 torch.manual_seed(job.seed)
 model = torch.nn.Linear(2, 1)

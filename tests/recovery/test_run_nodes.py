@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from chaos.errors import InfrastructureError, LogError
-from chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_actor
-from recovery.cli.process_host import ProcessPlacement, least_taken
-from recovery.cli.takeover_log import lock, read_takeover_log
-from recovery.nodes.link.clock import boot_id
 from tests.support.clusters.cluster import HOST, Cluster
 from tests.support.running import EPOCHS, RECOVERABLE, STEPS, Running, kill, until
+from trainchaos.chaos.errors import InfrastructureError, LogError
+from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_actor
+from trainchaos.recovery.cli.process_host import ProcessPlacement, least_taken
+from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
+from trainchaos.recovery.nodes.link.clock import boot_id
 
 
 @pytest.fixture

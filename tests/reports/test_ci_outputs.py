@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from harness.gating.gate import gate, gated
-from harness.host.rundir import RunDirectory
-from harness.judge.results import Finding, Results
-from reports import junit, openmetrics
-from reports.outlets import github, opentelemetry
 from tests.support.pages.sample_results import HOSTILE, build
+from trainchaos.harness.gating.gate import gate, gated
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Finding, Results
+from trainchaos.reports import junit, openmetrics
+from trainchaos.reports.outlets import github, opentelemetry
 
 ROOT = Path(__file__).resolve().parents[2]
 Finished = tuple[RunDirectory, Results]
@@ -480,7 +480,7 @@ def test_without_opentelemetry_it_says_how_to_get_it(
 ) -> None:
     import sys
 
-    from chaos.errors import MissingCapability
+    from trainchaos.chaos.errors import MissingCapability
 
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(MissingCapability, match=r"trainchaos\[otel\]"):

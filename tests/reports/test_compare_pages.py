@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from chaos.events.figures import number
-from harness.compare.result.model import Comparison
-from reports.compare import load, write_all
-from reports.compare.facts import OUTCOMES, ComparisonFacts
-from reports.compare.shapes import AxisScale
-from reports.compare.words import findings
-from reports.content.figures import percent
 from tests.support.pages.html_page import Page
 from tests.support.pages.sample_comparison import FAMILIES, HOSTILE, REFERENCE, STACKS, build
+from trainchaos.chaos.events.figures import number
+from trainchaos.harness.compare.result.model import Comparison
+from trainchaos.reports.compare import load, write_all
+from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts
+from trainchaos.reports.compare.shapes import AxisScale
+from trainchaos.reports.compare.words import findings
+from trainchaos.reports.content.figures import percent
 
 
 class ComparisonPage(Page):

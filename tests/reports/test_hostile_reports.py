@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from harness.host.rundir import RunDirectory
-from harness.judge.results import Results
-from reports import render_all
 from tests.support.pages import sample_results
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Results
+from trainchaos.reports import render_all
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\x07 | `${{x}}` ]]>"

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import reports
-from harness.host.rundir import RunDirectory
-from harness.judge.measure.measure import summarise
-from harness.judge.measure.samples import PossibleValues
-from harness.judge.results import FalseAlarms, Reliability, Results, Spares, Survival
-from reports.content.figures import MISSING, alarms, median_of
-from reports.outlets.terminal import summary
-from reports.page.tables import lost_steps
 from tests.support.pages.sample_results import build
+from trainchaos import reports
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.measure.measure import summarise
+from trainchaos.harness.judge.measure.samples import PossibleValues
+from trainchaos.harness.judge.results import FalseAlarms, Reliability, Results, Spares, Survival
+from trainchaos.reports.content.figures import MISSING, alarms, median_of
+from trainchaos.reports.outlets.terminal import summary
+from trainchaos.reports.page.tables import lost_steps
 
 RATES = Reliability(
     survival=Survival(arms=3, survived=2, probability=2 / 3, low=0.0943, high=0.9916),

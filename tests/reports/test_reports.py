@@ -18,16 +18,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
-import reports
-from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
-from harness.host.rundir import RunDirectory
-from harness.judge.results import Finding, Results
-from reports import markdown, trace
-from reports.content.figures import align, number, parse_clause, range_of
-from reports.content.series import ArmSeries
-from reports.outlets.terminal import summary
 from tests.support.pages.html_page import Page
 from tests.support.pages.sample_results import HOSTILE, build, empty, metric
+from trainchaos import reports
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Finding, Results
+from trainchaos.reports import markdown, trace
+from trainchaos.reports.content.figures import align, number, parse_clause, range_of
+from trainchaos.reports.content.series import ArmSeries
+from trainchaos.reports.outlets.terminal import summary
 
 Finished = tuple[RunDirectory, Results]
 
@@ -58,7 +58,7 @@ def page_of(run: RunDirectory) -> tuple[str, Page]:
 def test_package_finds_its_reports_and_stays_light() -> None:
     assert reports.names() == ["html", "junit", "markdown", "openmetrics", "trace"]
     heavy = "{'pandas', 'matplotlib', 'jinja2', 'torch'}"
-    code = f"import sys, reports, reports.outlets.terminal; print({heavy} & set(sys.modules))"
+    code = f"import sys, trainchaos.reports.outlets.terminal; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -121,7 +121,7 @@ def test_html_is_the_same_every_time(finished: Finished) -> None:
 
 
 def test_wall_clock_table_adds_up(finished: Finished) -> None:
-    from reports.page.wall import wall_seconds
+    from trainchaos.reports.page.wall import wall_seconds
 
     _, results = finished
     frame = wall_seconds(results)

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from chaos.events.log import Kind
-from chaos.scenario.model import Cell, Scenario
-from harness.judge.checkers import CHECKERS, Evidence
-from harness.judge.results import Finding
 from tests.support.logs import BATCH, EVERY, MS, RANKS, STEP_MS, STEPS, Script
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.scenario.model import Cell, Scenario
+from trainchaos.harness.judge.checkers import CHECKERS, Evidence
+from trainchaos.harness.judge.results import Finding
 
 FAIL, OPEN = "fail", "inconclusive"
 EXACT = {"checkpoint-restart": True, "hot-spare": True, "drop-replica": False, "none": True}

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from chaos.events.log import Event
-from chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
-from chaos.scenario.catalogue import Catalogue
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
+from trainchaos.chaos.scenario.catalogue import Catalogue
 
 
 class _Model(BaseModel):

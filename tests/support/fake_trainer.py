@@ -45,7 +45,7 @@ def rank_main(args: argparse.Namespace) -> int:
             print(f"rank {rank}: a peer did not come to step {step}", flush=True)
             return 1
         if args.beacon:
-            from chaos import beacon
+            from trainchaos import beacon
 
             beacon.step(step, loss=state.get("weight", 1.0) / step, samples=4)
         elif rank == 0 and step % args.log_every == 0:
@@ -57,7 +57,7 @@ def rank_main(args: argparse.Namespace) -> int:
 
 def compute(state: dict[str, float], step: int, retry: bool) -> None:
     """The parts of a step, with a gradient of one number; ``retry``: what raises is done again."""
-    from chaos import beacon
+    from trainchaos import beacon
 
     try:
         for name in ("forward", "backward"):
@@ -81,7 +81,7 @@ def save(path: Path, state: dict[str, float], points: bool) -> None:
         stream.write(text[: len(text) // 2])
         stream.flush()
         if points:
-            from chaos import beacon
+            from trainchaos import beacon
 
             beacon.point("saving", int(state["step"]))
         stream.write(text[len(text) // 2 :])

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Occurrence, Where
-from chaos.fault.targets import LinkShape
-from recovery.checkpoint.files import checkpoints
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Occurrence, Where
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.recovery.checkpoint.files import checkpoints
 
 OCCURRENCE = Occurrence(
     fault="f",

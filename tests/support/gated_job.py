@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-import recovery
+from trainchaos import recovery
 
 STEP_S = 0.01  # at least: it is to outlast what the test does to it, on a fast machine too
 JOINING, LOADING = "joining", "loading"

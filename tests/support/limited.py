@@ -10,7 +10,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from chaos.cli import invoke
+from trainchaos.chaos.cli import invoke
 
 MORE_BYTES = 512 << 20
 """Memory beyond what this process takes, which has imported what the command needs."""

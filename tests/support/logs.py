@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
-from recovery.data.order import batch, share
+from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
+from trainchaos.recovery.data.order import batch, share
 
 MS = 1_000_000
 SAMPLES = 500

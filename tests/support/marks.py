@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.progress_counters import Mark
 
 
 def mark(

@@ -20,17 +20,17 @@ from typing import Any
 
 import torch
 
-from recovery.collectives.abandoned import LEAVING
-from recovery.collectives.group import GenerationLost, Group
-from recovery.collectives.storelink import StoreLink
-from recovery.process.local import start_store
+from trainchaos.recovery.collectives.abandoned import LEAVING
+from trainchaos.recovery.collectives.group import GenerationLost, Group
+from trainchaos.recovery.collectives.storelink import StoreLink
+from trainchaos.recovery.process.local import start_store
 
 DEADLINE_S = 30.0
 _CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = [
     "torch._dynamo",
-    "recovery.collectives.sharded",
-    "recovery.collectives.transfer",
+    "trainchaos.recovery.collectives.sharded",
+    "trainchaos.recovery.collectives.transfer",
     "pytest",
 ]
 _CONTEXT.set_forkserver_preload(PRELOAD)

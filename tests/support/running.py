@@ -1,4 +1,6 @@
-"""``python -m recovery.run`` and ``chaos run`` in processes of their own, as a user starts them."""
+"""``python -m trainchaos.recovery.run`` and ``chaos run`` in processes of their own, as a user
+starts them.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from chaos.events.following import EventLogTail
-from chaos.events.log import Event, Kind
+from trainchaos.chaos.events.following import EventLogTail
+from trainchaos.chaos.events.log import Event, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 RECOVERABLE = ROOT / "examples" / "ddp_recoverable.py"
@@ -25,7 +27,7 @@ STEPS = 320
 class Running:
     """A ``recovery.run`` in a process of its own."""
 
-    command: Sequence[str] = (sys.executable, "-m", "recovery.run")
+    command: Sequence[str] = (sys.executable, "-m", "trainchaos.recovery.run")
 
     def __init__(self, folder: Path, *arguments: str | Path) -> None:
         self.events = folder / "events"
@@ -123,7 +125,7 @@ def supervised(
 
 def chaos_run(scenario: Path, runs: Path, *options: str) -> list[str]:
     """The command line of a ``chaos run``."""
-    command = [sys.executable, "-m", "chaos", "run"]
+    command = [sys.executable, "-m", "trainchaos", "run"]
     return [*command, str(scenario), "--runs", str(runs), *options]
 
 

@@ -18,18 +18,19 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos import plugins
-from chaos.errors import ScenarioError
-from chaos.files import read_model
-from chaos.scenario.sla import nearest
-from harness.compare.environments.stack import ROOT, Requirements, Settings, Stack
-from harness.compare.environments.tuned import stack_of
+from trainchaos.chaos import plugins
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.files import read_model
+from trainchaos.chaos.home import HOME, cache
+from trainchaos.chaos.scenario.sla import nearest
+from trainchaos.harness.compare.environments.stack import Requirements, Settings, Stack
+from trainchaos.harness.compare.environments.tuned import stack_of
 
 VARIABLE = "TRAINCHAOS_STACKS"
 MARK = "trainchaos-ready.json"
 OWNED = ".trainchaos-stack"
 """Marker in every directory made by an install; no other directory is ever removed."""
-CONSTRAINTS = ROOT / "constraints.txt"
+CONSTRAINTS = HOME / "constraints.txt"
 COMMON = ("torch", "numpy", "pydantic", "xxhash")
 """What the training scripts of all stacks need; in each environment, in the versions of
 ``constraints.txt``.
@@ -81,7 +82,7 @@ class Environment:
 
 def stacks() -> dict[str, type[Stack]]:
     """Every stack: name -> class."""
-    return plugins.load("harness.compare.stacks", Stack)
+    return plugins.load(plugins.STACKS, Stack)
 
 
 def find(name: str) -> type[Stack]:
@@ -107,8 +108,7 @@ def root() -> Path:
     said = os.environ.get(VARIABLE)
     if said:
         return Path(said).expanduser().absolute()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "trainchaos" / "stacks"
+    return cache() / "stacks"
 
 
 def directory_of(name: str, requirements: Requirements) -> Path:

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from chaos.errors import InfrastructureError, ScenarioError
-from harness.compare.environments import environments
-from harness.compare.environments.environments import MARK, OWNED, Environment, ReadyMark
-from harness.compare.environments.stack import Requirements
+from trainchaos.chaos.errors import InfrastructureError, ScenarioError
+from trainchaos.harness.compare.environments import environments
+from trainchaos.harness.compare.environments.environments import MARK, OWNED, Environment, ReadyMark
+from trainchaos.harness.compare.environments.stack import Requirements
 
 LIMIT_S = 1800.0
 """Time limit of one command."""

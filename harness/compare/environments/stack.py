@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from chaos.errors import ScenarioError
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.home import import_root
 
 Settings = Literal["default", "tuned"]
 Value = int | float | str
@@ -25,8 +26,6 @@ survivors continue and the lost replica returns; ``spare``: a provisioned idle p
 lost one; ``restart``: everything restarts from a checkpoint; ``shrink``: survivors continue and
 nothing returns; ``none``: the job ends.
 """
-ROOT = Path(__file__).resolve().parents[3]
-"""Root of these packages; scripts in other environments find them through PYTHONPATH."""
 CHECKPOINTS = "checkpoints"
 """Directory below ``$CHAOS_SCRATCH`` that every stack keeps its checkpoints in."""
 FAMILIES = ("kill", "hang", "exception", "nan", "corrupt-checkpoint", "kill-while-saving")
@@ -69,7 +68,7 @@ class CommonJob:
         """
         variables = {f"JOB_{name.upper()}": str(value) for name, value in asdict(self).items()}
         return variables | {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(import_root()),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }

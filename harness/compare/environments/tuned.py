@@ -14,10 +14,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from chaos.errors import InfrastructureError, LogError
-from chaos.files import read_model, reason
-from harness.compare.environments.stack import Settings, Stack, Value
-from harness.judge.figures import Model
+from trainchaos.chaos.errors import InfrastructureError, LogError
+from trainchaos.chaos.files import read_model, reason
+from trainchaos.harness.compare.environments.stack import Settings, Stack, Value
+from trainchaos.harness.judge.figures import Model
 
 DIRECTORY = Path(__file__).resolve().parents[1] / "stacks" / "tuned"
 NEVER = "never"

@@ -20,14 +20,22 @@ from typing import Any
 
 from pydantic import Field
 
-from chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
-from chaos.files import open_regular, parse_model, read_bytes, read_model, reason, write_whole
-from chaos.version import commit_of
-from harness.compare.environments.stack import ROOT, Settings, Way
-from harness.compare.plan.plan import Arm
-from harness.host import dns_check, processes
-from harness.judge.figures import Model
-from harness.launch import devices
+from trainchaos.chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
+from trainchaos.chaos.files import (
+    open_regular,
+    parse_model,
+    read_bytes,
+    read_model,
+    reason,
+    write_whole,
+)
+from trainchaos.chaos.home import HOME
+from trainchaos.chaos.version import commit_of
+from trainchaos.harness.compare.environments.stack import Settings, Way
+from trainchaos.harness.compare.plan.plan import Arm
+from trainchaos.harness.host import dns_check, processes
+from trainchaos.harness.judge.figures import Model
+from trainchaos.harness.launch import devices
 
 SCHEMA_VERSION = 1
 CODE = ("chaos", "recovery", "harness")
@@ -244,8 +252,8 @@ def provenance() -> dict[str, Any]:
     return devices.describe() | {
         "boot": processes.boot_id(),
         "slowest_lookup_s": round(dns_check.slowest_lookup_s(), 3),
-        "code": code_digest(ROOT),
-        "commit": commit_of(ROOT),
+        "code": code_digest(HOME),
+        "commit": commit_of(HOME),
     }
 
 

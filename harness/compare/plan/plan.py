@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from chaos.errors import ScenarioError
-from chaos.scenario.model import Cell
-from chaos.source.diagnostics import unknown
-from harness.compare.environments.stack import CommonJob, Settings, Stack
-from harness.compare.environments.tuned import stack_of
-from harness.judge.figures import Model
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.chaos.source.diagnostics import unknown
+from trainchaos.harness.compare.environments.stack import CommonJob, Settings, Stack
+from trainchaos.harness.compare.environments.tuned import stack_of
+from trainchaos.harness.judge.figures import Model
 
 AGAIN = "again"
 """Suffix of the label of the A/A arm, which plays the reference a second time."""

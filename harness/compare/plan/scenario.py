@@ -11,9 +11,10 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from chaos.errors import InfrastructureError
-from harness.compare.environments.stack import ROOT, Drive
-from harness.compare.plan.plan import Arm, Family
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.home import HOME, import_root
+from trainchaos.harness.compare.environments.stack import Drive
+from trainchaos.harness.compare.plan.plan import Arm, Family
 
 SEEN_FROM_OUTSIDE = (
     "fault-landed",
@@ -45,8 +46,8 @@ def scenario_of(arm: Arm, family: Family, drive: Drive, *, deadline_s: float) ->
     spec = family.cell.scenario.workload
     workload: dict[str, Any] = {
         "command": list(drive.argv),
-        "directory": str(ROOT),
-        "env": {"PYTHONPATH": str(ROOT), **drive.env},
+        "directory": str(HOME),
+        "env": {"PYTHONPATH": str(import_root()), **drive.env},
         "ranks": spec.ranks,
         "steps": spec.steps,
         "global_batch": spec.global_batch,

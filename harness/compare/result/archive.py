@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Self
 
-from chaos.errors import InfrastructureError, LogError
-from chaos.files import open_regular, read_bytes, reason, replacing
-from harness.compare.environments import environments
-from harness.compare.environments.stack import ROOT
-from harness.compare.plan.directory import Directory
+from trainchaos.chaos.errors import InfrastructureError, LogError
+from trainchaos.chaos.files import open_regular, read_bytes, reason, replacing
+from trainchaos.chaos.home import HOME
+from trainchaos.harness.compare.environments import environments
+from trainchaos.harness.compare.plan.directory import Directory
 
 MOST_BYTES = 2 * 2**30
 MOST_FILES = 100_000
@@ -95,7 +95,7 @@ def _places(directory: Directory) -> list[tuple[bytes, bytes]]:
     """Paths to replace -> replacements, longest first, so that no shorter one cuts a longer one."""
     replacements = {
         str(directory.root.absolute()): "/comparison",
-        str(ROOT): "/chaos",
+        str(HOME): "/chaos",
         str(environments.root()): "/stacks",
         str(Path.home()): "/home/user",
         socket.gethostname(): "host",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.result.model import FaultFreeSummary
-from harness.judge.measure.reliability import false_alarms
-from harness.judge.record.history import History
+from trainchaos.harness.compare.result.model import FaultFreeSummary
+from trainchaos.harness.judge.measure.reliability import false_alarms
+from trainchaos.harness.judge.record.history import History
 
 
 def at_rest(

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from chaos.events.log import Kind, Log
-from chaos.scenario.model import Cell, ResolvedRun
-from harness.judge.checkers import CHECKERS, Evidence, check, check_all
-from harness.judge.evidence.expected import expected_of, twins_of
-from harness.judge.record.history import History
-from harness.judge.record.observed import samples_of_steps
-from harness.judge.results import Finding, merge
+from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.chaos.scenario.model import Cell, ResolvedRun
+from trainchaos.harness.judge.checkers import CHECKERS, Evidence, check, check_all
+from trainchaos.harness.judge.evidence.expected import expected_of, twins_of
+from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.observed import samples_of_steps
+from trainchaos.harness.judge.results import Finding, merge
 
 CONTRADICTS = ("identity", "landing", "happens-before", "lifecycle", "recovery-shown")
 THREE = ("pass", "inconclusive", "fail")

@@ -1,5 +1,5 @@
 """Generates docs/metrics.md from the metric catalogue and the docstrings of the computing
-functions: ``python -m harness.compare.result.definitions > docs/metrics.md``.
+functions: ``python -m trainchaos.harness.compare.result.definitions > docs/metrics.md``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from chaos.scenario.sla import QUANTILES, samples_needed
-from harness.compare.result import outcome, redone, summary, trials
-from harness.judge.measure import (
+from trainchaos.chaos.scenario.sla import QUANTILES, samples_needed
+from trainchaos.harness.compare.result import outcome, redone, summary, trials
+from trainchaos.harness.judge.measure import (
     acts,
     cost,
     digests,
@@ -25,8 +25,8 @@ from harness.judge.measure import (
     reliability,
     samples,
 )
-from harness.judge.measure.catalogue import METRICS
-from harness.judge.results import LEAST_RANK_HOURS
+from trainchaos.harness.judge.measure.catalogue import METRICS
+from trainchaos.harness.judge.results import LEAST_RANK_HOURS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,7 @@ def page() -> str:
 def _lines() -> Iterator[str]:
     yield "# Metrics"
     yield ""
-    program = "python -m harness.compare.result.definitions"
+    program = "python -m trainchaos.harness.compare.result.definitions"
     yield f"Made by `{program}` from the code that computes them; a test holds it to that."
     yield ""
     yield (

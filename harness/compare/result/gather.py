@@ -7,19 +7,30 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from chaos.errors import LogError
-from harness.compare.plan.directory import ComparisonPlan, Directory, PlannedStack, PlayedArm
-from harness.compare.plan.plan import AGAIN, Arm, control_of
-from harness.compare.result import rules, summary
-from harness.compare.result.at_rest import at_rest
-from harness.compare.result.model import CellSummary, Comparison, FaultFreeSummary, StackInfo, Trial
-from harness.compare.result.outcome import completed, ended
-from harness.compare.result.runs import ComparedRuns, read_results
-from harness.compare.result.trials import TrialSource, trial_of
-from harness.host import dns_check
-from harness.host.rundir import RunDirectory
-from harness.judge.measure.measure import measure
-from harness.judge.record.lineage import history_of
+from trainchaos.chaos.errors import LogError
+from trainchaos.harness.compare.plan.directory import (
+    ComparisonPlan,
+    Directory,
+    PlannedStack,
+    PlayedArm,
+)
+from trainchaos.harness.compare.plan.plan import AGAIN, Arm, control_of
+from trainchaos.harness.compare.result import rules, summary
+from trainchaos.harness.compare.result.at_rest import at_rest
+from trainchaos.harness.compare.result.model import (
+    CellSummary,
+    Comparison,
+    FaultFreeSummary,
+    StackInfo,
+    Trial,
+)
+from trainchaos.harness.compare.result.outcome import completed, ended
+from trainchaos.harness.compare.result.runs import ComparedRuns, read_results
+from trainchaos.harness.compare.result.trials import TrialSource, trial_of
+from trainchaos.harness.host import dns_check
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.measure.measure import measure
+from trainchaos.harness.judge.record.lineage import history_of
 
 BARE = "none"
 """The stack without recovery, whose fault-free step time is the reference for all others."""

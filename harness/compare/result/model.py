@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from harness.compare.environments.stack import Way
-from harness.judge.figures import Metric, Model
-from harness.judge.incident import PhaseSpan
-from harness.judge.results import FalseAlarms, Survival
+from trainchaos.harness.compare.environments.stack import Way
+from trainchaos.harness.judge.figures import Metric, Model
+from trainchaos.harness.judge.incident import PhaseSpan
+from trainchaos.harness.judge.results import FalseAlarms, Survival
 
 SCHEMA_VERSION = 1
 _NAMES = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}

@@ -14,12 +14,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.events.log import Event, Kind
-from harness.compare.result.model import OutcomeClass
-from harness.compare.result.redone import _advances, redone, samples_lost
-from harness.judge.incident import Incident, PhaseSpan
-from harness.judge.measure.measure import ArmMeasures
-from harness.judge.record.history import NS, History
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.compare.result.model import OutcomeClass
+from trainchaos.harness.compare.result.redone import _advances, redone, samples_lost
+from trainchaos.harness.judge.incident import Incident, PhaseSpan
+from trainchaos.harness.judge.measure.measure import ArmMeasures
+from trainchaos.harness.judge.record.history import NS, History
 
 LAST_STEPS = 5  # a rank that reports none of the last steps no longer takes part
 STOOD_STILL = 5.0  # times the usual gap between steps; a shorter gap is not an interruption

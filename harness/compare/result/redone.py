@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from chaos.events.log import Event, Kind
-from harness.judge.record.history import History
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.record.history import History
 
 
 def redone(history: History, injected_ns: int) -> list[int]:

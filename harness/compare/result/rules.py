@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from harness.compare.environments.stack import ROOT
-from harness.compare.plan.directory import ComparisonPlan, PlayedArm
-from harness.compare.plan.plan import Family
-from harness.compare.plan.quiet import BUSY
-from harness.compare.result.model import Ratio
-from harness.compare.result.statistics import LEAST_PAIRS
-from harness.host import dns_check
+from trainchaos.chaos.home import HOME
+from trainchaos.harness.compare.plan.directory import ComparisonPlan, PlayedArm
+from trainchaos.harness.compare.plan.plan import Family
+from trainchaos.harness.compare.plan.quiet import BUSY
+from trainchaos.harness.compare.result.model import Ratio
+from trainchaos.harness.compare.result.statistics import LEAST_PAIRS
+from trainchaos.harness.host import dns_check
 
-SHIPPED = ROOT / "scenarios" / "compare"
+SHIPPED = HOME / "scenarios" / "compare"
 EQUAL = ("no difference shown", "neither recovers")
 
 

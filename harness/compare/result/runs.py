@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.errors import LogError
-from chaos.events.budget import Budget
-from chaos.events.log import Kind, Log, read_log
-from chaos.files import read_model
-from harness.compare.plan.directory import Directory, PlayedArm
-from harness.compare.plan.plan import Arm
-from harness.compare.result.believed import ArmRecord, without_twins
-from harness.host.rundir import RunDirectory, read_resolved
-from harness.judge.results import Results
+from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.events.budget import Budget
+from trainchaos.chaos.events.log import Kind, Log, read_log
+from trainchaos.chaos.files import read_model
+from trainchaos.harness.compare.plan.directory import Directory, PlayedArm
+from trainchaos.harness.compare.plan.plan import Arm
+from trainchaos.harness.compare.result.believed import ArmRecord, without_twins
+from trainchaos.harness.host.rundir import RunDirectory, read_resolved
+from trainchaos.harness.judge.results import Results
 
 
 @dataclass(kw_only=True)

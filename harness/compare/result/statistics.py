@@ -19,8 +19,8 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 
-from harness.compare.result.model import Difference
-from harness.judge.measure.samples import median_ci95
+from trainchaos.harness.compare.result.model import Difference
+from trainchaos.harness.judge.measure.samples import median_ci95
 
 EVERY = "every kind"
 """The family of a ratio over the pairs of all families together, which few repeats of each can

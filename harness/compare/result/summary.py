@@ -8,18 +8,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
-from harness.compare.result.model import CellSummary, OutcomeClass, Ratio, Trial
-from harness.compare.result.statistics import (
+from trainchaos.harness.compare.result.model import CellSummary, OutcomeClass, Ratio, Trial
+from trainchaos.harness.compare.result.statistics import (
     EVERY,
     median_interval,
     outliers,
     paired_ratio,
     repetitions_needed,
 )
-from harness.judge.figures import Metric
-from harness.judge.measure.cost import failure_cost
-from harness.judge.measure.reliability import clopper_pearson
-from harness.judge.results import Survival
+from trainchaos.harness.judge.figures import Metric
+from trainchaos.harness.judge.measure.cost import failure_cost
+from trainchaos.harness.judge.measure.reliability import clopper_pearson
+from trainchaos.harness.judge.results import Survival
 
 FROM_BEST: tuple[OutcomeClass, ...] = get_args(OutcomeClass)
 """Classes from best to worst. A fault that did not land proves nothing, so that class is shown only

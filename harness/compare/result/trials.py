@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.events.log import Log
-from harness.compare.result.model import Trial
-from harness.compare.result.outcome import FOR_EVER, JudgedTrial, completed, judged
-from harness.judge.measure.measure import ArmMeasures, goodput_of, measure
-from harness.judge.record.history import History
-from harness.judge.record.lineage import history_of
+from trainchaos.chaos.events.log import Log
+from trainchaos.harness.compare.result.model import Trial
+from trainchaos.harness.compare.result.outcome import FOR_EVER, JudgedTrial, completed, judged
+from trainchaos.harness.judge.measure.measure import ArmMeasures, goodput_of, measure
+from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.lineage import history_of
 
 MOST_POINTS = 200
 

@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from harness.compare.environments.stack import CommonJob, Drive, Requirements, Stack, Value
+from trainchaos.harness.compare.environments.stack import (
+    CommonJob,
+    Drive,
+    Requirements,
+    Stack,
+    Value,
+)
 
 GROUP = "init_process_group(timeout) s"
 
@@ -82,13 +88,13 @@ class Inprocess(Stack):
         argv = (
             str(python),
             "-m",
-            "harness.peers.supervise",
+            "trainchaos.harness.peers.supervise",
             "--ranks",
             str(job.ranks + self.spares),
             "--",
             str(python),
             "-m",
-            "harness.peers.nvrx_inprocess",
+            "trainchaos.harness.peers.nvrx_inprocess",
             *options,
         )
         return Drive(argv=argv, env=job.environment() | {"TORCH_CPP_LOG_LEVEL": "error"})

@@ -1,4 +1,4 @@
-"""Base of this project's strategies: ``python -m recovery.run`` for the common job."""
+"""Base of this project's strategies: ``python -m trainchaos.recovery.run`` for the common job."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from harness.compare.environments.stack import CHECKPOINTS, ROOT, CommonJob, Drive, Stack
+from trainchaos.chaos.home import HOME
+from trainchaos.harness.compare.environments.stack import CHECKPOINTS, CommonJob, Drive, Stack
 
-SCRIPT = ROOT / "harness" / "peers" / "ours.py"
+SCRIPT = HOME / "harness" / "peers" / "ours.py"
 
 
 class RecoveryStack(Stack):
@@ -18,7 +19,7 @@ class RecoveryStack(Stack):
     strategy: ClassVar[str] = ""
 
     def chosen(self) -> Mapping[str, object]:
-        """Options of ``python -m recovery.run``."""
+        """Options of ``python -m trainchaos.recovery.run``."""
         return {"--strategy": self.strategy, **self.values}
 
     def drive(self, job: CommonJob, python: Path) -> Drive:
@@ -27,7 +28,7 @@ class RecoveryStack(Stack):
         argv = (
             str(python),
             "-m",
-            "recovery.run",
+            "trainchaos.recovery.run",
             "--ranks",
             str(job.ranks),
             "--device",

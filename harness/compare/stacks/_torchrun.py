@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.compare.environments.stack import CommonJob, Drive
+from trainchaos.harness.compare.environments.stack import CommonJob, Drive
 
-SCRIPT = "harness.peers.plain"
+SCRIPT = "trainchaos.harness.peers.plain"
 
 
 def drive(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from harness.compare.environments.stack import Value, Way
-from harness.compare.stacks._recovery import RecoveryStack
+from trainchaos.harness.compare.environments.stack import Value, Way
+from trainchaos.harness.compare.stacks._recovery import RecoveryStack
 
 
 class CheckpointRestart(RecoveryStack):

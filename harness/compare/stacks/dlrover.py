@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from harness.compare.environments.stack import CommonJob, Drive, Requirements, Stack
+from trainchaos.harness.compare.environments.stack import CommonJob, Drive, Requirements, Stack
 
 MAX_RESTARTS = {"default": 3, "tuned": 100}
 """3: the default by its page of arguments (docs/deployment/argument.md); its parser has torch's, 0.
@@ -72,7 +72,7 @@ class DLRover(Stack):
         command = (
             str(python),
             "-m",
-            "harness.peers.dlrover_launch",
+            "trainchaos.harness.peers.dlrover_launch",
             f"--max-restarts={MAX_RESTARTS[self.settings]}",
         )
         return Drive(argv=command, env=env)

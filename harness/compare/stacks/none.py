@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from harness.compare.environments.stack import CommonJob, Drive, Stack, Way
-from harness.compare.stacks import _torchrun
+from trainchaos.harness.compare.environments.stack import CommonJob, Drive, Stack, Way
+from trainchaos.harness.compare.stacks import _torchrun
 
 
 class NoRecovery(Stack):

@@ -8,8 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from harness.compare.environments.stack import ROOT, CommonJob, Drive, Requirements, Stack
-from harness.compare.stacks._nvrx import needs
+from trainchaos.chaos.home import HOME
+from trainchaos.harness.compare.environments.stack import (
+    CommonJob,
+    Drive,
+    Requirements,
+    Stack,
+)
+from trainchaos.harness.compare.stacks._nvrx import needs
 
 MAX_RESTARTS = 3
 GROUP_TIMEOUT_S = 30.0
@@ -71,7 +77,7 @@ class NvrxFtLauncher(Stack):
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                 "JOB_GROUP_TIMEOUT": f"{GROUP_TIMEOUT_S:g}",
             }
-        return Drive(argv=(*argv, str(ROOT / "harness" / "peers" / "nvrx_heartbeats.py")), env=env)
+        return Drive(argv=(*argv, str(HOME / "harness" / "peers" / "nvrx_heartbeats.py")), env=env)
 
     def fidelity(self) -> tuple[str, ...]:
         """See Stack."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from harness.compare.environments.stack import Way
-from harness.compare.stacks._nvrx import Inprocess
+from trainchaos.harness.compare.environments.stack import Way
+from trainchaos.harness.compare.stacks._nvrx import Inprocess
 
 
 class NvrxInprocess(Inprocess):

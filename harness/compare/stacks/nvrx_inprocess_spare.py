@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from harness.compare.environments.stack import CommonJob, Way
-from harness.compare.stacks._nvrx import Inprocess
+from trainchaos.harness.compare.environments.stack import CommonJob, Way
+from trainchaos.harness.compare.stacks._nvrx import Inprocess
 
 
 class NvrxInprocessSpare(Inprocess):

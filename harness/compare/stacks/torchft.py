@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from harness.compare.environments.stack import CommonJob, Drive, Requirements, Stack, Value, Way
+from trainchaos.harness.compare.environments.stack import (
+    CommonJob,
+    Drive,
+    Requirements,
+    Stack,
+    Value,
+    Way,
+)
 
 RESTARTS = 3
 GROUP, TIMEOUT = "ProcessGroupGloo(timeout) s", "Manager(timeout) s"
@@ -88,7 +95,7 @@ class Torchft(Stack):
         argv = (
             str(python),
             "-m",
-            "harness.peers.torchft_replicas",
+            "trainchaos.harness.peers.torchft_replicas",
             "--restarts",
             str(RESTARTS),
             "--lighthouse",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from harness.compare.environments.stack import CommonJob, Drive, Stack
-from harness.compare.stacks import _torchrun
+from trainchaos.harness.compare.environments.stack import CommonJob, Drive, Stack
+from trainchaos.harness.compare.stacks import _torchrun
 
 DEFAULT_RESTARTS = 3
 """As in the example of a fault-tolerant job in torchrun's documentation."""

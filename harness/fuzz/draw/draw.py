@@ -14,11 +14,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from chaos.fault.base import Fault, Where
-from chaos.scenario.fault import PHASES, EventName
-from harness.fuzz.draw.scale import SIMULATED, Scale
-from harness.fuzz.draw.values import params_of
-from recovery.policy.strategy import Strategy
+from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.scenario.fault import PHASES, EventName
+from trainchaos.harness.fuzz.draw.scale import SIMULATED, Scale
+from trainchaos.harness.fuzz.draw.values import params_of
+from trainchaos.recovery.policy.strategy import Strategy
 
 Tree = dict[str, Any]
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chaos.files import replacing, write_whole
-from harness.fuzz.draw.text import as_yaml
+from trainchaos.chaos.files import replacing, write_whole
+from trainchaos.harness.fuzz.draw.text import as_yaml
 
 MOST_TEXT = 300
 """Characters of the find's text."""

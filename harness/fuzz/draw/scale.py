@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from harness.fuzz.draw.values import LEAST, MOST
+from trainchaos.harness.fuzz.draw.values import LEAST, MOST
 
 
 @dataclass(frozen=True, kw_only=True)

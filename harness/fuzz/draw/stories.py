@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from chaos.fault.aftermath import Ends, EndsWithin, HangsUntilDeclared, StandsStill
-from chaos.fault.base import Fault, Where
-from harness.fuzz.draw.draw import Dice, Tree, World, fault_of, job, phase
-from harness.fuzz.draw.values import params_of
+from trainchaos.chaos.fault.aftermath import Ends, EndsWithin, HangsUntilDeclared, StandsStill
+from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.harness.fuzz.draw.draw import Dice, Tree, World, fault_of, job, phase
+from trainchaos.harness.fuzz.draw.values import params_of
 
 FAILURE = ("loss", "hang", "values", "apart")
 """Groups of faults that a job must recover from."""

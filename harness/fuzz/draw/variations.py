@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from harness.fuzz.draw.draw import (
+from trainchaos.harness.fuzz.draw.draw import (
     MOST_FAULTS,
     Dice,
     Tree,
@@ -15,7 +15,7 @@ from harness.fuzz.draw.draw import (
     recovery_of,
     trigger,
 )
-from harness.fuzz.draw.stories import related
+from trainchaos.harness.fuzz.draw.stories import related
 
 WAYS = ("another", "kind", "more", "related", "when", "recovery", "seed", "checkpoint")
 

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.events.log import Kind, Log
-from chaos.scenario.model import Cell
-from harness.fuzz.judge.claims import Claims, altered, backwards, claims_of
-from harness.fuzz.judge.lines import ARMS, LogEdit, changed
-from harness.fuzz.judge.neutral import WRITTEN, later
-from harness.fuzz.play.coverage import Feature
-from harness.fuzz.play.oracle import Find
-from harness.fuzz.play.play import (
+from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.fuzz.judge.claims import Claims, altered, backwards, claims_of
+from trainchaos.harness.fuzz.judge.lines import ARMS, LogEdit, changed
+from trainchaos.harness.fuzz.judge.neutral import WRITTEN, later
+from trainchaos.harness.fuzz.play.coverage import Feature
+from trainchaos.harness.fuzz.play.oracle import Find
+from trainchaos.harness.fuzz.play.play import (
     LONGEST_S,
     ArmTimeout,
     PlayResult,
@@ -41,11 +41,11 @@ from harness.fuzz.play.play import (
     resolved_of,
     traceback_tail,
 )
-from harness.host.rundir import RunDirectory, arm_id, write_resolved
-from harness.judge.checkers import check_all
-from harness.judge.evidence.absurd import absurdity
-from harness.judge.evidence.expected import Expected
-from harness.judge.verdict.judge import judge
+from trainchaos.harness.host.rundir import RunDirectory, arm_id, write_resolved
+from trainchaos.harness.judge.checkers import check_all
+from trainchaos.harness.judge.evidence.absurd import absurdity
+from trainchaos.harness.judge.evidence.expected import Expected
+from trainchaos.harness.judge.verdict.judge import judge
 
 Tree = dict[str, Any]
 MOST_CPU_S = 5.0

@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from chaos.events.log import Event, Kind, Log
-from harness.fuzz.draw.draw import Dice
-from harness.fuzz.judge.lines import ARMS, LogEdit
+from trainchaos.chaos.events.log import Event, Kind, Log
+from trainchaos.harness.fuzz.draw.draw import Dice
+from trainchaos.harness.fuzz.judge.lines import ARMS, LogEdit
 
 COUNTS = (1, 1, 1, 1, 2, 3)
 """Number of changes at once."""

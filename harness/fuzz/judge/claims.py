@@ -15,10 +15,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from chaos.events.log import Event, Kind, Log
-from harness.judge.incident import Incident
-from harness.judge.measure.measure import METRICS, ArmMeasures
-from harness.judge.order.slip import SAME_CLOCK_S
+from trainchaos.chaos.events.log import Event, Kind, Log
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.measure.measure import METRICS, ArmMeasures
+from trainchaos.harness.judge.order.slip import SAME_CLOCK_S
 
 SLACK_S = 0.05
 SHARE = 0.1

@@ -16,17 +16,17 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from harness.fuzz.draw import draw
-from harness.fuzz.draw.draw import Dice, World
-from harness.fuzz.draw.regressions import MOST_TEXT
-from harness.fuzz.draw.shrink import shrunk
-from harness.fuzz.draw.text import as_yaml, flow
-from harness.fuzz.judge import changes as changing
-from harness.fuzz.judge.bench import BaseRun, JudgeBench, base_of
-from harness.fuzz.judge.lines import LogEdit
-from harness.fuzz.play.coverage import Coverage
-from harness.fuzz.play.oracle import Find
-from harness.fuzz.play.play import SimPlayer
+from trainchaos.harness.fuzz.draw import draw
+from trainchaos.harness.fuzz.draw.draw import Dice, World
+from trainchaos.harness.fuzz.draw.regressions import MOST_TEXT
+from trainchaos.harness.fuzz.draw.shrink import shrunk
+from trainchaos.harness.fuzz.draw.text import as_yaml, flow
+from trainchaos.harness.fuzz.judge import changes as changing
+from trainchaos.harness.fuzz.judge.bench import BaseRun, JudgeBench, base_of
+from trainchaos.harness.fuzz.judge.lines import LogEdit
+from trainchaos.harness.fuzz.play.coverage import Coverage
+from trainchaos.harness.fuzz.play.oracle import Find
+from trainchaos.harness.fuzz.play.play import SimPlayer
 
 Tree = dict[str, Any]
 ENDING = ".judge.yaml"

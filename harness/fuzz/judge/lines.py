@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
+from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
 
 MS = 1_000_000
 ARMS: tuple[Literal["control"], Literal["faulted"]] = ("control", "faulted")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from chaos.events.log import ActorLog, Event, Log, make_log
+from trainchaos.chaos.events.log import ActorLog, Event, Log, make_log
 
 SHIFT_NS = 3_600 * 10**9
 """The shift of all times if the machine's clock had started at another time."""

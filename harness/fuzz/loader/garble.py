@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from harness.fuzz.draw.draw import Dice
+from trainchaos.harness.fuzz.draw.draw import Dice
 
 TOKENS = (
     b"&a ",

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.fuzz.draw import draw
-from harness.fuzz.draw.draw import Dice, World
-from harness.fuzz.loader.reading import ReadResult, ScenarioReader, find_in
-from harness.fuzz.loader.spoil import SpoiltFile, at, fresh, places, spoilt, text_of
-from harness.fuzz.play.coverage import Coverage, Feature
-from harness.fuzz.play.oracle import Find
+from trainchaos.harness.fuzz.draw import draw
+from trainchaos.harness.fuzz.draw.draw import Dice, World
+from trainchaos.harness.fuzz.loader.reading import ReadResult, ScenarioReader, find_in
+from trainchaos.harness.fuzz.loader.spoil import SpoiltFile, at, fresh, places, spoilt, text_of
+from trainchaos.harness.fuzz.play.coverage import Coverage, Feature
+from trainchaos.harness.fuzz.play.oracle import Find
 
 ENDING = ".loader.yaml"
 SAYS = ".loader.txt"

@@ -28,14 +28,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from chaos.errors import ScenarioError
-from chaos.loading.load import LoadedScenario, load
-from chaos.planning.planview import as_json, as_text, plan_run
-from chaos.scenario.catalogue import Catalogue
-from chaos.scenario.model import ResolvedRun
-from harness.fuzz.play.oracle import Find, plain
-from harness.fuzz.play.play import ArmTimeout, memory, place_of, traceback_tail
-from harness.host.rundir import RunDirectory, read_resolved, write_resolved
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.loading.load import LoadedScenario, load
+from trainchaos.chaos.planning.planview import as_json, as_text, plan_run
+from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.chaos.scenario.model import ResolvedRun
+from trainchaos.harness.fuzz.play.oracle import Find, plain
+from trainchaos.harness.fuzz.play.play import ArmTimeout, memory, place_of, traceback_tail
+from trainchaos.harness.host.rundir import RunDirectory, read_resolved, write_resolved
 
 MOST_SAID = 2_000
 MOST_TOLD = 50

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.fuzz.draw.draw import Dice
-from harness.fuzz.loader.garble import MANY, MOST_BYTES, OF_TEXTS
+from trainchaos.harness.fuzz.draw.draw import Dice
+from trainchaos.harness.fuzz.loader.garble import MANY, MOST_BYTES, OF_TEXTS
 
 Tree = Any
 Path = tuple[str | int, ...]

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from chaos.events.log import Event, Kind
-from harness.run.orchestrator import Orchestrator
-from recovery.process.local import Dying, Exited, MessageReceived, Report
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.run.orchestrator import Orchestrator
+from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, Report
 
 Feature = tuple[str, ...]
 WORDS: Mapping[str, str] = MappingProxyType(

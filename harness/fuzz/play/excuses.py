@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.events.log import Kind
-from chaos.fault.base import Fault
-from harness.fuzz.play import unlanded
-from harness.fuzz.play.play import PlayResult, kinds
-from harness.fuzz.play.uncompared import uncompared
-from harness.fuzz.play.unlanded import Tree, faulted_log
-from harness.judge.measure.pressure import TOO_BUSY
-from recovery.detection.hangs import STALLS, HangLimits
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.harness.fuzz.play import unlanded
+from trainchaos.harness.fuzz.play.play import PlayResult, kinds
+from trainchaos.harness.fuzz.play.uncompared import uncompared
+from trainchaos.harness.fuzz.play.unlanded import Tree, faulted_log
+from trainchaos.harness.judge.measure.pressure import TOO_BUSY
+from trainchaos.recovery.detection.hangs import STALLS, HangLimits
 
 TRUSTED = 4
 """Samples of the smallest batch whose gradient is expected to train."""

@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.errors import LogError
-from harness.host import processes
-from harness.host.rundir import RunDirectory
-from harness.launch import cgroups
-from harness.run import heal
-from harness.undo import live
-from harness.undo.ledger import read_open
+from trainchaos.chaos.errors import LogError
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch import cgroups
+from trainchaos.harness.run import heal
+from trainchaos.harness.undo import live
+from trainchaos.harness.undo.ledger import read_open
 
 MARK = "CHAOS_FUZZ_PLAY"
 """Variable in the environment of a run's processes that names the play and the search."""

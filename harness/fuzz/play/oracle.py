@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.fuzz.play.excuses import EXCUSES
-from harness.fuzz.play.play import PlayResult
-from harness.judge.results import Finding
+from trainchaos.harness.fuzz.play.excuses import EXCUSES
+from trainchaos.harness.fuzz.play.play import PlayResult
+from trainchaos.harness.judge.results import Finding
 
 Tree = Mapping[str, Any]
 MORE = re.compile(r"; and \d+ more$")

@@ -17,38 +17,36 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-import chaos.faults
-import recovery.policy.strategies
-from chaos import plugins
-from chaos.errors import ScenarioError
-from chaos.events.log import Log, read_log
-from chaos.fault.base import Fault
-from chaos.loading.load import load
-from chaos.scenario.catalogue import Catalogue
-from chaos.scenario.model import Cell, ResolvedRun
-from chaos.schedule.plan import repeat_seed
-from harness.fuzz.draw.text import as_yaml
-from harness.fuzz.play.coverage import Feature, Observed
-from harness.host.rundir import RunDirectory
-from harness.judge.checkers import Evidence, check_all
-from harness.judge.evidence.expected import Expected, expected_of
-from harness.judge.results import Finding
-from harness.launch.launcher import ArmSetup, Launcher
-from harness.launch.requirements import refuse_impossible
-from harness.launch.workload import DataInfo
-from harness.launchers.sim import Sim, SimSession
-from harness.run.progress import SilentWatcher
-from harness.sim.rank.behaviour import Behaviour
-from harness.undo.ledger import read_open
-from recovery.policy.strategy import Strategy
-from recovery.supervise.supervision import StopFlag
+from trainchaos.chaos import plugins
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.events.log import Log, read_log
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.home import HOME
+from trainchaos.chaos.loading.load import load
+from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.chaos.scenario.model import Cell, ResolvedRun
+from trainchaos.chaos.schedule.plan import repeat_seed
+from trainchaos.harness.fuzz.draw.text import as_yaml
+from trainchaos.harness.fuzz.play.coverage import Feature, Observed
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.checkers import Evidence, check_all
+from trainchaos.harness.judge.evidence.expected import Expected, expected_of
+from trainchaos.harness.judge.results import Finding
+from trainchaos.harness.launch.launcher import ArmSetup, Launcher
+from trainchaos.harness.launch.requirements import refuse_impossible
+from trainchaos.harness.launch.workload import DataInfo
+from trainchaos.harness.launchers.sim import Sim, SimSession
+from trainchaos.harness.run.progress import SilentWatcher
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.harness.undo.ledger import read_open
+from trainchaos.recovery.policy.strategy import Strategy
+from trainchaos.recovery.supervise.supervision import StopFlag
 
 SAMPLES = 4096
 LONGEST_S = 60.0
 """Limit of real time for one arm of simulated time: a hundred times the usual duration."""
 CONTROLS_KEPT = 50
 IN_MEMORY = Path("/dev/shm")
-ROOT = Path(chaos.__file__).resolve().parents[1]
 ARMS: tuple[Literal["control", "faulted"], ...] = ("control", "faulted")
 
 
@@ -118,7 +116,7 @@ class SimPlayer:
         path.write_text(as_yaml(tree))
         (cell, *_) = load(path, self.catalogue).cells
         spec = cell.scenario.launcher
-        launcher = plugins.load("harness.launchers", Launcher)[spec.kind](**spec.params)
+        launcher = plugins.load(plugins.LAUNCHERS, Launcher)[spec.kind](**spec.params)
         assert isinstance(launcher, Sim)
         refuse_impossible(cell, launcher)
         control = self._control(tree, cell, root, launcher)
@@ -225,12 +223,12 @@ def memory() -> Path | None:
 
 def kinds() -> Mapping[str, type[Fault]]:
     """All kinds of fault."""
-    return plugins.load(chaos.faults.__name__, Fault)
+    return plugins.load(plugins.FAULTS, Fault)
 
 
 def strategies() -> Mapping[str, type[Strategy]]:
     """All strategies."""
-    return plugins.load(recovery.policy.strategies.__name__, Strategy)
+    return plugins.load(plugins.STRATEGIES, Strategy)
 
 
 def digest(run: RunDirectory) -> str:
@@ -274,6 +272,6 @@ def place_in_rooms(file: str, function: str) -> str:
     """A function of a file by its path from the project's root, ``recovery/data/order.py of``; for
     a file of another project, by the last two parts of the path.
     """
-    path = Path(file)
-    ours = path.is_relative_to(ROOT)
-    return f"{path.relative_to(ROOT) if ours else Path(*path.parts[-2:])} {function}"
+    path = Path(file).resolve()
+    ours = path.is_relative_to(HOME)
+    return f"{path.relative_to(HOME) if ours else Path(*path.parts[-2:])} {function}"

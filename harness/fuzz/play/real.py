@@ -15,25 +15,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos import errors, plugins
-from chaos.errors import LogError, ScenarioError
-from chaos.events.log import Kind, Log, read_log
-from chaos.fault.base import Fault
-from chaos.files import read_model
-from chaos.loading.load import load
-from chaos.scenario.catalogue import Catalogue
-from harness.fuzz.draw.text import as_yaml
-from harness.fuzz.play.child import ChildProgram, undisturbed
-from harness.fuzz.play.coverage import Feature
-from harness.fuzz.play.leftovers import MARK, MachineBefore, clean, left_by
-from harness.fuzz.play.play import ARMS, PlayResult, place_in_rooms, place_of, traceback_tail
-from harness.host.processes import start_time
-from harness.host.rundir import RunDirectory
-from harness.judge.results import Finding, Results
-from harness.launch.capabilities import too_small
-from harness.launch.launcher import Launcher
-from harness.launch.requirements import lacking, refuse_impossible
-from harness.run.timeouts import refuse_clashing
+from trainchaos.chaos import errors, plugins
+from trainchaos.chaos.errors import LogError, ScenarioError
+from trainchaos.chaos.events.log import Kind, Log, read_log
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.files import read_model
+from trainchaos.chaos.loading.load import load
+from trainchaos.chaos.scenario.catalogue import Catalogue
+from trainchaos.harness.fuzz.draw.text import as_yaml
+from trainchaos.harness.fuzz.play.child import ChildProgram, undisturbed
+from trainchaos.harness.fuzz.play.coverage import Feature
+from trainchaos.harness.fuzz.play.leftovers import MARK, MachineBefore, clean, left_by
+from trainchaos.harness.fuzz.play.play import (
+    ARMS,
+    PlayResult,
+    place_in_rooms,
+    place_of,
+    traceback_tail,
+)
+from trainchaos.harness.host.processes import start_time
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Finding, Results
+from trainchaos.harness.launch.capabilities import too_small
+from trainchaos.harness.launch.launcher import Launcher
+from trainchaos.harness.launch.requirements import lacking, refuse_impossible
+from trainchaos.harness.run.timeouts import refuse_clashing
 
 LONGEST_S = 300.0
 """Limit for a whole run: ten times the usual duration, and longer than two arms without a step take
@@ -111,7 +117,16 @@ class RealPlayer:
     def _run(self, path: Path, root: Path) -> PlayResult:
         token = secrets.token_hex(8)
         before = MachineBefore.now(token, start_time(os.getpid()))
-        argv = [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(root / "runs"), "-q"]
+        argv = [
+            sys.executable,
+            "-m",
+            "trainchaos",
+            "run",
+            str(path),
+            "--runs",
+            str(root / "runs"),
+            "-q",
+        ]
         try:
             with ChildProgram(
                 argv, env={**os.environ, MARK: token}, output=root / "output"
@@ -130,7 +145,7 @@ class RealPlayer:
 
 def launcher_of(kind: str, **params: Any) -> Launcher:
     """A launcher by its name."""
-    return plugins.load("harness.launchers", Launcher)[kind](**params)
+    return plugins.load(plugins.LAUNCHERS, Launcher)[kind](**params)
 
 
 def playable(kinds: Mapping[str, type[Fault]], launcher: Launcher) -> dict[str, type[Fault]]:

@@ -35,13 +35,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chaos.events.log import Event, Kind, Log
-from harness.judge.measure.digests import sound_digests
-from harness.judge.record.episodes import episodes_of
-from harness.judge.record.history import Generation, History
-from harness.judge.record.lineage import history_of
-from harness.judge.record.split import origins
-from recovery.policy.interval import compared
+from trainchaos.chaos.events.log import Event, Kind, Log
+from trainchaos.harness.judge.measure.digests import sound_digests
+from trainchaos.harness.judge.record.episodes import episodes_of
+from trainchaos.harness.judge.record.history import Generation, History
+from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.judge.record.split import origins
+from trainchaos.recovery.policy.interval import compared
 
 Tree = Mapping[str, Any]
 NS_PER_S = 1_000_000_000

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.events.log import Kind, Log
-from harness.fuzz.play.play import PlayResult
+from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.harness.fuzz.play.play import PlayResult
 
 Tree = Mapping[str, Any]
 NOTICED_S = 1.0

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chaos.fault.base import Fault, Where
-from chaos.schedule.plan import PlannedFault
+from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.schedule.plan import PlannedFault
 
 if TYPE_CHECKING:
-    from harness.arm.fault_context import Scene
-    from harness.undo.records import Undo
+    from trainchaos.harness.arm.fault_context import Scene
+    from trainchaos.harness.undo.records import Undo
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.fault.base import Fault
-from chaos.schedule.plan import PlannedFault
-from harness.arm.command_checkpoints import newest
-from harness.arm.fault_context import Scene
-from harness.inject.sites import MissingTarget, OccurrenceTarget
-from harness.script.processes.environment import checkpoint_directory
-from recovery.checkpoint.files import checkpoints
-from recovery.transport.wire import Extra
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.schedule.plan import PlannedFault
+from trainchaos.harness.arm.command_checkpoints import newest
+from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.harness.script.processes.environment import checkpoint_directory
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.transport.wire import Extra
 
 SAVER = 0  # the rank that commits each save, and without a sharded checkpoint writes all of it
 

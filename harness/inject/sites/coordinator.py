@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.fault.base import Fault
-from chaos.schedule.plan import PlannedFault
-from harness.arm.fault_context import Scene
-from harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.schedule.plan import PlannedFault
+from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
 
 
 @dataclass(frozen=True)

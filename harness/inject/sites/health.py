@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.fault.base import Fault
-from chaos.schedule.plan import PlannedFault
-from harness.arm.fault_context import Scene
-from harness.inject.sites import MissingTarget, OccurrenceTarget
-from harness.inject.sites.process import miss_rank
-from harness.launch.health import HealthReport, HealthSource
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.schedule.plan import PlannedFault
+from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.harness.inject.sites.process import miss_rank
+from trainchaos.harness.launch.health import HealthReport, HealthSource
 
 
 @dataclass(frozen=True)

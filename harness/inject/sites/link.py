@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from chaos.fault.base import Fault, Need
-from chaos.fault.targets import LinkShape
-from chaos.schedule.plan import PlannedFault
-from harness.arm.fault_context import Scene
-from harness.inject.sites import MissingTarget, OccurrenceTarget
-from harness.inject.sites.process import miss_rank
-from harness.launch.launcher import LinkControl
-from recovery.transport.wire import Extra
+from trainchaos.chaos.fault.base import Fault, Need
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.chaos.schedule.plan import PlannedFault
+from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.harness.inject.sites.process import miss_rank
+from trainchaos.harness.launch.launcher import LinkControl
+from trainchaos.recovery.transport.wire import Extra
 
 NO_CONTROL = "no link can be shaped here"
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from chaos.fault.base import Fault, Need
-from chaos.fault.targets import ProcessTarget
-from chaos.schedule.plan import PlannedFault
-from harness.arm.fault_context import Scene
-from harness.inject.sites import MissingTarget, OccurrenceTarget
-from harness.inject.sites.process import ProcessHandle, release, stopped
-from harness.launch.launcher import MachineControl
+from trainchaos.chaos.fault.base import Fault, Need
+from trainchaos.chaos.fault.targets import ProcessTarget
+from trainchaos.chaos.schedule.plan import PlannedFault
+from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.harness.inject.sites.process import ProcessHandle, release, stopped
+from trainchaos.harness.launch.launcher import MachineControl
 
 RUNS = ("running", "unknown", None)
 

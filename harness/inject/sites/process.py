@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from chaos.fault.base import Fault, Need
-from chaos.schedule.plan import PlannedFault
-from harness.arm.fault_context import Scene
-from harness.inject.sites import MissingTarget, OccurrenceTarget
-from recovery.transport.wire import Extra
+from trainchaos.chaos.fault.base import Fault, Need
+from trainchaos.chaos.schedule.plan import PlannedFault
+from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.recovery.transport.wire import Extra
 
 DEAD = ("Z", "X")
 HOG_MORE_MIB = 64  # beyond the limit, in case the kernel does not enforce it

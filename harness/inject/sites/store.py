@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.fault.base import Fault
-from chaos.schedule.plan import PlannedFault
-from harness.arm.fault_context import Scene
-from harness.inject.sites import MissingTarget, OccurrenceTarget
-from harness.launch.launcher import StoreControl
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.schedule.plan import PlannedFault
+from trainchaos.harness.arm.fault_context import Scene
+from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.harness.launch.launcher import StoreControl
 
 
 class StoreSite:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
-from chaos.scenario.model import InvariantExclusion
-from harness.judge.checkers.faults import containment, landing
-from harness.judge.checkers.faults import noticed as faults
-from harness.judge.checkers.job import (
+from trainchaos.chaos.scenario.model import InvariantExclusion
+from trainchaos.harness.judge.checkers.faults import containment, landing
+from trainchaos.harness.judge.checkers.faults import noticed as faults
+from trainchaos.harness.judge.checkers.job import (
     checkpoints,
     commits,
     data,
@@ -23,15 +23,15 @@ from harness.judge.checkers.job import (
     values,
     world,
 )
-from harness.judge.checkers.job.ending import ending
-from harness.judge.checkers.job.recovery_shown import recovery_shown
-from harness.judge.checkers.record import records
-from harness.judge.checkers.record.happens_before import happens_before
-from harness.judge.checkers.record.identity import identity
-from harness.judge.checkers.record.lifecycle import lifecycle
-from harness.judge.evidence.evidence import Checker, Evidence, unknown
-from harness.judge.record.strength import half_known
-from harness.judge.results import Finding
+from trainchaos.harness.judge.checkers.job.ending import ending
+from trainchaos.harness.judge.checkers.job.recovery_shown import recovery_shown
+from trainchaos.harness.judge.checkers.record import records
+from trainchaos.harness.judge.checkers.record.happens_before import happens_before
+from trainchaos.harness.judge.checkers.record.identity import identity
+from trainchaos.harness.judge.checkers.record.lifecycle import lifecycle
+from trainchaos.harness.judge.evidence.evidence import Checker, Evidence, unknown
+from trainchaos.harness.judge.record.strength import half_known
+from trainchaos.harness.judge.results import Finding
 
 CHECKERS: Mapping[str, Checker] = MappingProxyType(
     {

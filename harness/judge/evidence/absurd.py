@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.events.log import Kind, Log
-from chaos.scenario.model import Scenario
+from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.chaos.scenario.model import Scenario
 
 FACTOR = 100
 """Allowed multiple of what the scenario says; ``identity`` reports smaller deviations."""

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.events.log import Kind
-from harness.judge.evidence.evidence import Evidence
-from harness.judge.measure.pressure import LIMIT, ExtraCpuWait, Pressure, excuse, pressures_of
-from harness.judge.record.history import History, StepRun
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.evidence.evidence import Evidence
+from trainchaos.harness.judge.measure.pressure import (
+    LIMIT,
+    ExtraCpuWait,
+    Pressure,
+    excuse,
+    pressures_of,
+)
+from trainchaos.harness.judge.record.history import History, StepRun
 
 NO_STEP_S = 1e-9
 LIKE = 1.5

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from chaos.events.log import Log
-from chaos.scenario.model import Cell, FaultSpec
-from harness.judge.evidence.expected import Expected
-from harness.judge.measure.measure import ArmMeasures, measure
-from harness.judge.record.history import History
-from harness.judge.record.lineage import history_of
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Log
+from trainchaos.chaos.scenario.model import Cell, FaultSpec
+from trainchaos.harness.judge.evidence.expected import Expected
+from trainchaos.harness.judge.measure.measure import ArmMeasures, measure
+from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.judge.results import Finding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,16 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import chaos.faults
-import recovery.policy.strategies
-from chaos.events.log import Event, Kind, Log
-from chaos.fault.base import Fault
-from chaos.plugins import load
-from chaos.scenario.model import Cell, FaultSpec, ResolvedRun, TargetSpec
-from chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
-from chaos.schedule.trigger import triggers
-from harness.inject.occurrence import announcement
-from recovery.policy.strategy import Strategy
+from trainchaos.chaos.events.log import Event, Kind, Log
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.plugins import FAULTS, STRATEGIES, load
+from trainchaos.chaos.scenario.model import Cell, FaultSpec, ResolvedRun, TargetSpec
+from trainchaos.chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
+from trainchaos.chaos.schedule.trigger import triggers
+from trainchaos.harness.inject.occurrence import announcement
+from trainchaos.recovery.policy.strategy import Strategy
 
 Facts = Mapping[str, Any]
 _DONE = (Kind.STEP_COMMITTED, Kind.STEP_REPORTED)
@@ -55,7 +53,7 @@ def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Exp
     scenario, spares = cell.scenario, 0
     try:
         if scenario.workload.command is None:
-            strategies = load(recovery.policy.strategies.__name__, Strategy)
+            strategies = load(STRATEGIES, Strategy)
             spares = strategies[scenario.recovery.strategy](
                 **scenario.recovery.params
             ).spares_wanted
@@ -81,7 +79,7 @@ def _plan(
     """Fault -> announcement and largest number of injections. ``select``: the part of a replica to
     hit where the scenario leaves it open.
     """
-    kinds = load(chaos.faults.__name__, Fault)
+    kinds = load(FAULTS, Fault)
     faults = [
         _of_replica(fault, select) if _is_loose(fault) else fault for fault in cell.scenario.faults
     ]

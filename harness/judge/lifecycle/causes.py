@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from chaos.events.log import Event, Kind
-from harness.judge.lifecycle.lives import complete_logs, keepers_of, own_lines
-from harness.judge.record.history import History
-from harness.judge.record.observed import stride_of
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.lifecycle.lives import complete_logs, keepers_of, own_lines
+from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.observed import stride_of
 
 _HOW = re.compile(r"^(signal|exit code) (\d+)")
 _ENDED_FOR_IT = ("hang", "start-timeout", "unfit")

@@ -12,10 +12,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
-from harness.judge.record.history import Generation, History
-from harness.judge.record.lost_node_evidence import silenced
-from recovery.checkpoint.memory import ROLE as KEEPER
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
+from trainchaos.harness.judge.record.history import Generation, History
+from trainchaos.harness.judge.record.lost_node_evidence import silenced
+from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 
 _NUMBERED = re.compile(r"^[ws](\d+)$")
 _FirstLines = dict[tuple[str, Kind], Event]

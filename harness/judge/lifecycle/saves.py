@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.events.log import Event, Kind
-from harness.judge.lifecycle.lives import complete_logs, own_lines
-from harness.judge.record.history import Generation, History
-from recovery.checkpoint.memory.header import is_memory
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.lifecycle.lives import complete_logs, own_lines
+from trainchaos.harness.judge.record.history import Generation, History
+from trainchaos.recovery.checkpoint.memory.header import is_memory
 
 _ENDS = (Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_FAILED)
 _Key = tuple[str, int | None]

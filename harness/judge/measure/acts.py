@@ -27,11 +27,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chaos.events.log import ORCHESTRATOR, Event, Kind
-from harness.judge.incident import Hit, Incident
-from harness.judge.measure.incidents import incident_of
-from harness.judge.record.episode import Episode
-from harness.judge.record.history import History
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
+from trainchaos.harness.judge.incident import Hit, Incident
+from trainchaos.harness.judge.measure.incidents import incident_of
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.history import History
 
 WORST = ("not-landed", "masked", "recovered", "degraded", "fail-stop", "hang", "sdc-escape")
 """Outcomes, the worst one last."""

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from chaos.events.log import Event, Kind
-from harness.judge.measure.refused import answered, refused_states
-from harness.judge.record.history import History
-from harness.judge.record.split import agreed_before
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.measure.refused import answered, refused_states
+from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.split import agreed_before
 
 
 def diverged(history: History, step: int | None = None) -> list[Event]:

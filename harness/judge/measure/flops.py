@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import harness.workloads
-from chaos.plugins import load
-from chaos.scenario.model import Scenario
-from harness.launch.workload import Workload
+from trainchaos.chaos.plugins import WORKLOADS, load
+from trainchaos.chaos.scenario.model import Scenario
+from trainchaos.harness.launch.workload import Workload
 
 PEAK_TFLOPS: Mapping[str, float] = MappingProxyType(
     {
@@ -45,7 +44,7 @@ def work_of(scenario: Scenario, system: Mapping[str, Any]) -> tuple[float, float
     they are not known.
     """
     spec = scenario.workload
-    kind = load(harness.workloads.__name__, Workload).get(spec.kind)
+    kind = load(WORKLOADS, Workload).get(spec.kind)
     flops = kind(**spec.params).flops_per_sample() if kind else None
     if flops is None:
         return f"the workload {spec.kind} does not say how many operations a sample takes"

@@ -20,15 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from chaos.events.log import Event, Kind
-from harness.judge.incident import PHASE_NAMES, Incident, PhaseSpan
-from harness.judge.measure.digests import same_parameters
-from harness.judge.record.episode import Episode
-from harness.judge.record.history import NS, Generation, History, StepRun
-from harness.judge.record.node_attribution import homes, nodes_hit
-from harness.judge.record.reported import is_bad, spoilt_since
-from harness.judge.record.strength import strength_of
-from harness.judge.record.sustained import at_the_end_again, lasting
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.incident import PHASE_NAMES, Incident, PhaseSpan
+from trainchaos.harness.judge.measure.digests import same_parameters
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.history import NS, Generation, History, StepRun
+from trainchaos.harness.judge.record.node_attribution import homes, nodes_hit
+from trainchaos.harness.judge.record.reported import is_bad, spoilt_since
+from trainchaos.harness.judge.record.strength import strength_of
+from trainchaos.harness.judge.record.sustained import at_the_end_again, lasting
 
 Outcome = Literal[
     "masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"

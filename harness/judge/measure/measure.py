@@ -11,22 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from chaos.events.log import Kind, Log
-from harness.judge.incident import Incident
-from harness.judge.measure.acts import acts_of, incidents_of
-from harness.judge.measure.catalogue import METRICS, MetricDef
-from harness.judge.measure.cost import failure_cost
-from harness.judge.measure.digests import diverged
-from harness.judge.measure.partition import Ideal, WallTimePartition, ideal_of, partition
-from harness.judge.measure.pauses import checkpoint_stalls, pauses
-from harness.judge.measure.redundancy import time_to_redundancy
-from harness.judge.measure.samples import median_ci95, per_arm, summarise
-from harness.judge.record.episode import Episode
-from harness.judge.record.episodes import episodes_of
-from harness.judge.record.history import NS, History
-from harness.judge.record.lineage import history_of
-from harness.judge.record.lost_node_evidence import witnessed
-from recovery.data.order import batch, without
+from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.measure.acts import acts_of, incidents_of
+from trainchaos.harness.judge.measure.catalogue import METRICS, MetricDef
+from trainchaos.harness.judge.measure.cost import failure_cost
+from trainchaos.harness.judge.measure.digests import diverged
+from trainchaos.harness.judge.measure.partition import Ideal, WallTimePartition, ideal_of, partition
+from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, pauses
+from trainchaos.harness.judge.measure.redundancy import time_to_redundancy
+from trainchaos.harness.judge.measure.samples import median_ci95, per_arm, summarise
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.episodes import episodes_of
+from trainchaos.harness.judge.record.history import NS, History
+from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.judge.record.lost_node_evidence import witnessed
+from trainchaos.recovery.data.order import batch, without
 
 __all__ = [
     "METRICS",

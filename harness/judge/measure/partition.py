@@ -28,10 +28,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from chaos.events.log import Event, Kind
-from harness.judge.measure.pauses import checkpoint_stalls, pauses
-from harness.judge.record.episode import Episode
-from harness.judge.record.history import NS, Generation, History, StepRun
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, pauses
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.history import NS, Generation, History, StepRun
 
 CLASSES = (
     "initialisation",

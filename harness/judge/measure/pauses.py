@@ -10,8 +10,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from chaos.events.log import Kind
-from harness.judge.record.history import NS, History, StepRun
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.record.history import NS, History, StepRun
 
 Pauses = Mapping[tuple[int, int], float]
 """(generation, preceding step) -> seconds."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.events.log import Event, Kind, Log
+from trainchaos.chaos.events.log import Event, Kind, Log
 
 TOO_BUSY = "the machine was too busy: "
 """Prefix of a finding that a quieter machine would decide."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from chaos.events.log import Event, Kind
-from harness.judge.incident import Incident
-from harness.judge.record.history import NS, History
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.record.history import NS, History
 
 
 def time_to_redundancy(

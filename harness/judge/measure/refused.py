@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.events.log import Event, Kind
-from harness.judge.record.episode import Episode
-from harness.judge.record.episodes import episodes_of
-from harness.judge.record.history import History
-from harness.judge.record.split import holders
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.episodes import episodes_of
+from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.split import holders
 
 Moment = tuple[int, int]
 """(generation, step)."""

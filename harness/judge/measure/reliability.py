@@ -9,10 +9,10 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from chaos.events.log import Event, Kind
-from harness.judge.measure.measure import ArmMeasures
-from harness.judge.record.history import NS, History
-from harness.judge.results import FalseAlarms, Spares, Survival
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.measure.measure import ArmMeasures
+from trainchaos.harness.judge.record.history import NS, History
+from trainchaos.harness.judge.results import FalseAlarms, Spares, Survival
 
 OWN_END = ("exit", "error", "notice")
 """Causes by which a process announces its own end, as opposed to a detector's suspicion."""

@@ -12,10 +12,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from chaos.scenario.sla import QUANTILES, samples_needed
-from harness.judge.figures import Metric
-from harness.judge.incident import Incident
-from harness.judge.measure.catalogue import METRICS
+from trainchaos.chaos.scenario.sla import QUANTILES, samples_needed
+from trainchaos.harness.judge.figures import Metric
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.measure.catalogue import METRICS
 
 _OF_A_RECOVERY = (
     "recovery_time",

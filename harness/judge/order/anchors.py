@@ -22,12 +22,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import chaos.faults
-from chaos.events.log import Event, Kind, Log
-from chaos.fault.base import Fault, Where
-from chaos.plugins import load
-from chaos.schedule.plan import DEFAULT_PHASE
-from harness.judge.record.history import NS, History
+from trainchaos.chaos.events.log import Event, Kind, Log
+from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.plugins import FAULTS, load
+from trainchaos.chaos.schedule.plan import DEFAULT_PHASE
+from trainchaos.harness.judge.record.history import NS, History
 
 Pair = tuple[Event, Event, str, int]
 """Earlier and later event, message if out of order, and the least time between them in ns."""
@@ -198,7 +197,7 @@ def _reported(
     event: Event, plan: Mapping[str, Any], reports: Mapping[int, Sequence[Event]]
 ) -> Iterator[Pair]:
     """A command without such a point was seen to be there by its reports."""
-    step, kind = event.step or 0, load(chaos.faults.__name__, Fault).get(event.data["kind"])
+    step, kind = event.step or 0, load(FAULTS, Fault).get(event.data["kind"])
     phases = {phase for at, phase in plan["at"].get("points") or () if at == step}
     if kind is None or kind.where is Where.RANK or phases != {DEFAULT_PHASE} or step <= 1:
         return

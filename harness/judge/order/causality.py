@@ -26,11 +26,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
-from harness.judge.order.anchors import ROUNDED_NS, Pair, injection_pairs
-from harness.judge.order.slip import SAME_CLOCK_S, Slip
-from harness.judge.record.history import NS, History
-from recovery.checkpoint.memory import ROLE as KEEPER
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
+from trainchaos.harness.judge.order.anchors import ROUNDED_NS, Pair, injection_pairs
+from trainchaos.harness.judge.order.slip import SAME_CLOCK_S, Slip
+from trainchaos.harness.judge.record.history import NS, History
+from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 
 _ANSWERS = ("failure", "refill")
 

@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from harness.judge.record.history import NS, History
+from trainchaos.harness.judge.record.history import NS, History
 
 DRIFT_STEPS = 40
 

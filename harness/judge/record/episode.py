@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import chaos.faults
-from chaos.events.log import Event
-from chaos.fault.base import Fault, Where
-from chaos.plugins import load
+from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.plugins import FAULTS, load
 
 KEPT = ("parameter", "optimizer_state")
 """Surfaces of a rank that are its state."""
@@ -95,7 +94,7 @@ class Episode:
 
     @property
     def _of(self) -> type[Fault] | None:
-        return load(chaos.faults.__name__, Fault).get(self.kind)
+        return load(FAULTS, Fault).get(self.kind)
 
     @property
     def outlives_its_victims(self) -> bool:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from chaos.events.log import Event, Kind
-from harness.judge.record.episode import Episode
-from harness.judge.record.history import NS, History
-from harness.judge.record.split import holders, outvoted, tied
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.history import NS, History
+from trainchaos.harness.judge.record.split import holders, outvoted, tied
 
 # occurrence number of a planned fault that was never injected; real ones count from 0
 NEVER_FIRED = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chaos.events.log import Event, Log
+from trainchaos.chaos.events.log import Event, Log
 
 NS = 1e9
 

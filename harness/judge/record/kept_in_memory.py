@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
-from chaos.events.log import Event, Kind, Log
-from chaos.fault.aftermath import OVER_WHEN_DONE
-from harness.judge.record.episode import Episode
-from harness.judge.record.node_attribution import homes, nodes_hit
-from recovery.checkpoint.memory import KEPT, ROLE
+from trainchaos.chaos.events.log import Event, Kind, Log
+from trainchaos.chaos.fault.aftermath import OVER_WHEN_DONE
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.node_attribution import homes, nodes_hit
+from trainchaos.recovery.checkpoint.memory import KEPT, ROLE
 
 PLACE = "memory"
 REMEMBERED = "memory-"

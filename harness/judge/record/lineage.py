@@ -24,9 +24,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from chaos.errors import LogError
-from chaos.events.log import Event, Kind, Log
-from harness.judge.record.history import Generation, History, RunInfo, StepRun
+from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.events.log import Event, Kind, Log
+from trainchaos.harness.judge.record.history import Generation, History, RunInfo, StepRun
 
 
 def history_of(log: Log) -> History:
@@ -38,7 +38,7 @@ def history_of(log: Log) -> History:
             hint="the harness died before the arm began; run it again",
         )
     if started.data.get("observed"):
-        from harness.judge.record.observed import observed_history
+        from trainchaos.harness.judge.record.observed import observed_history
 
         return observed_history(log, _info(started.data))
     finished = log.first(Kind.RUN_FINISHED)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from chaos.events.log import Kind, Log
-from harness.judge.record.history import History, StepRun
-from harness.judge.record.node_attribution import homes
+from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.harness.judge.record.history import History, StepRun
+from trainchaos.harness.judge.record.node_attribution import homes
 
 
 def silenced(log: Log) -> frozenset[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chaos.events.log import ORCHESTRATOR, Event, Kind, Log
-from harness.judge.record.episode import Episode
-from harness.judge.record.history import NS
-from harness.judge.results import NodeResult
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.history import NS
+from trainchaos.harness.judge.results import NodeResult
 
 
 def nodes_of(log: Log) -> list[NodeResult]:

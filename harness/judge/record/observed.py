@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chaos.events.log import Event, Kind, Log
-from harness.judge.record.history import Generation, History, RunInfo, StepRun
-from harness.judge.record.lineage import owners
+from trainchaos.chaos.events.log import Event, Kind, Log
+from trainchaos.harness.judge.record.history import Generation, History, RunInfo, StepRun
+from trainchaos.harness.judge.record.lineage import owners
 
 MOST_BETWEEN = 10_000
 UNSURE = 2

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chaos.events.log import Event, Kind
-from harness.judge.record.history import History
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.record.history import History
 
 LAST = 5
 """Last steps by which a job is judged: it is bad if most, or the very last, are not finite."""

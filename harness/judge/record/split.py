@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from chaos.events.log import Event, Kind
-from harness.judge.record.history import Generation, History
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.record.history import Generation, History
 
 KEEPING = ("peer", "kept")
 """State sources of a generation whose members go on with what they hold."""

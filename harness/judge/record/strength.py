@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from chaos.events.log import Event, Kind
-from harness.judge.record.history import History
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.record.history import History
 
 LAST = 5
 """Number of last reported steps that decide which ranks still take part."""

@@ -24,8 +24,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.events.log import Kind
-from harness.judge.record.history import NS, History, StepRun
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.record.history import NS, History, StepRun
 
 STEPS = 3
 LASTING_S = 1.0

@@ -6,21 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import recovery.policy.strategies
-from chaos.events.log import Log
-from chaos.plugins import load
-from chaos.scenario.model import Cell, ResolvedRun
-from harness.host.rundir import arm_id
-from harness.judge.checkers import Evidence, check_all
-from harness.judge.checkers.job.loss import compare
-from harness.judge.evidence.absurd import absurdity
-from harness.judge.evidence.expected import expected_of, twins_of
-from harness.judge.measure.measure import ArmMeasures
-from harness.judge.record.lineage import history_of
-from harness.judge.results import (
+from trainchaos.chaos.events.log import Log
+from trainchaos.chaos.plugins import STRATEGIES, load
+from trainchaos.chaos.scenario.model import Cell, ResolvedRun
+from trainchaos.harness.host.rundir import arm_id
+from trainchaos.harness.judge.checkers import Evidence, check_all
+from trainchaos.harness.judge.checkers.job.loss import compare
+from trainchaos.harness.judge.evidence.absurd import absurdity
+from trainchaos.harness.judge.evidence.expected import expected_of, twins_of
+from trainchaos.harness.judge.measure.measure import ArmMeasures
+from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.judge.results import (
     Finding,
 )
-from recovery.policy.strategy import Strategy
+from trainchaos.recovery.policy.strategy import Strategy
 
 MOST_SAID = 500
 ARMS: tuple[Literal["faulted"], Literal["control"]] = ("faulted", "control")
@@ -55,10 +54,7 @@ def judge_arms(
     may contain anything). ``complete`` runs everything that is later derived from an arm, so that
     its errors show here.
     """
-    exact = {
-        name: kind.exact
-        for name, kind in load(recovery.policy.strategies.__name__, Strategy).items()
-    }
+    exact = {name: kind.exact for name, kind in load(STRATEGIES, Strategy).items()}
     arms: list[JudgedArm] = []
     senseless = _senseless(resolved, logs)  # includes control arms, which others are compared with
     logs = {name: log for name, log in logs.items() if name not in senseless}

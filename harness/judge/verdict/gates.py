@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from chaos import errors
-from chaos.events.figures import counted, with_unit
-from chaos.scenario.model import Cell, SlaCheck
-from chaos.scenario.sla import Clause, evaluate, parse_clause, samples_needed
-from harness.judge.measure.catalogue import METRICS, MetricDef
-from harness.judge.measure.pressure import TOO_BUSY
-from harness.judge.measure.samples import PossibleValues, median_ci95, per_arm
-from harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
+from trainchaos.chaos import errors
+from trainchaos.chaos.events.figures import counted, with_unit
+from trainchaos.chaos.scenario.model import Cell, SlaCheck
+from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause, samples_needed
+from trainchaos.harness.judge.measure.catalogue import METRICS, MetricDef
+from trainchaos.harness.judge.measure.pressure import TOO_BUSY
+from trainchaos.harness.judge.measure.samples import PossibleValues, median_ci95, per_arm
+from trainchaos.harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
 
 RunVerdict = Literal[
     "pass", "fail", "inconclusive", "skipped", "interrupted", "halted", "broken", "unsafe"

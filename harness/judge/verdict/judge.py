@@ -12,28 +12,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import chaos.faults
-import harness.launchers
-from chaos.errors import InfrastructureError, LogError
-from chaos.events.budget import Budget
-from chaos.events.log import ORCHESTRATOR, Kind, Log, SenselessLog, read_log
-from chaos.fault.base import Fault, Fidelity
-from chaos.fault.build import build
-from chaos.files import read_json, write_whole
-from chaos.plugins import load
-from chaos.scenario.model import Cell, ResolvedRun
-from harness.host.rundir import RunDirectory, read_resolved
-from harness.judge.checkers.job import observed
-from harness.judge.incident import Incident
-from harness.judge.measure.flops import mfu, work_of
-from harness.judge.measure.labels import CellIdentity, labels
-from harness.judge.measure.measure import METRICS, ArmMeasures, goodput_of, summarise
-from harness.judge.measure.reliability import false_alarms, spares_of, survival
-from harness.judge.measure.samples import chances, why_absent
-from harness.judge.record.episodes import NEVER_FIRED
-from harness.judge.record.history import History
-from harness.judge.record.node_attribution import nodes_of
-from harness.judge.results import (
+from trainchaos.chaos.errors import InfrastructureError, LogError
+from trainchaos.chaos.events.budget import Budget
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, Log, SenselessLog, read_log
+from trainchaos.chaos.fault.base import Fault, Fidelity
+from trainchaos.chaos.fault.build import build
+from trainchaos.chaos.files import read_json, write_whole
+from trainchaos.chaos.plugins import FAULTS, LAUNCHERS, load
+from trainchaos.chaos.scenario.model import Cell, ResolvedRun
+from trainchaos.harness.host.rundir import RunDirectory, read_resolved
+from trainchaos.harness.judge.checkers.job import observed
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.measure.flops import mfu, work_of
+from trainchaos.harness.judge.measure.labels import CellIdentity, labels
+from trainchaos.harness.judge.measure.measure import METRICS, ArmMeasures, goodput_of, summarise
+from trainchaos.harness.judge.measure.reliability import false_alarms, spares_of, survival
+from trainchaos.harness.judge.measure.samples import chances, why_absent
+from trainchaos.harness.judge.record.episodes import NEVER_FIRED
+from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.node_attribution import nodes_of
+from trainchaos.harness.judge.results import (
     ArmResult,
     CellResult,
     Finding,
@@ -43,10 +41,10 @@ from harness.judge.results import (
     SlaResult,
     merge,
 )
-from harness.judge.verdict import gates
-from harness.judge.verdict.arms import JudgedArm, judge_arms, planned_arms
-from harness.launch.launcher import Launcher
-from harness.undo.ledger import read_open
+from trainchaos.harness.judge.verdict import gates
+from trainchaos.harness.judge.verdict.arms import JudgedArm, judge_arms, planned_arms
+from trainchaos.harness.launch.launcher import Launcher
+from trainchaos.harness.undo.ledger import read_open
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,7 +343,7 @@ def _not_undone(run: RunDirectory) -> list[str]:
 
 def _simulated(resolved: ResolvedRun) -> set[str]:
     """Ids of the cells that were simulated."""
-    launchers = load(harness.launchers.__name__, Launcher)
+    launchers = load(LAUNCHERS, Launcher)
     return {cell.id for cell in resolved.cells if launchers[cell.scenario.launcher.kind].simulates}
 
 
@@ -360,7 +358,7 @@ def _fidelity(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:
     """One line per launcher, platform and fault kind that emulates instead of using the real
     mechanism.
     """
-    launchers = load(harness.launchers.__name__, Launcher)
+    launchers = load(LAUNCHERS, Launcher)
     where = sorted({cell.scenario.launcher.kind for cell in resolved.cells})
     emulating = [
         f"{name}: {launchers[name].emulates}" for name in where if launchers[name].emulates
@@ -369,7 +367,7 @@ def _fidelity(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:
     emulating += sorted(
         {e.data["emulates"] for first in own for e in first if e.data.get("emulates")}
     )
-    kinds = load(chaos.faults.__name__, Fault)
+    kinds = load(FAULTS, Fault)
     imitating = {
         fault.kind
         for cell in resolved.cells

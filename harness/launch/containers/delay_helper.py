@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 
-from chaos.fault.targets import LinkShape
-from harness.launch.containers.inside import Inside
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.harness.launch.containers.inside import Inside
 
 READY_LIMIT_S = 10.0
 END_LIMIT_S = 2.0
@@ -31,7 +31,12 @@ class DelayHelper:
 
     def __init__(self, inside: Inside, address: str) -> None:
         self.process: subprocess.Popen[bytes] = inside.stay(
-            [sys.executable, "-m", "harness.launch.containers.delaying", str(queue_of(address))]
+            [
+                sys.executable,
+                "-m",
+                "trainchaos.harness.launch.containers.delaying",
+                str(queue_of(address)),
+            ]
         )
         assert self.process.stdout is not None
         ready = threading.Timer(READY_LIMIT_S, self.process.kill)

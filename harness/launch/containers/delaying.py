@@ -1,5 +1,5 @@
 """Delays packets of a kernel queue (NFQUEUE), in order: ``python -m
-harness.launch.containers.delaying N``.
+trainchaos.harness.launch.containers.delaying N``.
 
 Started inside a node's network namespace if the kernel has no netem. Each line of standard input is
 a new ``delay jitter`` in seconds; the process ends with its input, and the kernel then lets packets

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from chaos.fault.targets import LinkShape
+from trainchaos.chaos.fault.targets import LinkShape
 
 Link = tuple[str, str]
 JOIN_LIMIT_S = 15.0

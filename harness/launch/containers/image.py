@@ -21,8 +21,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import InfrastructureError
-from harness.host.container_engine import IMAGE_LABEL, asking
+import trainchaos
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.container_engine import IMAGE_LABEL, asking
 
 REPOSITORY = "trainchaos-host"
 PROBE_LIMIT_S = 60
@@ -185,7 +186,12 @@ def _interpreter() -> Iterator[str]:
     """
     yield from (sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable)))
     yield from (place for place in sys.path if place)
-    yield str(Path(__file__).resolve().parents[3])
+    yield str(_where_we_are())
+
+
+def _where_we_are() -> Path:
+    """The directory that holds the package ``trainchaos``."""
+    return Path(trainchaos.__path__[0]).parent
 
 
 def import_path(path: Sequence[str] | None = None) -> list[str]:
@@ -193,7 +199,7 @@ def import_path(path: Sequence[str] | None = None) -> list[str]:
     configured search path, and the directory of our own packages. Nodes start elsewhere, so they
     need the list. ``path``: used instead of ``sys.path``.
     """
-    own = str(Path(__file__).resolve().parents[3])
+    own = str(_where_we_are())
     places = [
         os.path.abspath(place) for place in [*(sys.path if path is None else path), own] if place
     ]

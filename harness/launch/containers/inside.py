@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from harness.host.container_engine import asking
+from trainchaos.harness.host.container_engine import asking
 
 RUN_LIMIT_S = 10.0
 TOOLS = ("tc", "nft", "ip")

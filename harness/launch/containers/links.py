@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.fault.targets import LinkShape
-from harness.launch.containers import rules
-from harness.launch.containers.delay_helper import DelayHelper, queue_of
-from harness.launch.containers.flapping import LinkFlapper
-from harness.launch.containers.inside import Inside, lacks_tools
-from harness.launch.containers.probes import AT_A_RATE, AT_ANY, Probes
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.harness.launch.containers import rules
+from trainchaos.harness.launch.containers.delay_helper import DelayHelper, queue_of
+from trainchaos.harness.launch.containers.flapping import LinkFlapper
+from trainchaos.harness.launch.containers.inside import Inside, lacks_tools
+from trainchaos.harness.launch.containers.probes import AT_A_RATE, AT_ANY, Probes
 
 Link = tuple[str, str]
 OPEN = LinkShape()

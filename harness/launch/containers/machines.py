@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from chaos.errors import InfrastructureError
-from harness.host.container_engine import asking
-from harness.launch.containers.links import NodeLinks
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.container_engine import asking
+from trainchaos.harness.launch.containers.links import NodeLinks
 
 MIB = 1 << 20
 PERIOD_US = 100_000

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import InfrastructureError
-from harness.host.container_engine import asking
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.container_engine import asking
 
 RULES_LIMIT_S = 5.0
 TRIES = 8

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import InfrastructureError
-from harness.host.container_engine import asking
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.container_engine import asking
 
 SETTLING_S = 4.0  # an end this early is a failed start
 NOTICED_S = 5.0  # the engine notices an end later than the pidfd does

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from chaos.errors import InfrastructureError
-from harness.host.container_engine import (
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.container_engine import (
     DIRECTORY_LABEL,
     HOLDER_LABEL,
     RUN_LABEL,
@@ -21,8 +21,8 @@ from harness.host.container_engine import (
     connect,
     engine_url,
 )
-from harness.undo.containers import RemoveContainers, RemoveNetworks
-from harness.undo.live import FILE, HarnessProcess
+from trainchaos.harness.undo.containers import RemoveContainers, RemoveNetworks
+from trainchaos.harness.undo.live import FILE, HarnessProcess
 
 
 def orphans() -> list[tuple[Path, list[RemoveContainers | RemoveNetworks]]]:

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chaos.fault.base import Need
-from harness.host.container_engine import (
+from trainchaos.chaos.fault.base import Need
+from trainchaos.harness.host.container_engine import (
     DIRECTORY_LABEL,
     HOLDER_LABEL,
     NODE_LABEL,
@@ -25,19 +25,19 @@ from harness.host.container_engine import (
     connect,
     engine_url,
 )
-from harness.launch.containers.image import Image, bound, host_image, user_image
-from harness.launch.containers.inside import ByEngine, ByNamespace, may_enter
-from harness.launch.containers.links import BY_QUEUE, NodeAddress, NodeLinks
-from harness.launch.containers.machines import PERIOD_US, ContainerMachines
-from harness.launch.containers.network import ContainerNetwork, make_network
-from harness.launch.containers.node_container import NodeContainer, remove
-from harness.launch.containers.sharing import PROPAGATION, SharedDirectory
-from harness.launch.launcher import LinkControl, MachineControl
-from harness.launch.nodes.platform import PlatformNeeds
-from harness.undo.containers import RemoveContainers, RemoveNetworks
-from harness.undo.ledger import Ledger
-from harness.undo.live import HarnessProcess
-from harness.undo.records import MARKER
+from trainchaos.harness.launch.containers.image import Image, bound, host_image, user_image
+from trainchaos.harness.launch.containers.inside import ByEngine, ByNamespace, may_enter
+from trainchaos.harness.launch.containers.links import BY_QUEUE, NodeAddress, NodeLinks
+from trainchaos.harness.launch.containers.machines import PERIOD_US, ContainerMachines
+from trainchaos.harness.launch.containers.network import ContainerNetwork, make_network
+from trainchaos.harness.launch.containers.node_container import NodeContainer, remove
+from trainchaos.harness.launch.containers.sharing import PROPAGATION, SharedDirectory
+from trainchaos.harness.launch.launcher import LinkControl, MachineControl
+from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.undo.containers import RemoveContainers, RemoveNetworks
+from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.harness.undo.live import HarnessProcess
+from trainchaos.harness.undo.records import MARKER
 
 MIB = 1 << 20
 NET_ADMIN_FOR = frozenset({Need.LINKS, Need.MACHINES})

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from harness.launch.containers import rules
-from harness.launch.containers.inside import Inside
+from trainchaos.harness.launch.containers import rules
+from trainchaos.harness.launch.containers.inside import Inside
 
 LOOK_S = 0.02
 SERVER_LIMIT_S = 0.5  # for the server to notice that the client is gone
@@ -108,7 +108,7 @@ def measure(
     client = [
         source.python,
         "-m",
-        "harness.launch.containers.probing",
+        "trainchaos.harness.launch.containers.probing",
         "ask",
         sink_address,
         str(port),
@@ -117,7 +117,7 @@ def measure(
     server = [
         sink.python,
         "-m",
-        "harness.launch.containers.probing",
+        "trainchaos.harness.launch.containers.probing",
         "serve",
         sink_address,
         str(port),

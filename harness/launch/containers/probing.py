@@ -1,6 +1,6 @@
-"""An uninvolved client and server between two nodes: ``python -m harness.launch.containers.probing
-serve ADDRESS PORT`` on one, ``... ask ADDRESS PORT SECONDS`` on the other, which prints JSON. Uses
-only the standard library, to start fast.
+"""An uninvolved client and server between two nodes: ``python -m
+trainchaos.harness.launch.containers.probing serve ADDRESS PORT`` on one, ``... ask ADDRESS PORT
+SECONDS`` on the other, which prints JSON. Uses only the standard library, to start fast.
 """
 
 from __future__ import annotations

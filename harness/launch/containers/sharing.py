@@ -6,10 +6,10 @@ import ctypes
 import os
 from pathlib import Path
 
-from chaos.errors import InfrastructureError
-from harness.launch.nodes.platform import Will
-from harness.undo.base import mounts
-from harness.undo.records import Unmount
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.launch.nodes.platform import Will
+from trainchaos.harness.undo.base import mounts
+from trainchaos.harness.undo.records import Unmount
 
 PROPAGATION = "rslave"
 """For a bind of such a directory: mounts propagate into the container, but not out of it."""

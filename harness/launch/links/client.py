@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.errors import InfrastructureError
-from chaos.fault.targets import LinkShape
-from harness.launch.links.messages import (
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.harness.launch.links.messages import (
     CloseForward,
     Done,
     Forward,
@@ -21,8 +21,8 @@ from harness.launch.links.messages import (
     SetShape,
     line,
 )
-from recovery.policy.jobconfig import LOOPBACK
-from recovery.process.processes import readable
+from trainchaos.recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.process.processes import readable
 
 START_LIMIT_S = 30.0
 ANSWER_LIMIT_S = 5.0
@@ -43,7 +43,7 @@ class LinkProxy:
                 [
                     sys.executable,
                     "-m",
-                    "harness.launch.links.proxy",
+                    "trainchaos.harness.launch.links.proxy",
                     str(theirs.fileno()),
                     str(os.getpid()),
                     host,

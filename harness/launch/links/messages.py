@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from chaos.fault.targets import LinkShape
+from trainchaos.chaos.fault.targets import LinkShape
 
 MAX_LINE = 1 << 16
 

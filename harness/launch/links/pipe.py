@@ -7,8 +7,8 @@ import math
 import socket
 from collections import deque
 
-from harness.launch.links.messages import Link
-from harness.launch.links.shaping import OPEN, Pacer
+from trainchaos.harness.launch.links.messages import Link
+from trainchaos.harness.launch.links.shaping import OPEN, Pacer
 
 
 class Pipe:

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import time
 
-from harness.launch.links.messages import Probed
+from trainchaos.harness.launch.links.messages import Probed
 
 LIMIT_S = 1.0
 SAMPLE_S = 0.3

@@ -1,5 +1,5 @@
-"""The link proxy: ``python -m harness.launch.links.proxy CONTROL``; ends when its control socket
-closes.
+"""The link proxy: ``python -m trainchaos.harness.launch.links.proxy CONTROL``; ends when its
+control socket closes.
 
 One thread copies bytes; only a probe, which waits for its own bytes to arrive, has a separate
 thread. A rank requests a route to a peer and gets a port for it alone, so groups can form at any
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from harness.launch.links.messages import (
+from trainchaos.harness.launch.links.messages import (
     REQUEST,
     CloseForward,
     Done,
@@ -30,10 +30,10 @@ from harness.launch.links.messages import (
     SetShape,
     line,
 )
-from harness.launch.links.pipe import Pipe
-from harness.launch.links.probe import probe
-from harness.launch.links.shaping import OPEN, OPEN_CHUNK, LinkShape, Pacer
-from recovery.process.processes import die_with
+from trainchaos.harness.launch.links.pipe import Pipe
+from trainchaos.harness.launch.links.probe import probe
+from trainchaos.harness.launch.links.shaping import OPEN, OPEN_CHUNK, LinkShape, Pacer
+from trainchaos.recovery.process.processes import die_with
 
 IDLE_S = 1.0
 RETRY_S = 0.02  # between checks whether a blocked link lets a connection through

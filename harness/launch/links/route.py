@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from harness.launch.links.messages import Route, Routed, line
+from trainchaos.harness.launch.links.messages import Route, Routed, line
 
 LIMIT_S = 5.0
 Address = tuple[str, int]

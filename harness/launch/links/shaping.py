@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from chaos.fault.targets import LinkShape
+from trainchaos.chaos.fault.targets import LinkShape
 
 RTO_S = 0.2  # Linux's smallest retransmission timeout
 SEGMENT_BYTES = 1448  # of TCP on Ethernet; segments over loopback are 45 times as big

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from chaos.fault.targets import LinkShape
-from harness.launch.launcher import LinkControl, MachineControl
-from harness.undo.base import Undo
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.harness.launch.launcher import LinkControl, MachineControl
+from trainchaos.harness.undo.base import Undo
 
 NodeOf = Callable[[str], int]
 """The node of a process started in this arm, dead or alive. Raises KeyError."""

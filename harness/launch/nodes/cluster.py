@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chaos.errors import InfrastructureError
-from chaos.fault.base import Need
-from harness.host import processes
-from harness.launch import devices
-from harness.launch.health import HealthReport
-from harness.launch.launcher import (
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.fault.base import Need
+from trainchaos.harness.host import processes
+from trainchaos.harness.launch import devices
+from trainchaos.harness.launch.health import HealthReport
+from trainchaos.harness.launch.launcher import (
     ArmSetup,
     Leftovers,
     LinkControl,
@@ -23,18 +23,18 @@ from harness.launch.launcher import (
     NodeNews,
     Report,
 )
-from harness.launch.links.client import LinkProxy
-from harness.launch.memory import in_memory, keepers_for
-from harness.launch.nodes.by_process import GroupsByNode, LinksByNode
-from harness.launch.nodes.node_keepers import NodeKeepers
-from harness.launch.rank_setup import RankEnvironment, rank_config, strategy_of
-from harness.launch.requirements import needs_of
-from harness.launch.storage import mount_for
-from harness.launch.stores import StoreKeeper
-from harness.undo.base import Undo
-from recovery.nodes.coordinator import node_events
-from recovery.nodes.coordinator.fleet import FleetReport, NodeGone
-from recovery.nodes.coordinator.node_state import (
+from trainchaos.harness.launch.links.client import LinkProxy
+from trainchaos.harness.launch.memory import in_memory, keepers_for
+from trainchaos.harness.launch.nodes.by_process import GroupsByNode, LinksByNode
+from trainchaos.harness.launch.nodes.node_keepers import NodeKeepers
+from trainchaos.harness.launch.rank_setup import RankEnvironment, rank_config, strategy_of
+from trainchaos.harness.launch.requirements import needs_of
+from trainchaos.harness.launch.storage import mount_for
+from trainchaos.harness.launch.stores import StoreKeeper
+from trainchaos.harness.undo.base import Undo
+from trainchaos.recovery.nodes.coordinator import node_events
+from trainchaos.recovery.nodes.coordinator.fleet import FleetReport, NodeGone
+from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     NodeInfo,
     NodeJoined,
@@ -42,17 +42,17 @@ from recovery.nodes.coordinator.node_state import (
     NodeWarned,
     NotKept,
 )
-from recovery.nodes.coordinator.salvage import gather
-from recovery.nodes.link.clock import boot_id
-from recovery.policy.jobconfig import NetworkAddresses
-from recovery.process import pressure
-from recovery.process.local import start_store
-from recovery.process.starvation import Pulse
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import Message
+from trainchaos.recovery.nodes.coordinator.salvage import gather
+from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.policy.jobconfig import NetworkAddresses
+from trainchaos.recovery.process import pressure
+from trainchaos.recovery.process.local import start_store
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import Message
 
 if TYPE_CHECKING:
-    from harness.launch.nodes.session import NodesSession
+    from trainchaos.harness.launch.nodes.session import NodesSession
 
 
 QUIET_S = 1.0

@@ -16,13 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.errors import InfrastructureError
-from harness.host.processes import with_descendants
-from harness.launch.launcher import LinkControl
-from harness.launch.nodes.platform import PlatformNeeds
-from harness.undo.records import KillProcess
-from recovery.policy.jobconfig import LOOPBACK
-from recovery.process.processes import start_time
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.processes import with_descendants
+from trainchaos.harness.launch.launcher import LinkControl
+from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.undo.records import KillProcess
+from trainchaos.recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.process.processes import start_time
 
 END_LIMIT_S = 5.0
 BYE_LIMIT_S = 3.0
@@ -208,7 +208,7 @@ class Machines:
                 "exit_code": code if signum is None else None,
                 "signal": signum,
             }
-        from recovery.process.processes import state
+        from trainchaos.recovery.process.processes import state
 
         return {"state": "paused" if state(life.process.pid) in "Tt" else "running"}
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recovery.checkpoint.memory.keeper import KeeperConfig
-from recovery.process.local import Report
-from recovery.transport.wire import Message
+from trainchaos.recovery.checkpoint.memory.keeper import KeeperConfig
+from trainchaos.recovery.process.local import Report
+from trainchaos.recovery.transport.wire import Message
 
 if TYPE_CHECKING:
-    from harness.launch.nodes.cluster import NodesCluster
+    from trainchaos.harness.launch.nodes.cluster import NodesCluster
 
 
 class NodeKeepers:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from chaos.fault.base import Need
-from chaos.scenario.model import Cell
-from harness.host.rundir import RunDirectory
-from harness.launch.launcher import LinkControl, MachineControl
-from harness.undo.base import Undo
+from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.launcher import LinkControl, MachineControl
+from trainchaos.harness.undo.base import Undo
 
 Will = Callable[[Undo], str]
 """Writes an undo record to the run's ledger before the act; returns its id."""

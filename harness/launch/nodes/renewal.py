@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 
-from chaos.errors import InfrastructureError
-from harness.launch.nodes.platform import Platform
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.launch.nodes.platform import Platform
 
 # The survivors first recover undisturbed: a restarted node imports torch and may share their
 # machine.

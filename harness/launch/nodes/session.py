@@ -11,24 +11,24 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from chaos.errors import InfrastructureError
-from chaos.fault.base import Need
-from chaos.scenario.model import Cell
-from harness.host.rundir import RunDirectory
-from harness.launch.launcher import ArmSetup, Stopped
-from harness.launch.nodes.cluster import NodesCluster
-from harness.launch.nodes.platform import Platform, PlatformNeeds
-from harness.launch.nodes.renewal import Renewal
-from harness.launch.recipe import recipe
-from harness.launch.requirements import needs_of
-from harness.undo.ledger import Ledger
-from harness.undo.records import RemoveTree
-from recovery.nodes.coordinator.fleet import Fleet
-from recovery.nodes.coordinator.software import refuse_other
-from recovery.nodes.link.clock import boot_id
-from recovery.process.forkserver import ForkServer
-from recovery.process.local import rank_environment
-from recovery.process.processes import become_subreaper
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.launcher import ArmSetup, Stopped
+from trainchaos.harness.launch.nodes.cluster import NodesCluster
+from trainchaos.harness.launch.nodes.platform import Platform, PlatformNeeds
+from trainchaos.harness.launch.nodes.renewal import Renewal
+from trainchaos.harness.launch.recipe import recipe
+from trainchaos.harness.launch.requirements import needs_of
+from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.harness.undo.records import RemoveTree
+from trainchaos.recovery.nodes.coordinator.fleet import Fleet
+from trainchaos.recovery.nodes.coordinator.software import refuse_other
+from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.process.forkserver import ForkServer
+from trainchaos.recovery.process.local import rank_environment
+from trainchaos.recovery.process.processes import become_subreaper
 
 REFUSALS = "refused.log"
 READY_LIMIT_S = 120.0  # for all agents to connect: each imports torch first
@@ -134,7 +134,7 @@ class NodesSession:
         command = [
             sys.executable,
             "-m",
-            "recovery.nodes.serve",
+            "trainchaos.recovery.nodes.serve",
             "--coordinator",
             f"{host}:{port}",
             "--node",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chaos.errors import InfrastructureError
-from harness.host.slurm_commands import Commands
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.slurm_commands import Commands
 
 HOW = "chaos plan --sbatch SCENARIO | sbatch submits a job that runs it"
 

@@ -12,14 +12,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.errors import InfrastructureError
-from harness.host.slurm_commands import Commands
-from harness.launch.launcher import LinkControl
-from harness.launch.nodes.platform import PlatformNeeds
-from harness.launch.slurm.allocation import Allocation, too_few
-from harness.launch.slurm.step import SlurmStep
-from harness.launch.slurm.watch import AllocationWatch
-from harness.undo.slurm import CancelSteps
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.slurm_commands import Commands
+from trainchaos.harness.launch.launcher import LinkControl
+from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.launch.slurm.allocation import Allocation, too_few
+from trainchaos.harness.launch.slurm.step import SlurmStep
+from trainchaos.harness.launch.slurm.watch import AllocationWatch
+from trainchaos.harness.undo.slurm import CancelSteps
 
 BYE_LIMIT_S = 2.0
 PROBE_PORT = 9  # never sent to: it only makes the kernel choose a route

@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from chaos import plugins
-from chaos.planning.planview import RunPlan
-from chaos.scenario.model import Scenario
-from harness.launch.launcher import Launcher
-from harness.launch.requirements import refuse_impossible
+from trainchaos.chaos import plugins
+from trainchaos.chaos.planning.planview import RunPlan
+from trainchaos.chaos.scenario.model import Scenario
+from trainchaos.harness.launch.launcher import Launcher
+from trainchaos.harness.launch.requirements import refuse_impossible
 
 SLACK = 3.0
 """Factor of the time limit over the estimate, which is accurate to a factor of two."""
@@ -43,7 +43,7 @@ def script_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str:
 
     Raises ScenarioError if a fault needs something that a Slurm job cannot do.
     """
-    launcher = plugins.load("harness.launchers", Launcher)["slurm"]()
+    launcher = plugins.load(plugins.LAUNCHERS, Launcher)["slurm"]()
     for each in planned.cells:
         spec = each.cell.scenario.launcher.model_copy(update={"kind": "slurm"})
         scenario = each.cell.scenario.model_copy(update={"launcher": spec})
@@ -107,7 +107,7 @@ def batch_script(
             "# exec: the signal that Slurm sends before the end then reaches chaos, which heals and"
             " writes its verdict."
         ),
-        f"exec {shlex.join([sys.executable, '-m', 'chaos', *command])}",
+        f"exec {shlex.join([sys.executable, '-m', 'trainchaos', *command])}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chaos.errors import InfrastructureError
-from harness.host.slurm_commands import UNREACHABLE, last_line, srun
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.slurm_commands import UNREACHABLE, last_line, srun
 
 END_LIMIT_S = 5.0
 SRUN_LIMIT_S = 0.2

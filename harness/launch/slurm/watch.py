@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from chaos.errors import InfrastructureError
-from harness.host.slurm_commands import Commands, SlurmJob, SlurmNodeState
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.slurm_commands import Commands, SlurmJob, SlurmNodeState
 
 EVERY_S = 1.0
 """Time between two looks; the controller of a large cluster serves others too."""

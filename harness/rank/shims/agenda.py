@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from chaos.fault.base import Fault, Where
-from chaos.fault.build import build
-from chaos.schedule.plan import NEXT_STEP
-from harness.arm.in_force import ActiveEffects
+from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.fault.build import build
+from trainchaos.chaos.schedule.plan import NEXT_STEP
+from trainchaos.harness.arm.in_force import ActiveEffects
 
 HOLD_LIMIT_S = 30.0
 """How long a rank holds for an injector that does not answer; as in ``chaos.beacon``. A live

@@ -9,14 +9,14 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chaos.fault.targets import DiskTrouble
-from harness.rank.shims.agenda import Agenda, AgendaRank
-from harness.rank.shims.disk import DiskShim
-from recovery.data import order
+from trainchaos.chaos.fault.targets import DiskTrouble
+from trainchaos.harness.rank.shims.agenda import Agenda, AgendaRank
+from trainchaos.harness.rank.shims.disk import DiskShim
+from trainchaos.recovery.data import order
 
 if TYPE_CHECKING:
-    from harness.sim.world.settings import RankConfig
-    from recovery.rank.job import JobConfig
+    from trainchaos.harness.sim.world.settings import RankConfig
+    from trainchaos.recovery.rank.job import JobConfig
 
 
 class Breakable(Protocol):

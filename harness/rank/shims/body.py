@@ -8,10 +8,10 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from chaos import beacon
+from trainchaos import beacon
 
 if TYPE_CHECKING:
-    from recovery.rank.job import Job
+    from trainchaos.recovery.rank.job import Job
 
 CLOCK_KHZ = 1_500_000
 LOOK_S = 0.02

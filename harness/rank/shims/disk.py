@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.fault.targets import DiskTrouble
-from recovery.checkpoint.files.manifest import MANIFEST
+from trainchaos.chaos.fault.targets import DiskTrouble
+from trainchaos.recovery.checkpoint.files.manifest import MANIFEST
 
 RECORD_SUFFIX = ".json"
 """Suffix of the record of a part of a checkpoint: the part's manifest."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from recovery.transport.progress_counters import MarkPage
+from trainchaos.recovery.transport.progress_counters import MarkPage
 
 _TIME = time.time
 _TIME_NS = time.time_ns

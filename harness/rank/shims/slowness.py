@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from harness.launch.cgroups import CgroupControl
+from trainchaos.harness.launch.cgroups import CgroupControl
 
 COMPUTE = ("forward", "backward", "optimizer")
 BURN_ROUNDS = 20_000  # about 10 ms of a core, without the interpreter's lock

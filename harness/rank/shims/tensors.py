@@ -13,9 +13,9 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from recovery.rank.job import Job
-from recovery.state.digest import bytes_of
-from recovery.state.parts import local
+from trainchaos.recovery.rank.job import Job
+from trainchaos.recovery.state.digest import bytes_of
+from trainchaos.recovery.state.parts import local
 
 Say = Callable[[Mapping[str, Any]], None]
 

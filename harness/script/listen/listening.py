@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
-from chaos.scenario.progress import expressions
-from chaos.scenario.workload import WorkloadSpec
-from harness.script.listen.outputlog import OutputLog
-from harness.script.listen.progress import (
+from trainchaos.chaos.scenario.progress import expressions
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.script.listen.outputlog import OutputLog
+from trainchaos.harness.script.listen.progress import (
     BeaconReader,
     GrowingFile,
     ProgressReader,
     ProgressReport,
     RegexReader,
 )
-from harness.script.processes.environment import PreparedCommand
+from trainchaos.harness.script.processes.environment import PreparedCommand
 
 PENDING_S = 3.0  # how long reports wait for all ranks to be found
 LOOKS_AT_ONCE = 8  # a flood of output must not block the arm's other work

@@ -26,9 +26,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chaos.events.log import Kind
-from harness.arm.fault_context import RecordEvent
-from harness.script.listen.progress import ProgressReport
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.arm.fault_context import RecordEvent
+from trainchaos.harness.script.listen.progress import ProgressReport
 
 NS = 1e9
 STALL_FLOOR_S = 5.0  # a shared machine may well pause for some seconds

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from chaos.beacon import SAID, VERSION
-from chaos.scenario.progress import RegexProgress
-from harness.script.listen import numbers
-from harness.script.processes.tree import group_number
+from trainchaos.chaos.beacon import SAID, VERSION
+from trainchaos.chaos.scenario.progress import RegexProgress
+from trainchaos.harness.script.listen import numbers
+from trainchaos.harness.script.processes.tree import group_number
 
 READ_LIMIT = 1 << 20  # bytes read in one look
 LINE_LIMIT = 4096  # of a longer line only the beginning is read

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.scenario.progress import PresetProgress, RegexProgress, expressions, key_of
-from harness.script.listen.progress import GrowingFile, ProgressReport, RegexReader
+from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress, expressions, key_of
+from trainchaos.harness.script.listen.progress import GrowingFile, ProgressReport, RegexReader
 
 SHOWN = 3
 """Lines shown of each sort."""

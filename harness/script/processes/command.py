@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.errors import InfrastructureError
-from harness.host import processes
-from harness.host.processes import readable
-from harness.script.processes import guard, tree
-from harness.script.processes.environment import MARK
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.processes import readable
+from trainchaos.harness.script.processes import guard, tree
+from trainchaos.harness.script.processes.environment import MARK
 
 START_LIMIT_S = 20.0
 END_LIMIT_S = guard.KILL_LIMIT_S + 5.0

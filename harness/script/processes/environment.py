@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos import beacon
-from chaos.scenario.workload import WorkloadSpec
-from harness.launch.launcher import ArmSetup
-from harness.script.processes.tree import RANK_NAMES, WORLD_NAMES
+from trainchaos import beacon
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.harness.script.processes.tree import RANK_NAMES, WORLD_NAMES
 
 MARK = "CHAOS_COMMAND"
 """Names one arm's command; every process of it inherits it."""

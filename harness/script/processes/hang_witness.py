@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recovery.process.starvation import ThreadReading, threads_of
+from trainchaos.recovery.process.starvation import ThreadReading, threads_of
 
 WATCH_S = 0.2
 LEAST_S = 0.03

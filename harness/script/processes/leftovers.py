@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.host import processes
-from harness.script.processes import tree
-from harness.script.processes.tree import ProcessRow
+from trainchaos.harness.host import processes
+from trainchaos.harness.script.processes import tree
+from trainchaos.harness.script.processes.tree import ProcessRow
 
 SHM = Path("/dev/shm")
 SEGMENTS = Path("/proc/sysvipc/shm")

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from harness.script.processes import tree
-from harness.script.processes.tree import FoundRank
+from trainchaos.harness.script.processes import tree
+from trainchaos.harness.script.processes.tree import FoundRank
 
 WHOLE = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT})
 """Signals for a rank and all its descendants; other signals go only to the rank's own processes,

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.script.processes.tree import PLUMBING, ProcessRow
+from trainchaos.harness.script.processes.tree import PLUMBING, ProcessRow
 
 HELPERS = ("multiprocessing", "compile_worker")
 """Words in the command lines of helper processes that Python starts for a program."""

@@ -8,15 +8,15 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from chaos.events.log import Kind
-from harness.sim.rank.faults import TrainingError
-from harness.sim.rank.state import State
-from harness.sim.world.group import Group
-from harness.sim.world.settings import MS
-from recovery.transport.wire import Join
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.sim.rank.faults import TrainingError
+from trainchaos.harness.sim.rank.state import State
+from trainchaos.harness.sim.world.group import Group
+from trainchaos.harness.sim.world.settings import MS
+from trainchaos.recovery.transport.wire import Join
 
 if TYPE_CHECKING:
-    from harness.sim.rank.rank import SimRank
+    from trainchaos.harness.sim.rank.rank import SimRank
 
 Sleeping = Generator[float | None, Any, None]
 

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaos.events.log import EventWriter
-from harness.sim.rank.state import Reduced, ReduceInput, State, combine, digest
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import Checkpoint
-from recovery.data import order
+from trainchaos.chaos.events.log import EventWriter
+from trainchaos.harness.sim.rank.state import Reduced, ReduceInput, State, combine, digest
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
+from trainchaos.recovery.data import order
 
 if TYPE_CHECKING:
-    from harness.sim.rank.rank import SimRank
+    from trainchaos.harness.sim.rank.rank import SimRank
 
 
 class Behaviour:

@@ -6,11 +6,11 @@ import signal
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from harness.sim.world.clock import NS_PER_S
-from harness.sim.world.process import Killed
+from trainchaos.harness.sim.world.clock import NS_PER_S
+from trainchaos.harness.sim.world.process import Killed
 
 if TYPE_CHECKING:
-    from harness.sim.rank.rank import SimRank
+    from trainchaos.harness.sim.rank.rank import SimRank
 
 LOOK_NS = NS_PER_S // 100
 
@@ -40,7 +40,7 @@ class SimBody:
     def check(self) -> None:
         """Raise if the device is broken."""
         if self.broken:
-            from harness.sim.rank.faults import TrainingError
+            from trainchaos.harness.sim.rank.faults import TrainingError
 
             raise TrainingError(DeviceError("the device is in an error state"))
 

@@ -13,19 +13,19 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from chaos.events.log import Kind
-from harness.rank.shims.agenda import Acted, HoldAnswer, Stall
-from harness.rank.shims.agent import AgentCore
-from harness.sim.rank.body import SimBody
-from harness.sim.rank.signs import SimSigns
-from harness.sim.rank.tensors import SimLoss, SimModel, SimTensor
-from harness.sim.world.clock import NS_PER_S
-from harness.sim.world.group import SimGenerationLost
-from harness.sim.world.process import Killed
-from recovery.transport.wire import Extra
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.rank.shims.agenda import Acted, HoldAnswer, Stall
+from trainchaos.harness.rank.shims.agent import AgentCore
+from trainchaos.harness.sim.rank.body import SimBody
+from trainchaos.harness.sim.rank.signs import SimSigns
+from trainchaos.harness.sim.rank.tensors import SimLoss, SimModel, SimTensor
+from trainchaos.harness.sim.world.clock import NS_PER_S
+from trainchaos.harness.sim.world.group import SimGenerationLost
+from trainchaos.harness.sim.world.process import Killed
+from trainchaos.recovery.transport.wire import Extra
 
 if TYPE_CHECKING:
-    from harness.sim.rank.rank import SimRank
+    from trainchaos.harness.sim.rank.rank import SimRank
 
 SLICE_NS = NS_PER_S // 50
 Sleeping = Generator[float | None, Any, None]

@@ -8,16 +8,16 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from chaos.events.log import Kind
-from harness.launch.launcher import Exited, KeeperStarted
-from harness.sim.rank.state import State
-from harness.sim.world.clock import NS_PER_S, Clock
-from harness.sim.world.settings import MS
-from recovery.checkpoint.memory.header import Key, Moment, complete, name_of, shards_at
-from recovery.policy.doubts import Doubt, in_doubt, together
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.launch.launcher import Exited, KeeperStarted
+from trainchaos.harness.sim.rank.state import State
+from trainchaos.harness.sim.world.clock import NS_PER_S, Clock
+from trainchaos.harness.sim.world.settings import MS
+from trainchaos.recovery.checkpoint.memory.header import Key, Moment, complete, name_of, shards_at
+from trainchaos.recovery.policy.doubts import Doubt, in_doubt, together
 
 if TYPE_CHECKING:
-    from harness.sim.rank.rank import SimRank
+    from trainchaos.harness.sim.rank.rank import SimRank
 
 FIRST_PID = 50
 KEPT = 2  # complete checkpoints, as recovery.checkpoint.memory.keeper_store keeps

@@ -10,22 +10,28 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
-from chaos.events.log import EventWriter, Kind
-from harness.sim.rank.acquire_state import StateAcquisition
-from harness.sim.rank.behaviour import Behaviour
-from harness.sim.rank.faults import SimFaultAgent, TrainingError
-from harness.sim.rank.keepers import SimMemoryCheckpointer
-from harness.sim.rank.saves import SimSaves
-from harness.sim.rank.state import Reduced, State
-from harness.sim.rank.step import Attempt, NonFinite
-from harness.sim.world.clock import NS_PER_S
-from harness.sim.world.group import Group, SimGenerationLost
-from harness.sim.world.process import Body, Process
-from harness.sim.world.settings import MS, RankConfig
-from recovery.policy.layout import Layout
-from recovery.rank.membership import Membership, Order, SupervisorOrders, Why, stays_connected
-from recovery.transport import progress_counters
-from recovery.transport.wire import (
+from trainchaos.chaos.events.log import EventWriter, Kind
+from trainchaos.harness.sim.rank.acquire_state import StateAcquisition
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.harness.sim.rank.faults import SimFaultAgent, TrainingError
+from trainchaos.harness.sim.rank.keepers import SimMemoryCheckpointer
+from trainchaos.harness.sim.rank.saves import SimSaves
+from trainchaos.harness.sim.rank.state import Reduced, State
+from trainchaos.harness.sim.rank.step import Attempt, NonFinite
+from trainchaos.harness.sim.world.clock import NS_PER_S
+from trainchaos.harness.sim.world.group import Group, SimGenerationLost
+from trainchaos.harness.sim.world.process import Body, Process
+from trainchaos.harness.sim.world.settings import MS, RankConfig
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.rank.membership import (
+    Membership,
+    Order,
+    SupervisorOrders,
+    Why,
+    stays_connected,
+)
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.wire import (
     Abort,
     Extra,
     Inquiry,

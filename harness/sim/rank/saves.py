@@ -11,21 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.rank.shims.disk import RECORD_SUFFIX
-from harness.sim.rank.faults import TrainingError
-from harness.sim.rank.state import State
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import Checkpoint
-from recovery.checkpoint.files.custody import Custody, agreement, writers
-from recovery.checkpoint.files.fence import Fenced
-from recovery.checkpoint.files.saving import Saving
-from recovery.policy.doubts import Doubt
-from recovery.policy.interval import SaveSchedule
-from recovery.transport.atomic_rename import remove
-from recovery.transport.wire import Join
+from trainchaos.harness.rank.shims.disk import RECORD_SUFFIX
+from trainchaos.harness.sim.rank.faults import TrainingError
+from trainchaos.harness.sim.rank.state import State
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
+from trainchaos.recovery.checkpoint.files.custody import Custody, agreement, writers
+from trainchaos.recovery.checkpoint.files.fence import Fenced
+from trainchaos.recovery.checkpoint.files.saving import Saving
+from trainchaos.recovery.policy.doubts import Doubt
+from trainchaos.recovery.policy.interval import SaveSchedule
+from trainchaos.recovery.transport.atomic_rename import remove
+from trainchaos.recovery.transport.wire import Join
 
 if TYPE_CHECKING:
-    from harness.sim.rank.rank import SimRank
+    from trainchaos.harness.sim.rank.rank import SimRank
 
 DATA_FILE = "state.bin"
 JOB = "simulated"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from harness.sim.world.clock import NS_PER_S
+from trainchaos.harness.sim.world.clock import NS_PER_S
 
 if TYPE_CHECKING:
-    from harness.sim.rank.rank import SimRank
+    from trainchaos.harness.sim.rank.rank import SimRank
 
 
 class SimSigns:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from chaos.events.log import Kind
-from harness.sim.rank.faults import TrainingError
-from harness.sim.rank.state import (
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.sim.rank.faults import TrainingError
+from trainchaos.harness.sim.rank.state import (
     Reduced,
     ReduceInput,
     State,
@@ -18,18 +18,18 @@ from harness.sim.rank.state import (
     learning_rate,
     uniform,
 )
-from harness.sim.rank.tensors import ELEMENTS, SimLoss, finite, huge
-from harness.sim.world.clock import NS_PER_S
-from harness.sim.world.settings import MS
-from recovery.data import order
-from recovery.data.order import MicroBatch
-from recovery.policy.interval import compared, counts
-from recovery.policy.layout import Layout
-from recovery.transport import progress_counters
-from recovery.transport.wire import MOST_BLAMED, Digest
+from trainchaos.harness.sim.rank.tensors import ELEMENTS, SimLoss, finite, huge
+from trainchaos.harness.sim.world.clock import NS_PER_S
+from trainchaos.harness.sim.world.settings import MS
+from trainchaos.recovery.data import order
+from trainchaos.recovery.data.order import MicroBatch
+from trainchaos.recovery.policy.interval import compared, counts
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.wire import MOST_BLAMED, Digest
 
 if TYPE_CHECKING:
-    from harness.sim.rank.rank import SimRank
+    from trainchaos.harness.sim.rank.rank import SimRank
 
 Sleeping = Generator[float | None, Any, None]
 COPY_SHARE = 0.1  # share of a save that training waits for: the copy in memory

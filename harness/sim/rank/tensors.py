@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from harness.sim.rank.state import digest, uniform
+from trainchaos.harness.sim.rank.state import digest, uniform
 
 ELEMENTS = 8
 LARGEST = 3.4e38

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.sim.world.links import SimLinks
-from harness.sim.world.process import Process
-from harness.sim.world.settings import MS
+from trainchaos.harness.sim.world.links import SimLinks
+from trainchaos.harness.sim.world.process import Process
+from trainchaos.harness.sim.world.settings import MS
 
 NOTICE = 0.6  # share of the peers that are a lost member's neighbours and see the connection close
 NOTICE_MS = (0.1, 4.0)

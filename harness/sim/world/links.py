@@ -7,9 +7,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaos.fault.targets import LinkShape
-from harness.launch.links.shaping import OPEN, RTO_S, SEGMENT_BYTES, Pacer
-from harness.sim.world.clock import NS_PER_S, Clock
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.harness.launch.links.shaping import OPEN, RTO_S, SEGMENT_BYTES, Pacer
+from trainchaos.harness.sim.world.clock import NS_PER_S, Clock
 
 Link = tuple[str, str]
 ROUND_TRIP_S = 0.0001

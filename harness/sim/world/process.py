@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from harness.sim.world.clock import Clock
-from recovery.transport.progress_counters import PHASES, Mark
+from trainchaos.harness.sim.world.clock import Clock
+from trainchaos.recovery.transport.progress_counters import PHASES, Mark
 
 Body = Generator[float | None, Any, int]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.scenario.workload import EvaluateSpec
-from recovery.checkpoint.files.checkpoints import Disk
+from trainchaos.chaos.scenario.workload import EvaluateSpec
+from trainchaos.recovery.checkpoint.files.checkpoints import Disk
 
 MS = 1_000_000
 _SHARES = {"data": 0.03, "forward": 0.3, "backward": 0.5, "collective": 0.1, "optimizer": 0.07}

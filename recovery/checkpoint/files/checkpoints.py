@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recovery.checkpoint.files import pieces
-from recovery.checkpoint.files.manifest import (
+from trainchaos.recovery.checkpoint.files import pieces
+from trainchaos.recovery.checkpoint.files.manifest import (
     CHECKPOINT_NAME,
     FORMAT,
     MANIFEST,
@@ -38,8 +38,8 @@ from recovery.checkpoint.files.manifest import (
     sealed,
     stream_of,
 )
-from recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
-from recovery.transport.atomic_rename import fsync_directory, put_in_place, remove
+from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
+from trainchaos.recovery.transport.atomic_rename import fsync_directory, put_in_place, remove
 
 __all__ = ["Checkpoint", "CorruptCheckpoint", "Disk"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import Checkpoint, Origin
-from recovery.checkpoint.files.fence import CheckpointFence
-from recovery.checkpoint.files.retention import aside_in
-from recovery.policy.doubts import Doubt, in_doubt
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, Origin
+from trainchaos.recovery.checkpoint.files.fence import CheckpointFence
+from trainchaos.recovery.checkpoint.files.retention import aside_in
+from trainchaos.recovery.policy.doubts import Doubt, in_doubt
 
 
 class CheckpointChooser:

@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.events.log import Kind
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard
-from recovery.checkpoint.files.choosing import CheckpointChooser
-from recovery.checkpoint.files.fence import CheckpointFence, Fenced
-from recovery.checkpoint.files.retention import Agreement
-from recovery.checkpoint.files.saving import Saving, WriteRankEvent
-from recovery.policy.doubts import Doubt
-from recovery.policy.layout import Layout
-from recovery.transport.wire import SetAside, Unrecoverable
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard
+from trainchaos.recovery.checkpoint.files.choosing import CheckpointChooser
+from trainchaos.recovery.checkpoint.files.fence import CheckpointFence, Fenced
+from trainchaos.recovery.checkpoint.files.retention import Agreement
+from trainchaos.recovery.checkpoint.files.saving import Saving, WriteRankEvent
+from trainchaos.recovery.policy.doubts import Doubt
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.transport.wire import SetAside, Unrecoverable
 
 
 class Custody:

@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.errors import EXIT_FAIL, ChaosError
-from recovery.checkpoint.files import checkpoints
+from trainchaos.chaos.errors import EXIT_FAIL, ChaosError
+from trainchaos.recovery.checkpoint.files import checkpoints
 
 FENCE, LOCK = "fence.json", ".fence.lock"
 LOCK_LIMIT_S = 2.0  # a writer that holds the lock for longer has stalled

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recovery.checkpoint.files import pieces
-from recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
+from trainchaos.recovery.checkpoint.files import pieces
+from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
 
 MANIFEST = "manifest.json"
 REFUSED = "refused.json"

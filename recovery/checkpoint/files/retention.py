@@ -15,10 +15,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import TRASH, Checkpoint, Disk, Guard
-from recovery.checkpoint.files.pieces import CorruptCheckpoint
-from recovery.transport.atomic_rename import remove
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import TRASH, Checkpoint, Disk, Guard
+from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
+from trainchaos.recovery.transport.atomic_rename import remove
 
 MOST_ASIDE = 3  # set-aside checkpoints that are kept in a directory
 _ASIDE = re.compile(r"^doubtful-(step-(\d{8}))-\d+-\d+$")

@@ -13,11 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from chaos.events.log import Kind
-from recovery.checkpoint.files.checkpoints import Checkpoint, Disk, Guard, first_line, name_of
-from recovery.checkpoint.files.fence import Fenced
-from recovery.checkpoint.files.retention import prune, set_aside
-from recovery.transport.wire import CheckpointNote
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.files.checkpoints import (
+    Checkpoint,
+    Disk,
+    Guard,
+    first_line,
+    name_of,
+)
+from trainchaos.recovery.checkpoint.files.fence import Fenced
+from trainchaos.recovery.checkpoint.files.retention import prune, set_aside
+from trainchaos.recovery.transport.wire import CheckpointNote
 
 
 class WriteRankEvent(Protocol):

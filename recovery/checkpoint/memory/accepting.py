@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from recovery.checkpoint.memory.protocol import ProtocolError
+from trainchaos.recovery.checkpoint.memory.protocol import ProtocolError
 
 MAX_CONNECTIONS = 512  # of ranks of its node, and as many of other keepers
 TURN_S = 0.1

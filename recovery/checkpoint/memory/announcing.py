@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from socket import socket
 
-from recovery.checkpoint.memory import protocol
-from recovery.checkpoint.memory.peers import ASK_LIMIT_S, Address, Peers
-from recovery.checkpoint.memory.protocol import Kept, Note, Notes, ProtocolError
+from trainchaos.recovery.checkpoint.memory import protocol
+from trainchaos.recovery.checkpoint.memory.peers import ASK_LIMIT_S, Address, Peers
+from trainchaos.recovery.checkpoint.memory.protocol import Kept, Note, Notes, ProtocolError
 
 IDLE_S = 5.0  # after this a connection is closed: the next note may be long in coming
 CLOSE_LIMIT_S = 5.0

@@ -11,11 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 
-from recovery.checkpoint.memory import protocol
-from recovery.checkpoint.memory.files import MemoryFile, view
-from recovery.checkpoint.memory.header import Header, Key
-from recovery.checkpoint.memory.peers import ASK_LIMIT_S, CONNECT_LIMIT_S, transfer_limit_s
-from recovery.checkpoint.memory.protocol import (
+from trainchaos.recovery.checkpoint.memory import protocol
+from trainchaos.recovery.checkpoint.memory.files import MemoryFile, view
+from trainchaos.recovery.checkpoint.memory.header import Header, Key
+from trainchaos.recovery.checkpoint.memory.peers import (
+    ASK_LIMIT_S,
+    CONNECT_LIMIT_S,
+    transfer_limit_s,
+)
+from trainchaos.recovery.checkpoint.memory.protocol import (
     Answer,
     Ask,
     Coming,

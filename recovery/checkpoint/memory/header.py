@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from recovery.checkpoint.files import pieces
+from trainchaos.recovery.checkpoint.files import pieces
 
 VERSION = 2  # of messages and headers
 PIECE_BYTES = 4 << 20  # as on disk: small enough for a cache, large enough for speed

@@ -1,10 +1,10 @@
 """The keeper of one node: a process that holds what the node's ranks save in memory, and copies for
 a peer node.
 
-``python -m recovery.checkpoint.memory.keeper CONTROL MARK CONFIG`` (descriptors, as any cold start;
-the second is not used), or a fork of the fork server, which starts within milliseconds. It ends
-with its supervisor. Each connection has a thread; a bad request is answered or logged, and ends
-only that connection.
+``python -m trainchaos.recovery.checkpoint.memory.keeper CONTROL MARK CONFIG`` (descriptors, as any
+cold start; the second is not used), or a fork of the fork server, which starts within milliseconds.
+It ends with its supervisor. Each connection has a thread; a bad request is answered or logged, and
+ends only that connection.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recovery.checkpoint.memory import KEPT, protocol
-from recovery.checkpoint.memory.accepting import MAX_CONNECTIONS, Acceptor
-from recovery.checkpoint.memory.announcing import Announcer
-from recovery.checkpoint.memory.header import Key
-from recovery.checkpoint.memory.keeper_store import KeeperStore, Refusal
-from recovery.checkpoint.memory.peers import ASK_LIMIT_S, Address, Peers, receive_part
-from recovery.checkpoint.memory.protocol import (
+from trainchaos.recovery.checkpoint.memory import KEPT, protocol
+from trainchaos.recovery.checkpoint.memory.accepting import MAX_CONNECTIONS, Acceptor
+from trainchaos.recovery.checkpoint.memory.announcing import Announcer
+from trainchaos.recovery.checkpoint.memory.header import Key
+from trainchaos.recovery.checkpoint.memory.keeper_store import KeeperStore, Refusal
+from trainchaos.recovery.checkpoint.memory.peers import ASK_LIMIT_S, Address, Peers, receive_part
+from trainchaos.recovery.checkpoint.memory.protocol import (
     Ask,
     Coming,
     Fetch,
@@ -43,9 +43,9 @@ from recovery.checkpoint.memory.protocol import (
     Put,
     Refused,
 )
-from recovery.process.output import say
-from recovery.process.processes import die_with, redirect_output
-from recovery.transport.wire import Channel, Extra, WireError
+from trainchaos.recovery.process.output import say
+from trainchaos.recovery.process.processes import die_with, redirect_output
+from trainchaos.recovery.transport.wire import Channel, Extra, WireError
 
 KEEPER = b'{"be":"keeper"'
 """First field of a KeeperConfig, as JSON."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from recovery.checkpoint.memory.keeper import KeeperConfig
-from recovery.policy.jobconfig import LOOPBACK
-from recovery.process.local import Children, Report
-from recovery.transport.wire import Message
+from trainchaos.recovery.checkpoint.memory.keeper import KeeperConfig
+from trainchaos.recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.process.local import Children, Report
+from trainchaos.recovery.transport.wire import Message
 
 Fork = Callable[[bytes, Sequence[int]], int]
 

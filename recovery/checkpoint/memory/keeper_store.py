@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from recovery.checkpoint.memory.header import Header, Key, Moment, complete
-from recovery.policy.doubts import Doubt, in_doubt, together
+from trainchaos.recovery.checkpoint.memory.header import Header, Key, Moment, complete
+from trainchaos.recovery.policy.doubts import Doubt, in_doubt, together
 
 # processes that may still ask for their buffers: twice as many as a keeper serves at once
 MOST_SEATS = 1024

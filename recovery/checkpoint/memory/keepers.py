@@ -13,12 +13,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from chaos.errors import InfrastructureError
-from recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, KeeperConfig
-from recovery.checkpoint.memory.keeper_host import KeeperHost
-from recovery.checkpoint.memory.peers import Address
-from recovery.process.local import Exited, MessageReceived
-from recovery.transport.wire import Extra
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, KeeperConfig
+from trainchaos.recovery.checkpoint.memory.keeper_host import KeeperHost
+from trainchaos.recovery.checkpoint.memory.peers import Address
+from trainchaos.recovery.process.local import Exited, MessageReceived
+from trainchaos.recovery.transport.wire import Extra
 
 START_LIMIT_S = 30.0
 END_LIMIT_S = 10.0

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from recovery.checkpoint.memory import protocol
-from recovery.checkpoint.memory.files import MemoryFile, create, populate
-from recovery.checkpoint.memory.header import PIECE_BYTES, Header, Key, mismatch
-from recovery.checkpoint.memory.keeper_store import HeldPart
-from recovery.checkpoint.memory.protocol import (
+from trainchaos.recovery.checkpoint.memory import protocol
+from trainchaos.recovery.checkpoint.memory.files import MemoryFile, create, populate
+from trainchaos.recovery.checkpoint.memory.header import PIECE_BYTES, Header, Key, mismatch
+from trainchaos.recovery.checkpoint.memory.keeper_store import HeldPart
+from trainchaos.recovery.checkpoint.memory.protocol import (
     Ask,
     Fetch,
     Forget,

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from recovery.checkpoint.memory.header import VERSION, Header, Key
-from recovery.transport import auth
-from recovery.transport.auth import AuthenticationFailed
+from trainchaos.recovery.checkpoint.memory.header import VERSION, Header, Key
+from trainchaos.recovery.transport import auth
+from trainchaos.recovery.transport.auth import AuthenticationFailed
 
 MAX_MESSAGE = 64 << 20
 HELLO_LIMIT_S = 5.0

@@ -15,11 +15,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from recovery.checkpoint.files import pieces
-from recovery.checkpoint.files.saving import SaveOutcome
-from recovery.checkpoint.saves.chunks import Chunk
-from recovery.state import strides
-from recovery.state.strides import Progress, quiet
+from trainchaos.recovery.checkpoint.files import pieces
+from trainchaos.recovery.checkpoint.files.saving import SaveOutcome
+from trainchaos.recovery.checkpoint.saves.chunks import Chunk
+from trainchaos.recovery.state import strides
+from trainchaos.recovery.state.strides import Progress, quiet
 
 BLOCK_BYTES = 1 << 30  # of memory allocated at once; more only for a larger tensor
 SYNC_BYTES = 256 << 20  # copied from a GPU between two waits for it

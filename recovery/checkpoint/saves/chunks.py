@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from recovery.state import strides
-from recovery.state.digest import own_memory
-from recovery.state.strides import Progress, quiet
-from recovery.state.typed import name_of
+from trainchaos.recovery.state import strides
+from trainchaos.recovery.state.digest import own_memory
+from trainchaos.recovery.state.strides import Progress, quiet
+from trainchaos.recovery.state.typed import name_of
 
 SPLIT_BYTES = 1 << 20  # a replicated tensor is split over ranks only when it is larger
 

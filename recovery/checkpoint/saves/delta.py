@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import Checkpoint
-from recovery.checkpoint.files.manifest import stream_of
-from recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
-from recovery.checkpoint.saves.part import Known, file_of
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
+from trainchaos.recovery.checkpoint.files.manifest import stream_of
+from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
+from trainchaos.recovery.checkpoint.saves.part import Known, file_of
 
 
 def base_of(directory: Path, step: int, writer: int, every: int) -> tuple[Known | None, int]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.checkpoint.files import pieces
-from recovery.checkpoint.files.checkpoints import Disk
-from recovery.checkpoint.files.pieces import Piece
-from recovery.checkpoint.saves.chunks import Chunk, first_not_finite, on_host
-from recovery.state.strides import Progress, quiet
-from recovery.transport.atomic_rename import await_writeback, begin_writeback
+from trainchaos.recovery.checkpoint.files import pieces
+from trainchaos.recovery.checkpoint.files.checkpoints import Disk
+from trainchaos.recovery.checkpoint.files.pieces import Piece
+from trainchaos.recovery.checkpoint.saves.chunks import Chunk, first_not_finite, on_host
+from trainchaos.recovery.state.strides import Progress, quiet
+from trainchaos.recovery.transport.atomic_rename import await_writeback, begin_writeback
 
 MOST_AT_ONCE = 1024  # buffers given to the kernel in one call: IOV_MAX of Linux
 LOOK_BYTES = 1 << 20  # checked by one task

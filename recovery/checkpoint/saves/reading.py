@@ -26,16 +26,16 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata as Box
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from chaos.errors import ChaosError
-from recovery.checkpoint.files import checkpoints, pieces
-from recovery.checkpoint.files.checkpoints import Checkpoint
-from recovery.checkpoint.files.manifest import stream_of
-from recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
-from recovery.checkpoint.saves.chunks import Chunk, chunks_of, flat
-from recovery.state import strides
-from recovery.state.digest import own_memory
-from recovery.state.optimizer_state import Slots
-from recovery.state.state import TrainState
+from trainchaos.chaos.errors import ChaosError
+from trainchaos.recovery.checkpoint.files import checkpoints, pieces
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
+from trainchaos.recovery.checkpoint.files.manifest import stream_of
+from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
+from trainchaos.recovery.checkpoint.saves.chunks import Chunk, chunks_of, flat
+from trainchaos.recovery.state import strides
+from trainchaos.recovery.state.digest import own_memory
+from trainchaos.recovery.state.optimizer_state import Slots
+from trainchaos.recovery.state.state import TrainState
 
 NAMED = 3  # differences that an error names
 SMALL_BYTES = 64 << 10  # for smaller copies the call takes longer than the copy

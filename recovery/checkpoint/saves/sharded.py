@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from recovery.checkpoint.files import pieces
-from recovery.checkpoint.files.checkpoints import Disk, write_durably
-from recovery.checkpoint.files.pieces import Piece
-from recovery.checkpoint.saves.part import CheckpointPart, file_of
+from trainchaos.recovery.checkpoint.files import pieces
+from trainchaos.recovery.checkpoint.files.checkpoints import Disk, write_durably
+from trainchaos.recovery.checkpoint.files.pieces import Piece
+from trainchaos.recovery.checkpoint.saves.part import CheckpointPart, file_of
 
 LOOK_S = 0.005
 STILL_S = 0.25

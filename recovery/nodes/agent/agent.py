@@ -20,17 +20,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from recovery.nodes.agent.agent_processes import AgentProcesses
-from recovery.nodes.agent.beats import BEAT_S, Beats, PressureWatch
-from recovery.nodes.agent.dialer import Dialer
-from recovery.nodes.link import protocol
-from recovery.nodes.link.clock import boot_id
-from recovery.nodes.link.files import refuse_shared
-from recovery.nodes.link.handshake import ProtocolViolation
-from recovery.nodes.link.link import FULL, Link, Post
-from recovery.process import processes
-from recovery.process.node import LaunchRecipe
-from recovery.process.output import say
+from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
+from trainchaos.recovery.nodes.agent.beats import BEAT_S, Beats, PressureWatch
+from trainchaos.recovery.nodes.agent.dialer import Dialer
+from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.nodes.link.files import refuse_shared
+from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
+from trainchaos.recovery.nodes.link.link import FULL, Link, Post
+from trainchaos.recovery.process import processes
+from trainchaos.recovery.process.node import LaunchRecipe
+from trainchaos.recovery.process.output import say
 
 IDLE_BEAT_S = 0.5  # with no processes
 LEASE_S = 120.0

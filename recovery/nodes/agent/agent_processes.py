@@ -13,16 +13,16 @@ from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 
-from chaos.errors import InfrastructureError
-from recovery.nodes.link import protocol
-from recovery.nodes.link.files import FileTail
-from recovery.nodes.link.link import Post
-from recovery.nodes.link.protocol import MarkWords
-from recovery.process.forkserver import ForkServer
-from recovery.process.local import Dying, Exited, MessageReceived, Report
-from recovery.process.node import LaunchRecipe, Node
-from recovery.transport.progress_counters import PHASES, Mark
-from recovery.transport.wire import Message
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.files import FileTail
+from trainchaos.recovery.nodes.link.link import Post
+from trainchaos.recovery.nodes.link.protocol import MarkWords
+from trainchaos.recovery.process.forkserver import ForkServer
+from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, Report
+from trainchaos.recovery.process.node import LaunchRecipe, Node
+from trainchaos.recovery.transport.progress_counters import PHASES, Mark
+from trainchaos.recovery.transport.wire import Message
 
 SILENT_NS = 100_000_000
 KEPT_ENDED = 1024  # reported again to a coordinator that takes over

@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from recovery.nodes.agent.agent_processes import AgentProcesses
-from recovery.nodes.link import protocol
-from recovery.nodes.link.protocol import MarkWords
-from recovery.process.pressure import EVERY_S as PRESSURE_EVERY_S
-from recovery.process.pressure import PressureReader
+from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
+from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.protocol import MarkWords
+from trainchaos.recovery.process.pressure import EVERY_S as PRESSURE_EVERY_S
+from trainchaos.recovery.process.pressure import PressureReader
 
 BEAT_S = 0.05
 QUIET_BEAT_S = 0.1  # after a longer pause the coordinator treats its information as stale

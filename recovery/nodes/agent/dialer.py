@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from recovery.nodes.link import handshake
-from recovery.nodes.link.handshake import AuthenticationFailed
-from recovery.nodes.link.link import Link
-from recovery.nodes.link.protocol import FROM_COORDINATOR
+from trainchaos.recovery.nodes.link import handshake
+from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed
+from trainchaos.recovery.nodes.link.link import Link
+from trainchaos.recovery.nodes.link.protocol import FROM_COORDINATOR
 
 # then a new attempt: the kernel retries a pending connection at growing intervals
 CONNECT_LIMIT_S = 1.5

@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from chaos.errors import InfrastructureError
-from recovery.nodes.coordinator.listener import AgentListener
-from recovery.nodes.coordinator.node_state import FleetReport, NodeJoined, NodeState
-from recovery.nodes.coordinator.remote_processes import RemoteProcesses
-from recovery.nodes.link import protocol
-from recovery.nodes.link.link import Link, Parcel
-from recovery.process.output import say
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.nodes.coordinator.listener import AgentListener
+from trainchaos.recovery.nodes.coordinator.node_state import FleetReport, NodeJoined, NodeState
+from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
+from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.link import Link, Parcel
+from trainchaos.recovery.process.output import say
 
 MAX_REFUSALS = 100
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from chaos.errors import InfrastructureError
-from recovery.nodes.coordinator.admission import Admission, hang_up
-from recovery.nodes.coordinator.loss import Absence, FleetLimits, How, judge
-from recovery.nodes.coordinator.node_state import (
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.nodes.coordinator.admission import Admission, hang_up
+from trainchaos.recovery.nodes.coordinator.loss import Absence, FleetLimits, How, judge
+from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     FleetReport,
     NodeGone,
@@ -24,12 +24,12 @@ from recovery.nodes.coordinator.node_state import (
     NodeState,
     NodeWarned,
 )
-from recovery.nodes.coordinator.remote_processes import RemoteProcesses
-from recovery.nodes.link import protocol
-from recovery.nodes.link.clock import boot_id
-from recovery.nodes.link.handshake import ProtocolViolation
-from recovery.nodes.link.link import Closed
-from recovery.process.pressure import PressureReading
+from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
+from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
+from trainchaos.recovery.nodes.link.link import Closed
+from trainchaos.recovery.process.pressure import PressureReading
 
 PING_EVERY_S = 1.0
 FIRST_PINGS, FIRST_PING_EVERY_S = 8, 0.02

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from recovery.nodes.coordinator.loss import MOVED_STEPS, PROOF_S, Data
-from recovery.nodes.coordinator.node_state import RemoteProcess
-from recovery.transport.wire import Parked
+from trainchaos.recovery.nodes.coordinator.loss import MOVED_STEPS, PROOF_S, Data
+from trainchaos.recovery.nodes.coordinator.node_state import RemoteProcess
+from trainchaos.recovery.transport.wire import Parked
 
 
 class DataPath:

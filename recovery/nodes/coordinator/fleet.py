@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from chaos.errors import InfrastructureError
-from recovery.nodes.coordinator.connections import LOOK_S, Connections
-from recovery.nodes.coordinator.loss import FleetLimits
-from recovery.nodes.coordinator.node_state import (
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.nodes.coordinator.connections import LOOK_S, Connections
+from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
+from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     FleetReport,
     NodeEvent,
@@ -29,12 +29,12 @@ from recovery.nodes.coordinator.node_state import (
     NodeWarned,
     NotKept,
 )
-from recovery.nodes.coordinator.remote_processes import RemoteProcesses
-from recovery.nodes.link import protocol
-from recovery.process.pressure import PressureReading
-from recovery.process.starvation import Pulse
-from recovery.transport.progress_counters import NEVER, Mark
-from recovery.transport.wire import Abort, Inquiry, Join, Message, Stop
+from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
+from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.process.pressure import PressureReading
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.transport.progress_counters import NEVER, Mark
+from trainchaos.recovery.transport.wire import Abort, Inquiry, Join, Message, Stop
 
 __all__ = [
     "ClockMeasured",

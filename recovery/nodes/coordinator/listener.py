@@ -14,10 +14,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from recovery.nodes.link import handshake
-from recovery.nodes.link.handshake import LIMIT_S, AuthenticationFailed, ProtocolViolation
-from recovery.nodes.link.link import Link, Parcel, await_parcel
-from recovery.nodes.link.protocol import FROM_AGENT, Hello
+from trainchaos.recovery.nodes.link import handshake
+from trainchaos.recovery.nodes.link.handshake import (
+    LIMIT_S,
+    AuthenticationFailed,
+    ProtocolViolation,
+)
+from trainchaos.recovery.nodes.link.link import Link, Parcel, await_parcel
+from trainchaos.recovery.nodes.link.protocol import FROM_AGENT, Hello
 
 STRANGERS = 64
 CLOSE_LIMIT_S = 2 * LIMIT_S

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chaos.events.log import Kind
-from recovery.nodes.coordinator.node_state import (
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     NodeEvent,
     NodeInfo,

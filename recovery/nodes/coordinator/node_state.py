@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from chaos.errors import InfrastructureError
-from recovery.nodes.coordinator.loss import How
-from recovery.nodes.coordinator.outbox import Outbox
-from recovery.nodes.link.clock import ClockWatch, Offset
-from recovery.nodes.link.link import Link
-from recovery.nodes.link.protocol import Hello, MarkWords
-from recovery.process.local import Dying, Exited, MessageReceived
-from recovery.process.pressure import PressureReading
-from recovery.process.starvation import Pulse
-from recovery.transport.progress_counters import NEVER, PHASES, Mark
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.nodes.coordinator.loss import How
+from trainchaos.recovery.nodes.coordinator.outbox import Outbox
+from trainchaos.recovery.nodes.link.clock import ClockWatch, Offset
+from trainchaos.recovery.nodes.link.link import Link
+from trainchaos.recovery.nodes.link.protocol import Hello, MarkWords
+from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
+from trainchaos.recovery.process.pressure import PressureReading
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.transport.progress_counters import NEVER, PHASES, Mark
 
 MAX_KEPT = 20_000  # messages that wait for one agent
 

@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from recovery.nodes.link.link import Lazy, Link, Post
-from recovery.nodes.link.protocol import Frame, Tell
-from recovery.transport.wire import Extra, LeaveOut, Message
+from trainchaos.recovery.nodes.link.link import Lazy, Link, Post
+from trainchaos.recovery.nodes.link.protocol import Frame, Tell
+from trainchaos.recovery.transport.wire import Extra, LeaveOut, Message
 
 LONGEST = 1 << 20  # characters in one line, unless one message has more
 USUAL = 400  # in a message's own part; only the common part may have more

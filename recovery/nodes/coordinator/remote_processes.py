@@ -7,16 +7,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recovery.nodes.coordinator.datapath import DataPath
-from recovery.nodes.coordinator.loss import Data
-from recovery.nodes.coordinator.node_state import FleetReport, NodeState, NotKept, RemoteProcess
-from recovery.nodes.link import protocol
-from recovery.nodes.link.clock import boot_id
-from recovery.nodes.link.files import land
-from recovery.nodes.link.handshake import ProtocolViolation
-from recovery.process.local import Dying, Exited, MessageReceived
-from recovery.process.starvation import Pulse
-from recovery.transport.progress_counters import Mark
+from trainchaos.recovery.nodes.coordinator.datapath import DataPath
+from trainchaos.recovery.nodes.coordinator.loss import Data
+from trainchaos.recovery.nodes.coordinator.node_state import (
+    FleetReport,
+    NodeState,
+    NotKept,
+    RemoteProcess,
+)
+from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.nodes.link.files import land
+from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
+from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.transport.progress_counters import Mark
 
 KEPT_GONE = 1024  # processes
 

@@ -12,8 +12,8 @@ import shutil
 from contextlib import closing, suppress
 from pathlib import Path
 
-from recovery.process.local import memory_beside
-from recovery.transport import progress_counters
+from trainchaos.recovery.process.local import memory_beside
+from trainchaos.recovery.transport import progress_counters
 
 
 def gather(log: Path, kept: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from importlib import metadata
 
-from chaos.errors import InfrastructureError
-from recovery.nodes.coordinator.node_state import NodeInfo
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
 
 
 def versions() -> dict[str, str]:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from chaos.errors import ScenarioError
-from recovery.nodes.link.handshake import ProtocolViolation
-from recovery.nodes.link.link import Lazy
-from recovery.nodes.link.protocol import Lines
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
+from trainchaos.recovery.nodes.link.link import Lazy
+from trainchaos.recovery.nodes.link.protocol import Lines
 
 CHUNK = 1 << 16
 LOCK = "supervisor.lock"

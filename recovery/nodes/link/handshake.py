@@ -12,9 +12,9 @@ import hmac
 import socket
 from dataclasses import dataclass
 
-from recovery.nodes.link.protocol import MAX_LINE, VERSION
-from recovery.transport import auth
-from recovery.transport.auth import LIMIT_S, AuthenticationFailed
+from trainchaos.recovery.nodes.link.protocol import MAX_LINE, VERSION
+from trainchaos.recovery.transport import auth
+from trainchaos.recovery.transport.auth import LIMIT_S, AuthenticationFailed
 
 __all__ = [
     "LIMIT_S",

@@ -21,8 +21,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from recovery.nodes.link.handshake import MAX_HEAD, Keys, ProtocolViolation, Seal
-from recovery.nodes.link.protocol import MAX_LINE, Frame
+from trainchaos.recovery.nodes.link.handshake import MAX_HEAD, Keys, ProtocolViolation, Seal
+from trainchaos.recovery.nodes.link.protocol import MAX_LINE, Frame
 
 CHUNK = 1 << 18
 FULL = 1 << 18  # bytes that wait in a link's buffer, above which nothing more is added

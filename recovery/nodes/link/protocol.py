@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
+from trainchaos.recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
 
 VERSION = 3
 MAX_LINE = 4 << 20

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pkgutil
 
-from recovery.policy.strategy import Strategy
+from trainchaos.recovery.policy.strategy import Strategy
 
 
 def names() -> list[str]:

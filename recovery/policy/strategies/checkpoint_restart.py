@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from recovery.policy import corruption, fallback
-from recovery.policy.strategy import (
+from trainchaos.recovery.policy import corruption, fallback
+from trainchaos.recovery.policy.strategy import (
     ClusterView,
     Decision,
     Form,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from recovery.policy import corruption, fallback
-from recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
+from trainchaos.recovery.policy import corruption, fallback
+from trainchaos.recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
 
 
 class DropReplica(Strategy):

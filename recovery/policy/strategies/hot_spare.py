@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from recovery.policy import corruption, fallback
-from recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
+from trainchaos.recovery.policy import corruption, fallback
+from trainchaos.recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
 
 
 class HotSpare(Strategy):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from recovery.policy.strategy import ClusterView, Decision, GiveUp, Strategy
+from trainchaos.recovery.policy.strategy import ClusterView, Decision, GiveUp, Strategy
 
 
 class NoRecovery(Strategy):

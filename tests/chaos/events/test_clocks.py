@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.events.clocks import ClockMeasurement, Clocks, Machine
-from chaos.events.log import ORCHESTRATOR, Event, Kind
-from chaos.scenario.model import SlaCheck
-from harness.judge.measure.measure import METRICS, measure
-from harness.judge.verdict.gates import judge_sla, judge_slas
 from tests.support import arms
 from tests.support.arms import CLEAN, KILL, control, evidence_of, judged
 from tests.support.clusters.nodelogs import HOURS_NS, NEAR, Clock, on_nodes
 from tests.support.logs import MS, Line, Script
+from trainchaos.chaos.events.clocks import ClockMeasurement, Clocks, Machine
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
+from trainchaos.chaos.scenario.model import SlaCheck
+from trainchaos.harness.judge.measure.measure import METRICS, measure
+from trainchaos.harness.judge.verdict.gates import judge_sla, judge_slas
 
 
 def facts(script: Script, faults: list[dict[str, Any]]) -> tuple[object, ...]:
@@ -61,7 +61,7 @@ def test_a_machine_of_the_same_boot_needs_no_measurement() -> None:
 
 
 def test_a_clock_that_nobody_measured_is_inconclusive_and_never_a_pass() -> None:
-    from harness.judge.checkers import check_all
+    from trainchaos.harness.judge.checkers import check_all
 
     script = on_nodes(arms.hot_spare(), Clock(ahead_ns=0), every_ms=None)
     findings = check_all(evidence_of(script, [KILL]))

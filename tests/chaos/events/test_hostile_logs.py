@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from chaos.errors import InfrastructureError, LogError
-from chaos.events import log as module
-from chaos.events.holes import MAX_LINE_BYTES
-from chaos.events.log import ActorLog, Event, EventWriter, Kind, read_actor, read_log
-from recovery.cli.takeover_log import read_takeover_log
 from tests.support.search.simulate import KILL, cell_of, play
+from trainchaos.chaos.errors import InfrastructureError, LogError
+from trainchaos.chaos.events import log as module
+from trainchaos.chaos.events.holes import MAX_LINE_BYTES
+from trainchaos.chaos.events.log import ActorLog, Event, EventWriter, Kind, read_actor, read_log
+from trainchaos.recovery.cli.takeover_log import read_takeover_log
 
 LINE = {
     "kind": "error_raised",

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.events.budget import MOST_BYTES, VARIABLE, Budget
-from chaos.events.log import ORCHESTRATOR, ActorLog, Kind, read_log
 from tests.support.search.simulate import cell_of, play
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.events.budget import MOST_BYTES, VARIABLE, Budget
+from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Kind, read_log
 
 MIB = 1 << 20
 ROOM = 16 * MIB  # for logs

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from chaos import plugins
-from chaos.fault.base import Fault, Fidelity, Need, Where
-from recovery.checkpoint.files import checkpoints
 from tests.support.fault_fakes import FAKES, FakeCheckpoint, FakeRank, FaultCase, calm, effect
+from trainchaos.chaos import plugins
+from trainchaos.chaos.fault.base import Fault, Fidelity, Need, Where
+from trainchaos.recovery.checkpoint.files import checkpoints
 
-KINDS = plugins.load("chaos.faults", Fault)
+KINDS = plugins.load(plugins.FAULTS, Fault)
 PLACE = Path(__file__).resolve().parents[2] / "faultcases"
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from chaos import plugins
-from chaos.events.log import Kind
-from chaos.fault.base import Fault, Fidelity
-from harness.judge.incident import Incident
 from tests.support.arms import judged
 from tests.support.portions import long_but
 from tests.support.search.simulate import Played, cell_of, evidence, play
+from trainchaos.chaos import plugins
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.fault.base import Fault, Fidelity
+from trainchaos.harness.judge.incident import Incident
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 DEATHS: dict[str, dict[str, Any]] = {
@@ -170,7 +170,7 @@ def test_a_health_event_reaches_its_reader_and_nothing_else(
 
 
 def test_what_is_real_depends_on_the_device_and_the_mode() -> None:
-    kinds = plugins.load("chaos.faults", Fault)
+    kinds = plugins.load(plugins.FAULTS, Fault)
     real = Fidelity.REAL
     assert (kinds["gpu-oom"]().acts(cuda=True), kinds["gpu-oom"]().acts(cuda=False)) == (
         real,

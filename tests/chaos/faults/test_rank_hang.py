@@ -13,25 +13,26 @@ from typing import Any
 import pytest
 
 from benchmarks import hangs
-from chaos import beacon, plugins
-from chaos.cli import invoke
-from chaos.events.log import Event, Kind, read_log
-from chaos.fault.base import Fault, Fidelity, Occurrence
-from harness.judge.measure.measure import measure
-from harness.judge.measure.pressure import TOO_BUSY
-from harness.judge.results import Results
-from harness.launchers.sim import Sim
-from harness.script.points import PointDone, PointRequest, Points
-from harness.script.processes.hang_witness import HangWitness
-from recovery.process.starvation import Pulse, ThreadReading
 from tests.harness.script.test_point_broker import Arm, planned
 from tests.harness.script.test_points import at, done, heard, points  # noqa: F401 - a fixture
 from tests.harness.script.test_script_points import play
 from tests.recovery.detection.test_silences import Watched, ranks
 from tests.support.search.simulate import cell_of
 from tests.support.search.simulate import play as simulate
+from trainchaos import beacon
+from trainchaos.chaos import plugins
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.events.log import Event, Kind, read_log
+from trainchaos.chaos.fault.base import Fault, Fidelity, Occurrence
+from trainchaos.harness.judge.measure.measure import measure
+from trainchaos.harness.judge.measure.pressure import TOO_BUSY
+from trainchaos.harness.judge.results import Results
+from trainchaos.harness.launchers.sim import Sim
+from trainchaos.harness.script.points import PointDone, PointRequest, Points
+from trainchaos.harness.script.processes.hang_witness import HangWitness
+from trainchaos.recovery.process.starvation import Pulse, ThreadReading
 
-KIND = plugins.load("chaos.faults", Fault)["rank-hang"]
+KIND = plugins.load(plugins.FAULTS, Fault)["rank-hang"]
 S = 1_000_000_000
 HANGS_S = 0.15
 SCENARIO = Path(__file__).parents[3] / "scenarios/process/hang-families.yaml"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from chaos.fault.base import Fault
-from chaos.plugins import load
 from tests.harness.sim.test_sim import RESTART_ALL, SPARE, STRATEGIES, found, of
 from tests.support.portions import long_but
 from tests.support.search.simulate import cell_of, evidence, play
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.plugins import FAULTS, load
 
 SURFACES = ("parameter", "gradient", "activation", "input", "loss", "optimizer_state")
 
@@ -193,7 +193,7 @@ def test_a_long_stall_of_data_is_a_hang_of_that_rank(recovery: str, memory: Path
 )
 def test_what_makes_no_sense_is_refused(params: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        load("chaos.faults", Fault)["tensor-corrupt"](**params)
+        load(FAULTS, Fault)["tensor-corrupt"](**params)
 
 
 @pytest.mark.parametrize("recovery", STRATEGIES)

@@ -11,8 +11,8 @@ from fractions import Fraction
 
 import pytest
 
-from chaos.scenario.sla import samples_needed
-from harness.gating.bounds import (
+from trainchaos.chaos.scenario.sla import samples_needed
+from trainchaos.harness.gating.bounds import (
     EXACT_PAIRS,
     POWER,
     pairs_to_settle,
@@ -22,7 +22,7 @@ from harness.gating.bounds import (
     shift_rank,
     values_to_settle,
 )
-from harness.judge.measure.measure import median_ci95
+from trainchaos.harness.judge.measure.measure import median_ci95
 
 
 def at_most(k: int, n: int, p: Fraction) -> Fraction:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.planning import crowd
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.planning import crowd
 
 SCENARIO = """\
 version: 1

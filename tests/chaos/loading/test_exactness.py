@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import build_catalogue
-from chaos.loading.cells import chosen
-from chaos.loading.load import LoadedScenario, load
-from chaos.planning.planview import headline, plan_run
-from harness.compare.plan.plan import family_of
-from harness.compare.stored import compare_stored
-from harness.run.runner import run_scenario
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.loading.cells import chosen
+from trainchaos.chaos.loading.load import LoadedScenario, load
+from trainchaos.chaos.planning.planview import headline, plan_run
+from trainchaos.harness.compare.plan.plan import family_of
+from trainchaos.harness.compare.stored import compare_stored
+from trainchaos.harness.run.runner import run_scenario
 
 TEXT = """\
 version: 1

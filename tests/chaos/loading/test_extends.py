@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from chaos.errors import ScenarioError
-from chaos.loading.load import LoadedScenario, load
-from chaos.planning.planview import as_json, plan_run
 from tests.support.fake_catalogue import CATALOGUE
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.loading.load import LoadedScenario, load
+from trainchaos.chaos.planning.planview import as_json, plan_run
 
 BASE = """\
 version: 1

@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from chaos import cli
-from chaos.errors import ScenarioError
-from chaos.loading.load import load
-from chaos.planning.planview import as_json, as_text, plan_run
-from chaos.scenario.schema import scenario_schema
-from chaos.schedule.arrivals import read_trace
-from harness.fuzz.loader.spoil import WORDS as SPOILT
 from tests.support.fake_catalogue import CATALOGUE
+from trainchaos.chaos import cli
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.loading.load import load
+from trainchaos.chaos.planning.planview import as_json, as_text, plan_run
+from trainchaos.chaos.scenario.schema import scenario_schema
+from trainchaos.chaos.schedule.arrivals import read_trace
+from trainchaos.harness.fuzz.loader.spoil import WORDS as SPOILT
 
 ROOT = Path(__file__).resolve().parents[3]
 VALID: dict[str, Any] = {

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import build_catalogue
-from chaos.loading.load import load
-from harness.host.rundir import RunDirectory
-from harness.judge.results import Results
-from harness.judge.verdict.judge import judge
-from harness.run.runner import run_scenario
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.loading.load import load
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Results
+from trainchaos.harness.judge.verdict.judge import judge
+from trainchaos.harness.run.runner import run_scenario
 
 TEXT = """\
 version: 1

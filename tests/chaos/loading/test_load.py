@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.errors import ScenarioError
-from chaos.loading import cautions
-from chaos.loading.interpolate import ReferenceScope, interpolate
-from chaos.loading.load import LoadedScenario, load
-from chaos.loading.matrix import expand, value_name
-from chaos.loading.overrides import of_option
-from chaos.scenario.model import CheckpointTargetSpec, StepsDuration
 from tests.support.fake_catalogue import CATALOGUE
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.loading import cautions
+from trainchaos.chaos.loading.interpolate import ReferenceScope, interpolate
+from trainchaos.chaos.loading.load import LoadedScenario, load
+from trainchaos.chaos.loading.matrix import expand, value_name
+from trainchaos.chaos.loading.overrides import of_option
+from trainchaos.chaos.scenario.model import CheckpointTargetSpec, StepsDuration
 
 GOOD = """\
 version: 1
@@ -972,7 +972,7 @@ def test_a_fault_too_late_to_show_liveness_is_a_warning(write: Any) -> None:
 
 
 def test_healthy_steps_are_those_of_the_checker() -> None:
-    from harness.judge.checkers.job import world
+    from trainchaos.harness.judge.checkers.job import world
 
     assert cautions.HEALTHY_STEPS == world.HEALTHY_STEPS
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.errors import EXIT_PASS, EXIT_USAGE
-from chaos.source import bounds
 from tests.support.limited import limited
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.errors import EXIT_PASS, EXIT_USAGE
+from trainchaos.chaos.source import bounds
 
 BASE = """version: 1
 name: x

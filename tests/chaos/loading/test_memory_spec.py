@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.scenario.workload import CheckpointSpec, MemorySpec, size_bytes
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.scenario.workload import CheckpointSpec, MemorySpec, size_bytes
 
 SCENARIO = """
 version: 1

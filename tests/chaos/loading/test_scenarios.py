@@ -14,16 +14,16 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from chaos import cli
-from chaos.loading.checks import normalise
-from chaos.loading.load import LoadedScenario, load
-from chaos.loading.overrides import of_option
-from chaos.planning import planview
-from chaos.scenario.model import TriggerSpec
-from chaos.scenario.schema import scenario_schema
-from chaos.source.source import read_document
-from harness.judge.results import Results
-from harness.run.runner import run_scenario
+from trainchaos.chaos import cli
+from trainchaos.chaos.loading.checks import normalise
+from trainchaos.chaos.loading.load import LoadedScenario, load
+from trainchaos.chaos.loading.overrides import of_option
+from trainchaos.chaos.planning import planview
+from trainchaos.chaos.scenario.model import TriggerSpec
+from trainchaos.chaos.scenario.schema import scenario_schema
+from trainchaos.chaos.source.source import read_document
+from trainchaos.harness.judge.results import Results
+from trainchaos.harness.run.runner import run_scenario
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "scenarios"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.scenario.sla import (
+from trainchaos.chaos.scenario.sla import (
     AGGREGATES,
     Clause,
     evaluate,

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from chaos import plugins
-from chaos.errors import ScenarioError
-from chaos.fault.base import Fault, Where
-from chaos.loading.load import load
-from chaos.planning.planview import when_text
-from chaos.scenario.fault import FaultSpec
-from chaos.schedule.plan import plan
-from chaos.schedule.targeting import FaultTraits
 from tests.support.fake_catalogue import CATALOGUE
+from trainchaos.chaos import plugins
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.loading.load import load
+from trainchaos.chaos.planning.planview import when_text
+from trainchaos.chaos.scenario.fault import FaultSpec
+from trainchaos.chaos.schedule.plan import plan
+from trainchaos.chaos.schedule.targeting import FaultTraits
 
 KILL = "{id: kill, kind: process-kill, at: {step: 57}}"
 SCENARIO = """\
@@ -41,7 +41,7 @@ def said(
     try:
         # of how plugins behave, the fakes know little
         known = (
-            replace(CATALOGUE, faults=plugins.load("chaos.faults", Fault)) if saves else CATALOGUE
+            replace(CATALOGUE, faults=plugins.load(plugins.FAULTS, Fault)) if saves else CATALOGUE
         )
         text = "\n".join(load(path, known, env=env).warnings)
     except ScenarioError as error:

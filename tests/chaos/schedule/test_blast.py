@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.fault.base import Need, Where
-from chaos.scenario.fault import FaultSpec
-from chaos.scenario.model import BlastRadius
-from chaos.scenario.topology import Topology
-from chaos.scenario.verify import complaint, unmet
-from chaos.schedule.blast import (
+from trainchaos.chaos.fault.base import Need, Where
+from trainchaos.chaos.scenario.fault import FaultSpec
+from trainchaos.chaos.scenario.model import BlastRadius
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.chaos.scenario.verify import complaint, unmet
+from trainchaos.chaos.schedule.blast import (
     Damage,
     Privilege,
     may_need,
@@ -22,8 +22,8 @@ from chaos.schedule.blast import (
     ranks_hit,
     refusal,
 )
-from chaos.schedule.plan import plan
-from chaos.schedule.targeting import FaultTraits
+from trainchaos.chaos.schedule.plan import plan
+from trainchaos.chaos.schedule.targeting import FaultTraits
 
 
 def refused(

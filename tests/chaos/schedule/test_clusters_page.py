@@ -11,15 +11,15 @@ import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
 
-from chaos import cli, plugins
-from chaos.fault.base import Need
-from chaos.scenario.model import LauncherSpec
-from chaos.schedule.blast import privilege
-from harness.launch.launcher import Launcher
+from trainchaos.chaos import cli, plugins
+from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.scenario.model import LauncherSpec
+from trainchaos.chaos.schedule.blast import privilege
+from trainchaos.harness.launch.launcher import Launcher
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "clusters.md").read_text()
-LAUNCHERS = plugins.load("harness.launchers", Launcher)
+LAUNCHERS = plugins.load(plugins.LAUNCHERS, Launcher)
 BLOCKS = re.findall(r"```yaml\n(launcher:.*?)```", PAGE, re.S)
 
 

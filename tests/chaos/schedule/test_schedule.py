@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.errors import ScenarioError
-from chaos.faults.process_kill import ProcessKill
-from chaos.scenario.model import FaultSpec
-from chaos.schedule.plan import (
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.faults.process_kill import ProcessKill
+from trainchaos.chaos.scenario.model import FaultSpec
+from trainchaos.chaos.schedule.plan import (
     EVERY_ATTEMPT_LIMIT,
     PlannedFault,
     plan,
     repeat_seed,
 )
-from chaos.schedule.targeting import FaultTraits
-from chaos.schedule.trigger import Trigger
+from trainchaos.chaos.schedule.targeting import FaultTraits
+from trainchaos.chaos.schedule.trigger import Trigger
 
 
 def spec(name: str = "f", **fields: Any) -> FaultSpec:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind
-from chaos.scenario.sla import ClauseError, parse_stop
-from chaos.scenario.steady import parse_steady
-from chaos.schedule.stops import FailureTally, JobSnapshot, to_stop
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.scenario.sla import ClauseError, parse_stop
+from trainchaos.chaos.scenario.steady import parse_steady
+from trainchaos.chaos.schedule.stops import FailureTally, JobSnapshot, to_stop
 
 
 def stop(*rules: str, **seen: Any) -> str | None:

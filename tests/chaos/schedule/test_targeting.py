@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.fault.base import Where
-from chaos.scenario.fault import FaultSpec
-from chaos.scenario.topology import Topology
-from chaos.schedule.targeting import FaultTraits, Scope, TargetError, Targets, resolve
+from trainchaos.chaos.fault.base import Where
+from trainchaos.chaos.scenario.fault import FaultSpec
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.chaos.schedule.targeting import FaultTraits, Scope, TargetError, Targets, resolve
 
 PLACE = Topology(ranks=8, nodes=4, nodes_per_rack=2)  # two ranks on a node, two nodes in a rack
 PROCESS, NODE, LINK = (

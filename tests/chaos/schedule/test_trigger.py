@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from chaos.fault.base import Fault
-from chaos.faults.coordinator_kill import CoordinatorKill
-from chaos.faults.disk_full import DiskFull
-from chaos.faults.exception import RaiseError
-from chaos.faults.poison_sample import PoisonSample
-from chaos.faults.process_kill import ProcessKill
-from chaos.faults.tensor_corrupt import TensorCorrupt
-from chaos.scenario.model import FaultSpec
-from chaos.schedule.plan import NEXT_STEP, NO_POINT, Point, plan
-from chaos.schedule.targeting import traits_of
-from chaos.schedule.trigger import Trigger, triggers
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.faults.coordinator_kill import CoordinatorKill
+from trainchaos.chaos.faults.disk_full import DiskFull
+from trainchaos.chaos.faults.exception import RaiseError
+from trainchaos.chaos.faults.poison_sample import PoisonSample
+from trainchaos.chaos.faults.process_kill import ProcessKill
+from trainchaos.chaos.faults.tensor_corrupt import TensorCorrupt
+from trainchaos.chaos.scenario.model import FaultSpec
+from trainchaos.chaos.schedule.plan import NEXT_STEP, NO_POINT, Point, plan
+from trainchaos.chaos.schedule.targeting import traits_of
+from trainchaos.chaos.schedule.trigger import Trigger, triggers
 
 FIVE: Point = (5, "data")
 NINE: Point = (9, "data")

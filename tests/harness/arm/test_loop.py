@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import ORCHESTRATOR, Event, Kind, read_actor
-from harness.arm.job import ClosingFacts, OpeningFacts, Vitals
-from harness.arm.loop import ArmLoop
-from harness.arm.timers import Timers
-from harness.host.rundir import RunDirectory
-from harness.launch.launcher import ArmSetup
-from harness.launch.workload import DataInfo
-from recovery.supervise.supervision import StopFlag
 from tests.support.search.simulate import cell_of
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, read_actor
+from trainchaos.harness.arm.job import ClosingFacts, OpeningFacts, Vitals
+from trainchaos.harness.arm.loop import ArmLoop
+from trainchaos.harness.arm.timers import Timers
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.harness.launch.workload import DataInfo
+from trainchaos.recovery.supervise.supervision import StopFlag
 
 SECOND = 1_000_000_000
 COMPLETED, DEADLINE = ("completed", ""), ("timed-out", "no step for 1 s")

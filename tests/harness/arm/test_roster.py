@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from chaos.errors import InfrastructureError
-from chaos.events.log import Kind
-from chaos.scenario.topology import Topology
-from harness.arm.roster import PATIENCE_S, Roster
-from harness.launch.launcher import Exited, Leftovers
-from recovery.checkpoint.memory.keeper import TOPIC, KeeperConfig
-from recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
-from recovery.process.local import MessageReceived, Report
-from recovery.transport.wire import Extra, Message
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.harness.arm.roster import PATIENCE_S, Roster
+from trainchaos.harness.launch.launcher import Exited, Leftovers
+from trainchaos.recovery.checkpoint.memory.keeper import TOPIC, KeeperConfig
+from trainchaos.recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
+from trainchaos.recovery.process.local import MessageReceived, Report
+from trainchaos.recovery.transport.wire import Extra, Message
 
 SECOND = 1_000_000_000
 

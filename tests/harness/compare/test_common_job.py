@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from chaos import beacon
-from chaos.errors import ScenarioError
-from harness.compare.environments import environments
-from harness.compare.environments.stack import FAMILIES, CommonJob, Settings
-from harness.peers import common
-from harness.peers.common import Training
-from harness.script.listen.progress import parse_beacon
-from recovery.data import order
+from trainchaos import beacon
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.harness.compare.environments import environments
+from trainchaos.harness.compare.environments.stack import FAMILIES, CommonJob, Settings
+from trainchaos.harness.peers import common
+from trainchaos.harness.peers.common import Training
+from trainchaos.harness.script.listen.progress import parse_beacon
+from trainchaos.recovery.data import order
 
 BLOCK, SAMPLES, STEPS, BATCH, SEED = 64, 300, 6, 8, 3
 LIMIT_S = 250.0

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.compare.plan.directory import Directory
-from harness.compare.result.believed import CONTRADICTS
-from harness.compare.result.gather import gather
-from reports.compare import markdown
 from tests.harness.compare.test_compare_rules import comparison, run
 from tests.harness.judge.test_mutations import CORPUS
 from tests.mutations.tape import FAIL, Mutation, Tape
 from tests.mutations.trials import BASE, NOT_REFUTED, trial
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.compare.plan.directory import Directory
+from trainchaos.harness.compare.result.believed import CONTRADICTS
+from trainchaos.harness.compare.result.gather import gather
+from trainchaos.reports.compare import markdown
 
 pytestmark = pytest.mark.usefixtures("names_at_once")
 __all__ = ["run"]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import ORCHESTRATOR, ActorLog, Kind, Log, make_log
-from harness.compare.result.model import Trial
-from harness.compare.result.trials import TrialSource, trial_of
-from harness.script.listen.progress import ProgressReport
 from tests.harness.script.test_script_observer import Job, S
+from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Kind, Log, make_log
+from trainchaos.harness.compare.result.model import Trial
+from trainchaos.harness.compare.result.trials import TrialSource, trial_of
+from trainchaos.harness.script.listen.progress import ProgressReport
 
 BATCH, STEPS = 8, 60
 TARGET = {"process": "w1", "rank": 1}

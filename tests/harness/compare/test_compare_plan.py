@@ -11,20 +11,20 @@ from typing import ClassVar
 
 import pytest
 
-from chaos.cli import build_catalogue
-from chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
-from chaos.loading.load import load
-from harness.compare import prepare
-from harness.compare.environments.stack import CommonJob, Drive, Stack
-from harness.compare.plan import scenario
-from harness.compare.plan.directory import (
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
+from trainchaos.chaos.loading.load import load
+from trainchaos.harness.compare import prepare
+from trainchaos.harness.compare.environments.stack import CommonJob, Drive, Stack
+from trainchaos.harness.compare.plan import scenario
+from trainchaos.harness.compare.plan.directory import (
     ComparisonPlan,
     Directory,
     PlayedArm,
     differences,
     refuse_other,
 )
-from harness.compare.plan.plan import (
+from trainchaos.harness.compare.plan.plan import (
     Arm,
     Family,
     arms_of,
@@ -34,7 +34,7 @@ from harness.compare.plan.plan import (
     family_of,
     seconds_left,
 )
-from harness.compare.prepare import CompareOptions, as_planned, resumed
+from trainchaos.harness.compare.prepare import CompareOptions, as_planned, resumed
 
 pytestmark = pytest.mark.usefixtures("names_at_once")
 FAMILY = """version: 1

@@ -16,12 +16,12 @@ from typing import ClassVar
 
 import pytest
 
-from chaos.cli import invoke
-from harness.compare.environments import environments
-from harness.compare.environments.stack import CommonJob, Drive, Stack
-from harness.compare.plan.directory import Directory
-from harness.compare.result.gather import gather
-from harness.compare.result.model import Comparison
+from trainchaos.chaos.cli import invoke
+from trainchaos.harness.compare.environments import environments
+from trainchaos.harness.compare.environments.stack import CommonJob, Drive, Stack
+from trainchaos.harness.compare.plan.directory import Directory
+from trainchaos.harness.compare.result.gather import gather
+from trainchaos.harness.compare.result.model import Comparison
 
 TRAINER = Path(__file__).parents[2] / "support" / "fake_trainer.py"
 FAMILY = """version: 1
@@ -154,7 +154,7 @@ def test_an_interrupted_comparison_leaves_nothing_and_says_how_to_go_on(place: P
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
         "from tests.harness.compare import test_compare_real as tests\n"
-        "from harness.compare.environments import environments\n"
+        "from trainchaos.harness.compare.environments import environments\n"
         "environments.stacks = lambda: tests.STACKS\n"
         f"words = [{str(place / 'kill.yaml')!r}, '--name', 'x', '--stacks', 'restarts']\n"
         f"sys.exit(tests.compare(tests.Path({str(place)!r}), *words))\n"

@@ -16,25 +16,26 @@ from typing import ClassVar
 
 import pytest
 
-from chaos.cli import build_catalogue, invoke
-from chaos.errors import LogError, ScenarioError
-from harness.compare import prepare
-from harness.compare.environments import environments, tuned
-from harness.compare.environments.stack import ROOT, CommonJob, Drive, Stack, Value, Way
-from harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm
-from harness.compare.plan.plan import Arm, entrants
-from harness.compare.plan.quiet import BUSY, busy_share
-from harness.compare.prepare import CompareOptions, as_planned
-from harness.compare.result import archive, rules
-from harness.compare.result.gather import gather
-from harness.compare.result.model import Ratio
-from harness.compare.result.summary import ratios_of
-from harness.compare.stacks.hot_spare import HotSpare
-from harness.compare.stacks.nvrx_inprocess_spare import NvrxInprocessSpare
-from harness.compare.tuning import candidates, score, sweep_of
-from reports.compare.facts import ComparisonFacts
-from reports.compare.words import findings
 from tests.support.pages.sample_comparison import build, plain_trial
+from trainchaos.chaos.cli import build_catalogue, invoke
+from trainchaos.chaos.errors import LogError, ScenarioError
+from trainchaos.chaos.home import HOME
+from trainchaos.harness.compare import prepare
+from trainchaos.harness.compare.environments import environments, tuned
+from trainchaos.harness.compare.environments.stack import CommonJob, Drive, Stack, Value, Way
+from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm
+from trainchaos.harness.compare.plan.plan import Arm, entrants
+from trainchaos.harness.compare.plan.quiet import BUSY, busy_share
+from trainchaos.harness.compare.prepare import CompareOptions, as_planned
+from trainchaos.harness.compare.result import archive, rules
+from trainchaos.harness.compare.result.gather import gather
+from trainchaos.harness.compare.result.model import Ratio
+from trainchaos.harness.compare.result.summary import ratios_of
+from trainchaos.harness.compare.stacks.hot_spare import HotSpare
+from trainchaos.harness.compare.stacks.nvrx_inprocess_spare import NvrxInprocessSpare
+from trainchaos.harness.compare.tuning import candidates, score, sweep_of
+from trainchaos.reports.compare.facts import ComparisonFacts
+from trainchaos.reports.compare.words import findings
 
 pytestmark = pytest.mark.usefixtures("names_at_once")
 FAMILY = """version: 1
@@ -433,7 +434,7 @@ def comparison(tmp_path: Path, run: Path) -> Directory:
     directory.write_plan(plan)
     for arm in plan.arms:
         directory.scenario(arm).parent.mkdir(parents=True, exist_ok=True)
-        directory.scenario(arm).write_text(f"command: {ROOT}/x\n")
+        directory.scenario(arm).write_text(f"command: {HOME}/x\n")
         shutil.copytree(
             (run / arm.id.rpartition(".")[0] / "latest").resolve(), directory.runs / arm.id / "1"
         )
@@ -472,7 +473,7 @@ def test_a_packed_comparison_names_no_place_of_the_machine(tmp_path: Path, run: 
         archive.pack(comparison(tmp_path, run), tmp_path / "made.tar.xz"), tmp_path / "out"
     )
     texts = [path.read_text() for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert not any(str(ROOT) in text or str(Path.home()) in text for text in texts)
+    assert not any(str(HOME) in text or str(Path.home()) in text for text in texts)
     assert any("/chaos/x" in text for text in texts)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from harness.compare.environments import environments
-from harness.compare.result.model import Comparison, Trial
+from trainchaos.chaos.cli import invoke
+from trainchaos.harness.compare.environments import environments
+from trainchaos.harness.compare.result.model import Comparison, Trial
 
 # nine arms of some 20 s
 pytestmark = [pytest.mark.real, pytest.mark.stacks, pytest.mark.timeout(1200)]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.compare.result.statistics import (
+from trainchaos.harness.compare.result.statistics import (
     OUTLIER_LEAST,
     _log_ratio,
     bootstrap_interval,
@@ -21,7 +21,7 @@ from harness.compare.result.statistics import (
     paired_ratio,
     repetitions_needed,
 )
-from harness.judge.measure.samples import quantile
+from trainchaos.harness.judge.measure.samples import quantile
 
 COMPARISONS = 200
 TIMES = st.one_of(st.floats(min_value=1e-3, max_value=1e4), st.just(math.inf))
@@ -75,7 +75,7 @@ def test_equal_stacks_are_called_different_in_at_most_five_of_a_hundred(pairs: i
 
 
 def test_the_bootstrap_alone_would_cry_wolf(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.compare.result.statistics.RESAMPLES", 400)
+    monkeypatch.setattr("trainchaos.harness.compare.result.statistics.RESAMPLES", 400)
     wrong, comparisons = 0, 1000
     for number in range(comparisons):
         ours, theirs = times(random.Random(f"alone {number}"), 10, 1.0)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.errors import NoRun, ScenarioError
-from harness.compare.result.model import Comparison
-from harness.compare.stored import compare_stored
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.errors import NoRun, ScenarioError
+from trainchaos.harness.compare.result.model import Comparison
+from trainchaos.harness.compare.stored import compare_stored
 
 SCENARIO = """version: 1
 name: stored

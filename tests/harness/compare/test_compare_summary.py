@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from harness.compare.result.model import OutcomeClass
-from harness.compare.result.statistics import EVERY
-from harness.compare.result.summary import cells_of, ratios_of, worst_of
 from tests.support.pages.sample_comparison import plain_trial as trial
+from trainchaos.harness.compare.result.model import OutcomeClass
+from trainchaos.harness.compare.result.statistics import EVERY
+from trainchaos.harness.compare.result.summary import cells_of, ratios_of, worst_of
 
 
 def test_the_worst_outcome_stands_and_what_did_not_land_says_nothing() -> None:

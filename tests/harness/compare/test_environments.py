@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from chaos import cli
-from chaos.errors import InfrastructureError, ScenarioError
-from harness.compare.environments import environments, installing
-from harness.compare.environments.environments import MARK, OWNED
-from harness.compare.environments.stack import CommonJob, Drive, Requirements, Stack
+from trainchaos.chaos import cli
+from trainchaos.chaos.errors import InfrastructureError, ScenarioError
+from trainchaos.harness.compare.environments import environments, installing
+from trainchaos.harness.compare.environments.environments import MARK, OWNED
+from trainchaos.harness.compare.environments.stack import CommonJob, Drive, Requirements, Stack
 
 FAKE_PYTHON = """#!/bin/sh
 case "$*" in

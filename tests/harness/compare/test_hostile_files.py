@@ -18,19 +18,19 @@ from pathlib import Path
 
 import pytest
 
-from chaos import files
-from chaos.cli import invoke
-from chaos.commands import _say
-from chaos.errors import LogError
-from chaos.events.log import read_actor
-from harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm
-from harness.compare.plan.plan import Arm
-from harness.compare.result import archive
-from harness.host.rundir import RunDirectory
-from harness.undo import live
-from harness.undo.ledger import Ledger
-from harness.undo.records import RemoveTree
 from tests.support.limited import limited
+from trainchaos.chaos import files
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.commands import _say
+from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.events.log import read_actor
+from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm
+from trainchaos.harness.compare.plan.plan import Arm
+from trainchaos.harness.compare.result import archive
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.undo import live
+from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.harness.undo.records import RemoveTree
 
 SCENARIO = """
 version: 1

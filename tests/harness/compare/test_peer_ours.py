@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.peers import ours
+from trainchaos.harness.peers import ours
 
 
 class FakeJob:

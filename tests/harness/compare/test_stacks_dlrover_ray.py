@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from chaos import beacon
-from harness.compare.environments import environments
-from harness.compare.environments.stack import CommonJob, Settings, Stack
-from harness.compare.stacks.dlrover import DLRover
-from harness.compare.stacks.ray_train import RayTrain
-from harness.script.listen.progress import ProgressReport, parse_beacon
-from harness.script.processes.guard import descendants
 from tests.support.running import until
+from trainchaos import beacon
+from trainchaos.harness.compare.environments import environments
+from trainchaos.harness.compare.environments.stack import CommonJob, Settings, Stack
+from trainchaos.harness.compare.stacks.dlrover import DLRover
+from trainchaos.harness.compare.stacks.ray_train import RayTrain
+from trainchaos.harness.script.listen.progress import ProgressReport, parse_beacon
+from trainchaos.harness.script.processes.guard import descendants
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 30.0
@@ -38,7 +38,12 @@ STACKS = [DLRover, RayTrain]
 
 def test_dlrover_is_started_with_its_documented_options() -> None:
     default, tuned = (DLRover(settings).drive(JOB, PYTHON) for settings in ("default", "tuned"))
-    assert default.argv == (str(PYTHON), "-m", "harness.peers.dlrover_launch", "--max-restarts=3")
+    assert default.argv == (
+        str(PYTHON),
+        "-m",
+        "trainchaos.harness.peers.dlrover_launch",
+        "--max-restarts=3",
+    )
     assert tuned.argv == (*default.argv[:-1], "--max-restarts=100")
     assert default.env == JOB.environment()
     assert tuned.env == JOB.environment() | {"JOB_MEMORY_EVERY": "2", "JOB_GROUP_TIMEOUT": "10"}
@@ -46,7 +51,7 @@ def test_dlrover_is_started_with_its_documented_options() -> None:
 
 def test_ray_is_started_with_its_documented_options() -> None:
     default, tuned = (RayTrain(settings).drive(JOB, PYTHON) for settings in ("default", "tuned"))
-    assert default.argv == tuned.argv == (str(PYTHON), "-m", "harness.peers.ray_launch")
+    assert default.argv == tuned.argv == (str(PYTHON), "-m", "trainchaos.harness.peers.ray_launch")
     assert default.env == JOB.environment() | {"JOB_MAX_FAILURES": "3"}
     more = {name: value for name, value in tuned.env.items() if default.env.get(name) != value}
     assert more == {
@@ -90,8 +95,8 @@ def test_the_point_of_a_save_lies_between_the_parts_of_the_state(
         monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
     for name in ("DdpCheckpointer", "StorageType"):
         setattr(sys.modules[package], name, object)
-    monkeypatch.delitem(sys.modules, "harness.peers.dlrover_train", raising=False)
-    script = importlib.import_module("harness.peers.dlrover_train")
+    monkeypatch.delitem(sys.modules, "trainchaos.harness.peers.dlrover_train", raising=False)
+    script = importlib.import_module("trainchaos.harness.peers.dlrover_train")
     seen: list[str] = []
     monkeypatch.setattr(script, "point", lambda name, step: seen.append(f"{name} {step}"))
     state = {
@@ -105,7 +110,7 @@ def test_the_point_of_a_save_lies_between_the_parts_of_the_state(
         for part in state.values():
             seen += [key for key, _ in part.items()]
     assert seen == ["w", "saving 20", "m", "s"]
-    monkeypatch.delitem(sys.modules, "harness.peers.dlrover_train")
+    monkeypatch.delitem(sys.modules, "trainchaos.harness.peers.dlrover_train")
 
 
 @pytest.mark.real
@@ -129,7 +134,7 @@ def test_a_launcher_refuses_an_environment_without_a_job(module: str, tmp_path: 
 LAUNCH = """
     import sys
     from pathlib import Path
-    from harness.peers.launching import PeerLauncher
+    from trainchaos.harness.peers.launching import PeerLauncher
 
     def main():
         with PeerLauncher([Path(sys.argv[1])]) as launcher:

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from chaos import beacon
-from harness.compare.environments import environments
-from harness.compare.environments.stack import ROOT, CommonJob, Settings, Stack
-from harness.compare.stacks.nvrx_ft_launcher import NvrxFtLauncher
-from harness.compare.stacks.nvrx_inprocess import NvrxInprocess
-from harness.compare.stacks.torchft import Torchft
-from harness.peers import supervise
-from harness.script.listen.progress import ProgressReport, parse_beacon
 from tests.support.running import until
+from trainchaos import beacon
+from trainchaos.chaos.home import HOME
+from trainchaos.harness.compare.environments import environments
+from trainchaos.harness.compare.environments.stack import CommonJob, Settings, Stack
+from trainchaos.harness.compare.stacks.nvrx_ft_launcher import NvrxFtLauncher
+from trainchaos.harness.compare.stacks.nvrx_inprocess import NvrxInprocess
+from trainchaos.harness.compare.stacks.torchft import Torchft
+from trainchaos.harness.peers import supervise
+from trainchaos.harness.script.listen.progress import ProgressReport, parse_beacon
 
 LIMIT_S = 60.0
 TRAIN_LIMIT_S = 240.0
@@ -45,7 +46,7 @@ def option(argv: tuple[str, ...], name: str) -> str | None:
 def test_torchft_is_started_as_its_readme_has_it_and_tuned_with_a_majority() -> None:
     default, tuned = (Torchft(settings).drive(JOB, PYTHON) for settings in ("default", "tuned"))
     assert default.env == tuned.env == JOB.environment()
-    assert default.argv[:3] == (str(PYTHON), "-m", "harness.peers.torchft_replicas")
+    assert default.argv[:3] == (str(PYTHON), "-m", "trainchaos.harness.peers.torchft_replicas")
     assert (
         option(default.argv, "--lighthouse")
         == "--min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms 10000 --heartbeat_timeout_ms"
@@ -69,8 +70,8 @@ def test_the_wrapper_has_its_own_waits_unless_tuned() -> None:
     default, tuned = (
         NvrxInprocess(settings).drive(JOB, PYTHON) for settings in ("default", "tuned")
     )
-    command = (str(PYTHON), "-m", "harness.peers.supervise", "--ranks", "4", "--")
-    script = (str(PYTHON), "-m", "harness.peers.nvrx_inprocess", "--group-timeout")
+    command = (str(PYTHON), "-m", "trainchaos.harness.peers.supervise", "--ranks", "4", "--")
+    script = (str(PYTHON), "-m", "trainchaos.harness.peers.nvrx_inprocess", "--group-timeout")
     assert default.argv == (*command, *script, "10")
     assert tuned.argv[: len(command) + len(script)] == (*command, *script)
     waits = {
@@ -94,7 +95,7 @@ def test_the_launcher_has_its_own_timeouts_unless_tuned() -> None:
             "-m",
             "nvidia_resiliency_ext.fault_tolerance.launcher",
         )
-        assert drive.argv[-1] == str(ROOT / "harness" / "peers" / "nvrx_heartbeats.py")
+        assert drive.argv[-1] == str(HOME / "harness" / "peers" / "nvrx_heartbeats.py")
         assert (
             option(drive.argv, "--nproc-per-node") == "4"
             and option(drive.argv, "--max-restarts") == "3"
@@ -131,7 +132,7 @@ def run_module(
     """A script of ``harness.peers`` in chaos's own environment, where the peers' packages
     are not.
     """
-    told = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)} | env
+    told = {"PATH": os.environ["PATH"], "PYTHONPATH": str(HOME)} | env
     command = [sys.executable, "-m", f"harness.peers.{module}", *arguments]
     return subprocess.run(
         command, env=told, cwd=cwd, capture_output=True, text=True, timeout=LIMIT_S
@@ -226,11 +227,11 @@ def test_ranks_that_do_not_end_with_the_others_are_killed(
 ) -> None:
     (tmp_path / "rank.py").write_text(textwrap.dedent(RANK))
     code = (
-        "import sys; from harness.peers import supervise; supervise.LINGER_S ="
+        "import sys; from trainchaos.harness.peers import supervise; supervise.LINGER_S ="
         " 0.2\nsys.exit(supervise.PeerSupervisor([sys.executable, *sys.argv[1:]],"
         " supervise.rank_environments(2)).run())"
     )
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "FATES": "0 wait"}
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(HOME), "FATES": "0 wait"}
     command = [sys.executable, "-c", code, str(tmp_path / "rank.py"), str(tmp_path)]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 0 and "ranks [1] did not end with the others" in ended.stderr

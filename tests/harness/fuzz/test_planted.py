@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.planted import PAGE, RESULTS, merged, read, table
-from chaos.cli import build_catalogue
-from harness.fuzz.play.oracle import find_in
-from harness.fuzz.play.play import SimPlayer
 from tests.support.search.planted import PLANTED, sought
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.harness.fuzz.play.oracle import find_in
+from trainchaos.harness.fuzz.play.play import SimPlayer
 
 LEAST = 30
 QUICK = ("the batch of the next step", "a digest ignores the optimizer")

@@ -16,28 +16,35 @@ import pytest
 from pydantic import BaseModel, Field, model_validator
 from ruamel.yaml import YAML
 
-from chaos.cli import build_catalogue
-from chaos.events.log import Kind
-from chaos.loading.load import load
-from chaos.planning.listing import NO_SCENARIOS
-from harness.fuzz.draw import draw
-from harness.fuzz.draw.draw import Dice, World
-from harness.fuzz.draw.regressions import write
-from harness.fuzz.draw.shrink import shrunk, smaller_than
-from harness.fuzz.draw.text import as_yaml
-from harness.fuzz.draw.values import params_of
-from harness.fuzz.play.coverage import Coverage
-from harness.fuzz.play.oracle import find_in, plain, unsteady
-from harness.fuzz.play.play import PlayResult, SimPlayer, judged, kinds, simulated, strategies
-from harness.fuzz.search import Search
-from harness.judge.results import Finding
-from harness.sim.rank.behaviour import Behaviour
-from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
-from recovery.policy.strategy import ClusterView, Decision, GiveUp, Strategy
 from tests.mutations.tape import Tape
 from tests.support.logs import Script
 from tests.support.search import defects
 from tests.support.search.fuzzed import assert_all_drawn, refusals
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.loading.load import load
+from trainchaos.chaos.planning.listing import NO_SCENARIOS
+from trainchaos.harness.fuzz.draw import draw
+from trainchaos.harness.fuzz.draw.draw import Dice, World
+from trainchaos.harness.fuzz.draw.regressions import write
+from trainchaos.harness.fuzz.draw.shrink import shrunk, smaller_than
+from trainchaos.harness.fuzz.draw.text import as_yaml
+from trainchaos.harness.fuzz.draw.values import params_of
+from trainchaos.harness.fuzz.play.coverage import Coverage
+from trainchaos.harness.fuzz.play.oracle import find_in, plain, unsteady
+from trainchaos.harness.fuzz.play.play import (
+    PlayResult,
+    SimPlayer,
+    judged,
+    kinds,
+    simulated,
+    strategies,
+)
+from trainchaos.harness.fuzz.search import Search
+from trainchaos.harness.judge.results import Finding
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from trainchaos.recovery.policy.strategy import ClusterView, Decision, GiveUp, Strategy
 
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())

@@ -17,21 +17,21 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from chaos.cli import build_catalogue
-from harness.fuzz.play import child, leftovers, real
-from harness.fuzz.play.child import ChildProgram
-from harness.fuzz.play.leftovers import MARK, MachineBefore, clean, left_by, marked
-from harness.fuzz.play.oracle import find_in
-from harness.fuzz.play.play import PlayResult
-from harness.fuzz.play.real import RealPlayer, RunExit, findings_of, played_of
-from harness.host import processes
-from harness.host.processes import start_time
-from harness.host.rundir import RunDirectory
-from harness.judge.results import ArmResult, Finding, Results
-from harness.launch import cgroups
-from harness.undo.ledger import Ledger
-from harness.undo.records import RemoveCgroup
 from tests.support.search.fuzzed import KILL, LIMIT_S, tree_of
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.harness.fuzz.play import child, leftovers, real
+from trainchaos.harness.fuzz.play.child import ChildProgram
+from trainchaos.harness.fuzz.play.leftovers import MARK, MachineBefore, clean, left_by, marked
+from trainchaos.harness.fuzz.play.oracle import find_in
+from trainchaos.harness.fuzz.play.play import PlayResult
+from trainchaos.harness.fuzz.play.real import RealPlayer, RunExit, findings_of, played_of
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.processes import start_time
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import ArmResult, Finding, Results
+from trainchaos.harness.launch import cgroups
+from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.harness.undo.records import RemoveCgroup
 
 CATALOGUE = build_catalogue()
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-import harness.judge.checkers
-from chaos.cli import build_catalogue
-from chaos.events.log import Kind, Log
-from harness.fuzz.draw.draw import Dice, World
-from harness.fuzz.judge import changes as changing
-from harness.fuzz.judge import neutral
-from harness.fuzz.judge.bench import BaseRun, JudgeBench, JudgeView, base_of, stored
-from harness.fuzz.judge.claims import Claims, alike, altered, backwards
-from harness.fuzz.judge.judge import ENDING, JudgeFind, JudgeSearch, replayed
-from harness.fuzz.judge.lines import ARMS, LogEdit, changed
-from harness.fuzz.play.oracle import Find
-from harness.fuzz.play.play import SimPlayer, kinds, strategies
-from harness.judge.evidence.evidence import Evidence, failed, passed
-from harness.judge.results import Finding
-from harness.judge.verdict.judge import judge
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.harness.fuzz.draw.draw import Dice, World
+from trainchaos.harness.fuzz.judge import changes as changing
+from trainchaos.harness.fuzz.judge import neutral
+from trainchaos.harness.fuzz.judge.bench import BaseRun, JudgeBench, JudgeView, base_of, stored
+from trainchaos.harness.fuzz.judge.claims import Claims, alike, altered, backwards
+from trainchaos.harness.fuzz.judge.judge import ENDING, JudgeFind, JudgeSearch, replayed
+from trainchaos.harness.fuzz.judge.lines import ARMS, LogEdit, changed
+from trainchaos.harness.fuzz.play.oracle import Find
+from trainchaos.harness.fuzz.play.play import SimPlayer, kinds, strategies
+from trainchaos.harness.judge import checkers
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed
+from trainchaos.harness.judge.results import Finding
+from trainchaos.harness.judge.verdict.judge import judge
 
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())
@@ -171,7 +171,7 @@ def test_what_changes_nothing_is_judged_the_same(monkeypatch: pytest.MonkeyPatch
         )
 
     with monkeypatch.context() as patched:
-        patched.setitem(harness.judge.checkers._ALL, "liveness", early)
+        patched.setitem(checkers._ALL, "liveness", early)
         found = JudgeBench().neutral(base())
         assert found is not None and found.key.startswith("not alike: all times later: ")
     monkeypatch.setitem(
@@ -190,7 +190,7 @@ def pass_all(evidence: Evidence) -> Finding:
 
 def lenient(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     for name in names:
-        monkeypatch.setitem(harness.judge.checkers._ALL, name, pass_all)
+        monkeypatch.setitem(checkers._ALL, name, pass_all)
 
 
 def searched(most: int, seed: str = "planted") -> JudgeSearch:

@@ -15,14 +15,14 @@ import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
 
-from chaos.cli import build_catalogue
-from chaos.commands.fuzz import fuzz
-from chaos.loading import checks
-from chaos.source.diagnostics import Problem
-from harness.fuzz.draw.draw import Dice, World
-from harness.fuzz.loader import loader, reading
-from harness.fuzz.loader.garble import OF_TEXTS
-from harness.fuzz.loader.loader import (
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.fuzz import fuzz
+from trainchaos.chaos.loading import checks
+from trainchaos.chaos.source.diagnostics import Problem
+from trainchaos.harness.fuzz.draw.draw import Dice, World
+from trainchaos.harness.fuzz.loader import loader, reading
+from trainchaos.harness.fuzz.loader.garble import OF_TEXTS
+from trainchaos.harness.fuzz.loader.loader import (
     ENDING,
     SAYS,
     LoaderSearch,
@@ -32,7 +32,7 @@ from harness.fuzz.loader.loader import (
     smallest,
     whole,
 )
-from harness.fuzz.loader.reading import (
+from trainchaos.harness.fuzz.loader.reading import (
     GOOD,
     MOST_CPU_S,
     MOST_GROWN,
@@ -40,8 +40,8 @@ from harness.fuzz.loader.reading import (
     ScenarioReader,
     find_in,
 )
-from harness.fuzz.loader.spoil import OF_TREES, fresh, spoilt, text_of
-from harness.fuzz.play.play import kinds, strategies
+from trainchaos.harness.fuzz.loader.spoil import OF_TREES, fresh, spoilt, text_of
+from trainchaos.harness.fuzz.play.play import kinds, strategies
 
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())

@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import build_catalogue
-from chaos.errors import ScenarioError
-from chaos.loading.load import load
-from harness.fuzz import again
-from harness.fuzz.again import MOST_SMALLER, RealSearch
-from harness.fuzz.draw import draw
-from harness.fuzz.draw.draw import Dice
-from harness.fuzz.draw.regressions import write
-from harness.fuzz.draw.text import as_yaml
-from harness.fuzz.play.oracle import Find
-from harness.fuzz.play.play import PlayResult
-from harness.fuzz.search import ShrunkFind
-from harness.fuzz.worker import WorkerStopped, world_of
-from harness.fuzz.workers import UNSTEADY, SearchTally, _Ears
 from tests.support.search.fuzzed import KILL, fails, tree_of
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.loading.load import load
+from trainchaos.harness.fuzz import again
+from trainchaos.harness.fuzz.again import MOST_SMALLER, RealSearch
+from trainchaos.harness.fuzz.draw import draw
+from trainchaos.harness.fuzz.draw.draw import Dice
+from trainchaos.harness.fuzz.draw.regressions import write
+from trainchaos.harness.fuzz.draw.text import as_yaml
+from trainchaos.harness.fuzz.play.oracle import Find
+from trainchaos.harness.fuzz.play.play import PlayResult
+from trainchaos.harness.fuzz.search import ShrunkFind
+from trainchaos.harness.fuzz.worker import WorkerStopped, world_of
+from trainchaos.harness.fuzz.workers import UNSTEADY, SearchTally, _Ears
 
 CATALOGUE = build_catalogue()
 GOOD = PlayResult()
@@ -234,7 +234,7 @@ def test_what_is_drawn_for_real_is_small_and_much_of_it_loads(
 
 
 def test_a_launcher_and_real_runs_go_together(tmp_path: Path) -> None:
-    from chaos.cli import invoke
+    from trainchaos.chaos.cli import invoke
 
     assert invoke(["fuzz", "--launcher", "agents", "--into", str(tmp_path)]) == 2
     assert invoke(["fuzz", "--real", "--what", "judge", "--into", str(tmp_path)]) == 2

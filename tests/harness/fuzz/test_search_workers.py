@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.fuzz.play.play import memory
+from trainchaos.harness.fuzz.play.play import memory
 
 pytestmark = pytest.mark.real
 LIMIT_S = 60
@@ -19,7 +19,7 @@ LIMIT_S = 60
 
 def started(into: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "chaos", "fuzz", "--into", str(into), *options],
+        [sys.executable, "-m", "trainchaos", "fuzz", "--into", str(into), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from chaos.fault.base import Fault, Landed, Occurrence, Where
-from harness.fuzz.draw.draw import Dice, Tree, World
-from harness.fuzz.draw.stories import (
+from tests.support.search.fuzzed import assert_all_drawn, refusals
+from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.harness.fuzz.draw.draw import Dice, Tree, World
+from trainchaos.harness.fuzz.draw.stories import (
     MENDING,
     NEEDS,
     STORIES,
@@ -24,21 +25,20 @@ from harness.fuzz.draw.stories import (
     groups,
     scenario_from_stories,
 )
-from harness.fuzz.draw.text import as_yaml
-from harness.fuzz.draw.variations import WAYS, varied
-from harness.fuzz.play.play import PlayResult, kinds, strategies
-from harness.fuzz.search import Search
-from harness.fuzz.worker import world_of
-from tests.support.search.fuzzed import assert_all_drawn, refusals
+from trainchaos.harness.fuzz.draw.text import as_yaml
+from trainchaos.harness.fuzz.draw.variations import WAYS, varied
+from trainchaos.harness.fuzz.play.play import PlayResult, kinds, strategies
+from trainchaos.harness.fuzz.search import Search
+from trainchaos.harness.fuzz.worker import world_of
 
 WORLD = World(kinds=kinds(), strategies=strategies())
 MOST_REFUSED = 0.5
 EVENTS = {"noticed": "recovery_started"}
 DIGEST = """
 import hashlib, json, random
-from harness.fuzz.draw.draw import Dice, World
-from harness.fuzz.draw.stories import scenario_from_stories
-from harness.fuzz.play.play import kinds, strategies
+from trainchaos.harness.fuzz.draw.draw import Dice, World
+from trainchaos.harness.fuzz.draw.stories import scenario_from_stories
+from trainchaos.harness.fuzz.play.play import kinds, strategies
 dice, world = Dice(rng=random.Random(1)), World(kinds=kinds(), strategies=strategies())
 drawn = [scenario_from_stories(dice, world) for _ in range(50)]
 print(hashlib.sha256(json.dumps(drawn).encode()).hexdigest())

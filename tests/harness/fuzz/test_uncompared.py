@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from chaos.cli import build_catalogue
-from chaos.events.log import Kind
-from harness.fuzz.play.oracle import find_in
-from harness.fuzz.play.play import PlayResult, SimPlayer
-from harness.fuzz.play.uncompared import uncompared
 from tests.mutations.tape import Tape
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.fuzz.play.oracle import find_in
+from trainchaos.harness.fuzz.play.play import PlayResult, SimPlayer
+from trainchaos.harness.fuzz.play.uncompared import uncompared
 
 FOLDER = Path(__file__).resolve().parents[3] / "scenarios" / "regressions"
 COPIED = "changed-state-copied-from-the-last-survivor"

@@ -11,8 +11,15 @@ from typing import Any
 
 import pytest
 
-from harness.gating.baseline import Baseline, BaselineCell, BaselineError, differences, load, save
-from harness.judge.measure.measure import summarise
+from trainchaos.harness.gating.baseline import (
+    Baseline,
+    BaselineCell,
+    BaselineError,
+    differences,
+    load,
+    save,
+)
+from trainchaos.harness.judge.measure.measure import summarise
 
 TEST = {"workload": {"kind": "gpt", "steps": 100}, "faults": [{"id": "kill", "at": {"step": 57}}]}
 

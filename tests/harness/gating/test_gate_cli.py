@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.commands.gate import conclude
-from harness.host.rundir import RunDirectory
-from harness.judge.results import Results
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.commands.gate import conclude
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Results
 
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIO = """\

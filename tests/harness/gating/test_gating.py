@@ -14,17 +14,24 @@ from pathlib import Path
 
 import pytest
 
-from harness.gating.baseline import Baseline, BaselineCell
-from harness.gating.bounds import LEVEL, next_beyond, values_to_predict
-from harness.gating.clauses import ClauseDecision, decide
-from harness.gating.gate import BaselineComparison, GateResult, as_text, gate, gated, write
-from harness.gating.looks import InterimLook, Looks
-from harness.gating.regression import ToleranceError, compare, parse_share, tolerance_of
-from harness.host.rundir import RunDirectory
-from harness.judge.figures import Metric
-from harness.judge.measure.measure import METRICS, median_ci95, summarise
-from harness.judge.measure.samples import PossibleValues, per_arm
-from harness.judge.results import ArmResult, CellResult, Finding, Results, SlaResult
+from trainchaos.harness.gating.baseline import Baseline, BaselineCell
+from trainchaos.harness.gating.bounds import LEVEL, next_beyond, values_to_predict
+from trainchaos.harness.gating.clauses import ClauseDecision, decide
+from trainchaos.harness.gating.gate import (
+    BaselineComparison,
+    GateResult,
+    as_text,
+    gate,
+    gated,
+    write,
+)
+from trainchaos.harness.gating.looks import InterimLook, Looks
+from trainchaos.harness.gating.regression import ToleranceError, compare, parse_share, tolerance_of
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.figures import Metric
+from trainchaos.harness.judge.measure.measure import METRICS, median_ci95, summarise
+from trainchaos.harness.judge.measure.samples import PossibleValues, per_arm
+from trainchaos.harness.judge.results import ArmResult, CellResult, Finding, Results, SlaResult
 
 FINE = Finding(verdict="pass", witness="fine")
 Values = Mapping[str, Sequence[float]]

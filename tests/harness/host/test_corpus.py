@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.errors import InfrastructureError, ScenarioError
-from harness.host import corpus
+from trainchaos.chaos.errors import InfrastructureError, ScenarioError
+from trainchaos.harness.host import corpus
 
 
 def prepare(data: str | None, folder: Path, *, block: int = 16) -> tuple[bytes, str]:

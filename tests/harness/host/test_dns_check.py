@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.compare.result.gather import _cautions
-from harness.host import dns_check
-from harness.run.doctor import _names
+from trainchaos.harness.compare.result.gather import _cautions
+from trainchaos.harness.host import dns_check
+from trainchaos.harness.run.doctor import _names
 
 LIMIT_S = 20.0
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.inject.occurrences import EVIDENCE_LIMIT_S, LONGEST_S
 from tests.harness.inject.test_injector import SECOND, Rig
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.inject.occurrences import EVIDENCE_LIMIT_S, LONGEST_S
 
 LIMIT = int(EVIDENCE_LIMIT_S * SECOND)
 

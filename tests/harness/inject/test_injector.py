@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from chaos import plugins
-from chaos.events.kinds import REQUIRED
-from chaos.events.log import Event, EventWriter, Kind, require_keys
-from chaos.fault.base import Fault
-from chaos.scenario.model import BlastRadius, FaultSpec
-from chaos.scenario.topology import Topology
-from chaos.schedule.plan import plan
-from chaos.schedule.targeting import traits_of
-from harness.arm.in_force import ActiveEffects
-from harness.host.rundir import RunDirectory
-from harness.inject.injector import Injector
-from harness.undo.ledger import Ledger
-from recovery.transport.wire import Extra, Message
+from trainchaos.chaos import plugins
+from trainchaos.chaos.events.kinds import REQUIRED
+from trainchaos.chaos.events.log import Event, EventWriter, Kind, require_keys
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.scenario.model import BlastRadius, FaultSpec
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.chaos.schedule.plan import plan
+from trainchaos.chaos.schedule.targeting import traits_of
+from trainchaos.harness.arm.in_force import ActiveEffects
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.inject.injector import Injector
+from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.recovery.transport.wire import Extra, Message
 
-KINDS = plugins.load("chaos.faults", Fault)
+KINDS = plugins.load(plugins.FAULTS, Fault)
 SECOND = 1_000_000_000
 
 

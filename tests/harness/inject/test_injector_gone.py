@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.inject.occurrence import NOT_THERE
 from tests.harness.inject.test_injector import SECOND, Rig
+from trainchaos.harness.inject.occurrence import NOT_THERE
 
 
 @pytest.mark.parametrize(("at", "step"), [({"step": 15}, 15), ({"time": 3.0}, None)])

@@ -12,25 +12,25 @@ from typing import Any
 
 import pytest
 
-from chaos import plugins
-from chaos.events.log import Kind
-from chaos.fault.base import Where
-from chaos.scenario.model import FaultSpec
-from chaos.scenario.topology import Topology
-from chaos.schedule.plan import plan
-from chaos.schedule.targeting import traits_of
-from chaos.schedule.trigger import PATIENCE_S, Trigger
-from harness.host.rundir import RunDirectory
-from harness.inject.injector import Injector
-from harness.inject.occurrence import LET_GO, NOT_HELD, NOT_THERE
-from harness.launch.launcher import ArmSetup
-from harness.launch.rank_setup import RankEnvironment, rank_config
-from harness.launch.recipe import recipe
-from harness.launch.workload import DataInfo
-from harness.rank.fault_agent import FaultAgent
-from recovery.transport.wire import Extra
 from tests.harness.inject.test_injector import KINDS, SECOND, FakeScene
 from tests.support.search.simulate import cell_of
+from trainchaos.chaos import plugins
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.fault.base import Where
+from trainchaos.chaos.scenario.model import FaultSpec
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.chaos.schedule.plan import plan
+from trainchaos.chaos.schedule.targeting import traits_of
+from trainchaos.chaos.schedule.trigger import PATIENCE_S, Trigger
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.inject.injector import Injector
+from trainchaos.harness.inject.occurrence import LET_GO, NOT_HELD, NOT_THERE
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.harness.launch.rank_setup import RankEnvironment, rank_config
+from trainchaos.harness.launch.recipe import recipe
+from trainchaos.harness.launch.workload import DataInfo
+from trainchaos.harness.rank.fault_agent import FaultAgent
+from trainchaos.recovery.transport.wire import Extra
 
 ALL = ("w0", "w1", "w2", "w3")
 EVERYBODY = {"select": "all"}
@@ -183,7 +183,7 @@ def test_an_answer_for_another_fault_is_none_and_who_holds_shows_that_it_lives()
 
 
 def test_a_hold_that_nobody_ends_is_over_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.rank.shims.agenda.HOLD_LIMIT_S", 0.01)
+    monkeypatch.setattr("trainchaos.harness.rank.shims.agenda.HOLD_LIMIT_S", 0.01)
     job = Job()
     job.faults.on_command(
         "arm", {"points": [{"fault": "f", "step": 4, "phase": "data", "seed": 1}], "standing": []}
@@ -196,8 +196,8 @@ def test_an_answer_in_the_moment_in_which_the_hold_is_over_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The injector has the act on record: it is done, and not called unanswered."""
-    monkeypatch.setattr("harness.rank.shims.agenda.HOLD_LIMIT_S", 0.0)
-    monkeypatch.setattr("harness.rank.shims.agenda.LOOK_S", 0.001)
+    monkeypatch.setattr("trainchaos.harness.rank.shims.agenda.HOLD_LIMIT_S", 0.0)
+    monkeypatch.setattr("trainchaos.harness.rank.shims.agenda.LOOK_S", 0.001)
     go = {
         "act": True,
         "fault": "f",
@@ -481,7 +481,7 @@ def test_an_act_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         loaded.append(name)
         return real(name, package)
 
-    monkeypatch.setattr("chaos.plugins.importlib.import_module", noted)
+    monkeypatch.setattr("trainchaos.chaos.plugins.importlib.import_module", noted)
     plugins.one.cache_clear()
     plugins.load.cache_clear()
     job = Job(
@@ -494,7 +494,7 @@ def test_an_act_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         }
     )
     job.faults = FaultAgent(job, kinds=["data-stall"])  # type: ignore[arg-type]
-    assert loaded == ["chaos.faults.data_stall"], "what the plan needs, and nothing else"
+    assert loaded == ["trainchaos.chaos.faults.data_stall"], "what the plan needs, and nothing else"
     stalls: list[float] = []
     monkeypatch.setattr(job.faults, "set_data_delay", stalls.append)
     monkeypatch.setattr(job.faults, "log", lambda **_: None)
@@ -504,7 +504,7 @@ def test_an_act_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         {"points": [{"fault": "mine", "step": 4, "phase": "data", "seed": 1}], "standing": []},
     )
     job.faults.at(4, "data")
-    assert stalls == [0.25] and loaded == ["chaos.faults.data_stall"]
+    assert stalls == [0.25] and loaded == ["trainchaos.chaos.faults.data_stall"]
 
 
 @pytest.mark.parametrize("arm", ["faulted", "control"])
@@ -518,4 +518,6 @@ def test_a_rank_is_told_at_its_birth_which_faults_may_act_in_it(arm: Any, tmp_pa
     environment = RankEnvironment(events=tmp_path, logs=tmp_path, device="cpu:0", backend="gloo")
     config = rank_config(setup, environment, name="w0", role="worker")
     assert config.faults == (("disk-full", "straggler") if arm == "faulted" else ())
-    assert {"chaos.faults.disk_full", "chaos.faults.straggler"} <= set(recipe([cell]).modules)
+    assert {"trainchaos.chaos.faults.disk_full", "trainchaos.chaos.faults.straggler"} <= set(
+        recipe([cell]).modules
+    )

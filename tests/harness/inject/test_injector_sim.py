@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind
-from harness.launchers.sim import Sim
 from tests.harness.sim.test_sim import found
 from tests.support.search.simulate import KILL, Played, cell_of, play
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.launchers.sim import Sim
 
 FAST = Sim(step_ms=2, checkpoint_ms=1, spread_ms=0.1)
 """Steps of 2 ms: the supervisor looks at every tenth."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from chaos.events.following import EventLogTail
-from chaos.events.log import Kind
-from chaos.fault.targets import LinkShape
-from harness.arm.in_force import ActiveEffects
-from harness.inject.sites.link import link_aim
 from tests.harness.launch.nodes.test_machines import FakeScene
 from tests.support.search.simulate import Played, cell_of, play
+from trainchaos.chaos.events.following import EventLogTail
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.harness.arm.in_force import ActiveEffects
+from trainchaos.harness.inject.sites.link import link_aim
 
 LINK = {"link": {"src": 1}}
 SLOW: dict[str, dict[str, Any]] = {

@@ -6,10 +6,11 @@ import math
 
 import pytest
 
-from chaos.scenario.model import SlaCheck
-from chaos.scenario.sla import ClauseError
-from harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
-from harness.judge.verdict.gates import (
+from tests.support.arms import KILL, cell_of
+from trainchaos.chaos.scenario.model import SlaCheck
+from trainchaos.chaos.scenario.sla import ClauseError
+from trainchaos.harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
+from trainchaos.harness.judge.verdict.gates import (
     EXIT_CODES,
     judge_cell,
     judge_run,
@@ -18,7 +19,6 @@ from harness.judge.verdict.gates import (
     quantity,
     sla_line,
 )
-from tests.support.arms import KILL, cell_of
 
 OK = Finding(verdict="pass", witness="fine")
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from chaos.scenario.model import Cell, ResolvedRun, SkippedCell
-from harness.host.rundir import RunDirectory, arm_id, create_run, write_resolved
-from harness.judge.checkers import CHECKERS
-from harness.judge.incident import Incident
-from harness.judge.measure.samples import chances
-from harness.judge.results import Results, SlaResult
-from harness.judge.verdict.judge import judge, write_results
 from tests.support import arms, logs
 from tests.support.arms import KILL, cell_of
 from tests.support.clusters.nodelogs import HOURS_NS, Clock, on_nodes
 from tests.support.logs import Script
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.scenario.model import Cell, ResolvedRun, SkippedCell
+from trainchaos.harness.host.rundir import RunDirectory, arm_id, create_run, write_resolved
+from trainchaos.harness.judge.checkers import CHECKERS
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.measure.samples import chances
+from trainchaos.harness.judge.results import Results, SlaResult
+from trainchaos.harness.judge.verdict.judge import judge, write_results
 
 SLA = {
     "recovery_time": ["median < 2s", "max < 5s"],

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event
-from harness.judge.checkers import check_all
 from tests.support.search.simulate import Played, cell_of, evidence, play
+from trainchaos.chaos.events.log import Event
+from trainchaos.harness.judge.checkers import check_all
 
 
 class Counted(tuple[Event, ...]):

@@ -10,7 +10,10 @@ from collections import Counter
 
 import pytest
 
-from harness.judge.checkers import (
+from tests.mutations import tables
+from tests.mutations.bases import MAKERS, base, judged
+from tests.mutations.tape import Mutation
+from trainchaos.harness.judge.checkers import (
     BY_NAME,
     CHECKERS,
     EXPECTATION,
@@ -19,11 +22,8 @@ from harness.judge.checkers import (
     OTHERWISE_OF_COMMANDS,
     STEADY_STATE,
 )
-from harness.judge.checkers.job.observed import PROGRESS
-from harness.judge.results import merge
-from tests.mutations import tables
-from tests.mutations.bases import MAKERS, base, judged
-from tests.mutations.tape import Mutation
+from trainchaos.harness.judge.checkers.job.observed import PROGRESS
+from trainchaos.harness.judge.results import merge
 
 LEAST = 300
 OF_BASE = {"script": 38, "agents": 31, "compare": 30}

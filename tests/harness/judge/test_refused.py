@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.checkers import CHECKERS, check
 from tests.mutations.tape import Tape
 from tests.support.search.simulate import Played, cell_of, changed, evidence, play
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers import CHECKERS, check
 
 NAN: dict[str, Any] = {
     "id": "nan",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import invoke
+from trainchaos.chaos.cli import invoke
 
 STORED = sorted((Path(__file__).parent / "stored").glob("*.tar.xz"))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from chaos.scenario.model import Requires
-from harness.launch.capabilities import PROBES, too_small, unmet
 from tests.support.search.simulate import KILL, cell_of
+from trainchaos.chaos.scenario.model import Requires
+from trainchaos.harness.launch.capabilities import PROBES, too_small, unmet
 
 
 def no() -> str | None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from harness.launch.cgroups import CgroupControl, lacks_cgroup
-from harness.launch.health import HealthReport, HealthSource
-from harness.launch.nodes.cluster import NodesCluster
-from harness.launchers.local import LocalCluster
-from harness.rank.shims.slowness import Slowness, _gpu_work
+from trainchaos.harness.launch.cgroups import CgroupControl, lacks_cgroup
+from trainchaos.harness.launch.health import HealthReport, HealthSource
+from trainchaos.harness.launch.nodes.cluster import NodesCluster
+from trainchaos.harness.launchers.local import LocalCluster
+from trainchaos.harness.rank.shims.slowness import Slowness, _gpu_work
 
 needs_groups = pytest.mark.skipif(
     lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}"

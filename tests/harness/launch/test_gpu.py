@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind
-from harness.launch.devices import DeviceBoard, on_node, slots, torch_name
-from recovery import run as run_module
 from tests.harness.run.test_real import run
 from tests.support.arms import judged
 from tests.support.search.simulate import cell_of, evidence, play
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.launch.devices import DeviceBoard, on_node, slots, torch_name
+from trainchaos.recovery import run as run_module
 
 LOST = {"id": "lost", "kind": "gpu-lost", "target": {"rank": 2}, "at": {"step": 20}}
 
@@ -120,7 +120,7 @@ def test_a_real_cuda_device_runs_out_of_memory_and_hangs() -> None:
         pytest.skip("there is no CUDA device here")
     from types import SimpleNamespace
 
-    from harness.rank.shims.body import BodyShim
+    from trainchaos.harness.rank.shims.body import BodyShim
 
     body = BodyShim(SimpleNamespace(device="cuda:0"))  # type: ignore[arg-type]
     with pytest.raises(torch.OutOfMemoryError, match="CUDA"):

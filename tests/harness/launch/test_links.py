@@ -21,20 +21,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from chaos.fault.targets import LinkShape
-from harness.launch.links.client import LinkProxy
-from harness.launch.links.route import Router
-from harness.launch.links.shaping import RTO_S, Pacer
-from harness.sim.world.clock import Clock
-from harness.sim.world.links import SimLinks
-from recovery.collectives.dialing import (
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.harness.launch.links.client import LinkProxy
+from trainchaos.harness.launch.links.route import Router
+from trainchaos.harness.launch.links.shaping import RTO_S, Pacer
+from trainchaos.harness.sim.world.clock import Clock
+from trainchaos.harness.sim.world.links import SimLinks
+from trainchaos.recovery.collectives.dialing import (
     RankNames,
     RedirectingStore,
     address_of,
     published,
     redirected,
 )
-from recovery.collectives.group import gloo_device
+from trainchaos.recovery.collectives.group import gloo_device
 
 LINK = ("a", "b")
 DEADLINE_S = 20.0
@@ -267,7 +267,8 @@ def test_nonsense_at_its_door_does_not_end_it(proxy: LinkProxy) -> None:
 
 def test_it_ends_with_whoever_started_it() -> None:
     code = (
-        "import sys, threading; from harness.launch.links.client import LinkProxy; p = LinkProxy();"
+        "import sys, threading; from trainchaos.harness.launch.links.client import LinkProxy;"
+        "p = LinkProxy();"
         "print(p.process.pid, flush=True); threading.Event().wait(60)"
     )
     starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

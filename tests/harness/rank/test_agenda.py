@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.rank.fault_agent import FaultAgent
-from harness.rank.shims import agenda
-from harness.rank.shims.agenda import Acted, Agenda, HoldAnswer, Stall, Wait
-from harness.sim.rank.faults import SimFaultAgent, TrainingError
-from harness.sim.rank.state import ReduceInput, State
-from harness.sim.world.clock import Clock
-from harness.sim.world.process import Process
-from recovery.transport.wire import Extra
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.rank.fault_agent import FaultAgent
+from trainchaos.harness.rank.shims import agenda
+from trainchaos.harness.rank.shims.agenda import Acted, Agenda, HoldAnswer, Stall, Wait
+from trainchaos.harness.sim.rank.faults import SimFaultAgent, TrainingError
+from trainchaos.harness.sim.rank.state import ReduceInput, State
+from trainchaos.harness.sim.world.clock import Clock
+from trainchaos.harness.sim.world.process import Process
+from trainchaos.recovery.transport.wire import Extra
 
 Seen = list[tuple[Any, ...]]
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from harness.launch.workload import BuildContext
-from harness.rank import training
-from harness.workloads.gpt import Gpt
-from recovery.collectives import buckets
-from recovery.collectives.reduce import GradientReducer
+from trainchaos.harness.launch.workload import BuildContext
+from trainchaos.harness.rank import training
+from trainchaos.harness.workloads.gpt import Gpt
+from trainchaos.recovery.collectives import buckets
+from trainchaos.recovery.collectives.reduce import GradientReducer
 
 
 class Job:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Kind, read_log
 from tests.harness.run.test_real import run
 from tests.support.hogs import URGENCIES, hogs
+from trainchaos.chaos.events.log import Kind, read_log
 
 pytestmark = [pytest.mark.real, pytest.mark.soak]
 

@@ -14,19 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Event, Kind
 from tests.support.running import supervised
+from trainchaos.chaos.events.log import Event, Kind
 
 pytestmark = pytest.mark.real
 
 STEPS, LOST_AT, EVERY = 24, 13, 5
 
 SCRIPT = f"""
-import json, os, signal, sys, threading, torch, recovery
-from recovery.collectives import transfer
-from recovery.rank import acquire_state
-from recovery.checkpoint.checkpointer import Checkpointer
-from recovery.collectives.group import Group
+import json, os, signal, sys, threading, torch
+from trainchaos import recovery
+from trainchaos.recovery.collectives import transfer
+from trainchaos.recovery.rank import acquire_state
+from trainchaos.recovery.checkpoint.checkpointer import Checkpointer
+from trainchaos.recovery.collectives.group import Group
 
 case = json.loads(sys.argv[1])
 job = recovery.join(samples=96, steps={STEPS}, global_batch=8, seed=3, checkpoint_dir="checkpoints",

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import invoke
-from harness.host import processes
-from harness.host.rundir import RunDirectory
-from harness.inject.injector import Injector
-from harness.run import heal, interrupts
-from harness.undo import live
-from harness.undo.ledger import read_open
-from harness.undo.records import MARKER, KillProcess, RemoveTree
-from recovery.supervise.supervision import StopFlag
 from tests.support.running import chaos_run
+from trainchaos.chaos.cli import invoke
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.inject.injector import Injector
+from trainchaos.harness.run import heal, interrupts
+from trainchaos.harness.undo import live
+from trainchaos.harness.undo.ledger import read_open
+from trainchaos.harness.undo.records import MARKER, KillProcess, RemoveTree
+from trainchaos.recovery.supervise.supervision import StopFlag
 
 DEADLINE_S = 120.0
 SCENARIO = """

@@ -16,17 +16,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from chaos import disk
-from chaos.errors import InfrastructureError, LogError
-from chaos.events import writer as events
-from chaos.events.following import EventLogTail
-from chaos.events.log import EventWriter, Kind, read_actor, read_log
-from harness.judge.checkers import check
-from harness.judge.evidence.evidence import failed, passed
-from recovery.cli.takeover_log import read_takeover_log
-from recovery.transport import event_ring, progress_counters
-from recovery.transport.event_ring import CAPACITY, RingWriter
 from tests.support.running import Running, kill, until
+from trainchaos.chaos import disk
+from trainchaos.chaos.errors import InfrastructureError, LogError
+from trainchaos.chaos.events import writer as events
+from trainchaos.chaos.events.following import EventLogTail
+from trainchaos.chaos.events.log import EventWriter, Kind, read_actor, read_log
+from trainchaos.harness.judge.checkers import check
+from trainchaos.harness.judge.evidence.evidence import failed, passed
+from trainchaos.recovery.cli.takeover_log import read_takeover_log
+from trainchaos.recovery.transport import event_ring, progress_counters
+from trainchaos.recovery.transport.event_ring import CAPACITY, RingWriter
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = ROOT / "tests" / "support" / "longrun_job.py"
@@ -192,8 +192,9 @@ def test_what_was_dropped_proves_nothing_either_way(
 
 def test_output_that_cannot_be_kept_goes_nowhere(tmp_path: Path) -> None:
     script = (
-        "import errno, os; from pathlib import Path; from recovery.process import processes; real ="
-        " os.open\ndef refuse(path, *rest):\n    if str(path) == 'out': raise OSError(errno.ENOSPC,"
+        "import errno, os; from pathlib import Path;"
+        "from trainchaos.recovery.process import processes; real = os.open\n"
+        "def refuse(path, *rest):\n    if str(path) == 'out': raise OSError(errno.ENOSPC,"
         " 'full')\n    return real(path, *rest)\nos.open = refuse;"
         " processes.redirect_output(Path('out')); print('x', flush=True)"
     )

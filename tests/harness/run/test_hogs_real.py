@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Event, Kind, Log, read_log
 from tests.chaos.loading.test_scenarios import loaded, simulate
 from tests.support.hogs import URGENCIES, hogs
+from trainchaos.chaos.events.log import Event, Kind, Log, read_log
 
 pytestmark = [pytest.mark.real, pytest.mark.soak]
 SCENARIO = """\

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.events.following import EventLogTail
-from chaos.events.log import Event, Kind
-from harness.judge.results import Results
 from tests.support.running import LIMIT_S, ROOT, supervised
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.events.following import EventLogTail
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.results import Results
 
 pytestmark = pytest.mark.real
 
@@ -88,8 +88,9 @@ def test_the_only_copy_of_a_shard_comes_back_from_a_checkpoint(tmp_path: Path) -
 
 
 SCRIPT = f"""
-import os, signal, sys, threading, torch, recovery
-from recovery.collectives.group import GenerationLost
+import os, signal, sys, threading, torch
+from trainchaos import recovery
+from trainchaos.recovery.collectives.group import GenerationLost
 
 job = recovery.join(samples=64, steps={STEPS}, global_batch=8, seed=3, checkpoint_dir="checkpoints",
                     checkpoint_every=100)
@@ -176,7 +177,16 @@ def test_shards_that_do_not_make_replicas_are_refused(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     ran = subprocess.run(
-        [sys.executable, "-m", "recovery.run", "--ranks", "3", "--shards", "2", str(script)],
+        [
+            sys.executable,
+            "-m",
+            "trainchaos.recovery.run",
+            "--ranks",
+            "3",
+            "--shards",
+            "2",
+            str(script),
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import ORCHESTRATOR, Event, Kind
-from harness.run.progress import describe
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
+from trainchaos.harness.run.progress import describe
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.events.following import EventLogTail
-from chaos.events.log import Event, Kind
-from harness.judge.results import Results
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.events.following import EventLogTail
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.results import Results
 
 pytestmark = pytest.mark.real
 
@@ -254,7 +254,16 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
         more="baseline: none",
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "chaos", "run", str(path), "--runs", str(tmp_path / "runs"), "-q"],
+        [
+            sys.executable,
+            "-m",
+            "trainchaos",
+            "run",
+            str(path),
+            "--runs",
+            str(tmp_path / "runs"),
+            "-q",
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.events.log import Event, Kind, read_log
-from harness.judge.results import CellResult, Results
 from tests.chaos.loading.test_scenarios import FOLDER, loaded
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.events.log import Event, Kind, read_log
+from trainchaos.harness.judge.results import CellResult, Results
 
 pytestmark = pytest.mark.real
 FILES = sorted((FOLDER / "real-jobs").glob("*.yaml"))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.events.following import EventLogTail
-from chaos.events.log import Event, Kind
-from harness.judge.results import Results
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.events.following import EventLogTail
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.results import Results
 
 ROOT = Path(__file__).parents[3]
 SCENARIOS = ROOT / "scenarios"

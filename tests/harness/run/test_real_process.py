@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.incident import Incident
-from harness.judge.results import Results
-from harness.launch.cgroups import lacks_cgroup
-from harness.undo.ledger import read_open
 from tests.harness.run.test_real import GPT, MLP, run
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.results import Results
+from trainchaos.harness.launch.cgroups import lacks_cgroup
+from trainchaos.harness.undo.ledger import read_open
 
 pytestmark = pytest.mark.real
 

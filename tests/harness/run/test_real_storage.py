@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.events.following import EventLogTail
-from chaos.events.log import Event, Kind
-from harness.host.rundir import RunDirectory
-from harness.judge.results import Results
-from harness.launch.storage import Storage, lacks_mount
-from harness.undo.base import mounts
 from tests.harness.run.test_real import DEADLINE_S, MLP, run, write
 from tests.support.running import chaos_run
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.events.following import EventLogTail
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Results
+from trainchaos.harness.launch.storage import Storage, lacks_mount
+from trainchaos.harness.undo.base import mounts
 
 pytestmark = pytest.mark.real
 NEEDS_MOUNT = pytest.mark.skipif(lacks_mount() is not None, reason="mounting needs root")
@@ -205,7 +205,8 @@ def test_without_the_privilege_the_cell_is_skipped_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "harness.launchers.local.lacks_mount", lambda: "this user may not mount; run as root"
+        "trainchaos.harness.launchers.local.lacks_mount",
+        lambda: "this user may not mount; run as root",
     )
     faults = "[{id: s, kind: disk-full, at: {step: 22}, duration: {steps: 5}}]"
     code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=faults)

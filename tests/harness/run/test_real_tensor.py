@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Kind
 from tests.harness.run.test_real import GPT, MLP, run
 from tests.harness.run.test_real_storage import events, passes
+from trainchaos.chaos.events.log import Kind
 
 pytestmark = pytest.mark.real
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from chaos.errors import ScenarioError
-from chaos.loading.checks import normalise
-from chaos.scenario.model import Scenario
-from chaos.scenario.workload import WorkloadSpec
-from harness.run.timeouts import refuse_clashing, timing_of
 from tests.chaos.loading.test_scenarios import catalogue, validator
 from tests.support.search.simulate import KILL, cell_of
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.loading.checks import normalise
+from trainchaos.chaos.scenario.model import Scenario
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.run.timeouts import refuse_clashing, timing_of
 
 
 def scenario(**timeouts: Any) -> Scenario:

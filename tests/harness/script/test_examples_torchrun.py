@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from harness.judge.results import Results
+from trainchaos.chaos.cli import invoke
+from trainchaos.harness.judge.results import Results
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

@@ -7,19 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from chaos import plugins
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Fault
-from chaos.fault.build import build_all
-from chaos.schedule.plan import PlannedFault
-from harness.inject.injector import Injector
-from harness.script.listen.observer import Observer
-from harness.script.point_broker import STRANGER_S, PointBroker, places
-from harness.script.points import Disconnected, PointDone, PointRequest, Points
-from harness.script.processes.ranks import Ranks
-from recovery.transport.wire import Extra
+from trainchaos.chaos import plugins
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.fault.build import build_all
+from trainchaos.chaos.schedule.plan import PlannedFault
+from trainchaos.harness.inject.injector import Injector
+from trainchaos.harness.script.listen.observer import Observer
+from trainchaos.harness.script.point_broker import STRANGER_S, PointBroker, places
+from trainchaos.harness.script.points import Disconnected, PointDone, PointRequest, Points
+from trainchaos.harness.script.processes.ranks import Ranks
+from trainchaos.recovery.transport.wire import Extra
 
-KINDS = plugins.load("chaos.faults", Fault)
+KINDS = plugins.load(plugins.FAULTS, Fault)
 S = 1_000_000_000
 
 

@@ -21,8 +21,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos import beacon
-from harness.script.points import LINE_LIMIT, Disconnected, PointDone, PointRequest, Points, parse
+from trainchaos import beacon
+from trainchaos.harness.script.points import (
+    LINE_LIMIT,
+    Disconnected,
+    PointDone,
+    PointRequest,
+    Points,
+    parse,
+)
 
 COST_LIMIT_S = 20e-6
 DEADLINE_S = 20.0

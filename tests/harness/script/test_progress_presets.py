@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.errors import EXIT_FAIL, EXIT_PASS, EXIT_USAGE
-from chaos.scenario.progress import PRESETS, PresetProgress, RegexProgress
-from harness.script.listen.progress import GrowingFile, RegexReader
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.errors import EXIT_FAIL, EXIT_PASS, EXIT_USAGE
+from trainchaos.chaos.scenario.progress import PRESETS, PresetProgress, RegexProgress
+from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader
 
 STEPS = 20
 HF = (

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.events.log import Event, Kind, read_log
-from harness.host.rundir import RunDirectory, open_run
-from harness.judge.results import Results
-from harness.launch.storage import lacks_mount
-from harness.script.processes import leftovers
-from reports.outlets.terminal import summary
 from tests.support.running import chaos_run
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.events.log import Event, Kind, read_log
+from trainchaos.harness.host.rundir import RunDirectory, open_run
+from trainchaos.harness.judge.results import Results
+from trainchaos.harness.launch.storage import lacks_mount
+from trainchaos.harness.script.processes import leftovers
+from trainchaos.reports.outlets.terminal import summary
 
 pytestmark = pytest.mark.real
 

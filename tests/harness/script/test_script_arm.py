@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.arm.command_checkpoints import newest
-from harness.script.listen.listening import CommandListener
-from harness.script.listen.progress import ProgressReport
-from harness.script.processes.ranks import ExitedRank
-from harness.script.rank_watch import RankWatch
 from tests.harness.script.test_script_observer import Job
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.arm.command_checkpoints import newest
+from trainchaos.harness.script.listen.listening import CommandListener
+from trainchaos.harness.script.listen.progress import ProgressReport
+from trainchaos.harness.script.processes.ranks import ExitedRank
+from trainchaos.harness.script.rank_watch import RankWatch
 
 LOST = ExitedRank(name="w1", pid=11, exit_code=None, signal=signal.SIGKILL)
 

@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.measure.measure import measure
-from harness.script.arm import ScriptArm
-from harness.script.attempts import Attempts
-from harness.script.processes.command import CommandEnded
-from harness.script.processes.ranks import ExitedRank
-from harness.script.rank_watch import RankWatch
 from tests.harness.script.test_script_observer import Job
 from tests.harness.script.test_script_sustained import incident_of, inject, since_injection
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.measure.measure import measure
+from trainchaos.harness.script.arm import ScriptArm
+from trainchaos.harness.script.attempts import Attempts
+from trainchaos.harness.script.processes.command import CommandEnded
+from trainchaos.harness.script.processes.ranks import ExitedRank
+from trainchaos.harness.script.rank_watch import RankWatch
 
 
 @pytest.fixture

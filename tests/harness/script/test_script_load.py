@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from chaos.cli import build_catalogue
-from chaos.errors import ScenarioError
-from chaos.loading.load import load
-from chaos.planning.planview import as_text, plan_run
-from chaos.scenario.model import InvariantExclusion
-from chaos.scenario.progress import RegexProgress
-from chaos.scenario.schema import scenario_schema
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.loading.load import load
+from trainchaos.chaos.planning.planview import as_text, plan_run
+from trainchaos.chaos.scenario.model import InvariantExclusion
+from trainchaos.chaos.scenario.progress import RegexProgress
+from trainchaos.chaos.scenario.schema import scenario_schema
 
 GOOD = """\
 version: 1

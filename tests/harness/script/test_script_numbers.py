@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos import beacon
-from chaos.events.log import Kind, Log
-from chaos.scenario.model import InvariantExclusion
-from chaos.scenario.progress import RegexProgress
-from harness.judge.checkers import Evidence, check_all
-from harness.judge.checkers.job.observed import LACKING, OBSERVABLE, unjudged
-from harness.judge.measure.measure import measure
-from harness.judge.results import Finding
-from harness.script.listen import numbers
-from harness.script.listen.progress import GrowingFile, RegexReader, parse_beacon
 from tests.harness.script.test_script_observer import COMMAND, Job
 from tests.support import arms
+from trainchaos import beacon
+from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.chaos.scenario.model import InvariantExclusion
+from trainchaos.chaos.scenario.progress import RegexProgress
+from trainchaos.harness.judge.checkers import Evidence, check_all
+from trainchaos.harness.judge.checkers.job.observed import LACKING, OBSERVABLE, unjudged
+from trainchaos.harness.judge.measure.measure import measure
+from trainchaos.harness.judge.results import Finding
+from trainchaos.harness.script.listen import numbers
+from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader, parse_beacon
 
 READ = {
     "4.47": 4.47,

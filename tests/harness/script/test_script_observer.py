@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
-from harness.judge.checkers import Evidence
-from harness.judge.checkers.job.observed import progress
-from harness.judge.measure.incidents import recovery_of
-from harness.judge.measure.measure import measure
-from harness.judge.order.causality import slips
-from harness.judge.record.lineage import history_of
-from harness.judge.record.observed import stride_of
-from harness.judge.results import Finding
-from harness.script.listen.observer import STALL_FLOOR_S, Observer
-from harness.script.listen.progress import ProgressReport
 from tests.support import arms
+from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
+from trainchaos.harness.judge.checkers import Evidence
+from trainchaos.harness.judge.checkers.job.observed import progress
+from trainchaos.harness.judge.measure.incidents import recovery_of
+from trainchaos.harness.judge.measure.measure import measure
+from trainchaos.harness.judge.order.causality import slips
+from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.judge.record.observed import stride_of
+from trainchaos.harness.judge.results import Finding
+from trainchaos.harness.script.listen.observer import STALL_FLOOR_S, Observer
+from trainchaos.harness.script.listen.progress import ProgressReport
 
 S = 1_000_000_000
 DEADLINE_S = 60.0

@@ -12,16 +12,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from chaos.cli import build_catalogue
-from chaos.errors import ScenarioError
-from chaos.events.log import Kind
-from chaos.loading.load import load
-from chaos.scenario.schema import scenario_schema
-from harness.judge.incident import Incident
-from harness.judge.measure.measure import measure
-from harness.script.listen.progress import ProgressReport
 from tests.harness.script.test_script import command, events, run, write
 from tests.harness.script.test_script_observer import COMMAND, Job, S
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.loading.load import load
+from trainchaos.chaos.scenario.schema import scenario_schema
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.measure.measure import measure
+from trainchaos.harness.script.listen.progress import ProgressReport
 
 POINTED = ("--steps", "30", "--restarts", "3", "--beacon", "--points")
 CATALOGUE = build_catalogue()

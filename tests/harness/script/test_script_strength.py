@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from chaos.scenario.model import InvariantExclusion
-from harness.judge.checkers import Evidence, check_all
-from harness.judge.incident import Incident
-from harness.judge.measure.measure import measure
-from harness.judge.record.strength import strength_of
-from harness.judge.results import Finding
-from reports.content import facts
 from tests.harness.script.test_script_observer import COMMAND, Job
 from tests.harness.script.test_script_sustained import heal, inject
 from tests.support import arms
+from trainchaos.chaos.scenario.model import InvariantExclusion
+from trainchaos.harness.judge.checkers import Evidence, check_all
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.measure.measure import measure
+from trainchaos.harness.judge.record.strength import strength_of
+from trainchaos.harness.judge.results import Finding
+from trainchaos.reports.content import facts
 
 ASKED = ["fault-landed", "detection", "full-strength"]
 

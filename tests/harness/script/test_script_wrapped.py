@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.checkers.job import observed
-from harness.launch.storage import lacks_mount
-from harness.script.listen import outputlog
 from tests.harness.script.test_script import events, run, write
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers.job import observed
+from trainchaos.harness.launch.storage import lacks_mount
+from trainchaos.harness.script.listen import outputlog
 
 pytestmark = pytest.mark.real
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from chaos.scenario.model import Cell
-from harness.launchers.sim import Sim
 from tests.support.arms import judged
 from tests.support.search.simulate import Played, cell_of, evidence, play
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.launchers.sim import Sim
 
 SEEDS, BLOCK, IN_TEST = 500, 50, 20
 STEPS, EVERY = 18, 4

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from harness.judge.checkers import CHECKERS
-from harness.judge.checkers.job.loss import compare
-from harness.sim.rank.behaviour import Behaviour
-from harness.sim.rank.rank import SimRank
-from harness.sim.rank.state import Reduced, ReduceInput, combine
 from tests.support.portions import first_in_test
 from tests.support.search.simulate import KILL, cell_of, evidence, play
+from trainchaos.harness.judge.checkers import CHECKERS
+from trainchaos.harness.judge.checkers.job.loss import compare
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.harness.sim.rank.rank import SimRank
+from trainchaos.harness.sim.rank.state import Reduced, ReduceInput, combine
 
 TWO = [
     KILL,

@@ -8,15 +8,23 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind, read_actor
-from harness.sim.rank.behaviour import Behaviour
-from harness.sim.rank.rank import SimRank
-from harness.sim.world.clock import NS_PER_S, Clock
-from harness.sim.world.group import Group
-from harness.sim.world.process import Process
-from harness.sim.world.settings import MS
-from recovery.transport.wire import Abort, Join, Joined, Message, Parked, PauseRequest, Ready
 from tests.support.search.simulate import rank_config
+from trainchaos.chaos.events.log import Event, Kind, read_actor
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.harness.sim.rank.rank import SimRank
+from trainchaos.harness.sim.world.clock import NS_PER_S, Clock
+from trainchaos.harness.sim.world.group import Group
+from trainchaos.harness.sim.world.process import Process
+from trainchaos.harness.sim.world.settings import MS
+from trainchaos.recovery.transport.wire import (
+    Abort,
+    Join,
+    Joined,
+    Message,
+    Parked,
+    PauseRequest,
+    Ready,
+)
 
 STEPS = 8
 

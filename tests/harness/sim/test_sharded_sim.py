@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind
-from chaos.scenario.model import Cell
-from chaos.scenario.workload import WorkloadSpec
 from tests.recovery.supervise.test_adoption import Fragile, adoptions, problems
 from tests.support.arms import judged
 from tests.support.portions import first_in_test, long_but
 from tests.support.search import simulate
 from tests.support.search.simchaos import random_cell
 from tests.support.search.simulate import Played, cell_of, evidence, play
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.chaos.scenario.workload import WorkloadSpec
 
 SEEDS, BLOCK = 120, 20
 FSDP = "fsdp"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind
-from chaos.scenario.model import Cell
-from harness.launchers.sim import Sim
 from tests.support.arms import judged
 from tests.support.portions import first_in_test, long_but
 from tests.support.search.simchaos import random_cell
 from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.launchers.sim import Sim
 
 SEEDS, BLOCK = 200, 10
 STRATEGIES = ("checkpoint-restart", "drop-replica", "hot-spare")
@@ -82,8 +82,8 @@ def test_no_log_tells_where_it_was_written(memory: Path) -> None:
 
 def test_the_simulator_does_without_torch() -> None:
     code = (
-        "import sys, harness.launchers.sim, harness.run.orchestrator; sys.exit('torch' in"
-        " sys.modules)"
+        "import sys, trainchaos.harness.launchers.sim, trainchaos.harness.run.orchestrator;"
+        " sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.sim.world.clock import Clock
-from harness.sim.world.process import SimMark
-from recovery.transport import progress_counters
+from trainchaos.harness.sim.world.clock import Clock
+from trainchaos.harness.sim.world.process import SimMark
+from trainchaos.recovery.transport import progress_counters
 
 NOTES: dict[str, Callable[[SimMark], None]] = {
     "a phase": lambda mark: mark.enter(progress_counters.BETWEEN),

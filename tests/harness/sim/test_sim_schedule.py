@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind
-from chaos.scenario.fault import FaultSpec
-from harness.judge.checkers import check_all
-from harness.judge.checkers.faults import due
-from harness.judge.record.episode import Episode
 from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.scenario.fault import FaultSpec
+from trainchaos.harness.judge.checkers import check_all
+from trainchaos.harness.judge.checkers.faults import due
+from trainchaos.harness.judge.record.episode import Episode
 
 PLAIN = "checkpoint-restart"
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from chaos.fault.base import Fault, Need
-from chaos.plugins import load
-from harness.launch.requirements import needs_of, parameters
-from harness.launch.storage import DEFAULT_MIB
-from harness.sim.rank.faults import SimFaultAgent
-from harness.sim.world.storage import SimStorage
 from tests.harness.sim.test_sim import RESTART_ALL, SPARE, found, of
 from tests.support.portions import long_but
 from tests.support.search.simulate import KILL, cell_of
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.fault.base import Fault, Need
+from trainchaos.chaos.plugins import FAULTS, load
+from trainchaos.harness.launch.requirements import needs_of, parameters
+from trainchaos.harness.launch.storage import DEFAULT_MIB
+from trainchaos.harness.sim.rank.faults import SimFaultAgent
+from trainchaos.harness.sim.world.storage import SimStorage
 
 
 def storage(kind: str, step: int = 15, steps: int = 20, **params: Any) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def test_a_save_that_was_cut_off_is_never_restored_as_it_is(
 
 
 def test_a_stage_is_for_saves_only() -> None:
-    kind = load("chaos.faults", Fault)["checkpoint-corrupt"]
+    kind = load(FAULTS, Fault)["checkpoint-corrupt"]
     with pytest.raises(
         ValueError, match="stage is for the modes torn and lose-unsynced, not for bitflip"
     ):

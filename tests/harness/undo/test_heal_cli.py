@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.events.log import ORCHESTRATOR, EventWriter, Kind
-from harness.host import processes
-from harness.host.rundir import RunDirectory
-from harness.undo import live
-from harness.undo.ledger import Ledger, read_open
-from harness.undo.records import MARKER, KillMarked, KillProcess, KillSession, RemoveTree
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.undo import live
+from trainchaos.harness.undo.ledger import Ledger, read_open
+from trainchaos.harness.undo.records import MARKER, KillMarked, KillProcess, KillSession, RemoveTree
 
 Chaos = Callable[..., tuple[int, str, str]]
 MARK = secrets.token_hex(8)

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import invoke
-from harness.host import processes
-from harness.host.rundir import RunDirectory
-from harness.run import heal
-from harness.undo import live
-from harness.undo.base import mounts
-from harness.undo.ledger import read_open
-from harness.undo.records import MARKER
 from tests.support.running import chaos_run
+from trainchaos.chaos.cli import invoke
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.run import heal
+from trainchaos.harness.undo import live
+from trainchaos.harness.undo.base import mounts
+from trainchaos.harness.undo.ledger import read_open
+from trainchaos.harness.undo.records import MARKER
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[3]

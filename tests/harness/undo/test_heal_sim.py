@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import invoke
-from harness.host.rundir import RunDirectory
-from harness.inject.sites import OccurrenceTarget
-from harness.inject.sites.process import ProcessHandle, ProcessSite
-from harness.launch.launcher import Exited
-from harness.run import heal
-from harness.sim.cluster import SimCluster
-from harness.undo import live
-from harness.undo.ledger import Ledger, read_open
-from harness.undo.records import RemoveTree
 from tests.support.portions import first_in_test
+from trainchaos.chaos.cli import invoke
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.inject.sites import OccurrenceTarget
+from trainchaos.harness.inject.sites.process import ProcessHandle, ProcessSite
+from trainchaos.harness.launch.launcher import Exited
+from trainchaos.harness.run import heal
+from trainchaos.harness.sim.cluster import SimCluster
+from trainchaos.harness.undo import live
+from trainchaos.harness.undo.ledger import Ledger, read_open
+from trainchaos.harness.undo.records import RemoveTree
 
 KILLS = 100
 BATCHES = 10

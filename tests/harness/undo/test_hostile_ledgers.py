@@ -11,15 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import invoke
-from harness.host import processes
-from harness.host.rundir import RunDirectory
-from harness.run import heal
-from harness.undo import live
-from harness.undo.base import Undo
-from harness.undo.ledger import Ledger, read_open
-from harness.undo.records import KillProcess, KillSession, RemoveCgroup, RemoveTree, Unmount
-from harness.undo.slurm import CancelSteps
+from trainchaos.chaos.cli import invoke
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.run import heal
+from trainchaos.harness.undo import live
+from trainchaos.harness.undo.base import Undo
+from trainchaos.harness.undo.ledger import Ledger, read_open
+from trainchaos.harness.undo.records import (
+    KillProcess,
+    KillSession,
+    RemoveCgroup,
+    RemoveTree,
+    Unmount,
+)
+from trainchaos.harness.undo.slurm import CancelSteps
 
 
 @pytest.fixture
@@ -161,5 +167,5 @@ def test_a_configuration_that_came_with_the_run_is_given_to_no_program(run: RunD
 def test_more_than_can_be_open_is_no_ledger(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.undo.ledger.MOST_OPEN", 0)
+    monkeypatch.setattr("trainchaos.harness.undo.ledger.MOST_OPEN", 0)
     assert "nothing was undone" in heal.heal(run).lines[-1] and (run.root / "made").exists()

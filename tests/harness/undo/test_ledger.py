@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from chaos.errors import InfrastructureError
-from harness.undo.base import Undo
-from harness.undo.ledger import Ledger, read_open
-from harness.undo.records import (
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.undo.base import Undo
+from trainchaos.harness.undo.ledger import Ledger, read_open
+from trainchaos.harness.undo.records import (
     FreeShm,
     KillMarked,
     KillProcess,

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.host import processes
-from harness.undo.base import mounts
-from harness.undo.records import (
+from trainchaos.harness.host import processes
+from trainchaos.harness.undo.base import mounts
+from trainchaos.harness.undo.records import (
     MARKER,
     FreeShm,
     KillMarked,
@@ -206,7 +206,7 @@ def test_marked_processes_older_than_the_run_are_not_touched(start: Start) -> No
 def test_who_heals_is_not_healed_away(start: Start) -> None:
     marker = secrets.token_hex(8)
     code = (
-        "import sys; from harness.undo.records import KillMarked; sys.stdin.readline();"
+        "import sys; from trainchaos.harness.undo.records import KillMarked; sys.stdin.readline();"
         f"print(KillMarked(marker={marker!r}, since=0).undo().did)"
     )
     process = start(

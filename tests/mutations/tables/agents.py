@@ -4,7 +4,6 @@ with a node.
 
 from __future__ import annotations
 
-from chaos.events.log import Kind
 from tests.mutations.tables.clocks import early
 from tests.mutations.tape import (
     FAIL,
@@ -19,6 +18,7 @@ from tests.mutations.tape import (
     goes_on,
     in_control,
 )
+from trainchaos.chaos.events.log import Kind
 
 EXIT, LANDED = Kind.PROCESS_EXITED, Kind.FAULT_LANDED
 

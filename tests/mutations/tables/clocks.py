@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chaos.events.log import Kind
 from tests.mutations.tape import (
     FAIL,
     MS,
@@ -17,6 +16,7 @@ from tests.mutations.tape import (
     move,
     the_injection,
 )
+from trainchaos.chaos.events.log import Kind
 
 
 def clock(actor: str, by_ns: Callable[[int], float]) -> Change:

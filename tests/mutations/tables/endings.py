@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.events.log import Kind
 from tests.mutations.tape import (
     FAIL,
     MS,
@@ -18,6 +17,7 @@ from tests.mutations.tape import (
     in_both,
     in_control,
 )
+from trainchaos.chaos.events.log import Kind
 
 
 def _put(**values: Any) -> Change:

@@ -4,7 +4,6 @@ those planned.
 
 from __future__ import annotations
 
-from chaos.events.log import Kind
 from tests.mutations.tape import (
     FAIL,
     Change,
@@ -15,6 +14,7 @@ from tests.mutations.tape import (
     in_control,
     the_injection,
 )
+from trainchaos.chaos.events.log import Kind
 
 
 def _started(**values: object) -> Change:

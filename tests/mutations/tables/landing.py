@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.events.log import ORCHESTRATOR, Kind
 from tests.mutations.tape import (
     FAIL,
     MS,
@@ -19,6 +18,7 @@ from tests.mutations.tape import (
     goes_on,
     the_injection,
 )
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 
 COMMIT = Kind.STEP_COMMITTED
 EXIT, EFFECT, LANDED, INJECTED = (

@@ -4,8 +4,8 @@ the log shows.
 
 from __future__ import annotations
 
-from chaos.events.log import Kind
 from tests.mutations.tape import FAIL, Change, Mutation, Tape, all_of, drop, edit, first, in_control
+from trainchaos.chaos.events.log import Kind
 
 SPAWNED, READY, EXIT = Kind.PROCESS_SPAWNED, Kind.PROCESS_READY, Kind.PROCESS_EXITED
 STARTED, TRAINS, FORMED, HELD = (

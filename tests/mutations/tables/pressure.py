@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.events.log import ORCHESTRATOR, Kind
 from tests.mutations.tape import (
     FAIL,
     OPEN,
@@ -20,6 +19,7 @@ from tests.mutations.tape import (
     in_control,
 )
 from tests.support.readings import NS, Load, readings, steady
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 
 BUSY = steady(0.3, 0.5)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from chaos.events.log import ORCHESTRATOR, Kind
 from tests.mutations.tape import (
     FAIL,
     MS,
@@ -21,6 +20,7 @@ from tests.mutations.tape import (
     the_injection,
     unnumbered,
 )
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 
 COMMIT = Kind.STEP_COMMITTED
 

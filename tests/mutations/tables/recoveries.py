@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.events.log import ORCHESTRATOR, Kind
 from tests.mutations.tape import (
     FAIL,
     OPEN,
@@ -17,6 +16,7 @@ from tests.mutations.tape import (
     edit,
     in_control,
 )
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 
 STARTED, DECIDED, HELD = Kind.GENERATION_STARTED, Kind.DECISION, Kind.STATE_READY
 BUILT_IN = ("drop-replica", "hot-spare", "checkpoint-restart", "takeover", "node", "hang", "agents")

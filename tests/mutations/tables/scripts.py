@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chaos.events.log import Kind
 from tests.mutations.tables.identities import at_step, injected
 from tests.mutations.tables.landing import denied
 from tests.mutations.tape import (
@@ -24,6 +23,7 @@ from tests.mutations.tape import (
     move,
     the_injection,
 )
+from trainchaos.chaos.events.log import Kind
 
 EXIT, LANDED, REPORT = Kind.PROCESS_EXITED, Kind.FAULT_LANDED, Kind.STEP_REPORTED
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from chaos.scenario.workload import CheckpointSpec
-from recovery.policy.jobconfig import JobConfig, Saves
-from recovery.rank.joining import JoinError, ScriptSettings, SupervisorSettings, settle
+from trainchaos.chaos.scenario.workload import CheckpointSpec
+from trainchaos.recovery.policy.jobconfig import JobConfig, Saves
+from trainchaos.recovery.rank.joining import JoinError, ScriptSettings, SupervisorSettings, settle
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Kind
-from recovery.checkpoint.checkpointer import NothingToRestore
-from recovery.checkpoint.files import checkpoints, retention
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import StateFrom
-from recovery.rank.agent import RankAgent
-from recovery.supervise.adoption import JobRecord
-from recovery.supervise.controller import Controller
-from recovery.transport.wire import (
+from tests.recovery.checkpoint.test_checkpointer import ALONE, Rank
+from tests.recovery.checkpoint.test_checkpoints import flip
+from tests.recovery.supervise.test_controller import FakeHands, Rig
+from tests.support.running import Running, scripts
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.checkpointer import NothingToRestore
+from trainchaos.recovery.checkpoint.files import checkpoints, retention
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import StateFrom
+from trainchaos.recovery.rank.agent import RankAgent
+from trainchaos.recovery.supervise.adoption import JobRecord
+from trainchaos.recovery.supervise.controller import Controller
+from trainchaos.recovery.transport.wire import (
     Agreed,
     Channel,
     CheckpointNote,
@@ -28,10 +32,6 @@ from recovery.transport.wire import (
     Ready,
     Unrecoverable,
 )
-from tests.recovery.checkpoint.test_checkpointer import ALONE, Rank
-from tests.recovery.checkpoint.test_checkpoints import flip
-from tests.recovery.supervise.test_controller import FakeHands, Rig
-from tests.support.running import Running, scripts
 
 # ---- supervisor
 
@@ -167,7 +167,7 @@ def test_retention_reads_nothing_that_was_just_written(
 
     rank = saver(tmp_path)
     rank.agreed = 0
-    monkeypatch.setattr("recovery.checkpoint.files.pieces.check", read)
+    monkeypatch.setattr("trainchaos.recovery.checkpoint.files.pieces.check", read)
     rank.run(60)
     assert [c.step for c in checkpoints.newest_first(tmp_path)] == [60, 50, 40]
 
@@ -213,7 +213,8 @@ def test_what_was_set_aside_is_no_reason_to_begin_anew_silently(tmp_path: Path) 
 
 
 CHANGED = """
-import sys, torch, recovery
+import sys, torch
+from trainchaos import recovery
 job = recovery.join(samples=256, steps=120, global_batch=8, checkpoint_dir=sys.argv[1])
 torch.manual_seed(job.seed)
 model = torch.nn.Linear(4, 1)

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.events.log import Kind
-from recovery.checkpoint import save_writer as module
-from recovery.checkpoint.checkpointer import Checkpointer
-from recovery.checkpoint.files import checkpoints
-from recovery.collectives.group import GenerationLost
-from recovery.policy.jobconfig import JobConfig
-from recovery.policy.layout import Layout
-from recovery.state.state import TrainState
-from recovery.transport.wire import CheckpointNote
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint import save_writer as module
+from trainchaos.recovery.checkpoint.checkpointer import Checkpointer
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.collectives.group import GenerationLost
+from trainchaos.recovery.policy.jobconfig import JobConfig
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.transport.wire import CheckpointNote
 
 ALONE = Layout(world=1)
 WAIT_S = 10.0

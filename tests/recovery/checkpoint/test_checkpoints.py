@@ -17,12 +17,12 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from recovery.checkpoint import state_io as checkpointing
-from recovery.checkpoint.files import checkpoints, retention
-from recovery.checkpoint.files.checkpoints import Checkpoint, CorruptCheckpoint
-from recovery.checkpoint.saves.reading import CheckpointMismatch
-from recovery.state.digest import bytes_of
-from recovery.state.state import TrainState
+from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint.files import checkpoints, retention
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, CorruptCheckpoint
+from trainchaos.recovery.checkpoint.saves.reading import CheckpointMismatch
+from trainchaos.recovery.state.digest import bytes_of
+from trainchaos.recovery.state.state import TrainState
 
 
 def put(

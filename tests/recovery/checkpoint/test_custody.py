@@ -11,16 +11,23 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from chaos.fault.targets import DiskTrouble
-from harness.sim.rank.saves import JOB
-from recovery.checkpoint.checkpointer import NothingToRestore
-from recovery.checkpoint.files.checkpoints import Checkpoint, name_of, newest_first, origin_of
-from recovery.checkpoint.files.custody import Custody, agreement, writers
-from recovery.checkpoint.files.fence import CheckpointFence, Fenced
-from recovery.checkpoint.files.retention import Agreement
-from recovery.policy.layout import Layout
-from recovery.transport.wire import (
+from tests.recovery.rank.test_job import Rank
+from tests.recovery.rank.test_membership import Either, Simulated, join
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.fault.targets import DiskTrouble
+from trainchaos.harness.sim.rank.saves import JOB
+from trainchaos.recovery.checkpoint.checkpointer import NothingToRestore
+from trainchaos.recovery.checkpoint.files.checkpoints import (
+    Checkpoint,
+    name_of,
+    newest_first,
+    origin_of,
+)
+from trainchaos.recovery.checkpoint.files.custody import Custody, agreement, writers
+from trainchaos.recovery.checkpoint.files.fence import CheckpointFence, Fenced
+from trainchaos.recovery.checkpoint.files.retention import Agreement
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.transport.wire import (
     Abort,
     CheckpointNote,
     Finished,
@@ -30,8 +37,6 @@ from recovery.transport.wire import (
     SetAside,
     Unrecoverable,
 )
-from tests.recovery.rank.test_job import Rank
-from tests.recovery.rank.test_membership import Either, Simulated, join
 
 DOUBTS = [(3, 40)]
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Kind
-from recovery.checkpoint.files import checkpoints, fence
-from recovery.checkpoint.files.fence import FENCE, CheckpointFence, Fenced
-from recovery.transport.wire import Unrecoverable
 from tests.recovery.checkpoint.test_checkpoint_safety import CHANGED
 from tests.recovery.checkpoint.test_checkpointer import ALONE, WAIT_S, Gate, Rank
 from tests.recovery.checkpoint.test_checkpoints import put
 from tests.support.running import Running, scripts
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.files import checkpoints, fence
+from trainchaos.recovery.checkpoint.files.fence import FENCE, CheckpointFence, Fenced
+from trainchaos.recovery.transport.wire import Unrecoverable
 
 
 def taken(directory: Path, job: str = "one", generation: int = 1) -> CheckpointFence:

@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
-from recovery.policy.jobconfig import InMemory
-from recovery.state.state import TrainState
 from tests.recovery.checkpoint.memory.test_memory_state import ALONE, NAME, keeper
 from tests.recovery.state.test_optimizers import (
     PAIRS,
@@ -20,6 +17,9 @@ from tests.recovery.state.test_optimizers import (
     steps,
     train,
 )
+from trainchaos.recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
+from trainchaos.recovery.policy.jobconfig import InMemory
+from trainchaos.recovery.state.state import TrainState
 
 __all__ = ["keeper"]  # a fixture
 pytestmark = pytest.mark.usefixtures("keeper")

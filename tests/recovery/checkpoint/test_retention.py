@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind
-from recovery.checkpoint.files import checkpoints, retention
-from recovery.checkpoint.files.checkpoints import Checkpoint
-from recovery.checkpoint.files.manifest import MANIFEST
-from recovery.checkpoint.files.retention import Agreement
 from tests.recovery.checkpoint.test_checkpoints import flip, put
 from tests.support.arms import judged
 from tests.support.search.simulate import Played, cell_of, evidence, play
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.recovery.checkpoint.files import checkpoints, retention
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
+from trainchaos.recovery.checkpoint.files.manifest import MANIFEST
+from trainchaos.recovery.checkpoint.files.retention import Agreement
 
 STRATEGIES = ["checkpoint-restart", "drop-replica", "hot-spare"]
 

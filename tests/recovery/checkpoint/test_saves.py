@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.events.log import Kind
-from recovery.checkpoint import state_io as checkpointing
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import Checkpoint, Disk
-from recovery.checkpoint.files.saving import Saving
-from recovery.state.state import TrainState
-from recovery.transport import atomic_rename
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, Disk
+from trainchaos.recovery.checkpoint.files.saving import Saving
+from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.transport import atomic_rename
 
 POINTS = (
     "mkdir 0",

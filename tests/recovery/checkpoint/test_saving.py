@@ -21,16 +21,26 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from recovery.checkpoint import state_io as checkpointing
-from recovery.checkpoint.files import checkpoints, pieces, retention
-from recovery.checkpoint.files.checkpoints import Checkpoint, CorruptCheckpoint
-from recovery.checkpoint.files.manifest import seal, stream_of
-from recovery.checkpoint.saves import sharded
-from recovery.checkpoint.saves.chunks import SPLIT_BYTES, Chunk, chunks_of, described, share
-from recovery.checkpoint.saves.reading import CheckpointMismatch, ChunkRestore, HalfLoaded
-from recovery.checkpoint.state_io import SaveOrder, write
-from recovery.state.digest import bytes_of
-from recovery.state.state import TrainState
+from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint.files import checkpoints, pieces, retention
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, CorruptCheckpoint
+from trainchaos.recovery.checkpoint.files.manifest import seal, stream_of
+from trainchaos.recovery.checkpoint.saves import sharded
+from trainchaos.recovery.checkpoint.saves.chunks import (
+    SPLIT_BYTES,
+    Chunk,
+    chunks_of,
+    described,
+    share,
+)
+from trainchaos.recovery.checkpoint.saves.reading import (
+    CheckpointMismatch,
+    ChunkRestore,
+    HalfLoaded,
+)
+from trainchaos.recovery.checkpoint.state_io import SaveOrder, write
+from trainchaos.recovery.state.digest import bytes_of
+from trainchaos.recovery.state.state import TrainState
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8)
 

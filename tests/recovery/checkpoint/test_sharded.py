@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
-from harness.workloads._transformer import Transformer
-from recovery.collectives import buckets, sharding
-from recovery.collectives.group import GenerationLost, Group
-from recovery.collectives.reducer import Reduced
-from recovery.collectives.sharded import ShardedReducer
-from recovery.collectives.transfer import copy_state
-from recovery.data import order
-from recovery.policy.layout import Layout
-from recovery.rank.complete_step import exchange_totals, figures_of
-from recovery.rank.examine import spoilt_samples
-from recovery.rank.recipe import ModelRecipe
-from recovery.state.parts import local
-from recovery.state.state import TrainState
 from tests.support.ranks import Self, ranks, results
+from trainchaos.harness.workloads._transformer import Transformer
+from trainchaos.recovery.collectives import buckets, sharding
+from trainchaos.recovery.collectives.group import GenerationLost, Group
+from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.sharded import ShardedReducer
+from trainchaos.recovery.collectives.transfer import copy_state
+from trainchaos.recovery.data import order
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.rank.complete_step import exchange_totals, figures_of
+from trainchaos.recovery.rank.examine import spoilt_samples
+from trainchaos.recovery.rank.recipe import ModelRecipe
+from trainchaos.recovery.state.parts import local
+from trainchaos.recovery.state.state import TrainState
 
 BATCH = 7
 VOCABULARY = 11  # of which the ranks of a replica hold parts of unequal size

@@ -15,23 +15,23 @@ from typing import Any
 import pytest
 import torch
 
-from chaos.events.log import Kind
-from recovery.checkpoint import state_io as checkpointing
-from recovery.checkpoint.files import checkpoints, retention
-from recovery.checkpoint.files.fence import CheckpointFence, Fenced
-from recovery.checkpoint.files.saving import SaveOutcome
-from recovery.checkpoint.memory import files
-from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
-from recovery.checkpoint.saves import background, sharded
-from recovery.checkpoint.saves.background import BackgroundWorker, Snapshot
-from recovery.checkpoint.saves.chunks import chunks_of
-from recovery.policy.jobconfig import InMemory
-from recovery.policy.layout import Layout
-from recovery.rank.fingerprint import fingerprint
-from recovery.state import strides
-from recovery.transport import atomic_rename
 from tests.recovery.checkpoint.memory.test_memory_state import memory_of, restore, save, trained
 from tests.recovery.checkpoint.test_checkpointer import WAIT_S, Gate, Rank, gate, left
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint.files import checkpoints, retention
+from trainchaos.recovery.checkpoint.files.fence import CheckpointFence, Fenced
+from trainchaos.recovery.checkpoint.files.saving import SaveOutcome
+from trainchaos.recovery.checkpoint.memory import files
+from trainchaos.recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
+from trainchaos.recovery.checkpoint.saves import background, sharded
+from trainchaos.recovery.checkpoint.saves.background import BackgroundWorker, Snapshot
+from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
+from trainchaos.recovery.policy.jobconfig import InMemory
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.rank.fingerprint import fingerprint
+from trainchaos.recovery.state import strides
+from trainchaos.recovery.transport import atomic_rename
 
 __all__ = ["gate"]
 PAIR = Layout(world=2)
@@ -267,7 +267,7 @@ def test_a_wait_for_the_save_before_belongs_to_the_checkpoint(tmp_path: Path, ga
 def test_a_save_is_not_begun_while_one_stands_still(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recovery.checkpoint.save_writer.END_S", 0.01)
+    monkeypatch.setattr("trainchaos.recovery.checkpoint.save_writer.END_S", 0.01)
     rank = Rank(tmp_path, saves={"mode": "async"})
     rank.saver.disk = gate
     rank.run(5)

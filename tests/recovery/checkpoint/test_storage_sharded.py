@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind
-from harness.sim.rank.faults import SimFaultAgent
 from tests.harness.sim.test_sim import RESTART_ALL, SPARE, found, of
 from tests.harness.sim.test_storage import storage
 from tests.support.search.simulate import cell_of
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.sim.rank.faults import SimFaultAgent
 
 SHAPES: list[dict[str, Any]] = [{"sharded": True}, {"parallelism": "fsdp"}]
 NAMES = ["ddp, sharded", "fsdp"]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from recovery.process.output import say
+from trainchaos.recovery.process.output import say
 
 
 def test_a_line_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:

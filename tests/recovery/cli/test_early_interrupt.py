@@ -1,4 +1,4 @@
-"""Ctrl-C while ``python -m recovery.run`` still imports."""
+"""Ctrl-C while ``python -m trainchaos.recovery.run`` still imports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import importlib.abc, os, runpy, signal, sys
 
 class Interrupt(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "recovery.cli.options":
+        if name == "trainchaos.recovery.cli.options":
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupt())
-runpy.run_module("recovery.run", run_name="__main__", alter_sys=True)
+runpy.run_module("trainchaos.recovery.run", run_name="__main__", alter_sys=True)
 """
 
 

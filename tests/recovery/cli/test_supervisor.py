@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor, read_log
-from recovery.cli.job_spec import JobSpec
-from recovery.cli.options import parser
-from recovery.cli.process_host import ProcessPlacement
-from recovery.cli.supervisor import LOG_RESERVE, Supervisor
-from recovery.cli.takeover_log import read_takeover_log
-from recovery.nodes.link.clock import boot_id
-from recovery.policy.jobconfig import LOOPBACK
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.process.local import Exited, MessageReceived, Report
-from recovery.process.starvation import Pulse
-from recovery.run import _spec
-from recovery.supervise.supervision import StopFlag, Timing
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import Inquiry, Join, Joined, Message, Ready, Status
 from tests.recovery.supervise.test_controller import BLANK
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, read_actor, read_log
+from trainchaos.recovery.cli.job_spec import JobSpec
+from trainchaos.recovery.cli.options import parser
+from trainchaos.recovery.cli.process_host import ProcessPlacement
+from trainchaos.recovery.cli.supervisor import LOG_RESERVE, Supervisor
+from trainchaos.recovery.cli.takeover_log import read_takeover_log
+from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.process.local import Exited, MessageReceived, Report
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.run import _spec
+from trainchaos.recovery.supervise.supervision import StopFlag, Timing
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import Inquiry, Join, Joined, Message, Ready, Status
 
 STEPS = 100
 READY = Ready(steps=STEPS, samples=64, global_batch=4)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recovery.collectives import buckets
-from recovery.collectives.elastic import ElasticReducer
-from recovery.collectives.group import Group
-from recovery.collectives.reducer import Reduced
-from recovery.data import order
 from tests.support.ranks import Self, results
+from trainchaos.recovery.collectives import buckets
+from trainchaos.recovery.collectives.elastic import ElasticReducer
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.data import order
 
 PARTS = 4
 BATCH = 10  # micro-batches of 3, 3, 2 and 2

@@ -23,12 +23,12 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from recovery.collectives import sockets, transfer
-from recovery.collectives.group import GenerationLost, Group
-from recovery.process.local import start_store
-from recovery.state.state import TrainState
 from tests.support.open_files import open_files
 from tests.support.ranks import DEADLINE_S, Self, ranks, results
+from trainchaos.recovery.collectives import sockets, transfer
+from trainchaos.recovery.collectives.group import GenerationLost, Group
+from trainchaos.recovery.process.local import start_store
+from trainchaos.recovery.state.state import TrainState
 
 
 class LateWork:
@@ -237,7 +237,7 @@ def test_an_abort_frees_a_rank_whose_peer_was_lost_before_it_connected() -> None
 
 LEAVES = """
 import time
-from recovery.collectives.group import Group
+from trainchaos.recovery.collectives.group import Group
 class Slow(list):
     def clear(self):
         time.sleep(0.3)

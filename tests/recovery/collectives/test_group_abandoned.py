@@ -12,15 +12,15 @@ from datetime import timedelta
 import pytest
 import torch
 
-from recovery.collectives import abandoned
-from recovery.collectives import group as module
-from recovery.collectives.abandoned import ABANDONED, LEAVING
-from recovery.collectives.circle import GenerationLost
-from recovery.collectives.group import Group
-from recovery.collectives.storelink import StoreLink
 from tests.support.open_files import open_files
 from tests.support.ranks import Self, ranks
 from tests.support.running import until
+from trainchaos.recovery.collectives import abandoned
+from trainchaos.recovery.collectives import group as module
+from trainchaos.recovery.collectives.abandoned import ABANDONED, LEAVING
+from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.storelink import StoreLink
 
 LIMIT_S = 20.0
 

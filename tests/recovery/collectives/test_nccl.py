@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recovery.collectives.group import GenerationLost, Group
-from recovery.process.local import start_store
+from trainchaos.recovery.collectives.group import GenerationLost, Group
+from trainchaos.recovery.process.local import start_store
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
 NEEDS_GPU = pytest.mark.skipif(not GPUS, reason="needs an NVIDIA GPU and a torch with NCCL")

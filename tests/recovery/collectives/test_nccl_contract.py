@@ -19,23 +19,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from chaos.events.log import Kind
-from recovery.checkpoint.saves.background import Snapshot
-from recovery.checkpoint.saves.chunks import chunks_of
-from recovery.checkpoint.together import votes
-from recovery.collectives import buckets
-from recovery.collectives.circle import GenerationLost
-from recovery.collectives.group import Group
-from recovery.collectives.sharded import ShardedReducer
-from recovery.data import order
-from recovery.process.local import NCCL_WATCHDOG, rank_environment, start_store
-from recovery.rank.complete_step import exchange_totals
-from recovery.rank.fingerprint import fingerprint
-from recovery.state import digest
-from recovery.state.digest import Digester
-from recovery.transport.wire import Finished, Joined, Parked
 from tests.support.gpu.gpu_ranks import WAIT_S, GpuRank, adam, batch, network
 from tests.support.gpu.nccl_contract import Gpus, Nccl
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.saves.background import Snapshot
+from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
+from trainchaos.recovery.checkpoint.together import votes
+from trainchaos.recovery.collectives import buckets
+from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.sharded import ShardedReducer
+from trainchaos.recovery.data import order
+from trainchaos.recovery.process.local import NCCL_WATCHDOG, rank_environment, start_store
+from trainchaos.recovery.rank.complete_step import exchange_totals
+from trainchaos.recovery.rank.fingerprint import fingerprint
+from trainchaos.recovery.state import digest
+from trainchaos.recovery.state.digest import Digester
+from trainchaos.recovery.transport.wire import Finished, Joined, Parked
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 SOON_S = 5.0  # far below every timeout

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recovery.collectives import buckets
-from recovery.collectives.group import GenerationLost
-from recovery.collectives.reduce import GradientReducer
-from recovery.collectives.reducer import Reduced
-from recovery.data import order
-from recovery.policy.layout import Layout
 from tests.support.ranks import Self, results
+from trainchaos.recovery.collectives import buckets
+from trainchaos.recovery.collectives.group import GenerationLost
+from trainchaos.recovery.collectives.reduce import GradientReducer
+from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.data import order
+from trainchaos.recovery.policy.layout import Layout
 
 BATCH = 7
 SMALL = 200  # bytes: several buckets

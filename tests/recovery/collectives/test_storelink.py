@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recovery.collectives.group import GenerationLost
-from recovery.collectives.storelink import StoreLink, forget_generations, socket_to
-from recovery.policy.jobconfig import LOOPBACK
-from recovery.process.local import start_store
-from recovery.transport.reverse_dns import nameless
 from tests.support.open_files import open_files
 from tests.support.ranks import Self, ranks, results
+from trainchaos.recovery.collectives.group import GenerationLost
+from trainchaos.recovery.collectives.storelink import StoreLink, forget_generations, socket_to
+from trainchaos.recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.process.local import start_store
+from trainchaos.recovery.transport.reverse_dns import nameless
 
 LIMIT_S = 20.0
 

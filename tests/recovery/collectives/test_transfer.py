@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from recovery.checkpoint.saves.chunks import chunks_of
-from recovery.collectives import transfer
 from tests.recovery.checkpoint.memory.test_memory_state import trained
 from tests.recovery.checkpoint.test_signs_of_life import STRIDE, Signs
 from tests.recovery.state.test_optimizers import Relay
+from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
+from trainchaos.recovery.collectives import transfer
 
 
 def test_a_copy_for_a_peer_shows_progress_within_each_tensor_whoever_sends_or_gets_it(

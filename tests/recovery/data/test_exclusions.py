@@ -10,19 +10,26 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from recovery.data import order
-from recovery.data.exclusion_index import ExclusionIndex
-from recovery.data.permutation import Permutation
-from recovery.data.received_exclusions import ReceivedExclusions
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import MOST_SHOWN, Form, StateFrom, describe
-from recovery.rank import examine
-from recovery.supervise.adoption import JobRecord
-from recovery.supervise.controller import Controller
-from recovery.transport.wire import MAX_LINE, MOST_BLAMED, MOST_LEFT_OUT, Join, LeaveOut, Parked
 from tests.recovery.supervise.test_controller import FakeHands, Rig
 from tests.recovery.supervise.test_excluded_samples import view
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.data import order
+from trainchaos.recovery.data.exclusion_index import ExclusionIndex
+from trainchaos.recovery.data.permutation import Permutation
+from trainchaos.recovery.data.received_exclusions import ReceivedExclusions
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import MOST_SHOWN, Form, StateFrom, describe
+from trainchaos.recovery.rank import examine
+from trainchaos.recovery.supervise.adoption import JobRecord
+from trainchaos.recovery.supervise.controller import Controller
+from trainchaos.recovery.transport.wire import (
+    MAX_LINE,
+    MOST_BLAMED,
+    MOST_LEFT_OUT,
+    Join,
+    LeaveOut,
+    Parked,
+)
 
 # ---- supervisor
 

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from recovery.collectives.group import GenerationLost
-from recovery.data import order
-from recovery.data.loader import Loader, StepSampler
-from recovery.data.order import MicroBatch
+from trainchaos.recovery.collectives.group import GenerationLost
+from trainchaos.recovery.data import order
+from trainchaos.recovery.data.loader import Loader, StepSampler
+from trainchaos.recovery.data.order import MicroBatch
 
 pytestmark = pytest.mark.real  # workers are processes
 SAMPLES, BATCH, STEPS, SEED = 40, 8, 12, 3

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.data import order
-from recovery.data.permutation import Permutation
+from trainchaos.recovery.data import order
+from trainchaos.recovery.data.permutation import Permutation
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = st.integers(0, 2**32 - 1)
@@ -180,7 +180,7 @@ def test_the_order_never_changes() -> None:
 
 
 def test_the_order_does_not_depend_on_the_hash_seed() -> None:
-    code = "from recovery.data import order; print(order.batch(1, 8, 1000, 17))"
+    code = "from trainchaos.recovery.data import order; print(order.batch(1, 8, 1000, 17))"
     for hash_seed in ("1", "2"):
         environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(

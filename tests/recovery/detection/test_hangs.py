@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.detection.hangs import Hang, HangDetector, HangLimits
-from recovery.detection.silence import MAX_LOOK_S
-from recovery.transport.progress_counters import Mark
 from tests.support.marks import mark
+from trainchaos.recovery.detection.hangs import Hang, HangDetector, HangLimits
+from trainchaos.recovery.detection.silence import MAX_LOOK_S
+from trainchaos.recovery.transport.progress_counters import Mark
 
 LIMITS = HangLimits(
     floor_s=0.6,

@@ -4,14 +4,14 @@ the test's own.
 
 from __future__ import annotations
 
-from chaos.events.log import Kind
-from recovery.detection.hangs import UNHEARD
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.supervise.controller import Stage
-from recovery.transport.wire import Abort
 from tests.recovery.detection.test_hangs import mark, trained, watch
 from tests.recovery.supervise.test_controller import Rig
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.detection.hangs import UNHEARD
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.supervise.controller import Stage
+from trainchaos.recovery.transport.wire import Abort
 
 AWAY = {"w2": UNHEARD, "w3": UNHEARD}
 

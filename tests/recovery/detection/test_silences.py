@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.detection.hangs import Hang, HangDetector, LeaveWatch
-from recovery.detection.pace import HangLimits
-from recovery.process.starvation import (
+from tests.support.marks import mark
+from trainchaos.recovery.detection.hangs import Hang, HangDetector, LeaveWatch
+from trainchaos.recovery.detection.pace import HangLimits
+from trainchaos.recovery.process.starvation import (
     LOOK_S,
     Pulse,
     Starvation,
@@ -23,8 +24,7 @@ from recovery.process.starvation import (
     processor_s,
     threads_of,
 )
-from recovery.transport.progress_counters import Mark
-from tests.support.marks import mark
+from trainchaos.recovery.transport.progress_counters import Mark
 
 TICK_S = 0.02
 
@@ -483,7 +483,7 @@ def test_the_kernel_is_read() -> None:
 def test_all_processes_are_looked_at_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     monkeypatch.setattr(
-        "recovery.process.starvation.everybody", lambda: looks.append(1) or iter(())
+        "trainchaos.recovery.process.starvation.everybody", lambda: looks.append(1) or iter(())
     )
     usage, asked = Usage(), [Starvation() for _ in range(64)]
     for now in (10.0, 10.5, 11.0, 11.5):

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.detection.hangs import HangDetector
-from recovery.transport.progress_counters import Mark
 from tests.recovery.detection.test_hangs import LIMITS, mark, trained, watch
+from trainchaos.recovery.detection.hangs import HangDetector
+from trainchaos.recovery.transport.progress_counters import Mark
 
 ALL_WAIT = {name: mark("collective") for name in ("w0", "w1", "w2")}
 ONE_BEHIND = {

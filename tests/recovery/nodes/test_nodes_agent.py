@@ -20,20 +20,31 @@ from typing import Any
 
 import pytest
 
-from chaos.errors import InfrastructureError
-from recovery.cli.takeover_log import lock
-from recovery.nodes import serve
-from recovery.nodes.coordinator.fleet import Fleet, FleetLimits, NodeGone
-from recovery.nodes.coordinator.node_state import ClockMeasured, NodeJoined, NodeLost, NodeWarned
-from recovery.nodes.link import handshake
-from recovery.nodes.link.link import Link, Post, await_parcel
-from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, Ended, Hello, Welcome
-from recovery.process import processes
-from recovery.process.local import Dying, Exited, MessageReceived
-from recovery.transport.wire import Extra, Notice, Ready, Stop
 from tests.support.clusters.cluster import agent_command
 from tests.support.clusters.nodes import LIMIT_S, ROOT, AgentProcess, Yard
 from tests.support.open_files import open_files
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.cli.takeover_log import lock
+from trainchaos.recovery.nodes import serve
+from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetLimits, NodeGone
+from trainchaos.recovery.nodes.coordinator.node_state import (
+    ClockMeasured,
+    NodeJoined,
+    NodeLost,
+    NodeWarned,
+)
+from trainchaos.recovery.nodes.link import handshake
+from trainchaos.recovery.nodes.link.link import Link, Post, await_parcel
+from trainchaos.recovery.nodes.link.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    Ended,
+    Hello,
+    Welcome,
+)
+from trainchaos.recovery.process import processes
+from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
+from trainchaos.recovery.transport.wire import Extra, Notice, Ready, Stop
 
 pytestmark = pytest.mark.real
 FAST = FleetLimits(silence_s=0.7, pass_s=0.7, answer_s=0.7, node_s=1.5)
@@ -211,7 +222,8 @@ def test_a_machine_that_takes_long_to_start_a_process_is_not_silent(
         (server,) = (
             pid
             for pid in children
-            if b"recovery.process.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"trainchaos.recovery.process.forkserver"
+            in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
         os.kill(server, signal.SIGSTOP)
 

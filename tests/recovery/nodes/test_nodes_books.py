@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from recovery.nodes.agent import agent_processes as module
-from recovery.nodes.agent.agent_processes import AgentProcesses
-from recovery.nodes.coordinator import remote_processes
-from recovery.nodes.link.link import Post
-from recovery.nodes.link.protocol import Ended, Heard, Lines, Start, Started
-from recovery.process.local import Exited, MessageReceived
-from recovery.process.node import script_recipe
-from recovery.process.starvation import Pulse
-from recovery.transport.progress_counters import NEVER
-from recovery.transport.wire import Ready, Stop
 from tests.recovery.nodes.test_nodes_fleet import LIMIT_S, MARK, Puppet, Stage
+from trainchaos.recovery.nodes.agent import agent_processes as module
+from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
+from trainchaos.recovery.nodes.coordinator import remote_processes
+from trainchaos.recovery.nodes.link.link import Post
+from trainchaos.recovery.nodes.link.protocol import Ended, Heard, Lines, Start, Started
+from trainchaos.recovery.process.local import Exited, MessageReceived
+from trainchaos.recovery.process.node import script_recipe
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.transport.progress_counters import NEVER
+from trainchaos.recovery.transport.wire import Ready, Stop
 
 assert LIMIT_S
 

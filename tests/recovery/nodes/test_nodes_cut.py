@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from chaos.events.following import EventLogTail
-from chaos.events.log import ORCHESTRATOR, Kind
-from recovery.nodes.coordinator.node_state import NodeLost
-from recovery.process import processes
-from recovery.process.local import Dying, Exited, MessageReceived
 from tests.support.clusters import netns
 from tests.support.clusters.cluster import agent_command, token_in
 from tests.support.clusters.netns import CONTROL, DATA, Sites
 from tests.support.clusters.nodes import Yard
 from tests.support.running import RECOVERABLE, ROOT, Running, kill, until
+from trainchaos.chaos.events.following import EventLogTail
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
+from trainchaos.recovery.nodes.coordinator.node_state import NodeLost
+from trainchaos.recovery.process import processes
+from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 
 pytestmark = pytest.mark.real
 PORT = 29555
@@ -99,7 +99,7 @@ class CutJob(Running):
         self.token = token_in(folder)
         self.at = f"{sites.address(0, CONTROL)}:{PORT}"
         self.agents = [self._agent(node) for node in range(2)]
-        self.command = sites.at(0, [sys.executable, "-m", "recovery.run"])
+        self.command = sites.at(0, [sys.executable, "-m", "trainchaos.recovery.run"])
         super().__init__(
             folder,
             "--nodes",

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Kind
-from recovery.process import processes
 from tests.recovery.nodes.test_nodes_cut import CutJob
 from tests.support.clusters import netns
 from tests.support.clusters.longrun import fork_server
 from tests.support.clusters.netns import CONTROL, Sites
 from tests.support.gated_job import JOINING, LOADING
 from tests.support.running import ROOT, kill, until
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.process import processes
 
 pytestmark = pytest.mark.real
 CUT_S = 2.0
@@ -188,7 +188,7 @@ def children(pid: int) -> set[int]:
 def asked_to_fork(pid: int) -> bool:
     """Whether a fork server that is stopped has a request to read."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    number = int(words[words.index(b"recovery.process.forkserver") + 1])
+    number = int(words[words.index(b"trainchaos.recovery.process.forkserver") + 1])
     whole = os.pidfd_open(pid)
     fd = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, whole, number, 0)
     os.close(whole)

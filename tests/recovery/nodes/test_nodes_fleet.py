@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from chaos.cli import cli
-from chaos.events.log import Kind
-from recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
-from recovery.nodes.coordinator.node_events import event_of
-from recovery.nodes.coordinator.node_state import (
+from trainchaos.chaos.cli import cli
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
+from trainchaos.recovery.nodes.coordinator.node_events import event_of
+from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     NodeJoined,
     NodeLost,
     NodeWarned,
     NotKept,
 )
-from recovery.nodes.link import handshake
-from recovery.nodes.link.clock import boot_id
-from recovery.nodes.link.link import Link
-from recovery.nodes.link.protocol import (
+from trainchaos.recovery.nodes.link import handshake
+from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.nodes.link.link import Link
+from trainchaos.recovery.nodes.link.protocol import (
     FROM_COORDINATOR,
     Beat,
     Ended,
@@ -46,9 +46,9 @@ from recovery.nodes.link.protocol import (
     Warned,
     Welcome,
 )
-from recovery.process.local import Dying, Exited, MessageReceived
-from recovery.process.pressure import PressureReading
-from recovery.transport.wire import Abort, Parked, Ready, Stop
+from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
+from trainchaos.recovery.process.pressure import PressureReading
+from trainchaos.recovery.transport.wire import Abort, Parked, Ready, Stop
 
 TOKEN = b"t" * 32
 LIMIT_S = 10.0

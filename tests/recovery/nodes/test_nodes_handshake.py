@@ -16,12 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.nodes.coordinator import listener as listening
-from recovery.nodes.coordinator.listener import AgentListener
-from recovery.nodes.link import handshake
-from recovery.nodes.link.handshake import AuthenticationFailed, Keys, ProtocolViolation, Seal
-from recovery.nodes.link.link import Link
-from recovery.nodes.link.protocol import (
+from trainchaos.recovery.nodes.coordinator import listener as listening
+from trainchaos.recovery.nodes.coordinator.listener import AgentListener
+from trainchaos.recovery.nodes.link import handshake
+from trainchaos.recovery.nodes.link.handshake import (
+    AuthenticationFailed,
+    Keys,
+    ProtocolViolation,
+    Seal,
+)
+from trainchaos.recovery.nodes.link.link import Link
+from trainchaos.recovery.nodes.link.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
     MAX_LINE,
@@ -30,7 +35,7 @@ from recovery.nodes.link.protocol import (
     Hello,
     Ping,
 )
-from recovery.transport import auth
+from trainchaos.recovery.transport import auth
 
 TOKEN = b"t" * 32
 LIMIT_S = 10.0

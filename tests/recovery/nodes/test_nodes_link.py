@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.nodes.link.clock import DRIFT, REPEAT_S, ClockWatch
-from recovery.nodes.link.files import CHUNK, FileTail, land
-from recovery.nodes.link.handshake import Keys, ProtocolViolation
-from recovery.nodes.link.link import Link, Parcel, Post
-from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, Lines, Sinking
+from trainchaos.recovery.nodes.link.clock import DRIFT, REPEAT_S, ClockWatch
+from trainchaos.recovery.nodes.link.files import CHUNK, FileTail, land
+from trainchaos.recovery.nodes.link.handshake import Keys, ProtocolViolation
+from trainchaos.recovery.nodes.link.link import Link, Parcel, Post
+from trainchaos.recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, Lines, Sinking
 
 KEYS = Keys(sending=b"s", receiving=b"r")
 

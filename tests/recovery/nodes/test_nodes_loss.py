@@ -8,11 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from recovery.nodes.coordinator.datapath import DataPath
-from recovery.nodes.coordinator.loss import LEASE_GRACE_S, Absence, Data, FleetLimits, How, judge
-from recovery.nodes.coordinator.node_state import RemoteProcess
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import Parked
+from trainchaos.recovery.nodes.coordinator.datapath import DataPath
+from trainchaos.recovery.nodes.coordinator.loss import (
+    LEASE_GRACE_S,
+    Absence,
+    Data,
+    FleetLimits,
+    How,
+    judge,
+)
+from trainchaos.recovery.nodes.coordinator.node_state import RemoteProcess
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import Parked
 
 LIMITS = FleetLimits()
 SECOND = 1_000_000_000

@@ -12,11 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from recovery.nodes.coordinator.outbox import LONGEST, Outbox, together
-from recovery.nodes.link.handshake import Keys
-from recovery.nodes.link.link import Link, Post
-from recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE, Ping, Signal, Tell
-from recovery.transport.wire import Abort, Extra, Join, LeaveOut, Message, Stop
+from trainchaos.recovery.nodes.coordinator.outbox import LONGEST, Outbox, together
+from trainchaos.recovery.nodes.link.handshake import Keys
+from trainchaos.recovery.nodes.link.link import Link, Post
+from trainchaos.recovery.nodes.link.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    MAX_LINE,
+    Ping,
+    Signal,
+    Tell,
+)
+from trainchaos.recovery.transport.wire import Abort, Extra, Join, LeaveOut, Message, Stop
 
 KEYS = Keys(sending=b"s", receiving=b"r")
 

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Kind
-from chaos.scenario.topology import Topology
-from harness.arm.placement import Placement
-from harness.launchers.sim import Sim
-from recovery.cli.process_host import ProcessPlacement, least_taken
-from recovery.policy import fallback
-from recovery.policy.backoff import BackoffSchedule, Reputation
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import Cause, Failure, Spawn
-from recovery.supervise.controller import Stage
 from tests.harness.sim.test_sim import of
 from tests.recovery.policy.test_strategies import view_of
 from tests.recovery.supervise.test_controller import TIMING, Rig
 from tests.recovery.transport.test_versions import told, trains
 from tests.support.search.simulate import cell_of, play
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.harness.arm.placement import Placement
+from trainchaos.harness.launchers.sim import Sim
+from trainchaos.recovery.cli.process_host import ProcessPlacement, least_taken
+from trainchaos.recovery.policy import fallback
+from trainchaos.recovery.policy.backoff import BackoffSchedule, Reputation
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import Cause, Failure, Spawn
+from trainchaos.recovery.supervise.controller import Stage
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 

@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind
-from recovery.checkpoint.checkpointer import NothingToRestore
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import Checkpoint
-from recovery.checkpoint.files.fence import CheckpointFence
-from recovery.policy import doubts
-from recovery.policy.doubts import Doubt
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import StateFrom
-from recovery.supervise.adoption import past
-from recovery.supervise.controller import Controller
-from recovery.supervise.divergence import DigestBook
-from recovery.transport.wire import Inquiry, Join, SetAside, Status
 from tests.recovery.checkpoint.test_checkpoint_safety import compare, save, saver
 from tests.recovery.checkpoint.test_checkpointer import ALONE, Rank
 from tests.recovery.checkpoint.test_checkpoints import flip
 from tests.recovery.checkpoint.test_fence import member
 from tests.recovery.supervise.test_controller import FakeHands, Rig
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.recovery.checkpoint.checkpointer import NothingToRestore
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
+from trainchaos.recovery.checkpoint.files.fence import CheckpointFence
+from trainchaos.recovery.policy import doubts
+from trainchaos.recovery.policy.doubts import Doubt
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import StateFrom
+from trainchaos.recovery.supervise.adoption import past
+from trainchaos.recovery.supervise.controller import Controller
+from trainchaos.recovery.supervise.divergence import DigestBook
+from trainchaos.recovery.transport.wire import Inquiry, Join, SetAside, Status
 
 
 def full(*_: object) -> None:
@@ -222,7 +222,7 @@ def test_who_takes_over_goes_on_doubting() -> None:
 
 
 def rig_park(control: Controller, name: str) -> None:
-    from recovery.transport.wire import Parked
+    from trainchaos.recovery.transport.wire import Parked
 
     control.on_message(
         name, Parked(generation=control.generation, step=40, valid=True, why="aborted", error="")

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from recovery.policy.interval import (
+from trainchaos.recovery.policy.interval import (
     PRIOR_MTBF_S,
     DalyInterval,
     Interval,

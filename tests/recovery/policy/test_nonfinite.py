@@ -7,14 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Kind
-from recovery.policy import corruption
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import Cause, ClusterView, Failure, Form, GiveUp, Nonfinite, StateFrom
 from tests.harness.sim.test_sim import found, of
 from tests.recovery.supervise.test_excluded_samples import view
 from tests.support.search.simulate import cell_of
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy import corruption
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import (
+    Cause,
+    ClusterView,
+    Failure,
+    Form,
+    GiveUp,
+    Nonfinite,
+    StateFrom,
+)
 
 NAN = {
     "id": "nan",

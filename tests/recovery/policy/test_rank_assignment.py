@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.policy import fallback
-from recovery.policy.layout import Layout
-from recovery.policy.rank_assignment import can_supply, common_step, seat
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import (
+from trainchaos.recovery.policy import fallback
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.policy.rank_assignment import can_supply, common_step, seat
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import (
     Cause,
     ClusterView,
     Failure,
@@ -29,7 +29,7 @@ from recovery.policy.strategy import (
     StateFrom,
     Strategy,
 )
-from recovery.supervise.process_table import ProcessTable
+from trainchaos.recovery.supervise.process_table import ProcessTable
 
 STRATEGIES: list[Strategy] = [
     HotSpare(),

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos import plugins
-from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategies.none import NoRecovery
-from recovery.policy.strategy import (
+from tests.support.portions import long_but
+from trainchaos.chaos import plugins
+from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategies.none import NoRecovery
+from trainchaos.recovery.policy.strategy import (
     Cause,
     ClusterView,
     Decision,
@@ -30,9 +31,8 @@ from recovery.policy.strategy import (
     StateFrom,
     Strategy,
 )
-from tests.support.portions import long_but
 
-FOUND = plugins.load("recovery.policy.strategies", Strategy)
+FOUND = plugins.load(plugins.STRATEGIES, Strategy)
 VARIANTS: list[Strategy] = [
     *(kind() for kind in FOUND.values()),
     DropReplica(rejoin=False),

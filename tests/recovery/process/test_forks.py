@@ -28,9 +28,9 @@ def start(config, control_fd, mark_fd):
 """
 DRIVER = """
 import os
-from recovery.process import processes
-from recovery.process.forkserver import ForkServer
-from recovery.process.node import script_recipe
+from trainchaos.recovery.process import processes
+from trainchaos.recovery.process.forkserver import ForkServer
+from trainchaos.recovery.process.node import script_recipe
 
 processes.become_subreaper()
 recipe = script_recipe()

@@ -15,15 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from chaos.errors import InfrastructureError
-from chaos.scenario.model import Cell, CheckpointSpec, RecoverySpec, Scenario, WorkloadSpec
-from harness.host import processes
-from harness.host.rundir import RunDirectory
-from harness.launch.launcher import ArmSetup, Exited, MessageReceived, Report
-from harness.launchers.local import Local, LocalCluster, LocalSession
-from harness.workloads.mlp import Mlp
-from recovery.transport.wire import Abort, Ready, Stop
 from tests.support.open_files import open_files
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.scenario.model import (
+    Cell,
+    CheckpointSpec,
+    RecoverySpec,
+    Scenario,
+    WorkloadSpec,
+)
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.launcher import ArmSetup, Exited, MessageReceived, Report
+from trainchaos.harness.launchers.local import Local, LocalCluster, LocalSession
+from trainchaos.harness.workloads.mlp import Mlp
+from trainchaos.recovery.transport.wire import Abort, Ready, Stop
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,8 +40,8 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from tests.recovery.process.test_forkserver import make_setup, until_ready
-from harness.host.rundir import RunDirectory
-from harness.launchers.local import Local
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launchers.local import Local
 
 with Local().session([], RunDirectory(Path())) as session:
     cluster = session.cluster(make_setup(Path(sys.argv[1])))

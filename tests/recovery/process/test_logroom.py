@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import EventWriter, Kind, read_actor, read_log
-from harness.judge.checkers import CHECKERS, Evidence, check
-from recovery.process.logroom import BLOCK, LogRoom, ProcessNames
-from recovery.transport import progress_counters
-from recovery.transport.event_ring import RingWriter
 from tests.support.arms import cell_of
 from tests.support.running import Running
+from trainchaos.chaos.events.log import EventWriter, Kind, read_actor, read_log
+from trainchaos.harness.judge.checkers import CHECKERS, Evidence, check
+from trainchaos.recovery.process.logroom import BLOCK, LogRoom, ProcessNames
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.event_ring import RingWriter
 
 MB = 1 << 20
 STARTED = ("w0", "w1", "s2", "s3")
@@ -25,7 +25,7 @@ STARTED = ("w0", "w1", "s2", "s3")
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recovery.process.logroom.EVERY_S", 0.0)
+    monkeypatch.setattr("trainchaos.recovery.process.logroom.EVERY_S", 0.0)
 
 
 def file(path: Path, size: int, age_s: float) -> Path:
@@ -84,7 +84,7 @@ def test_the_beginning_of_what_somebody_still_writes_is_taken_away(memory: Path)
 
 
 def test_it_looks_now_and_then(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recovery.process.logroom.EVERY_S", 60.0)
+    monkeypatch.setattr("trainchaos.recovery.process.logroom.EVERY_S", 60.0)
     retention = LogRoom([memory], MB)
     assert retention.look(()) is None
     retention.begins("w1")
@@ -172,11 +172,13 @@ def test_looking_takes_no_more_memory_with_many_files(memory: Path) -> None:
 
 
 OFTEN = (
-    "import sys; from recovery import run; from recovery.process import logroom; "
+    "import sys; from trainchaos.recovery import run; "
+    "from trainchaos.recovery.process import logroom; "
     "logroom.EVERY_S = 0.0; sys.exit(run.main())"
 )
 TALKS = """
-import torch, recovery
+import torch
+from trainchaos import recovery
 job = recovery.join(samples=64, steps=1_000_000, global_batch=4)
 model = torch.nn.Linear(2, 1)
 job.attach(model, torch.optim.SGD(model.parameters(), lr=0.0))

@@ -13,17 +13,24 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind
-from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategies.none import NoRecovery
-from recovery.policy.strategy import Strategy
-from recovery.supervise.controller import Stage
-from recovery.transport.wire import Channel, CheckpointNote, Message, Notice, PauseRequest, Stop
 from tests.recovery.supervise.test_controller import KEEPING, Rig
 from tests.support.arms import judged
 from tests.support.search.simulate import Played, cell_of, evidence, play
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategies.none import NoRecovery
+from trainchaos.recovery.policy.strategy import Strategy
+from trainchaos.recovery.supervise.controller import Stage
+from trainchaos.recovery.transport.wire import (
+    Channel,
+    CheckpointNote,
+    Message,
+    Notice,
+    PauseRequest,
+    Stop,
+)
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 TERM = {
@@ -282,7 +289,7 @@ def test_sigterm_reaches_the_supervisor_while_the_main_thread_computes() -> None
     pid = os.fork()
     if pid == 0:
         try:
-            from recovery.process.notice import tell_on_sigterm
+            from trainchaos.recovery.process.notice import tell_on_sigterm
 
             tell_on_sigterm(Channel(theirs))
             os.write(theirs.fileno(), b'{"type":"ready"}\n')

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.following import EventLogTail
-from chaos.events.log import Kind
-from recovery.process import output
-from recovery.process.output import Output
 from tests.support.running import LIMIT_S, ROOT
+from trainchaos.chaos.events.following import EventLogTail
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.process import output
+from trainchaos.recovery.process.output import Output
 
 SCENARIO = """\
 version: 1
@@ -38,7 +38,8 @@ faults: [{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 20}}]
 """
 GONE = "terminal-is-gone"
 PRINTS = f"""
-import os, sys, time, torch, recovery
+import os, sys, time, torch
+from trainchaos import recovery
 job = recovery.join(samples=64, steps=200, global_batch=4)
 model = torch.nn.Linear(2, 1)
 job.attach(model, torch.optim.SGD(model.parameters(), lr=0.0))
@@ -199,11 +200,11 @@ def whole(folder: Path) -> Path:
 def test_a_run_whose_terminal_is_gone_ends_as_any_other_and_so_does_what_follows_it(
     tmp_path: Path,
 ) -> None:
-    run = Unread.start(tmp_path, "-m", "chaos", "run", scenario(tmp_path))
+    run = Unread.start(tmp_path, "-m", "trainchaos", "run", scenario(tmp_path))
     assert run.hang_up(after=b"unread") == 0
     made = whole(tmp_path)
     (made / "results.json").unlink()
-    assert Unread.start(tmp_path, "-m", "chaos", "analyze", made).hang_up() == 0
+    assert Unread.start(tmp_path, "-m", "trainchaos", "analyze", made).hang_up() == 0
     whole(tmp_path)
 
 
@@ -213,7 +214,7 @@ def unread(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[byte
     os.close(reader)
     try:
         return subprocess.run(
-            [sys.executable, "-m", "chaos", *map(str, words)],
+            [sys.executable, "-m", "trainchaos", *map(str, words)],
             stdout=writer,
             stderr=subprocess.PIPE,
             cwd=folder,
@@ -249,7 +250,7 @@ def test_an_agent_says_its_exit_code_though_its_terminal_is_gone(tmp_path: Path)
         "--token-file",
         "missing",
     )
-    assert Unread.start(tmp_path, "-m", "recovery.nodes.serve", *words).hang_up() == 2
+    assert Unread.start(tmp_path, "-m", "trainchaos.recovery.nodes.serve", *words).hang_up() == 2
 
 
 @pytest.mark.real
@@ -257,7 +258,7 @@ def test_a_job_whose_terminal_is_gone_trains_to_its_end(tmp_path: Path) -> None:
     script = tmp_path / "prints.py"
     script.write_text(PRINTS)
     words = ("--ranks", "2", "--events", "events", "--device", "cpu", script)
-    job = Unread.start(tmp_path, "-m", "recovery.run", *words)
+    job = Unread.start(tmp_path, "-m", "trainchaos.recovery.run", *words)
     assert job.hang_up(after=b"step 3\r\n", gone=tmp_path / GONE) == 0
     events = EventLogTail(tmp_path / "events" / "orchestrator.jsonl").read()
     assert not [e for e in events if e.kind is Kind.FAILURE_DETECTED]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from recovery.rank.agent import RankAgent
-from recovery.transport.wire import (
+from trainchaos.recovery.rank.agent import RankAgent
+from trainchaos.recovery.transport.wire import (
     Abort,
     Channel,
     Extra,

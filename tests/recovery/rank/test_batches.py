@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.errors import ScenarioError
-from recovery.data.exclusion_index import ExclusionIndex
-from recovery.rank.job import Job, JobConfig
-from recovery.rank.joining import JoinError, ScriptSettings, SupervisorSettings, settle
-from recovery.rank.standalone import lone_job
-from recovery.rank.step import Step
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.recovery.data.exclusion_index import ExclusionIndex
+from trainchaos.recovery.rank.job import Job, JobConfig
+from trainchaos.recovery.rank.joining import JoinError, ScriptSettings, SupervisorSettings, settle
+from trainchaos.recovery.rank.standalone import lone_job
+from trainchaos.recovery.rank.step import Step
 
 STEPS, BATCH = 3, 8
 
@@ -227,8 +227,8 @@ faults: []
 
 @pytest.fixture
 def load_text(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
-    from chaos.cli import build_catalogue
-    from chaos.loading.load import load
+    from trainchaos.chaos.cli import build_catalogue
+    from trainchaos.chaos.loading.load import load
 
     def loaded(text: str) -> Any:
         path = tmp_path / "s.yaml"

@@ -17,15 +17,16 @@ import pytest
 import torch
 from torch import nn
 
-from chaos.events.log import Event, EventWriter, Kind, read_actor
-from recovery.checkpoint.checkpointer import NothingToRestore
-from recovery.checkpoint.files.checkpoints import CorruptCheckpoint, newest_first, verify
-from recovery.process.local import start_store
-from recovery.rank.agent import RankAgent
-from recovery.rank.job import Job, JobConfig
-from recovery.transport import progress_counters
-from recovery.transport.progress_counters import MarkPage
-from recovery.transport.wire import (
+from tests.recovery.checkpoint.test_checkpoints import flip
+from trainchaos.chaos.events.log import Event, EventWriter, Kind, read_actor
+from trainchaos.recovery.checkpoint.checkpointer import NothingToRestore
+from trainchaos.recovery.checkpoint.files.checkpoints import CorruptCheckpoint, newest_first, verify
+from trainchaos.recovery.process.local import start_store
+from trainchaos.recovery.rank.agent import RankAgent
+from trainchaos.recovery.rank.job import Job, JobConfig
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.progress_counters import MarkPage
+from trainchaos.recovery.transport.wire import (
     Abort,
     Agreed,
     Channel,
@@ -39,8 +40,7 @@ from recovery.transport.wire import (
     Stop,
     Unrecoverable,
 )
-from recovery.transport.wire import PauseRequest as Pause
-from tests.recovery.checkpoint.test_checkpoints import flip
+from trainchaos.recovery.transport.wire import PauseRequest as Pause
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WAIT_S = 20.0
@@ -416,7 +416,7 @@ def test_a_full_disk_is_reported_and_training_goes_on(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("recovery.checkpoint.files.checkpoints.commit", full)
+    monkeypatch.setattr("trainchaos.recovery.checkpoint.files.checkpoints.commit", full)
     rank.join(1)
     rank.hear(Joined)
     assert rank.hear(Finished).step == 6

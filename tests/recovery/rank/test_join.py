@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-import recovery
-from recovery.policy.jobconfig import JobConfig
-from recovery.rank.joining import (
+from trainchaos import recovery
+from trainchaos.recovery.policy.jobconfig import JobConfig
+from trainchaos.recovery.rank.joining import (
     JoinError,
     ScriptSettings,
     SupervisedPlace,
@@ -23,7 +23,7 @@ from recovery.rank.joining import (
     settle,
     taking,
 )
-from recovery.rank.script import ScriptError, describe, run_script
+from trainchaos.recovery.rank.script import ScriptError, describe, run_script
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAIN, RECOVERABLE = ROOT / "examples" / "ddp_plain.py", ROOT / "examples" / "ddp_recoverable.py"
@@ -31,7 +31,8 @@ MOST_CHANGED_LINES = 10
 LIMIT_S = 120.0
 
 LOOP = """
-import sys, torch, recovery
+import sys, torch
+from trainchaos import recovery
 job = recovery.join(samples=64, steps=6, global_batch=4, OPTIONS)
 torch.manual_seed(job.seed)
 model = torch.nn.Linear(3, 1)
@@ -215,7 +216,9 @@ def test_a_script_nobody_supervises_trains_as_one_rank_and_resumes(tmp_path: Pat
 def test_joining_twice_is_an_error(tmp_path: Path) -> None:
     script = loop(tmp_path / "train.py")
     script.write_text(script.read_text() + "recovery.join(samples=64, steps=6, global_batch=4)\n")
-    ran = python("-m", "recovery.run", "--ranks", "1", "--spares", "1", script, cwd=tmp_path)
+    ran = python(
+        "-m", "trainchaos.recovery.run", "--ranks", "1", "--spares", "1", script, cwd=tmp_path
+    )
     assert ran.returncode == 1
     assert "after the last step w0: JoinError: recovery.join() was called twice" in ran.stderr
 
@@ -258,7 +261,8 @@ def test_a_step_that_fails_without_a_supervisor_is_an_error(
 @pytest.mark.real
 def test_joining_loads_no_torch_before_it_is_asked_to() -> None:
     code = (
-        "import sys, recovery, recovery.run; assert 'torch' not in sys.modules; recovery.Job;"
+        "import sys; from trainchaos import recovery; import trainchaos.recovery.run;"
+        " assert 'torch' not in sys.modules; recovery.Job;"
         " recovery.Step"
     )
     assert python("-c", code, cwd=ROOT).returncode == 0

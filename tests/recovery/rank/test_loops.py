@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recovery.collectives import buckets
-from recovery.rank.job import Job, JobConfig
-from recovery.rank.standalone import lone_job
-from recovery.rank.step import Step
-from recovery.state.digest import bytes_of
+from trainchaos.recovery.collectives import buckets
+from trainchaos.recovery.rank.job import Job, JobConfig
+from trainchaos.recovery.rank.standalone import lone_job
+from trainchaos.recovery.rank.step import Step
+from trainchaos.recovery.state.digest import bytes_of
 
 STEPS, BATCH = 4, 6
 Each = Callable[["Loop", Step], Any]

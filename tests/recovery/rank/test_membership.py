@@ -10,14 +10,21 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind, read_actor
-from harness.sim.rank.behaviour import Behaviour
-from harness.sim.rank.rank import SimRank
-from harness.sim.world.clock import NS_PER_S, Clock
-from harness.sim.world.group import Group
-from harness.sim.world.process import Process
-from recovery.rank.membership import HeldState, Membership, SupervisorOrders, stays_connected
-from recovery.transport.wire import (
+from tests.recovery.rank.test_job import Rank
+from tests.support.search.simulate import rank_config
+from trainchaos.chaos.events.log import Event, Kind, read_actor
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.harness.sim.rank.rank import SimRank
+from trainchaos.harness.sim.world.clock import NS_PER_S, Clock
+from trainchaos.harness.sim.world.group import Group
+from trainchaos.harness.sim.world.process import Process
+from trainchaos.recovery.rank.membership import (
+    HeldState,
+    Membership,
+    SupervisorOrders,
+    stays_connected,
+)
+from trainchaos.recovery.transport.wire import (
     Abort,
     Agreed,
     CheckpointNote,
@@ -33,8 +40,6 @@ from recovery.transport.wire import (
     Status,
     Stop,
 )
-from tests.recovery.rank.test_job import Rank
-from tests.support.search.simulate import rank_config
 
 STEPS = 6
 

@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from recovery.checkpoint import state_io as checkpointing
-from recovery.checkpoint.files import checkpoints, retention
-from recovery.checkpoint.files.manifest import MANIFEST, seal
-from recovery.checkpoint.saves.chunks import first_not_finite
-from recovery.collectives.transfer import copy_state
-from recovery.rank import fingerprint
-from recovery.state import typed
-from recovery.state.digest import array_of, bytes_of, own_memory
-from recovery.state.state import TrainState
 from tests.recovery.detection.test_hangs import TICK_S, mark, trained
 from tests.recovery.state.test_optimizers import Relay, everything, make, train
+from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint.files import checkpoints, retention
+from trainchaos.recovery.checkpoint.files.manifest import MANIFEST, seal
+from trainchaos.recovery.checkpoint.saves.chunks import first_not_finite
+from trainchaos.recovery.collectives.transfer import copy_state
+from trainchaos.recovery.rank import fingerprint
+from trainchaos.recovery.state import typed
+from trainchaos.recovery.state.digest import array_of, bytes_of, own_memory
+from trainchaos.recovery.state.state import TrainState
 
 
 def tensors() -> list[Tensor]:
@@ -125,13 +125,13 @@ def test_a_step_is_seeded_as_torch_seeds_without_a_look_at_the_stack(
     state = make("SGD")
     seeded: list[int] = []
     monkeypatch.setattr(torch, "manual_seed", seeded.append)
-    monkeypatch.setattr("recovery.state.state._accelerated", lambda: True)
+    monkeypatch.setattr("trainchaos.recovery.state.state._accelerated", lambda: True)
     state.seed_step(3, 7)
     monkeypatch.undo()
     torch.manual_seed(seeded[0])
     wanted = torch.rand(4)
     monkeypatch.setattr("traceback.format_stack", lambda: pytest.fail("the stack was looked at"))
-    monkeypatch.setattr("recovery.state.state._accelerated", lambda: False)
+    monkeypatch.setattr("trainchaos.recovery.state.state._accelerated", lambda: False)
     state.seed_step(3, 7)
     assert torch.equal(torch.rand(4), wanted)
 
@@ -162,7 +162,7 @@ def test_a_manifest_is_encoded_once_and_read_once(
     assert manifest["self"] == seal(manifest)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "recovery.checkpoint.files.manifest.seal",
+            "trainchaos.recovery.checkpoint.files.manifest.seal",
             lambda _: pytest.fail("encoded again, to be checked"),
         )
         checkpoints.manifest_of(saved[0])
@@ -190,7 +190,7 @@ def test_a_whole_tensor_is_read_as_it_was_saved(
     source, target = train(make("AdamW", "StepLR"), 2), make("AdamW", "StepLR")
     checkpointing.save(source, tmp_path, generation=1)
     monkeypatch.setattr(
-        "recovery.checkpoint.saves.reading.create_read_items_for_chunk_list",
+        "trainchaos.recovery.checkpoint.saves.reading.create_read_items_for_chunk_list",
         lambda *_: pytest.fail("boxes were compared"),
     )
     assert (

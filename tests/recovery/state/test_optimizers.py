@@ -19,13 +19,13 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import SWALR
 
-from recovery.checkpoint import state_io as checkpointing
-from recovery.checkpoint.saves.reading import CheckpointMismatch
-from recovery.collectives.group import Circle
-from recovery.collectives.transfer import copy_state
-from recovery.state.digest import bytes_of
-from recovery.state.optimizer_state import COMPUTED_HOW
-from recovery.state.state import TrainState
+from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint.saves.reading import CheckpointMismatch
+from trainchaos.recovery.collectives.group import Circle
+from trainchaos.recovery.collectives.transfer import copy_state
+from trainchaos.recovery.state.digest import bytes_of
+from trainchaos.recovery.state.optimizer_state import COMPUTED_HOW
+from trainchaos.recovery.state.state import TrainState
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 MakeScheduler = Callable[[Optimizer], LRScheduler]

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from recovery.rank.job import Job, JobConfig
-from recovery.rank.standalone import lone_job
-from recovery.state.registered import Registered
-from recovery.state.state import TrainState
+from trainchaos.recovery.rank.job import Job, JobConfig
+from trainchaos.recovery.rank.standalone import lone_job
+from trainchaos.recovery.state.registered import Registered
+from trainchaos.recovery.state.state import TrainState
 
 STEPS = 6
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
 
-from recovery.state.digest import bytes_of
-from recovery.state.state import TrainState
+from trainchaos.recovery.state.digest import bytes_of
+from trainchaos.recovery.state.state import TrainState
 
 Make = Callable[[nn.Module], tuple[Optimizer, LRScheduler | None]]
 

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind
-from chaos.scenario.model import Cell
-from harness.run.orchestrator import Orchestrator
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import StateFrom
-from recovery.supervise.adoption import JobRecord, past
-from recovery.supervise.controller import Controller
-from recovery.transport.wire import Abort, Inquiry, Join, Joined, Ready, Status
 from tests.recovery.supervise.test_controller import FakeHands
 from tests.support.arms import judged
 from tests.support.portions import first_in_test, long_but
 from tests.support.search import simulate
 from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.run.orchestrator import Orchestrator
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import StateFrom
+from trainchaos.recovery.supervise.adoption import JobRecord, past
+from trainchaos.recovery.supervise.controller import Controller
+from trainchaos.recovery.transport.wire import Abort, Inquiry, Join, Joined, Ready, Status
 
 STRATEGIES = ("checkpoint-restart", "drop-replica", "hot-spare")
 SEEDS, BLOCK = 50, 10

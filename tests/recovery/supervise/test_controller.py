@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.events.log import Kind, require_keys
-from recovery.detection.hangs import HangLimits
-from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategies.none import NoRecovery
-from recovery.policy.strategy import Health, StateFrom, Strategy
-from recovery.process.starvation import Pulse
-from recovery.supervise.controller import Controller, Stage, Timing
-from recovery.transport.progress_counters import Mark
-from recovery.transport.wire import (
+from trainchaos.chaos.events.log import Kind, require_keys
+from trainchaos.recovery.detection.hangs import HangLimits
+from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategies.none import NoRecovery
+from trainchaos.recovery.policy.strategy import Health, StateFrom, Strategy
+from trainchaos.recovery.process.starvation import Pulse
+from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
+from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import (
     Abort,
     Finished,
     Join,

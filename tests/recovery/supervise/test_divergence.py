@@ -11,10 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from recovery.policy.layout import Layout
-from recovery.rank.fingerprint import fingerprint, starting_digest
-from recovery.state.state import TrainState
-from recovery.supervise.divergence import MAX_OPEN_STEPS, MAX_SAVED_STEPS, DigestBook, Disagreement
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.rank.fingerprint import fingerprint, starting_digest
+from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.supervise.divergence import (
+    MAX_OPEN_STEPS,
+    MAX_SAVED_STEPS,
+    DigestBook,
+    Disagreement,
+)
 
 FOUR = ("w0", "w1", "w2", "w3")
 

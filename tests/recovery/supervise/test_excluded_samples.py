@@ -13,16 +13,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from chaos.events.log import Kind
-from recovery.checkpoint.files.checkpoints import newest_first, verify
-from recovery.collectives.reduce import GradientReducer
-from recovery.data import order
-from recovery.data.exclusion_index import ExclusionIndex
-from recovery.policy import corruption
-from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import (
+from tests.recovery.rank.test_job import Rank
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.files.checkpoints import newest_first, verify
+from trainchaos.recovery.collectives.reduce import GradientReducer
+from trainchaos.recovery.data import order
+from trainchaos.recovery.data.exclusion_index import ExclusionIndex
+from trainchaos.recovery.policy import corruption
+from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import (
     Cause,
     ClusterView,
     Failure,
@@ -33,10 +34,9 @@ from recovery.policy.strategy import (
     StateFrom,
     Strategy,
 )
-from recovery.rank.examine import spoilt_samples
-from recovery.rank.step import Step
-from recovery.transport.wire import Finished, Join, Joined, LeaveOut, Parked
-from tests.recovery.rank.test_job import Rank
+from trainchaos.recovery.rank.examine import spoilt_samples
+from trainchaos.recovery.rank.step import Step
+from trainchaos.recovery.transport.wire import Finished, Join, Joined, LeaveOut, Parked
 
 STRATEGIES = pytest.mark.parametrize(
     "strategy", [CheckpointRestart(), DropReplica(), HotSpare()], ids=repr

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from chaos.errors import ScenarioError
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.supervise import limits
-from recovery.supervise.controller import Controller
-from recovery.supervise.supervision import Timing
 from tests.recovery.supervise.test_controller import FakeHands
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.supervise import limits
+from trainchaos.recovery.supervise.controller import Controller
+from trainchaos.recovery.supervise.supervision import Timing
 
 PAIRS = [(short, long) for short, long, _ in limits._ORDER]
 

@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 
-from recovery.policy.jobconfig import LOOPBACK
-from recovery.transport.reverse_dns import nameless
 from tests.support.clusters.longrun import COSTS_NOBODY, KINDS, LongRun, NodesRun, Sample, curve
+from trainchaos.recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.transport.reverse_dns import nameless
 
 FAILURES, LOST_ON_NODES, EVERY, WARM = 1000, 400, 50, 200
 # Before, the supervisor held 4.0 descriptors and 34 KiB more for each lost process, the store 3

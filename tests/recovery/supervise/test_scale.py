@@ -7,11 +7,11 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.control_plane import ControlledJob, Cost, cost_of
-from recovery.policy.strategies.checkpoint_restart import CheckpointRestart
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import Cause, Health, Strategy
 from tests.recovery.supervise.test_controller import Rig
+from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import Cause, Health, Strategy
 
 MANY, LIMIT_S, LIMIT_MB = 16_384, 1.0, 32.0
 KINDS = pytest.mark.parametrize(

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Kind, read_actor
-from recovery.process.local import Children, Exited
-from recovery.transport import progress_counters
-from recovery.transport.event_ring import CAPACITY, LineRing, RingWriter
+from trainchaos.chaos.events.log import Kind, read_actor
+from trainchaos.recovery.process.local import Children, Exited
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.event_ring import CAPACITY, LineRing, RingWriter
 
 LIMIT_S = 30.0
 CHILD = """
 import sys, time
 from pathlib import Path
-from chaos.events.log import Kind
-from recovery.transport import progress_counters as marks
-from recovery.transport.event_ring import RingWriter
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.transport import progress_counters as marks
+from trainchaos.recovery.transport.event_ring import RingWriter
 fd, directory, longest = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 page = marks.MarkPage(fd)
 writer = RingWriter(directory, "w0", time.monotonic_ns, marks.ring_of(fd))

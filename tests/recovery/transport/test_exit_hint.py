@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from recovery.process import processes
-from recovery.process.local import Children, Dying, Exited, MessageReceived, Report
-from recovery.transport import progress_counters
-from recovery.transport.exit_hint import Bell
-from recovery.transport.wire import Ready, Stop
+from trainchaos.recovery.process import processes
+from trainchaos.recovery.process.local import Children, Dying, Exited, MessageReceived, Report
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.exit_hint import Bell
+from trainchaos.recovery.transport.wire import Ready, Stop
 
 LIMIT_S = 20.0
 # A process with memory that takes the kernel a while to give back, and a thread that does nothing.
 HOLDER = """
 import mmap, os, sys, threading
-from recovery.transport import progress_counters as marks
+from trainchaos.recovery.transport import progress_counters as marks
 bell = marks.bell_of(int(sys.argv[1]))
 bell.hold()
 heavy = mmap.mmap(-1, 300 << 20)
@@ -138,8 +138,8 @@ def test_nobody_waits_where_nobody_holds() -> None:
 RANK = """
 import ctypes, os, platform, socket, sys, threading, time
 from pathlib import Path
-from recovery.process.entry import Birth, live
-from recovery.transport.wire import Ready
+from trainchaos.recovery.process.entry import Birth, live
+from trainchaos.recovery.transport.wire import Ready
 def train(channel, page, writer):
     heavy = bytearray(os.urandom(1 << 20)) * 300
     channel.send(Ready())

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from recovery.transport import progress_counters
-from recovery.transport.progress_counters import Mark, MarkPage
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.progress_counters import Mark, MarkPage
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_the_first_event_counts(fd: int) -> None:
 def test_a_mark_outlives_its_rank(fd: int) -> None:
     code = (
         "import os, signal, sys\n"
-        "from recovery.transport.progress_counters import MarkPage\n"
+        "from trainchaos.recovery.transport.progress_counters import MarkPage\n"
         "page = MarkPage(int(sys.argv[1]))\n"
         "page.begin(2, 9); page.enter(3); page.wrote(41)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -8,12 +8,12 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from recovery.collectives import sockets
-from recovery.collectives.group import Group
-from recovery.policy.jobconfig import LOOPBACK, NetworkAddresses
-from recovery.process.local import ask_store, start_store
-from recovery.transport import reverse_dns as module
-from recovery.transport.reverse_dns import nameless
+from trainchaos.recovery.collectives import sockets
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.policy.jobconfig import LOOPBACK, NetworkAddresses
+from trainchaos.recovery.process.local import ask_store, start_store
+from trainchaos.recovery.transport import reverse_dns as module
+from trainchaos.recovery.transport.reverse_dns import nameless
 
 UNNAMED = "::ffff:192.0.2.7"  # an address for documents, which no hosts file has
 HOST = "127.0.0.9"  # a loopback address that no hosts file names, as some do the first

@@ -9,25 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.sim.rank.behaviour import Behaviour
-from harness.sim.rank.rank import SimRank
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.supervise.supervision import Stage
-from recovery.transport.versions import misfit, versions
-from recovery.transport.wire import Ready
 from tests.harness.sim.test_sim import of
 from tests.recovery.supervise.test_controller import Rig
 from tests.recovery.test_run import Running, kill, start
 from tests.support.search.simulate import cell_of, play
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.harness.sim.rank.rank import SimRank
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.supervise.supervision import Stage
+from trainchaos.recovery.transport.versions import misfit, versions
+from trainchaos.recovery.transport.wire import Ready
 
 __all__ = ["start"]  # a fixture
 JOB = versions(torch="2.13.0", backend="gloo", dtype="torch.float32")
 KILL = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 20}}
 SCRIPT = """
-import torch, recovery
-from recovery.rank.joining import _PLACE
+import torch
+from trainchaos import recovery
+from trainchaos.recovery.rank.joining import _PLACE
 if _PLACE.get().settings.process == "s3":
     torch.__version__ = "1.0.0"
 job = recovery.join(samples=100, steps=400, global_batch=4)

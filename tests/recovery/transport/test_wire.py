@@ -13,8 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from recovery.transport import wire
-from recovery.transport.wire import Abort, Channel, Extra, Join, Message, Ready, WireError
+from trainchaos.recovery.transport import wire
+from trainchaos.recovery.transport.wire import (
+    Abort,
+    Channel,
+    Extra,
+    Join,
+    Message,
+    Ready,
+    WireError,
+)
 
 LARGEST = {
     "generation": 10**6,

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chaos.events.following import EventLogTail
-from chaos.events.log import Kind
 from tests.support.running import EPOCHS, RECOVERABLE, ROOT, Running
+from trainchaos.chaos.events.following import EventLogTail
+from trainchaos.chaos.events.log import Kind
 
 HOST = "127.0.0.1"
 
@@ -30,7 +30,7 @@ def agent_command(
     return [
         sys.executable,
         "-m",
-        "recovery.nodes.serve",
+        "trainchaos.recovery.nodes.serve",
         "--coordinator",
         coordinator,
         "--node",

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from harness.host.container_engine import RUN_LABEL, connect, lacks_engine
-from recovery.process.processes import die_with
+from trainchaos.harness.host.container_engine import RUN_LABEL, connect, lacks_engine
+from trainchaos.recovery.process.processes import die_with
 
 REQUIRED = "docker" in os.environ.get("CHAOS_REQUIRE", "").split(",")
 """Whether a missing engine fails tests instead of skipping them: in continuous integration it does.

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.events.following import EventLogTail
-from chaos.events.log import Event, Kind
-from recovery.process import processes
 from tests.support.clusters.cluster import Cluster
 from tests.support.running import Running, kill
+from trainchaos.chaos.events.following import EventLogTail
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.recovery.process import processes
 
 JOB = Path(__file__).resolve().parent / "longrun_job.py"
 RANKS = 3
@@ -125,7 +125,11 @@ def fork_server(parent: int, *, but: Collection[int]) -> int:
     """Pid of the one that a supervisor or an agent has. ``but``: of those that it has forked."""
     for pid, fields in processes.everybody():
         ours = fields[1] == str(parent) and pid not in but
-        if ours and b"recovery.process.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if (
+            ours
+            and b"trainchaos.recovery.process.forkserver"
+            in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ):
             return pid
     raise AssertionError("no fork server")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-import recovery
-from recovery.collectives.group import Group
-from recovery.rank import generation as module
+from trainchaos import recovery
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.rank import generation as module
 
 COLLECTIVE_TIMEOUT_S = 20.0
 STEPS = 1_000_000_000

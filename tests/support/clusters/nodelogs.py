@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaos.events.log import ORCHESTRATOR, Kind
 from tests.support.logs import MS, Line, Script
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 
 HOURS_NS = 5 * 3600 * 10**9
 FAR = "boot-of-another-machine"

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from recovery.nodes.coordinator.fleet import Fleet, FleetLimits, FleetReport
-from recovery.transport.wire import Extra
 from tests.support.clusters.cluster import agent_command
+from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetLimits, FleetReport
+from trainchaos.recovery.transport.wire import Extra
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 30.0

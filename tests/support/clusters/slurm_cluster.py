@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.host import processes
-from recovery.process.processes import die_with, everybody
+from trainchaos.harness.host import processes
+from trainchaos.recovery.process.processes import die_with, everybody
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "scancel", "squeue")
 ADMIN_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

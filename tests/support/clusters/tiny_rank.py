@@ -8,10 +8,10 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from chaos.events.log import EventWriter, Kind
-from recovery.process.entry import Birth, live
-from recovery.transport.progress_counters import COLLECTIVE, MarkPage
-from recovery.transport.wire import Channel, Extra, Ready, Stop
+from trainchaos.chaos.events.log import EventWriter, Kind
+from trainchaos.recovery.process.entry import Birth, live
+from trainchaos.recovery.transport.progress_counters import COLLECTIVE, MarkPage
+from trainchaos.recovery.transport.wire import Channel, Extra, Ready, Stop
 
 
 class TinyConfig(Birth):

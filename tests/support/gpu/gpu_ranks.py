@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chaos.events.log import Event, EventWriter, Kind, read_actor
-from recovery.rank.agent import RankAgent
-from recovery.rank.job import Job, JobConfig
-from recovery.transport import progress_counters
-from recovery.transport.progress_counters import MarkPage
-from recovery.transport.wire import (
+from tests.support.gpu.nccl_contract import Gpus
+from trainchaos.chaos.events.log import Event, EventWriter, Kind, read_actor
+from trainchaos.recovery.rank.agent import RankAgent
+from trainchaos.recovery.rank.job import Job, JobConfig
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.progress_counters import MarkPage
+from trainchaos.recovery.transport.wire import (
     Abort,
     Channel,
     CheckpointNote,
@@ -28,7 +29,6 @@ from recovery.transport.wire import (
     Ready,
     Stop,
 )
-from tests.support.gpu.nccl_contract import Gpus
 
 WAIT_S = 15.0
 WIDTH = 6

@@ -9,7 +9,7 @@ import random
 import statistics
 from typing import Any
 
-from harness.compare.result.model import (
+from trainchaos.harness.compare.result.model import (
     CellSummary,
     Comparison,
     FaultFreeSummary,
@@ -18,17 +18,17 @@ from harness.compare.result.model import (
     StackInfo,
     Trial,
 )
-from harness.compare.result.statistics import (
+from trainchaos.harness.compare.result.statistics import (
     EVERY,
     median_interval,
     outliers,
     paired_ratio,
     repetitions_needed,
 )
-from harness.compare.result.summary import SAYS_NOTHING, survival_of
-from harness.judge.figures import Metric
-from harness.judge.incident import PhaseSpan
-from harness.judge.results import FalseAlarms
+from trainchaos.harness.compare.result.summary import SAYS_NOTHING, survival_of
+from trainchaos.harness.judge.figures import Metric
+from trainchaos.harness.judge.incident import PhaseSpan
+from trainchaos.harness.judge.results import FalseAlarms
 
 HOSTILE = "<script>alert('1')</script> & \"q\" | `tick`"
 REFERENCE = "hot-spare"

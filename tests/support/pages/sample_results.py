@@ -10,11 +10,18 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from chaos.events.log import EventWriter, Kind
-from harness.host.rundir import RunDirectory, arm_id
-from harness.judge.figures import Metric
-from harness.judge.incident import PHASE_NAMES, Incident, PhaseSpan
-from harness.judge.results import ArmResult, CellResult, Finding, Results, Skip, SlaResult
+from trainchaos.chaos.events.log import EventWriter, Kind
+from trainchaos.harness.host.rundir import RunDirectory, arm_id
+from trainchaos.harness.judge.figures import Metric
+from trainchaos.harness.judge.incident import PHASE_NAMES, Incident, PhaseSpan
+from trainchaos.harness.judge.results import (
+    ArmResult,
+    CellResult,
+    Finding,
+    Results,
+    Skip,
+    SlaResult,
+)
 
 HOSTILE = "<script>alert('1')</script> & \"q\" | `tick` \x1b[31m"
 STEPS = 120

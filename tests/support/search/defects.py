@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chaos.events.log import Event, EventWriter, Kind
-from harness.sim.rank.behaviour import Behaviour
-from harness.sim.rank.rank import SimRank
-from harness.sim.rank.state import Reduced, ReduceInput, State, combine
-from recovery.checkpoint.files import checkpoints
-from recovery.checkpoint.files.checkpoints import Checkpoint
-from recovery.checkpoint.files.manifest import MANIFEST
-from recovery.data import order
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import ClusterView, Decision
+from trainchaos.chaos.events.log import Event, EventWriter, Kind
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.harness.sim.rank.rank import SimRank
+from trainchaos.harness.sim.rank.state import Reduced, ReduceInput, State, combine
+from trainchaos.recovery.checkpoint.files import checkpoints
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
+from trainchaos.recovery.checkpoint.files.manifest import MANIFEST
+from trainchaos.recovery.data import order
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import ClusterView, Decision
 
 MS = 1_000_000
 Restored = tuple[Checkpoint, dict[str, Any]] | None

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from chaos.cli import build_catalogue
-from chaos.errors import ScenarioError
-from chaos.loading.load import load
-from harness.fuzz.draw import draw
-from harness.fuzz.draw.text import as_yaml
-from harness.fuzz.play.play import PlayResult, kinds, strategies
-from harness.judge.results import Finding
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.loading.load import load
+from trainchaos.harness.fuzz.draw import draw
+from trainchaos.harness.fuzz.draw.text import as_yaml
+from trainchaos.harness.fuzz.play.play import PlayResult, kinds, strategies
+from trainchaos.harness.judge.results import Finding
 
 LIMIT_S = 120
 KILL = {

@@ -14,44 +14,41 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-import harness.run.coordinator
-import recovery.checkpoint.files.checkpoints
-import recovery.checkpoint.files.manifest
-import recovery.checkpoint.files.retention
-import recovery.checkpoint.files.saving
-import recovery.policy.fallback
-import recovery.supervise.divergence
-from chaos.cli import build_catalogue
-from harness.fuzz.draw.draw import World
-from harness.fuzz.draw.stories import STORIES, Story
-from harness.fuzz.play.oracle import find_in
-from harness.fuzz.play.play import SimPlayer, kinds, strategies
-from harness.fuzz.search import Search
-from harness.sim.rank.behaviour import Behaviour
-from harness.sim.rank.keepers import SimMemoryCheckpointer
-from harness.sim.rank.rank import SimRank
-from harness.sim.rank.state import State
-from harness.sim.rank.step import Attempt
-from recovery.checkpoint.files.checkpoints import Checkpoint
-from recovery.checkpoint.files.choosing import CheckpointChooser
-from recovery.checkpoint.files.custody import Custody
-from recovery.checkpoint.files.pieces import CorruptCheckpoint
-from recovery.checkpoint.files.retention import Agreement
-from recovery.detection.hangs import HangDetector
-from recovery.policy.replacement_delay import ReplacementDelay
-from recovery.policy.strategies.drop_replica import DropReplica
-from recovery.policy.strategies.hot_spare import HotSpare
-from recovery.policy.strategy import ClusterView, Decision, Form, Health, Strategy
-from recovery.rank.membership import Membership
-from recovery.supervise.controller import Controller
-from recovery.supervise.divergence import DigestBook
-from recovery.supervise.excluded_samples import ExcludedSamples
-from recovery.supervise.failures import FailureBook
-from recovery.supervise.formation import Formation
-from recovery.supervise.process_table import ProcessTable
-from recovery.supervise.recovery_cycle import RecoveryCycle
-from recovery.supervise.supervision import Stage
 from tests.support.search import defects
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.harness.fuzz.draw.draw import World
+from trainchaos.harness.fuzz.draw.stories import STORIES, Story
+from trainchaos.harness.fuzz.play.oracle import find_in
+from trainchaos.harness.fuzz.play.play import SimPlayer, kinds, strategies
+from trainchaos.harness.fuzz.search import Search
+from trainchaos.harness.run import coordinator
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.harness.sim.rank.keepers import SimMemoryCheckpointer
+from trainchaos.harness.sim.rank.rank import SimRank
+from trainchaos.harness.sim.rank.state import State
+from trainchaos.harness.sim.rank.step import Attempt
+from trainchaos.recovery.checkpoint.files import checkpoints, manifest, retention, saving
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
+from trainchaos.recovery.checkpoint.files.choosing import CheckpointChooser
+from trainchaos.recovery.checkpoint.files.custody import Custody
+from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
+from trainchaos.recovery.checkpoint.files.retention import Agreement
+from trainchaos.recovery.detection.hangs import HangDetector
+from trainchaos.recovery.policy import fallback
+from trainchaos.recovery.policy.replacement_delay import ReplacementDelay
+from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.policy.strategy import ClusterView, Decision, Form, Health, Strategy
+from trainchaos.recovery.rank.membership import Membership
+from trainchaos.recovery.supervise import divergence
+from trainchaos.recovery.supervise.controller import Controller
+from trainchaos.recovery.supervise.divergence import DigestBook
+from trainchaos.recovery.supervise.excluded_samples import ExcludedSamples
+from trainchaos.recovery.supervise.failures import FailureBook
+from trainchaos.recovery.supervise.formation import Formation
+from trainchaos.recovery.supervise.process_table import ProcessTable
+from trainchaos.recovery.supervise.recovery_cycle import RecoveryCycle
+from trainchaos.recovery.supervise.supervision import Stage
 
 Wrong = Callable[..., Any]
 Patch = tuple[Any, str, Callable[[Wrong], Any]]
@@ -184,7 +181,7 @@ def _keeps_none(right: Wrong) -> Wrong:
     """All but the newest go, whether it is good or not."""
 
     def prune(directory: Any, keep: int, *, recorded: Any = (), **more: Any) -> Any:
-        with patch.object(recovery.checkpoint.files.retention, "_is_good", lambda *args: True):
+        with patch.object(retention, "_is_good", lambda *args: True):
             return right(directory, 1, **{**more, "agreed": None})
 
     return prune
@@ -294,11 +291,9 @@ def _unverified(right: Wrong) -> Wrong:
     def newest_good(
         self: Behaviour, rank: SimRank, refused: Callable[[Checkpoint, str], None]
     ) -> Any:
-        there = recovery.checkpoint.files.checkpoints.newest_first(rank.config.checkpoint_dir)
+        there = checkpoints.newest_first(rank.config.checkpoint_dir)
         whole = [
-            checkpoint
-            for checkpoint in there
-            if (checkpoint.path / recovery.checkpoint.files.manifest.MANIFEST).exists()
+            checkpoint for checkpoint in there if (checkpoint.path / manifest.MANIFEST).exists()
         ]
         if not whole:
             return right(self, rank, refused)
@@ -309,7 +304,7 @@ def _unverified(right: Wrong) -> Wrong:
 
 def _sound(checkpoint: Checkpoint) -> bool:
     try:
-        recovery.checkpoint.files.checkpoints.verify(checkpoint)
+        checkpoints.verify(checkpoint)
     except CorruptCheckpoint:
         return False
     return True
@@ -340,16 +335,10 @@ class RestoresOlder(Behaviour):
         newest = super().restore(rank, refused)
         good = [
             one
-            for one in recovery.checkpoint.files.checkpoints.newest_first(
-                rank.config.checkpoint_dir
-            )
+            for one in checkpoints.newest_first(rank.config.checkpoint_dir)
             if newest and one.step < newest[0].step
         ]
-        return (
-            (good[0], recovery.checkpoint.files.checkpoints.verify(good[0]))
-            if good and _sound(good[0])
-            else newest
-        )
+        return (good[0], checkpoints.verify(good[0])) if good and _sound(good[0]) else newest
 
 
 class NextBatch(Behaviour):
@@ -426,11 +415,11 @@ PLANTED: dict[str, Planted] = {
         strategy="checkpoint-restart", behaviour=RestoresOlder
     ),
     "the agreed checkpoint is pruned": Planted(
-        strategy="drop-replica", patches=[(recovery.checkpoint.files.saving, "prune", _newest_only)]
+        strategy="drop-replica", patches=[(saving, "prune", _newest_only)]
     ),
     "the last good checkpoint is pruned": Planted(
         strategy="checkpoint-restart",
-        patches=[(recovery.checkpoint.files.saving, "prune", _keeps_none)],
+        patches=[(saving, "prune", _keeps_none)],
     ),
     "a doubtful checkpoint is restored": Planted(
         strategy="checkpoint-restart",
@@ -447,7 +436,7 @@ PLANTED: dict[str, Planted] = {
     ),
     # ---- membership
     "a spare is promoted twice": Planted(
-        strategy="hot-spare", patches=[(recovery.policy.fallback, "seat", _twice_promoted)]
+        strategy="hot-spare", patches=[(fallback, "seat", _twice_promoted)]
     ),
     "a generation number is used again": Planted(
         strategy="drop-replica", patches=[(Formation, "begin", _same_generation)]
@@ -492,7 +481,7 @@ PLANTED: dict[str, Planted] = {
     "a strategy that waits and sees": Planted(strategy="drop-replica", instead=defects.DoesNothing),
     "replicas of other shards are compared": Planted(
         strategy="hot-spare",
-        patches=[(recovery.supervise.divergence, "odd_ones", _agrees_with_itself)],
+        patches=[(divergence, "odd_ones", _agrees_with_itself)],
     ),
     "replicas that differ are not noticed": Planted(
         strategy="drop-replica", patches=[(DigestBook, "_compare", never())]
@@ -500,14 +489,14 @@ PLANTED: dict[str, Planted] = {
     # ---- taking over
     "whoever takes over forgets who failed": Planted(
         strategy="hot-spare",
-        patches=[(harness.run.coordinator, "past", _forgets_the_past(failures=[], unnoticed={}))],
+        patches=[(coordinator, "past", _forgets_the_past(failures=[], unnoticed={}))],
     ),
     "whoever takes over leaves the condemned alive": Planted(
         strategy="hot-spare",
-        patches=[(harness.run.coordinator, "past", _forgets_the_past(condemned=set()))],
+        patches=[(coordinator, "past", _forgets_the_past(condemned=set()))],
     ),
     "whoever takes over forgets the samples left out": Planted(
         strategy="drop-replica",
-        patches=[(harness.run.coordinator, "past", _forgets_the_past(skipped={}))],
+        patches=[(coordinator, "past", _forgets_the_past(skipped={}))],
     ),
 }

@@ -7,8 +7,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from chaos.scenario.model import Cell
 from tests.support.search.simulate import cell_of
+from trainchaos.chaos.scenario.model import Cell
 
 STEPS = 40
 LAST_STEP = 27  # enough healthy steps must follow for the rate to be judged

@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from chaos import plugins
-from chaos.events.log import Event, Log, read_actor, read_log
-from chaos.fault.base import Fault
-from chaos.scenario.model import Cell, Scenario
-from harness.host.rundir import RunDirectory
-from harness.judge.checkers import Evidence
-from harness.launch.launcher import ArmSetup
-from harness.launch.workload import DataInfo
-from harness.launchers.sim import Sim, SimSession
-from harness.run.orchestrator import Orchestrator
-from harness.sim.rank.behaviour import Behaviour
-from harness.sim.world.settings import RankConfig
-from recovery.policy.strategy import Strategy
-from recovery.supervise.supervision import StopFlag
 from tests.mutations.tape import Tape
 from tests.support.arms import EXACT
+from trainchaos.chaos import plugins
+from trainchaos.chaos.events.log import Event, Log, read_actor, read_log
+from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.scenario.model import Cell, Scenario
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.checkers import Evidence
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.harness.launch.workload import DataInfo
+from trainchaos.harness.launchers.sim import Sim, SimSession
+from trainchaos.harness.run.orchestrator import Orchestrator
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.harness.sim.world.settings import RankConfig
+from trainchaos.recovery.policy.strategy import Strategy
+from trainchaos.recovery.supervise.supervision import StopFlag
 
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where simulated ranks flush real checkpoints to in no time; None: only to the disk."""
@@ -105,11 +105,9 @@ def play(
     data = DataInfo(path=root, samples=SAMPLES, digest="none", about="simulated")
     setup = ArmSetup(id=arm, cell=cell, repeat=0, arm=arm, seed=seed, run=run, data=data)
     spec = cell.scenario.recovery
-    strategy = strategy or plugins.load("recovery.policy.strategies", Strategy)[spec.strategy](
-        **spec.params
-    )
+    strategy = strategy or plugins.load(plugins.STRATEGIES, Strategy)[spec.strategy](**spec.params)
     cluster = SimSession((sim or Sim()).timings(), behaviour).cluster(setup)
-    kinds = plugins.load("chaos.faults", Fault)
+    kinds = plugins.load(plugins.FAULTS, Fault)
     outcome = Orchestrator(setup, cluster, strategy, kinds, watcher=Silent(), stop=StopFlag()).run()
     return Played(
         outcome=outcome, cell=cell, log=read_log(run.events(arm)), directory=run.events(arm)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from chaos.events.log import Event, Kind
-from harness.judge.evidence.evidence import Evidence, unknown, verdict_of
-from harness.judge.measure.digests import by_shard, diverged, final_digests
-from harness.judge.record.episode import Episode
-from harness.judge.record.history import History
-from harness.judge.record.split import went_on_with
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.evidence.evidence import Evidence, unknown, verdict_of
+from trainchaos.harness.judge.measure.digests import by_shard, diverged, final_digests
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.split import went_on_with
+from trainchaos.harness.judge.results import Finding
 
 STATE = ("parameters", "optimizer")
 """Parts of a state that can hold a planted value and are compared for it."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.events.log import Event, Kind
-from chaos.scenario.fault import PHASES, FaultSpec, TraceSpec
-from harness.judge.evidence.evidence import Evidence
-from harness.judge.record.episode import Episode
-from harness.judge.record.history import NS
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.scenario.fault import PHASES, FaultSpec, TraceSpec
+from trainchaos.harness.judge.evidence.evidence import Evidence
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.history import NS
 
 SAVE = "checkpoint"
 RUN_ENDED = "the run ended"

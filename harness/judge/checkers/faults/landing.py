@@ -16,17 +16,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import chaos.faults
-from chaos.events.log import ORCHESTRATOR, Event
-from chaos.fault.aftermath import LANDED_OTHERWISE, Aftermath, Breach
-from chaos.fault.base import Fault, Landed, Occurrence, Where
-from chaos.fault.build import build
-from chaos.plugins import load
-from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.record.episode import Episode
-from harness.judge.record.kept_in_memory import keepers
-from harness.judge.record.lost_node_evidence import silenced
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event
+from trainchaos.chaos.fault.aftermath import LANDED_OTHERWISE, Aftermath, Breach
+from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.build import build
+from trainchaos.chaos.plugins import FAULTS, load
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.kept_in_memory import keepers
+from trainchaos.harness.judge.record.lost_node_evidence import silenced
+from trainchaos.harness.judge.results import Finding
 
 NUMBERS = ("signal", "exit_code", "reaped_signal")
 """Numbers that identify something. Other numbers are measurements, which a late line may change."""
@@ -36,7 +35,7 @@ READ_LATE_NS = 1_000_000_000
 
 
 def _kinds() -> Mapping[str, type[Fault]]:
-    return load(chaos.faults.__name__, Fault)
+    return load(FAULTS, Fault)
 
 
 def landing(evidence: Evidence) -> Finding:

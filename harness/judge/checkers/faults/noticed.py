@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chaos.events.log import Event, Kind
-from harness.judge.checkers.faults.containment import planted_finite
-from harness.judge.checkers.faults.due import all_declined, excused, shortfall
-from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown, verdict_of
-from harness.judge.measure.incidents import recovery_of
-from harness.judge.record.episode import Episode
-from harness.judge.record.episodes import changed_by
-from harness.judge.record.history import Generation
-from harness.judge.record.kept_in_memory import lost_keepers
-from harness.judge.record.split import outvoted
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.checkers.faults.containment import planted_finite
+from trainchaos.harness.judge.checkers.faults.due import all_declined, excused, shortfall
+from trainchaos.harness.judge.evidence.evidence import (
+    Evidence,
+    failed,
+    passed,
+    some,
+    unknown,
+    verdict_of,
+)
+from trainchaos.harness.judge.measure.incidents import recovery_of
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.episodes import changed_by
+from trainchaos.harness.judge.record.history import Generation
+from trainchaos.harness.judge.record.kept_in_memory import lost_keepers
+from trainchaos.harness.judge.record.split import outvoted
+from trainchaos.harness.judge.results import Finding
 
 
 def fault_landed(evidence: Evidence) -> Finding:

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chaos.events.log import Event, Kind
-from harness.judge.evidence.evidence import Evidence, passed, verdict_of
-from harness.judge.measure.digests import diverged
-from harness.judge.record.history import History
-from harness.judge.record.split import agreed_before
-from harness.judge.results import Finding
-from recovery.checkpoint.memory.header import is_memory
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.evidence.evidence import Evidence, passed, verdict_of
+from trainchaos.harness.judge.measure.digests import diverged
+from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.split import agreed_before
+from trainchaos.harness.judge.results import Finding
+from trainchaos.recovery.checkpoint.memory.header import is_memory
 
 _KNOWN_SINCE = (
     Kind.CHECKPOINT_COMMITTED,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from chaos.events.log import Event, Kind
-from harness.judge.checkers.job.checkpoints import _in_doubt
-from harness.judge.evidence.evidence import Evidence, passed, some, unknown, verdict_of
-from harness.judge.measure.digests import diverged
-from harness.judge.record.history import Generation, History
-from harness.judge.record.kept_in_memory import PLACE, held_in_memory
-from harness.judge.record.split import agreed_before
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.checkers.job.checkpoints import _in_doubt
+from trainchaos.harness.judge.evidence.evidence import Evidence, passed, some, unknown, verdict_of
+from trainchaos.harness.judge.measure.digests import diverged
+from trainchaos.harness.judge.record.history import Generation, History
+from trainchaos.harness.judge.record.kept_in_memory import PLACE, held_in_memory
+from trainchaos.harness.judge.record.split import agreed_before
+from trainchaos.harness.judge.results import Finding
 
 
 def no_lost_commit(evidence: Evidence) -> Finding:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from chaos.events.log import Kind
-from harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
-from harness.judge.measure.measure import account, skips_of
-from harness.judge.record.history import History, StepRun
-from harness.judge.record.lost_node_evidence import witnessed
-from harness.judge.results import Finding
-from recovery.data.order import batch, without
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
+from trainchaos.harness.judge.measure.measure import account, skips_of
+from trainchaos.harness.judge.record.history import History, StepRun
+from trainchaos.harness.judge.record.lost_node_evidence import witnessed
+from trainchaos.harness.judge.results import Finding
+from trainchaos.recovery.data.order import batch, without
 
 
 def sample_accounting(evidence: Evidence) -> Finding:

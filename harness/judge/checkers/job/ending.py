@@ -7,12 +7,12 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chaos.events.log import Event, Kind
-from harness.judge.checkers.job.refilled import too_small
-from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.measure.digests import sound_digests
-from harness.judge.results import Finding
-from recovery.checkpoint.memory import ROLE as KEEPER
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.checkers.job.refilled import too_small
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.measure.digests import sound_digests
+from trainchaos.harness.judge.results import Finding
+from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 
 LEARNING_STEPS = 10
 """A constant loss or a zero learning rate over this many steps is not training."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from chaos.events.log import Kind
-from harness.judge.checkers.job.observed import progress
-from harness.judge.checkers.job.values import LEAVE_OUT
-from harness.judge.evidence.evidence import Evidence, failed, passed, unknown
-from harness.judge.record.observed import stride_of
-from harness.judge.record.strength import half_known, strength_of
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers.job.observed import progress
+from trainchaos.harness.judge.checkers.job.values import LEAVE_OUT
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
+from trainchaos.harness.judge.record.observed import stride_of
+from trainchaos.harness.judge.record.strength import half_known, strength_of
+from trainchaos.harness.judge.results import Finding
 
 FEW = 2  # steps; losing no more than these is not worth reporting
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from chaos.events.log import Kind
-from harness.judge.checkers.record.records import no_orphans as nothing_of_ours
-from harness.judge.evidence.evidence import Evidence, failed, passed, some
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers.record.records import no_orphans as nothing_of_ours
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some
+from trainchaos.harness.judge.results import Finding
 
 
 def no_orphans(evidence: Evidence) -> Finding:

@@ -36,12 +36,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.judge.evidence.evidence import Evidence, failed, passed, unknown
-from harness.judge.measure.digests import by_shard, diverged, final_digests
-from harness.judge.measure.measure import skips_of
-from harness.judge.record.history import History
-from harness.judge.record.lineage import history_of
-from harness.judge.results import Finding
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
+from trainchaos.harness.judge.measure.digests import by_shard, diverged, final_digests
+from trainchaos.harness.judge.measure.measure import skips_of
+from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.judge.results import Finding
 
 Exactness = Literal["bit for bit", "within the control band", "differs", "not compared"]
 DIGESTS = ("parameters", "optimizer", "scheduler")

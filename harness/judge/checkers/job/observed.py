@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from chaos.events.log import Event, Kind
-from chaos.scenario.model import Scenario
-from harness.judge.checkers.job.values import unread_shown
-from harness.judge.evidence.evidence import Evidence, failed, passed, unknown
-from harness.judge.record.history import NS, History
-from harness.judge.record.observed import samples_of_steps, stride_of
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.scenario.model import Scenario
+from trainchaos.harness.judge.checkers.job.values import unread_shown
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
+from trainchaos.harness.judge.record.history import NS, History
+from trainchaos.harness.judge.record.observed import samples_of_steps, stride_of
+from trainchaos.harness.judge.results import Finding
 
 PROGRESS = "progress"
 REPEATED = 3  # steps; fewer may be a line that was printed twice

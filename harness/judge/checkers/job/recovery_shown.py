@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from chaos.events.log import Event, Kind
-from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.lifecycle.lives import complete_logs, own_lines
-from harness.judge.record.history import Generation, History
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.lifecycle.lives import complete_logs, own_lines
+from trainchaos.harness.judge.record.history import Generation, History
+from trainchaos.harness.judge.results import Finding
 
 PERMANENT_LOSSES = ("exit", "hang", "start-timeout", "unfit")
 """Causes after which a process never takes a rank again."""

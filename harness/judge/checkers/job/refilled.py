@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from chaos.events.log import Event, Kind
-from harness.judge.evidence.evidence import Evidence
-from harness.judge.record.history import Generation, History
-from recovery.checkpoint.memory import ROLE as KEEPER
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.evidence.evidence import Evidence
+from trainchaos.harness.judge.record.history import Generation, History
+from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 
 IDLE_STEPS = 20
 IDLE_S = 5.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 
-from chaos.events.log import Kind
-from chaos.scenario.steady import SteadyRule, parse_steady
-from harness.judge.evidence.evidence import Evidence, passed, some, unknown
-from harness.judge.record.history import NS, History
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.scenario.steady import SteadyRule, parse_steady
+from trainchaos.harness.judge.evidence.evidence import Evidence, passed, some, unknown
+from trainchaos.harness.judge.record.history import NS, History
+from trainchaos.harness.judge.results import Finding
 
 
 def steady_state(evidence: Evidence) -> Finding:

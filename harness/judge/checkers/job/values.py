@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.judge.evidence.evidence import Evidence, failed, passed, unknown
-from harness.judge.record.reported import losses_of, spoilt_since, unread_of
-from harness.judge.results import Finding
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
+from trainchaos.harness.judge.record.reported import losses_of, spoilt_since, unread_of
+from trainchaos.harness.judge.results import Finding
 
 LEAVE_OUT = "; leave it out by saying so, invariants: {{leave_out: [{}]}}"
 

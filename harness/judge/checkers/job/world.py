@@ -7,16 +7,16 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from chaos.events.log import Event, Kind
-from harness.judge.evidence import busy
-from harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
-from harness.judge.measure.digests import diverged, final_digests, sound_digests
-from harness.judge.measure.pauses import pauses
-from harness.judge.measure.pressure import TOO_BUSY
-from harness.judge.measure.refused import refused_at, refused_states
-from harness.judge.record.history import Generation, History, StepRun
-from harness.judge.record.kept_in_memory import PLACE, REMEMBERED, keepers
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.evidence import busy
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
+from trainchaos.harness.judge.measure.digests import diverged, final_digests, sound_digests
+from trainchaos.harness.judge.measure.pauses import pauses
+from trainchaos.harness.judge.measure.pressure import TOO_BUSY
+from trainchaos.harness.judge.measure.refused import refused_at, refused_states
+from trainchaos.harness.judge.record.history import Generation, History, StepRun
+from trainchaos.harness.judge.record.kept_in_memory import PLACE, REMEMBERED, keepers
+from trainchaos.harness.judge.results import Finding
 
 HEALTHY_STEPS = 5
 HEALTHY_S = 1.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from chaos.events.log import Event, Kind
-from harness.judge.evidence.evidence import Evidence
-from harness.judge.record.history import Generation, History
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.evidence.evidence import Evidence
+from trainchaos.harness.judge.record.history import Generation, History
 
 SAVER = 0  # the rank whose next save is hit if the plan names no rank
 NEWEST_S = 1.0  # a checkpoint committed so shortly before the act may not be found as the newest

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from chaos.events.log import Kind
-from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.incident import Incident
-from harness.judge.order.causality import disorder, hasty, slips, unmeasured
-from harness.judge.order.drift import drifts
-from harness.judge.order.slip import SAME_CLOCK_S, Slip, durations
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.order.causality import disorder, hasty, slips, unmeasured
+from trainchaos.harness.judge.order.drift import drifts
+from trainchaos.harness.judge.order.slip import SAME_CLOCK_S, Slip, durations
+from trainchaos.harness.judge.results import Finding
 
 
 def happens_before(evidence: Evidence) -> Finding:

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chaos.events.log import Kind
-from harness.judge.checkers.record.aimed import aimed
-from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.record.history import NS
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers.record.aimed import aimed
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.record.history import NS
+from trainchaos.harness.judge.results import Finding
 
 AT_ONCE_S = 0.1
 """Within which the hits of one act are logged: they are commanded one after the other."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.events.log import Kind
-from harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from harness.judge.lifecycle import causes, lives, saves
-from harness.judge.results import Finding
-from recovery.policy.interval import steps_of
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.lifecycle import causes, lives, saves
+from trainchaos.harness.judge.results import Finding
+from trainchaos.recovery.policy.interval import steps_of
 
 
 def lifecycle(evidence: Evidence) -> Finding:

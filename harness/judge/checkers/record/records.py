@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from chaos.events.log import Kind
-from harness.judge.evidence.evidence import Evidence, passed, some, unknown, verdict_of
-from harness.judge.results import Finding
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.evidence.evidence import Evidence, passed, some, unknown, verdict_of
+from trainchaos.harness.judge.results import Finding
 
 CLOSURE = 0.01
 CLOCK_SLACK_S = 0.001

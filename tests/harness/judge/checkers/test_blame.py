@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.checkers.faults.noticed import detection
-from harness.judge.checkers.job.recovery_shown import recovery_shown
-from harness.judge.record.episodes import episodes_of
-from harness.judge.record.lineage import history_of
 from tests.support import arms
 from tests.support.arms import FAIL, KILL, evidence_of
 from tests.support.logs import Script
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers.faults.noticed import detection
+from trainchaos.harness.judge.checkers.job.recovery_shown import recovery_shown
+from trainchaos.harness.judge.record.episodes import episodes_of
+from trainchaos.harness.judge.record.lineage import history_of
 
 CHANGED = {"before": "aa", "after": "bb"}
 SIX = tuple(f"w{rank}" for rank in range(6))

@@ -9,14 +9,21 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import ORCHESTRATOR, Kind, read_log
-from harness.judge.checkers import CHECKERS, EXPECTATION, Evidence, check, check_all, names_of
-from harness.judge.checkers.job.loss import compare
-from harness.judge.evidence.evidence import passed
-from harness.judge.results import Finding
 from tests.support import arms, logs
 from tests.support.arms import CLEAN, FAIL, KILL, OPEN, control, evidence_of, judged, red
 from tests.support.logs import MS, Script
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, read_log
+from trainchaos.harness.judge.checkers import (
+    CHECKERS,
+    EXPECTATION,
+    Evidence,
+    check,
+    check_all,
+    names_of,
+)
+from trainchaos.harness.judge.checkers.job.loss import compare
+from trainchaos.harness.judge.evidence.evidence import passed
+from trainchaos.harness.judge.results import Finding
 
 
 @pytest.mark.parametrize("name", CLEAN)

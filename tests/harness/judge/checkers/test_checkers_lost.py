@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.record.lineage import history_of
 from tests.support import arms
 from tests.support.arms import FAIL, KILL, evidence_of, red
 from tests.support.logs import STEPS, Script
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.record.lineage import history_of
 
 FRESH = ("w4", "w5", "w6", "w7")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import ORCHESTRATOR, Kind
-from recovery.checkpoint.memory.header import name_of
 from tests.support import arms
 from tests.support.arms import FAIL, KILL, evidence_of, red
 from tests.support.logs import MS, Line, Script
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
+from trainchaos.recovery.checkpoint.memory.header import name_of
 
 SAVED = 24  # in memory; the disk has step 20, and step 26 was the last
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.checkers import CHECKERS, check
-from harness.judge.results import Finding
-from harness.sim.rank.step import Attempt
 from tests.harness.sim.test_sim import SPARE
 from tests.mutations.tape import Tape
 from tests.support.search.simulate import cell_of, changed, evidence, play
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers import CHECKERS, check
+from trainchaos.harness.judge.results import Finding
+from trainchaos.harness.sim.rank.step import Attempt
 
 PLACEHOLDER: dict[str, Any] = {
     "id": "early",

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from chaos.scenario.model import Cell
-from harness.judge.checkers import CHECKERS, check_all
-from harness.sim.rank.behaviour import Behaviour
-from recovery.policy.strategy import Strategy
 from tests.support.arms import FAIL, OPEN, judged
 from tests.support.search import defects
 from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.judge.checkers import CHECKERS, check_all
+from trainchaos.harness.sim.rank.behaviour import Behaviour
+from trainchaos.recovery.policy.strategy import Strategy
 
 SEED = 5
 HANG = {**KILL, "kind": "process-stop"}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind, read_actor
-from harness.judge.checkers import CHECKERS, Evidence, check
-from recovery.checkpoint.files.custody import Custody
-from recovery.supervise.failures import FailureBook
 from tests.mutations.tape import Tape
 from tests.support.search.simulate import cell_of, evidence, play
+from trainchaos.chaos.events.log import Event, Kind, read_actor
+from trainchaos.harness.judge.checkers import CHECKERS, Evidence, check
+from trainchaos.recovery.checkpoint.files.custody import Custody
+from trainchaos.recovery.supervise.failures import FailureBook
 
 DESYNC: dict[str, Any] = {"id": "d", "kind": "replica-desync", "at": {"step": 35}}
 ONE, TWO = {"target": {"rank": 2}}, {"target": {"select": {"count": 2}}}

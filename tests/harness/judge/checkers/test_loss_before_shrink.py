@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.checkers import CHECKERS, check
-from harness.judge.results import Finding
 from tests.mutations.tape import Tape
 from tests.support.search.simulate import KILL, Played, cell_of, changed, play
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers import CHECKERS, check
+from trainchaos.harness.judge.results import Finding
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.checkers import CHECKERS
 from tests.support import logs
 from tests.support.arms import CLEAN, FAIL, OPEN, evidence_of, red
 from tests.support.logs import MS, Script
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers import CHECKERS
 
 Mutant = Callable[[Script], None]
 

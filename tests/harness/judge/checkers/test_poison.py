@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.measure.measure import account
-from harness.judge.record.lineage import history_of
-from harness.sim.rank.faults import SimFaultAgent
-from recovery.data.order import batch
 from tests.harness.sim.test_sim import DROP, RESTART_ALL, SPARE, STRATEGIES, files, found, of
 from tests.support.arms import judged
 from tests.support.portions import first_in_test, long_but
 from tests.support.search.simulate import BATCH, KILL, SAMPLES, cell_of, evidence, play
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.measure.measure import account
+from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.sim.rank.faults import SimFaultAgent
+from trainchaos.recovery.data.order import batch
 
 
 def poison(step: int = 33, **more: Any) -> dict[str, Any]:

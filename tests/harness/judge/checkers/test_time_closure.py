@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import math
 
-from chaos.events.log import Log
-from harness.judge.checkers import CHECKERS, Evidence, check
-from harness.judge.results import Finding
 from tests.harness.compare.test_compare_outcome import STEPS, Fleet, control
 from tests.support.search.simulate import cell_of
+from trainchaos.chaos.events.log import Log
+from trainchaos.harness.judge.checkers import CHECKERS, Evidence, check
+from trainchaos.harness.judge.results import Finding
 
 KILL = {"id": "hit", "kind": "process-kill", "target": {"rank": 1}, "at": {"step": 30}}
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind, Log, read_log
-from harness.judge.checkers.faults.noticed import expectations
-from harness.judge.incident import Incident
-from harness.judge.measure.acts import _outcome, merged
-from harness.judge.measure.measure import ArmMeasures, measure
 from tests.support.search.simulate import Played, cell_of, evidence, play
+from trainchaos.chaos.events.log import Kind, Log, read_log
+from trainchaos.harness.judge.checkers.faults.noticed import expectations
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.measure.acts import _outcome, merged
+from trainchaos.harness.judge.measure.measure import ArmMeasures, measure
 
 THREE = {"select": {"count": 3}}
 ALL = {"select": "all"}

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from chaos.events.log import Kind, read_actor
-from recovery import run as command
-from recovery.cli.options import parser, timing_of
-from recovery.rank.busy import BusyBlocks
-from recovery.transport import progress_counters
-from recovery.transport.progress_counters import Mark, MarkPage
-from recovery.transport.wire import Abort, Finished, Joined, Parked
 from tests.recovery.rank.test_job import WAIT_S, Rank
+from trainchaos.chaos.events.log import Kind, read_actor
+from trainchaos.recovery import run as command
+from trainchaos.recovery.cli.options import parser, timing_of
+from trainchaos.recovery.rank.busy import BusyBlocks
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.progress_counters import Mark, MarkPage
+from trainchaos.recovery.transport.wire import Abort, Finished, Joined, Parked
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import reports
-from chaos.cli import invoke
-from harness.compare.stored import compare_stored
-from harness.judge.measure.labels import CellIdentity, labels
-from reports.outlets.terminal import summary
 from tests.support.pages.sample_results import build
+from trainchaos import reports
+from trainchaos.chaos.cli import invoke
+from trainchaos.harness.compare.stored import compare_stored
+from trainchaos.harness.judge.measure.labels import CellIdentity, labels
+from trainchaos.reports.outlets.terminal import summary
 
 SPARES = {"strategy": "hot-spare", "spares": 2, "rebalance": True}
 ELASTIC = {"strategy": "drop-replica", "elastic": True}

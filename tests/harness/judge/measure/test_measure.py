@@ -10,14 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.events.log import Kind
-from harness.judge.incident import PHASE_NAMES
-from harness.judge.measure.measure import METRICS, account, measure, median_ci95, summarise
-from harness.judge.measure.partition import CLASSES
-from harness.judge.record.lineage import history_of
 from tests.support import arms, logs
 from tests.support.arms import CLEAN, control
 from tests.support.logs import MS, Script
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.incident import PHASE_NAMES
+from trainchaos.harness.judge.measure.measure import (
+    METRICS,
+    account,
+    measure,
+    median_ci95,
+    summarise,
+)
+from trainchaos.harness.judge.measure.partition import CLASSES
+from trainchaos.harness.judge.record.lineage import history_of
 
 
 @pytest.mark.parametrize("name", CLEAN)

@@ -12,28 +12,28 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from chaos.plugins import load
-from harness import workloads
-from harness.compare.result import definitions
-from harness.compare.result.model import CellSummary, Trial
-from harness.judge.measure.cost import failure_cost
-from harness.judge.measure.flops import PEAK_TFLOPS, mfu, peak_of, work_of
-from harness.judge.measure.measure import METRICS, measure, summarise
-from harness.judge.measure.reliability import (
+from tests.support import arms
+from tests.support.arms import control
+from tests.support.logs import MS, Script
+from tests.support.search.simulate import cell_of, play
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.plugins import load
+from trainchaos.harness import workloads
+from trainchaos.harness.compare.result import definitions
+from trainchaos.harness.compare.result.model import CellSummary, Trial
+from trainchaos.harness.judge.measure.cost import failure_cost
+from trainchaos.harness.judge.measure.flops import PEAK_TFLOPS, mfu, peak_of, work_of
+from trainchaos.harness.judge.measure.measure import METRICS, measure, summarise
+from trainchaos.harness.judge.measure.reliability import (
     clopper_pearson,
     false_alarms,
     poisson_upper,
     spares_of,
     survival,
 )
-from harness.judge.measure.samples import per_arm, quantile
-from harness.judge.record.lineage import history_of
-from harness.launch.workload import Workload
-from tests.support import arms
-from tests.support.arms import control
-from tests.support.logs import MS, Script
-from tests.support.search.simulate import cell_of, play
+from trainchaos.harness.judge.measure.samples import per_arm, quantile
+from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.launch.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -91,7 +91,7 @@ def test_a_failure_costs_what_was_provisioned_for_as_long(
 
 
 def test_a_run_and_a_comparison_count_the_cost_alike() -> None:
-    import harness.compare.result.summary as summary
+    from trainchaos.harness.compare.result import summary
 
     assert (
         summary.failure_cost is failure_cost and {"ranks", "recovery"} <= Trial.model_fields.keys()
@@ -262,9 +262,9 @@ def test_operations_of_a_sample_are_those_that_torch_counts(
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from harness.workloads._transformer import Transformer
-    from harness.workloads.gpt import SIZES
-    from harness.workloads.mlp import FEATURES, WIDTHS
+    from trainchaos.harness.workloads._transformer import Transformer
+    from trainchaos.harness.workloads.gpt import SIZES
+    from trainchaos.harness.workloads.mlp import FEATURES, WIDTHS
 
     width, size = WIDTHS["nano"], SIZES["nano"]
     if kind == "mlp":
@@ -327,7 +327,7 @@ def test_every_metric_has_a_formula_and_the_page_is_up_to_date() -> None:
     assert definitions.FORMULAS.keys() == METRICS.keys()
     kept = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert kept == definitions.page(), (
-        "make it again: python -m harness.compare.result.definitions > docs/metrics.md"
+        "make it again: python -m trainchaos.harness.compare.result.definitions > docs/metrics.md"
     )
 
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import ORCHESTRATOR, Event, Kind
-from harness.host.rundir import RunDirectory
-from harness.judge.incident import Incident
-from harness.judge.measure.measure import measure
-from harness.judge.record.node_attribution import nodes_of
-from harness.judge.results import ArmResult, NodeResult, Results
-from harness.run.progress import describe
-from reports import html, markdown, trace
-from reports.outlets import terminal
 from tests.support import arms
 from tests.support.clusters.nodelogs import Clock, on_nodes
 from tests.support.logs import MS, Line, Script
 from tests.support.pages import sample_results
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.measure.measure import measure
+from trainchaos.harness.judge.record.node_attribution import nodes_of
+from trainchaos.harness.judge.results import ArmResult, NodeResult, Results
+from trainchaos.harness.run.progress import describe
+from trainchaos.reports import html, markdown, trace
+from trainchaos.reports.outlets import terminal
 
 
 def lost() -> Script:

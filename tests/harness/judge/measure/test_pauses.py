@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.measure.measure import measure
-from harness.judge.measure.pauses import checkpoint_stalls, evaluations
-from harness.judge.record.lineage import history_of
 from tests.support import arms
 from tests.support.arms import FAIL, KILL, control, evidence_of, judged
 from tests.support.logs import MS, Script
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.measure.measure import measure
+from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, evaluations
+from trainchaos.harness.judge.record.lineage import history_of
 
 TAKES_MS = 200
 

@@ -14,17 +14,22 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind, Log
-from harness.arm.pressure import MOST_NODES, follow, follow_built_in
-from harness.judge.checkers import check_all
-from harness.judge.measure.pressure import TOO_BUSY, Pressure, pressures_of
-from harness.judge.results import Finding
-from harness.judge.verdict.gates import judge_cell
-from recovery.process.pressure import EVERY_S, MOST_RANKS, PressureReader, PressureReading
-from recovery.supervise.supervision import Stage
 from tests.support.arms import FAIL, KILL, OPEN, control, evidence_of, hot_spare, judged
 from tests.support.logs import ORCHESTRATOR, Line, Script
 from tests.support.readings import NS, Load, readings, steady, until
+from trainchaos.chaos.events.log import Event, Kind, Log
+from trainchaos.harness.arm.pressure import MOST_NODES, follow, follow_built_in
+from trainchaos.harness.judge.checkers import check_all
+from trainchaos.harness.judge.measure.pressure import TOO_BUSY, Pressure, pressures_of
+from trainchaos.harness.judge.results import Finding
+from trainchaos.harness.judge.verdict.gates import judge_cell
+from trainchaos.recovery.process.pressure import (
+    EVERY_S,
+    MOST_RANKS,
+    PressureReader,
+    PressureReading,
+)
+from trainchaos.recovery.supervise.supervision import Stage
 
 QUIET = steady(0.5, 0.1)
 

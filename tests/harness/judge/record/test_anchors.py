@@ -6,7 +6,6 @@ What must be seen is in ``tests/mutations/tables/clocks.py``.
 
 from __future__ import annotations
 
-from chaos.events.log import Kind
 from tests.mutations.bases import judged
 from tests.mutations.tape import (
     FAIL,
@@ -20,6 +19,7 @@ from tests.mutations.tape import (
     move,
     the_injection,
 )
+from trainchaos.chaos.events.log import Kind
 
 EARLIER = move(Kind.FAULT_INJECTED, -60)
 MEASURED = ("silent_s", "limit_s", "last_seq", "stopped")

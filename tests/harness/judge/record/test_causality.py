@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import ORCHESTRATOR, Kind
-from harness.judge.checkers.record.happens_before import happens_before
-from harness.judge.order.drift import DRIFT_STEPS
 from tests.support import logs
 from tests.support.arms import CLEAN, FAIL, control, evidence_of
 from tests.support.clusters.nodelogs import NEAR, Clock, on_nodes
 from tests.support.logs import MS, Script
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
+from trainchaos.harness.judge.checkers.record.happens_before import happens_before
+from trainchaos.harness.judge.order.drift import DRIFT_STEPS
 
 
 def _moved(script: Script, by_ns: Callable[[int], int], actor: str = "w1") -> Script:
@@ -206,7 +206,7 @@ def test_a_recovery_that_took_less_than_no_time() -> None:
     """Whatever order the lines are in: a negative duration is none; within the error of the clocks
     nobody knows.
     """
-    from harness.judge.order.slip import durations
+    from trainchaos.harness.judge.order.slip import durations
 
     assert durations({"kill": [("recovery", -0.07), ("detection", 0.1)]}, 0.0)[0].sure
     assert not durations({"kill": [("recovery", -0.07)]}, 0.1)[0].sure

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.checkers.job.data import step_arithmetic
 from tests.support import arms
 from tests.support.arms import FAIL, KILL, evidence_of
 from tests.support.logs import Script
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers.job.data import step_arithmetic
 
 
 @pytest.mark.parametrize(

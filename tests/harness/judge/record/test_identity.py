@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Kind
-from chaos.loading.overrides import of_option
-from chaos.scenario.model import Cell, ResolvedRun
-from harness.host.rundir import RunDirectory
-from harness.judge.evidence.expected import expected_of
-from harness.judge.results import Finding, Results
-from harness.judge.verdict.judge import judge
 from tests.chaos.loading.test_scenarios import FOLDER, loaded, simulate
 from tests.support.search.simulate import KILL, RANKS, cell_of
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.loading.overrides import of_option
+from trainchaos.chaos.scenario.model import Cell, ResolvedRun
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.evidence.expected import expected_of
+from trainchaos.harness.judge.results import Finding, Results
+from trainchaos.harness.judge.verdict.judge import judge
 
 SCENARIO = """\
 version: 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.record.kept_in_memory import held_in_memory
 from tests.support.logs import Script
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.record.kept_in_memory import held_in_memory
 
 
 def saved(steps: list[int], *, shards: int = 1, torn: int = 0) -> dict[str, int]:

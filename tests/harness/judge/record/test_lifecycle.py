@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.events.log import Kind
 from tests.mutations.bases import judged
 from tests.mutations.tape import MS, Change, Mutation, Tape
+from trainchaos.chaos.events.log import Kind
 
 ASKED = ("lifecycle", "recovery-shown")
 

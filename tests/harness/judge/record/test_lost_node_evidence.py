@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.events.log import ORCHESTRATOR, Kind
-from harness.judge.record.lost_node_evidence import silenced
 from tests.support import arms
 from tests.support.arms import KILL, evidence_of, judged
 from tests.support.clusters.nodelogs import Clock, on_nodes
 from tests.support.logs import RANKS, Line, Script
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
+from trainchaos.harness.judge.record.lost_node_evidence import silenced
 
 
 def node_lost(*, tail: int = 27, said: bool = True) -> Script:

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from chaos.fault.base import Need
-from chaos.fault.targets import LinkShape
-from harness.launch.containers import links, rules
-from harness.launch.containers.flapping import LinkFlapper
-from harness.launch.containers.inside import ByEngine
-from harness.launch.containers.links import NodeAddress, NodeLinks
-from harness.launch.containers.probes import AT_A_RATE, rate_of
-from harness.launchers.docker import Docker
+from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.harness.launch.containers import links, rules
+from trainchaos.harness.launch.containers.flapping import LinkFlapper
+from trainchaos.harness.launch.containers.inside import ByEngine
+from trainchaos.harness.launch.containers.links import NodeAddress, NodeLinks
+from trainchaos.harness.launch.containers.probes import AT_A_RATE, rate_of
+from trainchaos.harness.launchers.docker import Docker
 
 OPEN = LinkShape()
 LIMIT_S = 10.0

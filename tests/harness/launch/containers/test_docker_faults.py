@@ -14,12 +14,17 @@ from typing import Any
 
 import pytest
 
-from chaos.fault.base import Need
-from chaos.fault.targets import LinkShape
-from harness.launch.containers.inside import ByEngine, ByNamespace, lacks_tools, may_enter
-from harness.launch.containers.links import NodeLinks
 from tests.harness.launch.containers.test_docker_real import Nodes, nodes_of, until
 from tests.support.clusters.docker_engine import REQUIRED, engine
+from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.harness.launch.containers.inside import (
+    ByEngine,
+    ByNamespace,
+    lacks_tools,
+    may_enter,
+)
+from trainchaos.harness.launch.containers.links import NodeLinks
 
 __all__ = ["engine"]
 pytestmark = [
@@ -261,7 +266,7 @@ def test_without_root_the_engine_runs_the_tools_in_the_node(engine: Any, tmp_pat
         pytest.MonkeyPatch.context() as patch,
         nodes_of(tmp_path / "run", needs=frozenset({Need.LINKS}), outside=False) as nodes,
     ):
-        patch.setattr("harness.launch.containers.platform.may_enter", lambda: False)
+        patch.setattr("trainchaos.harness.launch.containers.platform.may_enter", lambda: False)
         for node in range(2):
             nodes.start(node)
         assert nodes.platform.container(0).attrs["HostConfig"]["CapAdd"] == ["NET_ADMIN"]

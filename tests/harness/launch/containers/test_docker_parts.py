@@ -22,21 +22,21 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from chaos.errors import InfrastructureError, ScenarioError
-from harness.host.container_engine import connect, lacks_engine
-from harness.launch.containers import image, network
-from harness.launch.containers.network import (
+from tests.support.search.simulate import KILL, cell_of
+from trainchaos.chaos.errors import InfrastructureError, ScenarioError
+from trainchaos.harness.host.container_engine import connect, lacks_engine
+from trainchaos.harness.launch.containers import image, network
+from trainchaos.harness.launch.containers.network import (
     ContainerNetwork,
     free_subnets,
     make_network,
     routed,
     translated,
 )
-from harness.launch.containers.node_container import NodeContainer
-from harness.launchers.docker import Docker
-from harness.undo.containers import RemoveContainers, RemoveNetworks
-from harness.undo.records import AnyUndo
-from tests.support.search.simulate import KILL, cell_of
+from trainchaos.harness.launch.containers.node_container import NodeContainer
+from trainchaos.harness.launchers.docker import Docker
+from trainchaos.harness.undo.containers import RemoveContainers, RemoveNetworks
+from trainchaos.harness.undo.records import AnyUndo
 
 # ---- finding the engine
 
@@ -349,7 +349,7 @@ def test_a_cell_that_cannot_work_is_an_error_before_anything_starts(
 def test_more_gpus_than_there_are_is_a_skip_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from harness.launch import devices
+    from trainchaos.harness.launch import devices
 
     monkeypatch.setattr(devices, "cuda_devices", lambda: ["H100"] * 3)
     cell = cell_of("hot-spare", [KILL], ranks=4, launcher={"kind": "docker", "nodes": 2})

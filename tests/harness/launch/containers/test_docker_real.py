@@ -22,20 +22,20 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import invoke
-from chaos.errors import InfrastructureError
-from chaos.fault.base import Need
-from harness.host import processes
-from harness.host.container_engine import connect, engine_url
-from harness.host.rundir import RunDirectory
-from harness.launch.containers.image import software
-from harness.launch.containers.platform import DockerPlatform, Settings
-from harness.launch.nodes.platform import PlatformNeeds
-from harness.run import heal
-from harness.undo.containers import RemoveContainers
-from harness.undo.ledger import Ledger, read_open
-from harness.undo.records import MARKER
 from tests.support.clusters.docker_engine import engine, image_of, labelled, private_engine, python
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.fault.base import Need
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.container_engine import connect, engine_url
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.containers.image import software
+from trainchaos.harness.launch.containers.platform import DockerPlatform, Settings
+from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.run import heal
+from trainchaos.harness.undo.containers import RemoveContainers
+from trainchaos.harness.undo.ledger import Ledger, read_open
+from trainchaos.harness.undo.records import MARKER
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.real, pytest.mark.docker]
@@ -52,12 +52,12 @@ link.recv(1)
 HARNESS = """
 import sys, time
 from pathlib import Path
-from harness.run import heal
-from harness.host import processes
-from harness.host.container_engine import connect
-from harness.launch.containers.platform import DockerPlatform, Settings
-from harness.launch.nodes.platform import PlatformNeeds
-from harness.host.rundir import RunDirectory
+from trainchaos.harness.run import heal
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.container_engine import connect
+from trainchaos.harness.launch.containers.platform import DockerPlatform, Settings
+from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.host.rundir import RunDirectory
 run = RunDirectory(Path(sys.argv[1]))
 with heal.guarded(run) as ledger:
     platform = DockerPlatform(
@@ -73,12 +73,12 @@ with heal.guarded(run) as ledger:
 OTHER_USER = """
 import os, sys
 from pathlib import Path
-from chaos.fault.base import Need
-from harness.run import heal
-from harness.launch.containers.inside import ByEngine
-from harness.launch.containers.platform import DockerPlatform, Settings
-from harness.launch.nodes.platform import PlatformNeeds
-from harness.host.rundir import RunDirectory
+from trainchaos.chaos.fault.base import Need
+from trainchaos.harness.run import heal
+from trainchaos.harness.launch.containers.inside import ByEngine
+from trainchaos.harness.launch.containers.platform import DockerPlatform, Settings
+from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.host.rundir import RunDirectory
 assert os.geteuid() != 0
 run = RunDirectory(Path(sys.argv[1], "run"))
 run.root.mkdir()

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from chaos.cli import invoke
-from harness.host import processes
-from harness.host.rundir import RunDirectory
-from harness.run import heal
-from harness.undo.containers import RemoveContainers
-from harness.undo.ledger import read_open
-from harness.undo.live import FILE
-from harness.undo.records import MARKER
 from tests.support.clusters.docker_engine import engine, labelled
 from tests.support.running import chaos_run
+from trainchaos.chaos.cli import invoke
+from trainchaos.harness.host import processes
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.run import heal
+from trainchaos.harness.undo.containers import RemoveContainers
+from trainchaos.harness.undo.ledger import read_open
+from trainchaos.harness.undo.live import FILE
+from trainchaos.harness.undo.records import MARKER
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.real, pytest.mark.docker]

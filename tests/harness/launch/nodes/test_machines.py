@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from chaos import plugins
-from chaos.events.log import Event, Kind
-from chaos.fault.base import Fault, Fidelity, Need
-from chaos.fault.targets import LinkShape
-from chaos.planning.listing import fault_entry
-from chaos.scenario.topology import Topology
-from chaos.schedule.plan import PlannedFault
-from harness.arm.in_force import ActiveEffects
-from harness.inject.sites import MissingTarget, OccurrenceTarget
-from harness.inject.sites.link import LinkSite
-from harness.inject.sites.node import NodeSite
-from harness.judge.record.episode import Episode
-from harness.judge.record.episodes import _first_of
-from harness.launch.nodes.by_process import GroupsByNode, LinksByNode
-from harness.launchers.docker import Docker
-from harness.launchers.local import Local
+from trainchaos.chaos import plugins
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.fault.base import Fault, Fidelity, Need
+from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.chaos.planning.listing import fault_entry
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.chaos.schedule.plan import PlannedFault
+from trainchaos.harness.arm.in_force import ActiveEffects
+from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
+from trainchaos.harness.inject.sites.link import LinkSite
+from trainchaos.harness.inject.sites.node import NodeSite
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.episodes import _first_of
+from trainchaos.harness.launch.nodes.by_process import GroupsByNode, LinksByNode
+from trainchaos.harness.launchers.docker import Docker
+from trainchaos.harness.launchers.local import Local
 
-KINDS = plugins.load("chaos.faults", Fault)
+KINDS = plugins.load(plugins.FAULTS, Fault)
 NODE_OF = {"w0": 0, "w1": 0, "w2": 1, "w3": 1}
 
 

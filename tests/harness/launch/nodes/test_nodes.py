@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from chaos.scenario.topology import Topology
-from harness.arm.placement import Placement
-from harness.judge.incident import Incident
 from tests.harness.run.test_real import MLP, run
 from tests.support.arms import judged
 from tests.support.search.simulate import Played, cell_of, evidence, play
+from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.harness.arm.placement import Placement
+from trainchaos.harness.judge.incident import Incident
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 TWO = {"kind": "sim", "nodes": 2}

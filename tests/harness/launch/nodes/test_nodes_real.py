@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Event, Kind, Log, read_log
-from harness.judge.results import Results
 from tests.harness.run.test_real import MLP, run
+from trainchaos.chaos.events.log import Event, Kind, Log, read_log
+from trainchaos.harness.judge.results import Results
 
 pytestmark = pytest.mark.real
 

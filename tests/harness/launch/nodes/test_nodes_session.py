@@ -17,25 +17,25 @@ from typing import Any
 
 import pytest
 
-from chaos.errors import InfrastructureError
-from chaos.events.log import EventWriter, Kind, read_actor
-from chaos.scenario.model import Cell, LauncherSpec, RecoverySpec, Scenario, WorkloadSpec
-from harness.host.rundir import RunDirectory
-from harness.launch.launcher import Stopped
-from harness.launch.nodes import renewal
-from harness.launch.nodes.cluster import places, refuse_ways_around
-from harness.launch.nodes.loopback import LoopbackPlatform
-from harness.launch.nodes.platform import PlatformNeeds
-from harness.launch.nodes.renewal import Renewal
-from harness.launch.nodes.session import REFUSALS, NodesSession, nodes_session
-from harness.undo.base import Undo
-from harness.undo.ledger import Ledger, read_open
-from recovery.nodes.coordinator.node_state import NodeInfo
-from recovery.nodes.coordinator.salvage import gather
-from recovery.nodes.coordinator.software import refuse_other, versions
-from recovery.process.local import memory_beside
-from recovery.transport import progress_counters
-from recovery.transport.event_ring import RingWriter
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.events.log import EventWriter, Kind, read_actor
+from trainchaos.chaos.scenario.model import Cell, LauncherSpec, RecoverySpec, Scenario, WorkloadSpec
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.launcher import Stopped
+from trainchaos.harness.launch.nodes import renewal
+from trainchaos.harness.launch.nodes.cluster import places, refuse_ways_around
+from trainchaos.harness.launch.nodes.loopback import LoopbackPlatform
+from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.launch.nodes.renewal import Renewal
+from trainchaos.harness.launch.nodes.session import REFUSALS, NodesSession, nodes_session
+from trainchaos.harness.undo.base import Undo
+from trainchaos.harness.undo.ledger import Ledger, read_open
+from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
+from trainchaos.recovery.nodes.coordinator.salvage import gather
+from trainchaos.recovery.nodes.coordinator.software import refuse_other, versions
+from trainchaos.recovery.process.local import memory_beside
+from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.event_ring import RingWriter
 
 LIMIT_S = 20.0
 

@@ -6,13 +6,20 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from chaos.errors import InfrastructureError
-from harness.host.slurm_commands import Commands, ControllerSilent, Ran, records, run_command, srun
-from harness.host.slurm_facts import facts
-from harness.launch.slurm.allocation import allocation, too_few
-from harness.launch.slurm.step import step_environment
-from harness.launch.slurm.watch import AllocationWatch
-from harness.undo.slurm import CancelSteps
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.slurm_commands import (
+    Commands,
+    ControllerSilent,
+    Ran,
+    records,
+    run_command,
+    srun,
+)
+from trainchaos.harness.host.slurm_facts import facts
+from trainchaos.harness.launch.slurm.allocation import allocation, too_few
+from trainchaos.harness.launch.slurm.step import step_environment
+from trainchaos.harness.launch.slurm.watch import AllocationWatch
+from trainchaos.harness.undo.slurm import CancelSteps
 
 INSIDE = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
 
@@ -146,10 +153,10 @@ def test_a_job_that_slurm_has_forgotten_is_none() -> None:
 
 def test_srun_takes_the_whole_node_once_and_survives_the_loss_of_another() -> None:
     words = srun(
-        job="12", host="n2", name="chaos-x-n1.0", command=["python", "-m", "chaos", "agent"]
+        job="12", host="n2", name="chaos-x-n1.0", command=["python", "-m", "trainchaos", "agent"]
     )
     assert words[0] == "srun"
-    assert words[-4:] == ["python", "-m", "chaos", "agent"]
+    assert words[-4:] == ["python", "-m", "trainchaos", "agent"]
     for option in (
         "--jobid=12",
         "--nodes=1",
@@ -303,7 +310,7 @@ def test_only_the_runs_own_steps_are_cancelled(monkeypatch: pytest.MonkeyPatch) 
             listed[:] = [row for row in listed if not row.startswith(f"{command[-1]}|")]
         return fake(command, limit_s) if not line.startswith("scancel") else Ran(code=1, err="odd")
 
-    monkeypatch.setattr("harness.undo.slurm.run_command", run)
+    monkeypatch.setattr("trainchaos.harness.undo.slurm.run_command", run)
     monkeypatch.delenv("SLURM_CONF", raising=False)
     outcome = CancelSteps.of("12", mine).undo()
     assert (outcome.ok, outcome.did, outcome.text) == (
@@ -327,7 +334,7 @@ def test_a_step_on_a_node_that_has_left_the_job_holds_nobody_up(
         "scontrol --oneliner show job 12": RUNNING,
         "scontrol --oneliner show node": "NodeName=n7 State=IDLE\n",
     }
-    monkeypatch.setattr("harness.undo.slurm.run_command", FakeSlurm(answers))
+    monkeypatch.setattr("trainchaos.harness.undo.slurm.run_command", FakeSlurm(answers))
     monkeypatch.delenv("SLURM_CONF", raising=False)
     outcome = CancelSteps.of("12", mine).undo()
     assert outcome.ok
@@ -338,7 +345,7 @@ def test_steps_of_a_job_that_is_over_need_no_undoing(monkeypatch: pytest.MonkeyP
     fake = FakeSlurm(
         {"scontrol": Ran(code=1, err="slurm_load_jobs error: Invalid job id specified")}
     )
-    monkeypatch.setattr("harness.undo.slurm.run_command", fake)
+    monkeypatch.setattr("trainchaos.harness.undo.slurm.run_command", fake)
     monkeypatch.delenv("SLURM_CONF", raising=False)
     outcome = CancelSteps.of("12", "chaos-0123456789abcdef-").undo()
     assert (outcome.ok, outcome.did) == (True, False)
@@ -347,7 +354,9 @@ def test_steps_of_a_job_that_is_over_need_no_undoing(monkeypatch: pytest.MonkeyP
 def test_a_silent_controller_leaves_the_steps_to_be_cancelled_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("harness.undo.slurm.run_command", FakeSlurm({"scontrol": SILENCE}))
+    monkeypatch.setattr(
+        "trainchaos.harness.undo.slurm.run_command", FakeSlurm({"scontrol": SILENCE})
+    )
     monkeypatch.delenv("SLURM_CONF", raising=False)
     outcome = CancelSteps.of("12", "chaos-0123456789abcdef-").undo()
     assert not outcome.ok

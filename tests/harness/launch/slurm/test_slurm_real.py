@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from chaos.errors import InfrastructureError
-from harness.host.processes import is_same, start_time
-from harness.host.rundir import RunDirectory
-from harness.host.slurm_commands import Commands, ControllerSilent
-from harness.launch.nodes.platform import PlatformNeeds
-from harness.launch.slurm.allocation import allocation
-from harness.launch.slurm.platform import SlurmPlatform
-from harness.run import heal
-from harness.undo.ledger import Ledger
 from tests.support.clusters.slurm_cluster import SlurmCluster, cluster, lacking, skip_or_fail
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.host.processes import is_same, start_time
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.host.slurm_commands import Commands, ControllerSilent
+from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.launch.slurm.allocation import allocation
+from trainchaos.harness.launch.slurm.platform import SlurmPlatform
+from trainchaos.harness.run import heal
+from trainchaos.harness.undo.ledger import Ledger
 
 pytestmark = [pytest.mark.real, pytest.mark.slurm]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from chaos.errors import EXIT_HARNESS, EXIT_PASS, EXIT_SKIPPED, EXIT_TERMINATED
-from harness.host.processes import environment_has, since
 from tests.support.clusters.slurm_cluster import SlurmCluster, cluster, lacking, skip_or_fail
+from trainchaos.chaos.errors import EXIT_HARNESS, EXIT_PASS, EXIT_SKIPPED, EXIT_TERMINATED
+from trainchaos.harness.host.processes import environment_has, since
 
 pytestmark = [pytest.mark.real, pytest.mark.slurm]
 
@@ -48,7 +48,7 @@ class Job:
         options: tuple[str, ...] = (),
     ) -> None:
         self.slurm, self.runs = slurm, runs
-        command = [sys.executable, "-m", "chaos", "run", *arguments, "--runs", str(runs)]
+        command = [sys.executable, "-m", "trainchaos", "run", *arguments, "--runs", str(runs)]
         script = f"cd {shlex.quote(str(ROOT))}\nexec {shlex.join(command)}"
         slurm.until(lambda: set(slurm.states().values()) == {"IDLE"}, "all nodes to be idle", 30.0)
         self.id = slurm.submit(script, *OPTIONS, *options, nodes=nodes)
@@ -180,7 +180,7 @@ def test_a_preempted_job_heals_in_its_grace_and_begins_anew_when_requeued(
 def test_two_runs_in_one_allocation_do_not_know_each_other(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    one = [sys.executable, "-m", "chaos", "run", SPARE_NODE, "--launcher", "slurm", "-q"]
+    one = [sys.executable, "-m", "trainchaos", "run", SPARE_NODE, "--launcher", "slurm", "-q"]
     runs = [shlex.join([*one, "--runs", str(tmp_path / name)]) for name in ("a", "b")]
     script = (
         f"cd {ROOT}\n{runs[0]} & first=$!\n{runs[1]}; second=$?\nwait $first; exit $(( $? +"
@@ -220,7 +220,7 @@ def test_a_run_that_is_ended_at_any_moment_leaves_nothing(
 ) -> None:
     rng = random.Random(seed)
     number = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[seed]
-    chaos, log = [sys.executable, "-m", "chaos"], tmp_path / "log"
+    chaos, log = [sys.executable, "-m", "trainchaos"], tmp_path / "log"
     command = [
         *chaos,
         "run",
@@ -258,7 +258,7 @@ def chaos_in(
 ) -> subprocess.CompletedProcess[str]:
     """``chaos`` as a user would run it."""
     return subprocess.run(
-        [sys.executable, "-m", "chaos", *arguments, "--runs", str(runs)],
+        [sys.executable, "-m", "trainchaos", *arguments, "--runs", str(runs)],
         env={**slurm.environment, **environment},
         capture_output=True,
         text=True,
@@ -319,7 +319,7 @@ def test_the_printed_batch_script_is_one_that_slurm_takes(
         " [--comment=x]}}"
     )
     planned = subprocess.run(
-        [sys.executable, "-m", "chaos", "plan", "--sbatch", SPARE_NODE, "--set", launcher],
+        [sys.executable, "-m", "trainchaos", "plan", "--sbatch", SPARE_NODE, "--set", launcher],
         capture_output=True,
         text=True,
         timeout=60.0,

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from harness.judge.checkers import Evidence, check_all
-from harness.judge.results import Finding
-from harness.script.processes import leftovers
-from harness.script.processes.leftovers import OF_COMMAND, CommandLeftovers
 from tests.harness.script.test_script_observer import COMMAND, Job
 from tests.support import arms
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers import Evidence, check_all
+from trainchaos.harness.judge.results import Finding
+from trainchaos.harness.script.processes import leftovers
+from trainchaos.harness.script.processes.leftovers import OF_COMMAND, CommandLeftovers
 
 DEADLINE_S = 30.0
 HEAD = "key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap\n"

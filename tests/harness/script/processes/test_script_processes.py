@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.host import processes
-from harness.script.processes import tree
-from harness.script.processes.command import Command
-from harness.script.processes.environment import MARK
-from harness.script.processes.ranks import ExitedRank, Ranks
-from recovery.process.processes import become_subreaper
+from trainchaos.harness.host import processes
+from trainchaos.harness.script.processes import tree
+from trainchaos.harness.script.processes.command import Command
+from trainchaos.harness.script.processes.environment import MARK
+from trainchaos.harness.script.processes.ranks import ExitedRank, Ranks
+from trainchaos.recovery.process.processes import become_subreaper
 
 pytestmark = pytest.mark.real
 

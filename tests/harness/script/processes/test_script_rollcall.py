@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from chaos.scenario.progress import RegexProgress
-from chaos.scenario.workload import WorkloadSpec
-from harness.script.listen.progress import GrowingFile, ProgressReport, RegexReader
-from harness.script.processes import tree
-from harness.script.processes.command import Command
-from harness.script.processes.environment import MARK
-from harness.script.processes.ranks import Ranks
-from harness.script.processes.trainer import Trainer
-from harness.script.rollcall import RollCall
-from recovery.process.processes import become_subreaper
+from trainchaos.chaos.scenario.progress import RegexProgress
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.script.listen.progress import GrowingFile, ProgressReport, RegexReader
+from trainchaos.harness.script.processes import tree
+from trainchaos.harness.script.processes.command import Command
+from trainchaos.harness.script.processes.environment import MARK
+from trainchaos.harness.script.processes.ranks import Ranks
+from trainchaos.harness.script.processes.trainer import Trainer
+from trainchaos.harness.script.rollcall import RollCall
+from trainchaos.recovery.process.processes import become_subreaper
 
 DEADLINE_S = 30.0
 GUARD, LAUNCHER = 1, 2

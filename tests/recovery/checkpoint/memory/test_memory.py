@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from recovery.checkpoint.memory import header as headers
-from recovery.checkpoint.memory import peers as peering
-from recovery.checkpoint.memory import protocol
-from recovery.checkpoint.memory.accepting import MAX_CONNECTIONS
-from recovery.checkpoint.memory.client import KeeperClient, KeeperError
-from recovery.checkpoint.memory.files import MemoryFile, create
-from recovery.checkpoint.memory.header import (
+from trainchaos.recovery.checkpoint.memory import header as headers
+from trainchaos.recovery.checkpoint.memory import peers as peering
+from trainchaos.recovery.checkpoint.memory import protocol
+from trainchaos.recovery.checkpoint.memory.accepting import MAX_CONNECTIONS
+from trainchaos.recovery.checkpoint.memory.client import KeeperClient, KeeperError
+from trainchaos.recovery.checkpoint.memory.files import MemoryFile, create
+from trainchaos.recovery.checkpoint.memory.header import (
     VERSION,
     Header,
     Key,
@@ -31,9 +31,9 @@ from recovery.checkpoint.memory.header import (
     mismatch,
     sums_of,
 )
-from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
-from recovery.checkpoint.memory.keeper_store import KeeperStore, Refusal
-from recovery.transport import auth
+from trainchaos.recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
+from trainchaos.recovery.checkpoint.memory.keeper_store import KeeperStore, Refusal
+from trainchaos.recovery.transport import auth
 
 JOB = "job"
 TOKEN = "ab" * 32

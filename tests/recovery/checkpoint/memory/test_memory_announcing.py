@@ -16,14 +16,6 @@ from typing import Any
 
 import pytest
 
-from recovery.checkpoint.memory import protocol
-from recovery.checkpoint.memory.announcing import branches
-from recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, Keeper, KeeperConfig
-from recovery.checkpoint.memory.keepers import Keepers
-from recovery.checkpoint.memory.peers import Peers
-from recovery.checkpoint.memory.protocol import Note, Notes
-from recovery.process.local import Exited, MessageReceived, Report
-from recovery.transport.wire import Extra, Message
 from tests.recovery.checkpoint.memory.test_memory import (
     JOB,
     PATIENCE_S,
@@ -34,6 +26,14 @@ from tests.recovery.checkpoint.memory.test_memory import (
     key,
     offer,
 )
+from trainchaos.recovery.checkpoint.memory import protocol
+from trainchaos.recovery.checkpoint.memory.announcing import branches
+from trainchaos.recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, Keeper, KeeperConfig
+from trainchaos.recovery.checkpoint.memory.keepers import Keepers
+from trainchaos.recovery.checkpoint.memory.peers import Peers
+from trainchaos.recovery.checkpoint.memory.protocol import Note, Notes
+from trainchaos.recovery.process.local import Exited, MessageReceived, Report
+from trainchaos.recovery.transport.wire import Extra, Message
 
 MANY = 20
 

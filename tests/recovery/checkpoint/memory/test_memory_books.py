@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.checkpoint.memory import keeper_store as module
-from recovery.checkpoint.memory import keepers as supervising
-from recovery.checkpoint.memory.keeper_store import KeeperStore, Refusal
-from recovery.policy import doubts
-from recovery.process.local import Exited
 from tests.harness.arm.test_roster import FakeKeeperHost, keepers_of, lose, starts
 from tests.recovery.checkpoint.memory.test_memory import JOB, key, part
 from tests.recovery.nodes.test_nodes_books import entries
+from trainchaos.recovery.checkpoint.memory import keeper_store as module
+from trainchaos.recovery.checkpoint.memory import keepers as supervising
+from trainchaos.recovery.checkpoint.memory.keeper_store import KeeperStore, Refusal
+from trainchaos.recovery.policy import doubts
+from trainchaos.recovery.process.local import Exited
 
 
 def test_a_supervisor_of_keepers_knows_no_more_after_a_thousand(

@@ -12,9 +12,6 @@ from contextlib import suppress
 
 import pytest
 
-from recovery.checkpoint.memory import peers, protocol
-from recovery.checkpoint.memory.client import KeeperClient, KeeperError
-from recovery.checkpoint.memory.header import mismatch
 from tests.recovery.checkpoint.memory.test_memory import (
     PATIENCE_S,
     Start,
@@ -25,6 +22,9 @@ from tests.recovery.checkpoint.memory.test_memory import (
     part,
     start,
 )
+from trainchaos.recovery.checkpoint.memory import peers, protocol
+from trainchaos.recovery.checkpoint.memory.client import KeeperClient, KeeperError
+from trainchaos.recovery.checkpoint.memory.header import mismatch
 
 __all__ = ["start"]
 PIECE = 1024

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
-from recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
-from recovery.checkpoint.saves.reading import CheckpointMismatch
-from recovery.policy.layout import Layout
 from tests.recovery.checkpoint.test_checkpointer import ALONE, Rank
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
+from trainchaos.recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
+from trainchaos.recovery.checkpoint.saves.reading import CheckpointMismatch
+from trainchaos.recovery.policy.layout import Layout
 
 NAME = "places-" + secrets.token_hex(8)
 
@@ -133,7 +133,7 @@ def test_without_a_disk_memory_alone_serves(keeper: Keeper) -> None:
 def test_without_a_keeper_the_disk_serves_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recovery.checkpoint.memory_state.CONNECT_S", 0.0)
+    monkeypatch.setattr("trainchaos.recovery.checkpoint.memory_state.CONNECT_S", 0.0)
     one = rank(tmp_path, every=2)
     one.run(4)
     settle(one)
@@ -204,7 +204,7 @@ def test_all_ranks_of_a_sharded_model_load_the_same_or_none(
     one.run(3)
     settle(one)
     fresh, group = rank(None), Votes(others)
-    monkeypatch.setattr("recovery.checkpoint.memory_checkpointer.votes", group.given)
+    monkeypatch.setattr("trainchaos.recovery.checkpoint.memory_checkpointer.votes", group.given)
     newest, _ = memory_of(fresh)._memory.candidates()
     before = fresh.state.digests()
     pair = Layout(world=2, shards=2)

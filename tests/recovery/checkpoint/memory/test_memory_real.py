@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from chaos.events.log import Event, Kind, read_log
-from harness.judge.results import Results
-from recovery.checkpoint.memory.header import is_memory
-from recovery.checkpoint.memory.keepers import Keepers
 from tests.harness.run.test_real import run
 from tests.recovery.test_run import EPOCHS, RECOVERABLE, STEPS, Running, kill, start, unharmed
+from trainchaos.chaos.events.log import Event, Kind, read_log
+from trainchaos.harness.judge.results import Results
+from trainchaos.recovery.checkpoint.memory.header import is_memory
+from trainchaos.recovery.checkpoint.memory.keepers import Keepers
 
 __all__ = ["start", "unharmed"]  # fixtures
 

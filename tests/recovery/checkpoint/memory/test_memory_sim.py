@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from chaos.events.log import Kind
-from recovery.checkpoint.memory.header import is_memory
 from tests.support.arms import judged
 from tests.support.portions import first_in_test, long_but
 from tests.support.search.simulate import Played, cell_of, evidence, play
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.memory.header import is_memory
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 NODES = {"kind": "sim", "nodes": 2}

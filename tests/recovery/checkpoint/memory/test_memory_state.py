@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recovery.checkpoint import memory_state as memories
-from recovery.checkpoint.files.pieces import CorruptCheckpoint
-from recovery.checkpoint.memory.client import KeeperClient, KeeperError
-from recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
-from recovery.checkpoint.memory_reading import Candidate
-from recovery.checkpoint.memory_state import MAX_BUFFERS, MemorySave, MemoryState
-from recovery.checkpoint.saves.chunks import Chunk, chunks_of
-from recovery.checkpoint.saves.reading import CheckpointMismatch
-from recovery.policy.layout import Layout
-from recovery.state.state import TrainState
+from trainchaos.recovery.checkpoint import memory_state as memories
+from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
+from trainchaos.recovery.checkpoint.memory.client import KeeperClient, KeeperError
+from trainchaos.recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
+from trainchaos.recovery.checkpoint.memory_reading import Candidate
+from trainchaos.recovery.checkpoint.memory_state import MAX_BUFFERS, MemorySave, MemoryState
+from trainchaos.recovery.checkpoint.saves.chunks import Chunk, chunks_of
+from trainchaos.recovery.checkpoint.saves.reading import CheckpointMismatch
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.state.state import TrainState
 
 ALONE = Layout(world=1)
 NAME = "state-" + secrets.token_hex(8)
@@ -143,7 +143,7 @@ def test_damage_in_memory_is_found_before_anything_live_is_touched(keeper: Keepe
 def test_damage_is_found_by_several_threads_too(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recovery.checkpoint.memory_reading.AT_ONCE", 0)
+    monkeypatch.setattr("trainchaos.recovery.checkpoint.memory_reading.AT_ONCE", 0)
     monkeypatch.setattr(memories.pieces, "workers", lambda: 3)
     state = trained(2, width=200_000)  # several pieces
     memory = memory_of(state)

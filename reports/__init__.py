@@ -5,26 +5,43 @@ directory.
 from __future__ import annotations
 
 import importlib
-import pkgutil
+import sys
 from pathlib import Path
 
+from trainchaos.chaos import plugins
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
 
+__path__ = plugins.with_outside(__path__, "reports")
+
 
 def names() -> list[str]:
-    """Names of all reports: the modules of this package; its subpackages hold shared code."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)
+    """Names of all reports: the modules of this package, and plugins from outside; subpackages
+    hold shared code.
+    """
+    return [source.name for source in plugins.sources(plugins.REPORTS)]
 
 
 def render(name: str, run: RunDirectory, results: Results) -> Path:
     """Write one report and return its path. Raises ModuleNotFoundError for a name not in
     ``names()``.
     """
-    path: Path = importlib.import_module(f"{__name__}.{name}").render(run, results)
+    module = importlib.import_module(plugins.module_of(plugins.REPORTS, name))
+    path: Path = module.render(run, results)
     return path
 
 
 def render_all(run: RunDirectory, results: Results) -> list[Path]:
-    """Write all reports and return their paths, in order of their names."""
-    return [render(name, run, results) for name in names()]
+    """Write all reports and return their paths, in order of their names. A plugin from outside that
+    fails is named on standard error, and keeps no other report from being written.
+    """
+    written = []
+    for source in plugins.sources(plugins.REPORTS):
+        try:
+            written.append(render(source.name, run, results))
+        except Exception as error:
+            if not source.place:
+                raise
+            what = f"{type(error).__name__}: {error}"
+            print(f"report {source.name} ({source.place}) was not written: {what}", file=sys.stderr)
+    return written

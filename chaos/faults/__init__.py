@@ -1,1 +1,5 @@
 """Fault kinds, one file each; the module name is the kind in a scenario."""
+
+from trainchaos.chaos.plugins import with_outside
+
+__path__ = with_outside(__path__, "faults")

@@ -1,1 +1,5 @@
 """Built-in training workloads, one file each."""
+
+from trainchaos.chaos.plugins import with_outside
+
+__path__ = with_outside(__path__, "workloads")

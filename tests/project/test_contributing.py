@@ -38,9 +38,9 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     for package in (faults, tests.faultcases):
         here = tmp_path / package.__name__.removeprefix("trainchaos.").replace(".", "/")
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(here)])
-    plugins.load.cache_clear()
+    plugins.forget()
     yield files
-    plugins.load.cache_clear()
+    plugins.forget()
     for package in (faults, tests.faultcases):
         sys.modules.pop(f"{package.__name__}.late_kill", None)
 

@@ -155,18 +155,17 @@ def may_not(name: str, wanted: str) -> str:
             "chaos holds the shared words: pass the object in from chaos/cli.py, or move the word"
             " to chaos"
         )
-    if package == "recovery" and not within(wanted, ("chaos", "chaos.events.log", "chaos.errors")):
+    if package == "recovery" and not within(
+        wanted, ("chaos", "chaos.events.log", "chaos.errors", "chaos.plugins")
+    ):
         return (
             "recovery serves anybody's training script: take it as an argument or through a"
             " Protocol"
         )
     if package == "recovery" and within(wanted, ("chaos",)) and wanted != "chaos":
-        allowed = within(wanted, ("chaos.events.log", "chaos.errors"))
-        return (
-            ""
-            if allowed
-            else "recovery may use chaos.events.log and chaos.errors only: pass the rest in"
-        )
+        allowed = within(wanted, ("chaos.events.log", "chaos.errors", "chaos.plugins"))
+        only = "chaos.events.log, chaos.errors and chaos.plugins only"
+        return "" if allowed else f"recovery may use {only}: pass the rest in"
     if package == "harness" and other == "reports":
         return "reports read stored runs: let the caller render"
     if package == "reports" and other == "recovery":
@@ -294,7 +293,7 @@ def test_import_rule() -> None:
         (
             "recovery/data/order.py",
             "from trainchaos.chaos.scenario.model import Cell",
-            "recovery may use chaos.events.log and chaos.errors only",
+            "recovery may use chaos.events.log, chaos.errors and chaos.plugins only",
         ),
         (
             "recovery/data/order.py",

@@ -16,6 +16,8 @@ PATH = re.compile(rf"(?<![\w/.$}}-])(?:{'|'.join(FOLDERS)})(?:/[\w.-]+)+/?")
 MODULE = re.compile(rf"``?(?:trainchaos\.)?((?:{'|'.join(ROOMS)})(?:\.\w+)+)``?")
 RECORDS = {"docs/comparison.md", "docs/search.md"}
 """Tables of what was played, with the names of that commit."""
+SETTINGS = "chaos.yaml"
+"""The file of a user's project, no module."""
 EXAMPLE = {name for name, _ in BLOCKS.findall((ROOT / "CONTRIBUTING.md").read_text())}
 """Files that a reader is shown how to add."""
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")]
@@ -34,7 +36,7 @@ def named(path: Path) -> Iterator[str]:
         ):
             yield found
     for found in MODULE.findall(text):
-        if not resolves(found):
+        if found != SETTINGS and not resolves(found):
             yield found
 
 

@@ -482,8 +482,7 @@ def test_an_act_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, package)
 
     monkeypatch.setattr("trainchaos.chaos.plugins.importlib.import_module", noted)
-    plugins.one.cache_clear()
-    plugins.load.cache_clear()
+    plugins.forget()
     job = Job(
         {
             "act": True,

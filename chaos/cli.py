@@ -18,11 +18,19 @@ import click
 
 from trainchaos.chaos import errors
 from trainchaos.chaos.commands import all_commands
-from trainchaos.chaos.commands._group import CommandGroup
-from trainchaos.chaos.commands._options import FORMAT, PATH, RUNS, SCENARIO
-from trainchaos.chaos.commands._program import run_as_process
-from trainchaos.chaos.commands._say import say
 from trainchaos.chaos.commands.gate import check_choices, conclude, gate_options
+from trainchaos.chaos.commands.shared.group import CommandGroup
+from trainchaos.chaos.commands.shared.options import (
+    FORMAT,
+    RUN,
+    RUNS,
+    SCENARIO,
+    complete_cell,
+    complete_launcher,
+)
+from trainchaos.chaos.commands.shared.plugins import with_plugins
+from trainchaos.chaos.commands.shared.program import run_as_process
+from trainchaos.chaos.commands.shared.say import say
 from trainchaos.chaos.version import version_option
 
 if TYPE_CHECKING:
@@ -38,7 +46,7 @@ Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario
 130 interrupted, 143 terminated."""
 
 _SCENARIO = click.argument("scenario", type=SCENARIO)
-_RUN = click.argument("run", type=PATH)
+_RUN = click.argument("run", type=RUN)
 _SET = click.option(
     "--set",
     "sets",
@@ -51,12 +59,15 @@ _SEED = click.option(
     "--seed", type=click.IntRange(0, 2**32 - 1), help="Overrides the scenario's seed."
 )
 _REPEAT = click.option("--repeat", type=int, help="Overrides the scenario's repeat.")
-_LAUNCHER = click.option("--launcher", help="Overrides the scenario's launcher.")
+_LAUNCHER = click.option(
+    "--launcher", shell_complete=complete_launcher, help="Overrides the scenario's launcher."
+)
 _CELL = click.option(
     "--cell",
     "only",
     multiple=True,
     metavar="ID",
+    shell_complete=complete_cell,
     help="Run only this cell of the matrix; repeatable.",
 )
 
@@ -211,48 +222,6 @@ def report(run: Path, quiet: bool) -> int:
 
 
 @cli.command()
-@click.argument("run", required=False, type=PATH)
-@click.option(
-    "--all", "every", is_flag=True, help="Heal every run below --runs; the default without a RUN."
-)
-@RUNS
-@FORMAT
-@_QUIET
-def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> int:
-    """Clean up what killed runs left behind.
-
-    Removes their processes, containers, mounts, limits, shared memory and files. Skips runs whose
-    harness is alive. Exit code 5: something could not be undone.
-    """
-    from trainchaos.harness.run import heal as healing
-
-    if run is not None and every:
-        raise click.UsageError("name a RUN or say --all, not both")
-    healed = healing.heal_everything(runs) if run is None else healing.heal_named(run)
-    if form == "json":
-        say(json.dumps([one.model_dump(mode="json") for one in healed], indent=2))
-    elif not healed and not quiet:
-        say("nothing to heal")
-    for one in healed if form == "text" else ():
-        if not quiet or one.state == "left":
-            say("\n".join(one.lines))
-    return healing.exit_code(healed)
-
-
-@cli.command()
-@RUNS
-@FORMAT
-def ps(runs: Path, form: str) -> int:
-    """List live runs, and what dead runs left behind."""
-    from trainchaos.harness.run import ps as live
-
-    found = live.listing(runs)
-    rows = [one.model_dump(mode="json") for one in found]
-    say(json.dumps(rows, indent=2) if form == "json" else live.as_text(found, runs))
-    return errors.EXIT_PASS
-
-
-@cli.command()
 def schema() -> int:
     """Print the JSON Schema of scenario files, for editors (save it beside them as
     scenario.schema.json).
@@ -289,6 +258,7 @@ def build_catalogue() -> Catalogue:
 
 for _command in all_commands():
     cli.add_command(_command)
+with_plugins(cli)
 
 
 def main() -> None:
@@ -312,6 +282,8 @@ def invoke(argv: Sequence[str]) -> int:
         say(str(error), err=True)
         return error.exit_code
     except (OSError, SystemExit) as error:
+        if isinstance(error, SystemExit) and "_CHAOS_COMPLETE" in os.environ:  # a shell asked
+            return int(error.code or 0)
         # click ends with 1 when standard output is closed, and 1 means "an SLA failed" here.
         say(f"cannot write the output: {error}", err=True)
         return errors.EXIT_HARNESS
@@ -353,8 +325,10 @@ def _heal_before(runs: Path) -> None:
 
 
 def _warn(warnings: Sequence[str], quiet: bool) -> None:
-    for warning in () if quiet else warnings:
-        say(warning, err=True)
+    from trainchaos.chaos import plugins
+
+    for warning in () if quiet else (*warnings, *plugins.left_out()):
+        say(str(warning), err=True)
 
 
 def _judged(path: Path) -> tuple[RunDirectory, Results]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands._say import say
+from trainchaos.chaos.commands.shared.say import say
 
 if TYPE_CHECKING:
     from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from trainchaos.chaos.commands._options import PATH
+from trainchaos.chaos.commands.shared.options import PATH
 
 
 @click.command()

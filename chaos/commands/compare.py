@@ -18,8 +18,8 @@ from trainchaos.chaos.commands._compare_output import (
     write_archive,
     write_report,
 )
-from trainchaos.chaos.commands._options import PATH
-from trainchaos.chaos.commands._say import say
+from trainchaos.chaos.commands.shared.options import PATH, complete_stack
+from trainchaos.chaos.commands.shared.say import say
 
 if TYPE_CHECKING:
     from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory
@@ -44,6 +44,7 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
     default="",
     metavar="A,B:tuned",
     help="Stacks to compare; default: all.",
+    shell_complete=complete_stack,
 )
 @click.option(
     "--settings",

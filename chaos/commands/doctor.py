@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands._options import FORMAT, RUNS
-from trainchaos.chaos.commands._say import say
+from trainchaos.chaos.commands.shared.options import FORMAT, RUNS
+from trainchaos.chaos.commands.shared.say import say
 
 
 @click.command()

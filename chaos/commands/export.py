@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands._options import PATH
-from trainchaos.chaos.commands._say import say
+from trainchaos.chaos.commands.shared.options import RUN
+from trainchaos.chaos.commands.shared.say import say
 
 
 @click.group()
@@ -17,7 +17,7 @@ def export() -> None:
 
 
 @export.command()
-@click.argument("run", type=PATH)
+@click.argument("run", type=RUN)
 def otel(run: Path) -> int:
     """Send incidents and their phases as OpenTelemetry spans, by OTLP over HTTP.
 

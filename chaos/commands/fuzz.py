@@ -9,7 +9,7 @@ from typing import Literal
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands._say import say
+from trainchaos.chaos.commands.shared.say import say
 from trainchaos.chaos.scenario.sla import parse_duration
 
 

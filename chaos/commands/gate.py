@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands._options import FORMAT, PATH
-from trainchaos.chaos.commands._say import say
+from trainchaos.chaos.commands.shared.options import FORMAT, PATH, RUN
+from trainchaos.chaos.commands.shared.say import say
 
 if TYPE_CHECKING:
     from trainchaos.harness.gating.baseline import Baseline
@@ -75,7 +75,7 @@ def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.argument("run", type=PATH)
+@click.argument("run", type=RUN)
 @gate_options
 @FORMAT
 @click.option("-q", "--quiet", is_flag=True, help="Print less.")
@@ -295,7 +295,7 @@ def baseline() -> None:
 
 
 @baseline.command()
-@click.argument("run", type=PATH)
+@click.argument("run", type=RUN)
 @click.option("-o", "--output", type=PATH, help="Output file [default: baselines/<scenario>.json].")
 def save(run: Path, output: Path | None) -> int:
     """Judge a stored run and save its values, machine and workload in a small file."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands._options import FORMAT
-from trainchaos.chaos.commands._say import say
+from trainchaos.chaos.commands.shared.options import FORMAT
+from trainchaos.chaos.commands.shared.say import say
 
 if TYPE_CHECKING:
     from trainchaos.chaos.planning.listing import ListingEntry
@@ -32,6 +32,7 @@ def list_(kind: str | None, verbose: bool, form: str) -> int:
     """List what a scenario may name: faults, strategies, workloads, launchers, checkers,
     metrics.
     """
+    from trainchaos.chaos import plugins
     from trainchaos.chaos.planning import listing
 
     found = {name: _entries(name) for name in ((ALSO.get(kind, kind),) if kind else KINDS)}
@@ -40,6 +41,8 @@ def list_(kind: str | None, verbose: bool, form: str) -> int:
         if form == "json"
         else listing.as_text(found, verbose=verbose)
     )
+    for one in plugins.left_out():
+        say(str(one), err=True)
     return errors.EXIT_PASS
 
 

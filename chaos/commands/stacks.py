@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands._options import FORMAT
-from trainchaos.chaos.commands._say import plain, say
+from trainchaos.chaos.commands.shared.options import FORMAT, complete_stack
+from trainchaos.chaos.commands.shared.say import plain, say
 
 if TYPE_CHECKING:
     from trainchaos.harness.compare.environments.environments import Environment
 
-_NAMES = click.argument("names", nargs=-1, metavar="NAME...")
+_NAMES = click.argument("names", nargs=-1, metavar="NAME...", shell_complete=complete_stack)
 
 
 @click.group("stacks")
@@ -76,7 +76,7 @@ def install(names: tuple[str, ...], every: bool) -> int:
 
 
 @stacks.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_stack)
 @FORMAT
 def show(name: str, form: str) -> int:
     """Show a stack: its settings with their reasons, its versions, and the families it is left out

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands._options import PATH, SCENARIO
-from trainchaos.chaos.commands._say import say
+from trainchaos.chaos.commands.shared.options import PATH, SCENARIO
+from trainchaos.chaos.commands.shared.say import say
 
 
 @click.command("try-progress")

@@ -13,12 +13,9 @@ from pydantic import BaseModel
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.fault.base import Fault, Fidelity, Need
+from trainchaos.chaos.loading.builtin import NO_SCENARIOS, PREFIX, scenarios
 from trainchaos.chaos.source.source import read_document
 
-NO_SCENARIOS = (".loader.yaml", ".judge.yaml")
-"""Suffixes of other files that ``chaos fuzz`` keeps beside scenarios: invalid scenarios, and
-changed logs.
-"""
 _WIDTH = 100
 _IN_GROUPS = "root, or a control group that may be written, where ranks are local processes"
 _PRIVILEGES: Mapping[Need, str] = {
@@ -124,18 +121,24 @@ def fault_entry(
 
 
 def scenario_entries(directory: Path) -> list[ListingEntry]:
-    """The scenario files of a directory by path, with their descriptions; unreadable ones
-    say so.
+    """The scenarios that come with this program by their names, and the files of a directory by
+    path, with their descriptions; unreadable ones say so.
     """
+    here = {
+        str(path): path
+        for path in sorted(directory.rglob("*.yaml"))
+        if not path.name.endswith(NO_SCENARIOS)
+    }
+    known = set(scenarios().values())
+    named = {f"{PREFIX}{name}": path for name, path in scenarios().items()}
+    named |= {name: path for name, path in here.items() if path.resolve() not in known}
     entries = []
-    for path in sorted(directory.rglob("*.yaml")):
-        if path.name.endswith(NO_SCENARIOS):
-            continue
+    for name, path in named.items():
         try:
             description = str(read_document(path).tree.get("description", ""))
         except ScenarioError:
             description = f"cannot be read: try 'chaos validate {path}'"
-        entries.append(ListingEntry(name=str(path), summary=description.split("\n", 1)[0]))
+        entries.append(ListingEntry(name=name, summary=description.split("\n", 1)[0]))
     return entries
 
 

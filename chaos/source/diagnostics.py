@@ -8,11 +8,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.plugins import FAULTS, LAUNCHERS, STRATEGIES, WORKLOADS, left_out
 from trainchaos.chaos.scenario.sla import nearest
 
 Loc = tuple[str | int, ...]
 
 # Words familiar from other tools that no edit distance would match.
+_PLUGINS = {
+    "fault kind": FAULTS,
+    "strategy": STRATEGIES,
+    "workload": WORKLOADS,
+    "launcher": LAUNCHERS,
+}
 _FAMILIAR = {
     "on": "at",
     "when": "at",
@@ -73,7 +80,11 @@ class LocatedProblem:
 
 
 def unknown(what: str, word: str, choices: Iterable[str]) -> str:
-    """``unknown <what> 'word'`` with the nearest valid word, else the valid words."""
+    """``unknown <what> 'word'`` with the nearest valid word, else the valid words; of a plugin from
+    outside that was left out, why it was.
+    """
+    for row in left_out(_PLUGINS.get(what, "?"), word):
+        return f"{what} {word!r} of {row.place} cannot be used: {row.why}"
     ordered = sorted(choices)
     familiar = _FAMILIAR.get(word, "")
     near = nearest(word, ordered) or (familiar if familiar in ordered else "")

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from trainchaos.chaos import plugins
 from trainchaos.chaos.fault.base import Fault
-from trainchaos.chaos.planning.listing import NO_SCENARIOS
+from trainchaos.chaos.loading.builtin import NO_SCENARIOS
 
 ROOT = Path(__file__).parents[2]
 FAULTS = plugins.load(plugins.FAULTS, Fault)

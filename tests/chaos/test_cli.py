@@ -194,11 +194,16 @@ def test_list_as_json(chaos: Invoke) -> None:
     )
 
 
-def test_list_scenarios_where_there_are_none(
+def test_list_scenarios_shows_what_is_built_in_and_what_is_here(
     chaos: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert chaos("list", "scenarios")[1] == "none here\n"
+    names = [line.split()[0] for line in chaos("list", "scenarios")[1].splitlines()]
+    assert "builtin:kill-one-rank" in names
+    assert all(name.startswith("builtin:") for name in names)
+    (tmp_path / "scenarios").mkdir()
+    (tmp_path / "scenarios" / "mine.yaml").write_text("description: my own\n")
+    assert "scenarios/mine.yaml" in chaos("list", "scenarios")[1]
 
 
 @pytest.fixture(scope="module")
@@ -456,7 +461,7 @@ def test_the_main_scenario_plans_three_strategies(capsys: pytest.CaptureFixture[
 def test_an_interrupt_ends_it_also_where_a_shell_has_it_ignored() -> None:
     code = (
         "import sys\n"
-        "from trainchaos.chaos.commands._program import run_as_process\n"
+        "from trainchaos.chaos.commands.shared.program import run_as_process\n"
         "def invoke(argv):\n"
         "    try:\n"
         "        print('up', flush=True)  # who reads it may send the signal before this returns\n"

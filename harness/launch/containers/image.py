@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import trainchaos
+from trainchaos.chaos import plugins
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.host.container_engine import IMAGE_LABEL, asking
 
@@ -81,6 +82,7 @@ def host_image(client: Any) -> Image:
             "HOME": "/tmp",
             "LANG": "C.UTF-8",
             "PYTHONPATH": os.pathsep.join(import_path()),
+            plugins.DIRECTORIES: os.pathsep.join(map(str, plugins.directories())),
         },
     )
 
@@ -186,7 +188,7 @@ def _interpreter() -> Iterator[str]:
     """
     yield from (sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable)))
     yield from (place for place in sys.path if place)
-    yield str(_where_we_are())
+    yield from (str(_where_we_are()), *map(str, plugins.directories()))
 
 
 def _where_we_are() -> Path:

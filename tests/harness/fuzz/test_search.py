@@ -22,8 +22,8 @@ from tests.support.search import defects
 from tests.support.search.fuzzed import assert_all_drawn, refusals
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.loading.builtin import NO_SCENARIOS
 from trainchaos.chaos.loading.load import load
-from trainchaos.chaos.planning.listing import NO_SCENARIOS
 from trainchaos.harness.fuzz.draw import draw
 from trainchaos.harness.fuzz.draw.draw import Dice, World
 from trainchaos.harness.fuzz.draw.regressions import write

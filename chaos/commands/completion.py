@@ -1,0 +1,34 @@
+"""``chaos completion``: the lines with which a shell completes this program's command lines."""
+
+from __future__ import annotations
+
+import click
+
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands.shared.say import say
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> int:
+    """Print the shell's completion: commands, options, built-in scenarios, launchers, cells, stacks
+    and runs.
+
+    For bash add 'eval "$(chaos completion bash)"' to ~/.bashrc, for zsh the same with zsh to
+    ~/.zshrc; for fish write it to ~/.config/fish/completions/chaos.fish.
+    """
+    from click.shell_completion import get_completion_class
+
+    from trainchaos.chaos.cli import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    if shell == "bash":  # else it splits builtin:NAME and CELL=VALUE into words
+        say("COMP_WORDBREAKS=${COMP_WORDBREAKS//[:=]}")
+    say(kind(cli, {}, "chaos", "_CHAOS_COMPLETE").source())
+    return errors.EXIT_PASS
+
+
+COMMANDS = [completion]

@@ -1,0 +1,1 @@
+"""What several commands share: options, output, the group of all, the process they run as."""

@@ -1,0 +1,132 @@
+"""Options and arguments that several commands share, with the values that a shell completes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem, split_arg_string
+
+PATH: click.Path = click.Path(path_type=Path)
+RUNS_DIRECTORY = Path("runs")
+
+
+def _starting(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
+class ScenarioPath(click.Path):
+    """A scenario file, or ``builtin:NAME``: one that comes with this program."""
+
+    name = "scenario"
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, readable=False)  # loading says why it cannot read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As in the base. Raises ScenarioError for a name that is not built in."""
+        from trainchaos.chaos.loading import builtin
+
+        if isinstance(value, str) and value.startswith(builtin.PREFIX):
+            return builtin.find(value)
+        return super().convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Files, and what is built in. Bash takes a word to end at a colon."""
+        from trainchaos.chaos.loading import builtin
+
+        if incomplete.startswith(builtin.PREFIX[:3]):
+            return _starting(
+                (f"{builtin.PREFIX}{name}" for name in builtin.scenarios()), incomplete
+            )
+        return super().shell_complete(ctx, param, incomplete)
+
+
+class RunPath(click.Path):
+    """A run directory."""
+
+    name = "run"
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Run directories below ``--runs``, the newest of each scenario first; else any path."""
+        runs = Path(ctx.params.get("runs") or RUNS_DIRECTORY)
+        found = (str(path) for path in sorted(runs.glob("*/*"), reverse=True) if path.is_dir())
+        return _starting(found, incomplete) or super().shell_complete(ctx, param, incomplete)
+
+
+SCENARIO = ScenarioPath()
+RUN = RunPath()
+RUNS = click.option(
+    "--runs",
+    type=PATH,
+    default=RUNS_DIRECTORY,
+    show_default=True,
+    help="Directory of run directories.",
+)
+FORMAT = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Output format.",
+)
+
+
+def _plugin_names(package: str, incomplete: str) -> list[CompletionItem]:
+    from trainchaos.chaos import plugins
+
+    return _starting((source.name for source in plugins.sources(package)), incomplete)
+
+
+def complete_launcher(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The launchers."""
+    from trainchaos.chaos import plugins
+
+    return _plugin_names(plugins.LAUNCHERS, incomplete)
+
+
+def complete_stack(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The stacks of a comparison; of a list with commas, its last word."""
+    from trainchaos.chaos import plugins
+
+    before, comma, last = incomplete.rpartition(",")
+    return [
+        CompletionItem(f"{before}{comma}{item.value}")
+        for item in _plugin_names(plugins.STACKS, last)
+    ]
+
+
+def complete_cell(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The cells of the scenario on the same command line. It is not parsed while the value of
+    ``--cell`` is missing, so its words are searched.
+    """
+    from trainchaos.chaos.cli import build_catalogue
+    from trainchaos.chaos.errors import ScenarioError
+    from trainchaos.chaos.loading.load import load
+
+    for word in split_arg_string(os.environ.get("COMP_WORDS", "")):
+        try:
+            path = SCENARIO.convert(word, None, None)
+            if path.suffix in (".yaml", ".yml") and path.is_file():
+                cells = load(path, build_catalogue(), env=os.environ).cells
+                return _starting((cell.id for cell in cells), incomplete)
+        except ScenarioError:
+            continue
+    return []

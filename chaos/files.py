@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # ranks read and write events but do not need pydantic
 
 MAX_BYTES = 32 << 20
 MAX_VALUES = 2_500_000  # per JSON text: an empty list of two characters takes 64 bytes of memory
+SCHEMA = "schema_version"
+"""Field of stored models whose files may be read by another version of this program."""
 _LONGEST_REASON = 300
 _LONGEST_INT = 20  # digits of 64 bits, with a sign
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -100,8 +102,18 @@ def read_model(path: Path, kind: type[Found], *, follow: bool = False) -> Found:
 
 
 def parse_model(data: bytes, kind: type[Found]) -> Found:
-    """A JSON text as a model. Raises ValueError if it does not fit the model."""
-    return kind.model_validate(parse_json(data))
+    """A JSON text as a model. Raises ValueError if it does not fit the model, or is of a newer
+    schema.
+    """
+    raw = parse_json(data)
+    field = kind.model_fields.get(SCHEMA)
+    version = raw.get(SCHEMA) if isinstance(raw, dict) else None
+    if field is not None and type(version) is int and version > field.default:
+        raise ValueError(
+            f"it is of schema version {version}, and this chaos reads version {field.default}: a"
+            " newer one wrote it"
+        )
+    return kind.model_validate(raw)
 
 
 def reason(error: Exception) -> str:

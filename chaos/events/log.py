@@ -39,6 +39,8 @@ __all__ = [
 ]
 
 ORCHESTRATOR = "orchestrator"
+LOG_VERSION = 1
+"""Version of event logs: a newer one has events that an older judge would misread."""
 MAX_LOG_BYTES = 512 << 20  # per actor; a larger file is not read
 _LONGEST = 200  # characters of a value quoted in a problem
 MOST_SAID = 500
@@ -279,9 +281,25 @@ def read_log(directory: Path, budget: Budget | None = None) -> Log:
     budget = budget or Budget()
     actors = [read_actor(path, budget) for path in files]
     try:
-        return make_log(actors)
+        log = make_log(actors)
+        _refuse_newer(log, directory)
+        return log
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise SenselessLog(
             f"what {directory} holds makes no sense: {type(error).__name__}: {error}"[:MOST_SAID],
             hint="it was changed, or is of another version",
         ) from error
+
+
+def _refuse_newer(log: Log, directory: Path) -> None:
+    """Raise SenselessLog for a log that a newer version of this program wrote. Logs from before
+    versions were written are of version 1.
+    """
+    started = log.first(Kind.RUN_STARTED)
+    version = started.data.get("log_version") if started is not None else None
+    if type(version) is int and version > LOG_VERSION:
+        raise SenselessLog(
+            f"the log in {directory} is of version {version}, and this chaos reads version"
+            f" {LOG_VERSION}: a newer one wrote it",
+            hint="judge it with that one",
+        )

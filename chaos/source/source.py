@@ -25,6 +25,8 @@ from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.source.bounds import text_problem
 from trainchaos.chaos.source.diagnostics import Loc, LocatedProblem, Span, scenario_error
 
+VERSION = 1
+"""Newest version of the scenario format that is read."""
 MAX_BYTES = 1_000_000
 MAX_INT = 2**63 - 1
 MAX_DEPTH = 20
@@ -70,6 +72,14 @@ def read_document(path: Path) -> Document:
         raise scenario_error(
             document.problems or [LocatedProblem(span=document.locate(()), message=message)]
         )
+    version = document.tree.get("version")
+    if type(version) is int and version > VERSION:  # the rest may mean anything
+        message = (
+            f"the scenario is of version {version}, and this chaos reads version {VERSION}: it was"
+            " written for a newer one"
+        )
+        span = document.locate(("version",))
+        raise scenario_error([LocatedProblem(span=span, message=message)])
     return document
 
 

@@ -10,7 +10,7 @@ import signal as signals
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
+from trainchaos.chaos.events.log import LOG_VERSION, ORCHESTRATOR, Event, EventWriter, Kind
 from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.scenario.sla import parse_stop
 from trainchaos.chaos.schedule.plan import PlannedFault, plan_scenario
@@ -100,6 +100,7 @@ class ArmLoop:
         self._write(Kind.ACTOR_STARTED, **about.process)
         self._write(
             Kind.RUN_STARTED,
+            log_version=LOG_VERSION,
             arm=setup.arm,
             cell=setup.cell.id,
             repeat=setup.repeat,

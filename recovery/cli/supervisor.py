@@ -10,7 +10,7 @@ import socket
 import time
 from typing import Any, Protocol
 
-from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
+from trainchaos.chaos.events.log import LOG_VERSION, ORCHESTRATOR, Event, EventWriter, Kind
 from trainchaos.recovery.cli.job_spec import JobSpec, script_config
 from trainchaos.recovery.cli.keepers import JobKeepers
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost, ProcessPlacement
@@ -223,6 +223,7 @@ class Supervisor:
         self.controller.steps = ready.steps
         self._write(
             Kind.RUN_STARTED,
+            log_version=LOG_VERSION,
             arm="job",
             cell=self._spec.script.name,
             repeat=0,

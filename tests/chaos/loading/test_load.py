@@ -696,7 +696,15 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
             "global_batch: 2",
             ["4:71: global_batch 2 cannot feed 4 ranks: use global_batch >= 4 or ranks <= 2"],
         ),
-        ("version: 1", "version: 2", ["1:10: version needs 1, not 2"]),
+        ("version: 1", "version: 0", ["1:10: version needs 1, not 0"]),
+        (
+            "version: 1",
+            "version: 7\nnovelty: 1",
+            [
+                "1:10: the scenario is of version 7, and this chaos reads version 1: it was written"
+                " for a newer one"
+            ],
+        ),
         ("name: example\n", "", ["1:1: 'name' is missing"]),
         (
             "faults:\n",

@@ -21,7 +21,7 @@ import pytest
 from tests.support.limited import limited
 from trainchaos.chaos import files
 from trainchaos.chaos.cli import invoke
-from trainchaos.chaos.commands import _say
+from trainchaos.chaos.commands.shared import say as saying
 from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.log import read_actor
 from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory, PlayedArm
@@ -339,23 +339,23 @@ def test_a_name_as_long_as_the_memory_is_refused(
 
 def test_what_a_terminal_would_obey_is_shown_by_its_number() -> None:
     assert (
-        _say.plain("a\x1b[31mb\u202e\x9b\U000e0001\ud800")
+        saying.plain("a\x1b[31mb\u202e\x9b\U000e0001\ud800")
         == "a\\u001b[31mb\\u202e\\u009b\\udb40\\udc01\\ud800"
     )
-    assert _say.plain("5\u202f% · ✓\n\tß") == "5\u202f% · ✓\n\tß"
-    assert json.loads(_say.plain(json.dumps(["\x9b\U000e0001"], ensure_ascii=False))) == [
+    assert saying.plain("5\u202f% · ✓\n\tß") == "5\u202f% · ✓\n\tß"
+    assert json.loads(saying.plain(json.dumps(["\x9b\U000e0001"], ensure_ascii=False))) == [
         "\x9b\U000e0001"
     ]
 
 
 def test_every_command_prints_by_the_one_way_that_obeys_nothing() -> None:
-    root = Path(_say.__file__).parent
+    root = Path(saying.__file__).parents[1]
     own = [
         one
-        for one in (*root.glob("*.py"), root.parent / "cli.py")
+        for one in (*root.rglob("*.py"), root.parent / "cli.py")
         if "click.echo(" in one.read_text()
     ]
-    assert sorted(one.name for one in own) == ["_say.py", "stacks.py"]
+    assert sorted(one.name for one in own) == ["say.py", "stacks.py"]
     for line in (root / "stacks.py").read_text().splitlines():
         assert "click.echo(" not in line or "plain(" in line or '"\\r\\x1b[2K"' in line, line
 

@@ -168,7 +168,8 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
 @_CELL
 @FORMAT
 @click.option("--sbatch", is_flag=True, help="Print a batch script that runs it on Slurm instead.")
-def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
+@click.option("--k8s", is_flag=True, help="Print a manifest that runs it on Kubernetes instead.")
+def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> int:
     """Show what a run would do: resolved scenario, fault schedule, expected duration. Starts
     nothing.
     """
@@ -179,12 +180,16 @@ def plan(scenario: Path, form: str, sbatch: bool, **choices: Any) -> int:
     catalogue = build_catalogue()
     loaded = _load(scenario, choices, catalogue)
     cells = chosen(loaded, choices["only"])
-    cores = None if sbatch else cores_here()
+    cores = None if sbatch or k8s else cores_here()
     planned = planview.plan_run(loaded, catalogue, seed=choices["seed"], cells=cells, cores=cores)
     if sbatch:
         from trainchaos.harness.launch.slurm.script import script_of
 
         say(script_of(planned, scenario, choices), nl=False)
+    elif k8s:
+        from trainchaos.harness.launch.kubernetes import manifest_of
+
+        say(manifest_of(planned, scenario, choices), nl=False)
     elif form == "json":
         say(json.dumps(planview.as_json(planned), indent=2))
     else:

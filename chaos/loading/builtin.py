@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,9 +95,15 @@ def _files(source: Path) -> Iterator[tuple[Path, Path]]:
             if path.is_file() and "__pycache__" not in path.parts:
                 yield Path(source.name) / path.relative_to(source), path
         return
-    chain = [source]
-    while source.suffix == ".yaml" and (base := read_document(chain[-1]).tree.get("extends")):
+    yield from chain_of(source) if source.suffix == ".yaml" else [(Path(source.name), source)]
+
+
+def chain_of(scenario: Path) -> list[tuple[Path, Path]]:
+    """A scenario that loads and those that it extends, itself first: path below a directory that
+    holds all, such that each finds the next -> file. Raises ScenarioError.
+    """
+    chain = [scenario.resolve()]
+    while base := read_document(chain[-1]).tree.get("extends"):
         chain.append((chain[-1].parent / str(base)).resolve())
-    top = min((path.parent for path in chain), key=lambda folder: len(folder.parts))
-    for path in chain:
-        yield path.relative_to(top), path
+    top = Path(os.path.commonpath([path.parent for path in chain]))
+    return [(path.relative_to(top), path) for path in chain]

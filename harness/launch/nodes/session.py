@@ -37,9 +37,18 @@ Make = Callable[[PlatformNeeds], Platform]
 
 
 @contextmanager
-def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Iterator[NodesSession]:
-    """The session of a launcher for nodes. ``make``: makes its platform. Raises
-    InfrastructureError.
+def nodes_session(
+    cells: Sequence[Cell],
+    run: RunDirectory,
+    make: Make,
+    *,
+    token: bytes | None = None,
+    port: int = 0,
+    ready_s: float = READY_LIMIT_S,
+) -> Iterator[NodesSession]:
+    """The session of a launcher for nodes. ``make``: makes its platform; ``token``: what its agents
+    show, if they are not told by this process; ``port``: where they connect, 0 for any;
+    ``ready_s``: how long to wait for all. Raises InfrastructureError.
     """
     needs = frozenset(need for cell in cells for need in needs_of(cell))
     ledger = Ledger(run.ledger)
@@ -55,6 +64,9 @@ def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Itera
             keeps_store=Need.STORE_PROCESS in needs,
             refusals=run.root / REFUSALS,
             cells=cells,
+            token=token,
+            port=port,
+            ready_s=ready_s,
         )
         try:
             yield session
@@ -69,8 +81,8 @@ def nodes_session(cells: Sequence[Cell], run: RunDirectory, make: Make) -> Itera
 class NodesSession:
     """Implements ``harness.launch.launcher.Session``. ``home``: directory for the agents' files,
     shared by all nodes; ``keeps_store``: run the key-value store as a separate process here;
-    ``refusals``: file for refused connections and the reasons; ``cells``: of the run. Raises
-    InfrastructureError.
+    ``refusals``: file for refused connections and the reasons; ``cells``: of the run; ``token``,
+    ``port``, ``ready_s``: see ``nodes_session``. Raises InfrastructureError.
     """
 
     def __init__(
@@ -82,15 +94,19 @@ class NodesSession:
         keeps_store: bool,
         refusals: Path,
         cells: Sequence[Cell] = (),
+        token: bytes | None = None,
+        port: int = 0,
+        ready_s: float = READY_LIMIT_S,
     ) -> None:
         self.platform = platform
         self._recipe = recipe(cells)
         self._home = home
-        token = secrets.token_bytes(32)
+        token = token or secrets.token_bytes(32)
+        self._ready_s = ready_s
         self._token_file = _write_token(home, token)
         self._refusals = refusals
         self._played = False
-        self.fleet = Fleet(token=token, host=platform.host, refused=self._note_refusal)
+        self.fleet = Fleet(token=token, host=platform.host, port=port, refused=self._note_refusal)
         self.zygote: ForkServer | None = None
         if keeps_store:
             become_subreaper()
@@ -111,9 +127,14 @@ class NodesSession:
         return NodesCluster(self, setup)
 
     def scratch(self, node: int) -> Path:
-        """Directory for the files of a node's agent; forwarded files have the same relative path
-        here as in the run's directory.
+        """Directory for the files of a node's agent, as the agent says, or as it will be told;
+        forwarded files have the same relative path here as in the run's directory.
         """
+        known = self.fleet.nodes().get(node)
+        return Path(known.scratch) if known is not None and known.scratch else self._told(node)
+
+    def _told(self, node: int) -> Path:
+        """The directory that this process gives an agent which it starts."""
         return self._home / f"n{node}"
 
     def _note_refusal(self, why: str) -> None:
@@ -144,7 +165,7 @@ class NodesSession:
             "--token-file",
             str(self._token_file),
             "--scratch",
-            str(self.scratch(node)),
+            str(self._told(node)),
             "--boot",
             boot_id(),
             "--entry",
@@ -167,7 +188,7 @@ class NodesSession:
                     machines.resume(node)
 
     def _await_nodes(self, nodes: range, stopped: Callable[[], bool]) -> None:
-        until_s = time.monotonic() + READY_LIMIT_S
+        until_s = time.monotonic() + self._ready_s
         self._resume(nodes)
         self.renewal.look(at_once=True)
         for node in nodes:

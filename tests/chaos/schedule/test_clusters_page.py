@@ -24,10 +24,10 @@ BLOCKS = re.findall(r"```yaml\n(launcher:.*?)```", PAGE, re.S)
 
 
 def test_there_is_a_recipe_for_each() -> None:
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["docker", "slurm"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["docker", "slurm", "remote"])
 def test_parameters_are_read_and_the_rest_of_them_is_there(block: str) -> None:
     spec = LauncherSpec.model_validate(YAML(typ="safe", pure=True).load(block)["launcher"])
     launcher = LAUNCHERS[spec.kind]

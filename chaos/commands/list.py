@@ -79,9 +79,8 @@ def _plugins(kind: str) -> list[ListingEntry]:
     catalogue = build_catalogue()
     if kind == "faults":
         launchers = cast("dict[str, type[Any]]", catalogue.launchers)
-        able = {name: None if each.emulates else each for name, each in launchers.items()}
         return [
-            listing.fault_entry(name, cast("Any", model), able)
+            listing.fault_entry(name, cast("Any", model), launchers)
             for name, model in catalogue.faults.items()
         ]
     models = cast("dict[str, type[Any]]", getattr(catalogue, kind))

@@ -94,24 +94,26 @@ class Fault(BaseModel):
     """Base of a fault kind; its fields are the YAML ``params``. Class attributes say how it acts.
 
     ``fidelity``: on launchers that run real processes; ``on_cuda``: where CUDA devices make a
-    difference (a simulator simulates all faults). ``needs``: what the launcher must offer;
-    ``may_need``: what it must offer with some parameters. ``lasting``: needs a duration and a heal;
-    ``may_last``: accepts a duration; other faults are over once they have acted. ``harmless``:
-    leaves nothing to recover from. ``phases``: the phases at which it can act (empty: all).
-    ``relentless``: fires again at every attempt, whatever ``retrigger`` says. ``role``: the only
-    role it hits, whatever the target says. ``whole_racks``: a NODE fault that hits whole racks;
-    ``separates``: a LINK or NODE fault that cuts its targets off from the rest. ``everywhere``: one
-    occurrence acts in all ranks, including those that join later, until the run ends. ``corrupts``:
-    training continues with wrong values; ``changes_state``: it can leave a rank with a state that
-    differs from the others' without a non-finite value. ``on_saves``: a RANK fault on checkpoint
-    saves, which rank 0 alone makes unless they are sharded. ``by_script``: a RANK fault that a
-    script can do itself when ``chaos.beacon.point`` answers with this word. ``seems_still``: the
-    target keeps working but appears hung, so another rank, or none, may be declared hung.
+    difference. ``simulated``: it acts only through what ``chaos.fault.targets`` offers, which a
+    simulator has too, and was tried there. ``needs``: what the launcher must offer; ``may_need``:
+    what it must offer with some parameters. ``lasting``: needs a duration and a heal; ``may_last``:
+    accepts a duration; other faults are over once they have acted. ``harmless``: leaves nothing to
+    recover from. ``phases``: the phases at which it can act (empty: all). ``relentless``: fires
+    again at every attempt, whatever ``retrigger`` says. ``role``: the only role it hits, whatever
+    the target says. ``whole_racks``: a NODE fault that hits whole racks; ``separates``: a LINK or
+    NODE fault that cuts its targets off from the rest. ``everywhere``: one occurrence acts in all
+    ranks, including those that join later, until the run ends. ``corrupts``: training continues
+    with wrong values; ``changes_state``: it can leave a rank with a state that differs from the
+    others' without a non-finite value. ``on_saves``: a RANK fault on checkpoint saves, which rank 0
+    alone makes unless they are sharded. ``by_script``: a RANK fault that a script can do itself
+    when ``chaos.beacon.point`` answers with this word. ``seems_still``: the target keeps working
+    but appears hung, so another rank, or none, may be declared hung.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     where: ClassVar[Where]
+    simulated: ClassVar[bool] = False
     fidelity: ClassVar[Fidelity] = Fidelity.REAL
     on_cuda: ClassVar[Fidelity | None] = None
     needs: ClassVar[frozenset[Need]] = frozenset()

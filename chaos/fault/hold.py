@@ -22,6 +22,7 @@ class HoldsTraining(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
 
     hold_s: float = Field(default=60.0, gt=0, le=600, description="seconds it hangs")
 

@@ -17,6 +17,7 @@ class KillsProcess(Fault):
     """SIGKILL to one process."""
 
     where: ClassVar[Where] = Where.PROCESS
+    simulated: ClassVar[bool] = True
 
     def act(self, target: ProcessTarget) -> Mapping[str, Any]:
         """Kill the process."""
@@ -36,6 +37,7 @@ class KillsNodes(Fault):
     """All processes of the chosen nodes, or their machines, are killed."""
 
     where: ClassVar[Where] = Where.NODE
+    simulated: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.NODES})
 
     def act(self, target: NodeTarget) -> Mapping[str, Any]:

@@ -37,6 +37,7 @@ class CheckpointCorrupt(Fault):
     """
 
     where: ClassVar[Where] = Where.CHECKPOINT
+    simulated: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
 
     mode: Literal[

@@ -26,6 +26,7 @@ class ClockSkew(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True

@@ -23,6 +23,7 @@ class CollectiveSkip(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("data", "forward")
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:

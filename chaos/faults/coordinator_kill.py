@@ -23,6 +23,7 @@ class CoordinatorKill(Fault):
     """
 
     where: ClassVar[Where] = Where.COORDINATOR
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     needs: ClassVar[frozenset[Need]] = frozenset({Need.COORDINATOR_PROCESS})
     harmless: ClassVar[bool] = True

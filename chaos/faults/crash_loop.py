@@ -26,6 +26,7 @@ class CrashLoop(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     relentless: ClassVar[bool] = True
 
     message: str = "injected crash"

@@ -25,6 +25,7 @@ class DataCorrupt(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     corrupts: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("data",)
 

@@ -22,6 +22,7 @@ class DataStall(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     lasting: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("data",)

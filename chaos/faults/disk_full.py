@@ -23,6 +23,7 @@ class DiskFull(Fault):
     """
 
     where: ClassVar[Where] = Where.STORAGE
+    simulated: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MOUNT})
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True

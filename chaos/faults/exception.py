@@ -25,6 +25,7 @@ class RaiseError(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     by_script: ClassVar[str] = "raise"
 
     message: str = "injected failure"

@@ -22,6 +22,7 @@ class GpuError(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ class GpuOom(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     on_cuda: ClassVar[Fidelity | None] = Fidelity.REAL
 

@@ -22,6 +22,7 @@ class HealthEvent(Fault):
     """
 
     where: ClassVar[Where] = Where.HEALTH
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     harmless: ClassVar[bool] = True
 

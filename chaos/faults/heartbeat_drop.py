@@ -21,6 +21,7 @@ class HeartbeatDrop(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     lasting: ClassVar[bool] = True
     seems_still: ClassVar[bool] = True

@@ -28,6 +28,7 @@ class IoError(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True

@@ -25,6 +25,7 @@ class LinkFlap(Fault):
     """
 
     where: ClassVar[Where] = Where.LINK
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     needs: ClassVar[frozenset[Need]] = frozenset({Need.LINKS})
     lasting: ClassVar[bool] = True

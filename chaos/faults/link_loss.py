@@ -29,6 +29,7 @@ class LinkLoss(Fault):
     """
 
     where: ClassVar[Where] = Where.LINK
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     needs: ClassVar[frozenset[Need]] = frozenset({Need.LINKS})
     lasting: ClassVar[bool] = True

@@ -28,6 +28,7 @@ class LinkThrottle(Fault):
     """
 
     where: ClassVar[Where] = Where.LINK
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     may_need: ClassVar[frozenset[Need]] = frozenset({Need.LINKS})
     lasting: ClassVar[bool] = True

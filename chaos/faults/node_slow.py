@@ -28,6 +28,7 @@ class NodeSlow(Fault):
     """
 
     where: ClassVar[Where] = Where.NODE
+    simulated: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.NODES, Need.QUOTA})
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True

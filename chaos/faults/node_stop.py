@@ -23,6 +23,7 @@ class NodeStop(Fault):
     """
 
     where: ClassVar[Where] = Where.NODE
+    simulated: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.NODES})
     may_last: ClassVar[bool] = True
 

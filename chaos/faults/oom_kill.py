@@ -27,6 +27,7 @@ class OomKill(Fault):
     """
 
     where: ClassVar[Where] = Where.PROCESS
+    simulated: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MEMORY})
 
     spare_mib: int = Field(

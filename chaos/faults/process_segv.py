@@ -20,6 +20,7 @@ class ProcessSegv(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
 
     def act(self, target: RankTarget) -> Mapping[str, Any]:
         """Read address 0."""

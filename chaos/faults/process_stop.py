@@ -21,6 +21,7 @@ class ProcessStop(Fault):
     """
 
     where: ClassVar[Where] = Where.PROCESS
+    simulated: ClassVar[bool] = True
     may_last: ClassVar[bool] = True
 
     def act(self, target: ProcessTarget) -> Mapping[str, Any]:

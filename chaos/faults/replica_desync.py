@@ -24,6 +24,7 @@ class ReplicaDesync(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     phases: ClassVar[tuple[str, ...]] = ("data", "forward")
     corrupts: ClassVar[bool] = True
     changes_state: ClassVar[bool] = True

@@ -21,6 +21,7 @@ class StoreKill(Fault):
     """
 
     where: ClassVar[Where] = Where.STORE
+    simulated: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STORE_PROCESS})
 
     def act(self, target: StoreTarget) -> Mapping[str, Any]:

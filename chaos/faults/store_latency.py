@@ -22,6 +22,7 @@ class StoreLatency(Fault):
     """
 
     where: ClassVar[Where] = Where.STORE
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STORE_PROCESS})
     lasting: ClassVar[bool] = True

@@ -36,6 +36,7 @@ class TensorCorrupt(Fault):
     """
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     by_script: ClassVar[str] = "nan"
     corrupts: ClassVar[bool] = True
     changes_state: ClassVar[bool] = True

@@ -90,22 +90,21 @@ def model_entry(name: str, model: type[BaseModel]) -> ListingEntry:
 class LauncherAbilities(Protocol):
     """Abilities of a launcher; see ``harness.launch.launcher.Launcher``."""
 
+    simulates: ClassVar[bool]
     offers: ClassVar[frozenset[Need]]
     real: ClassVar[frozenset[Need]]
 
 
 def fault_entry(
-    name: str, kind: type[Fault], launchers: Mapping[str, type[LauncherAbilities] | None]
+    name: str, kind: type[Fault], launchers: Mapping[str, type[LauncherAbilities]]
 ) -> ListingEntry:
-    """A fault kind, with its fidelity under each launcher. ``launchers``: None for one that
-    simulates everything.
-    """
+    """A fault kind, with its fidelity under each launcher."""
     columns = {"acts on": kind.where.value}
     for launcher, able in launchers.items():
-        if able is None:
-            columns[launcher] = "simulated"
-        elif kind.needs - able.offers:
+        if kind.needs - able.offers or (able.simulates and not kind.simulated):
             columns[launcher] = "-"
+        elif able.simulates:
+            columns[launcher] = "simulated"
         elif kind.needs & able.real:
             columns[launcher] = Fidelity.REAL.value
         else:

@@ -11,7 +11,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.fault.base import Need
+from trainchaos.chaos.fault.build import build_all
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import ArmSetup, Launcher
@@ -52,6 +54,16 @@ class Sim(Launcher):
     ) -> AbstractContextManager[SimSession]:
         """Nothing to open."""
         return _session(SimSession(self.timings()))
+
+    def check(self, cell: Cell) -> None:
+        """Refuse a fault that does not say that it can be simulated."""
+        made = build_all(cell.scenario.faults)
+        for fault in cell.scenario.faults:
+            if not made[fault.id].simulated:
+                raise ScenarioError(
+                    f"fault {fault.id!r} ({fault.kind}) is not known to act in a simulation",
+                    hint="use launcher local; its author may try it and declare simulated = True",
+                )
 
     def timings(self) -> Timings:
         """As simulated processes want them."""

@@ -166,3 +166,13 @@ def test_an_installed_distribution_brings_plugins(place: Path) -> None:
     done = chaos(place, "validate", "outside.yaml", path=site)
     assert done.returncode == 0, done.stderr
     assert "plugin faults/gone (package more-faults) is left out" in done.stderr
+
+
+def test_a_fault_that_does_not_say_so_is_not_taken_for_simulated(place: Path) -> None:
+    told = FAULT.rstrip() + "\n\n    simulated: ClassVar[bool] = False\n"
+    (place / "mine" / "faults" / "late_kill.py").write_text(told)
+    listing = chaos(place, "list", "faults", "--plugins", "mine", "--format", "json")
+    rows = {one["name"]: one["columns"]["sim"] for one in json.loads(listing.stdout)["faults"]}
+    assert rows["late-kill"] == "-" and rows["process-kill"] == "simulated"
+    ran = chaos(place, "run", "outside.yaml", "--plugins", "mine", "--launcher", "sim", "-q")
+    assert ran.returncode == 2 and "is not known to act in a simulation" in ran.stderr

@@ -28,12 +28,14 @@ class Kill(_Fault):
     """Kills. At once."""
 
     where: ClassVar[Where] = Where.PROCESS
+    simulated: ClassVar[bool] = True
 
 
 class Slow(_Fault):
     """Slows a rank down."""
 
     where: ClassVar[Where] = Where.RANK
+    simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     on_cuda: ClassVar[Fidelity | None] = Fidelity.REAL
     lasting: ClassVar[bool] = True
@@ -55,6 +57,7 @@ class Damage(_Fault):
     """Damages a checkpoint."""
 
     where: ClassVar[Where] = Where.CHECKPOINT
+    simulated: ClassVar[bool] = True
 
     mode: Literal["bitflip", "truncate"] = "bitflip"
 
@@ -63,6 +66,7 @@ class Full(_Fault):
     """Fills the disk."""
 
     where: ClassVar[Where] = Where.STORAGE
+    simulated: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MOUNT})
 
 
@@ -70,18 +74,21 @@ class Isolate(_Fault):
     """Loses a node."""
 
     where: ClassVar[Where] = Where.NODE
+    simulated: ClassVar[bool] = True
 
 
 class Cut(_Fault):
     """Cuts links."""
 
     where: ClassVar[Where] = Where.LINK
+    simulated: ClassVar[bool] = True
     may_last: ClassVar[bool] = True
 
 
 class Here(_Model):
     """Runs ranks here."""
 
+    simulates: ClassVar[bool] = False
     emulates: ClassVar[str] = ""
     offers: ClassVar[frozenset[Need]] = frozenset()
     real: ClassVar[frozenset[Need]] = frozenset()
@@ -93,6 +100,7 @@ class Pretend(Here):
     offers: ClassVar[frozenset[Need]] = frozenset(Need)
 
     emulates: ClassVar[str] = "everything"
+    simulates: ClassVar[bool] = True
 
 
 class Restart(_Model):

@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks lint check format fuzz soak scenarios bench bench-hangs bench-planted schema clean help
+.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks lint check format fuzz soak scenarios docs bench bench-hangs bench-planted schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -81,6 +81,10 @@ scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do
 	for file in scenarios/*.yaml scenarios/*/*.yaml; do \
 	  case $$file in *.loader.yaml|*.judge.yaml) continue;; esac; \
 	  $(BIN)/chaos run $$file; code=$$?; [ $$code -eq 0 ] || [ $$code -eq 7 ] || exit $$code; done
+
+docs: $(STAMP) ## build the site of the documentation into build/site; a link that leads nowhere is an error
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement docs/site/requirements.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP) ## measure recovery and overhead; prints the tables kept in docs/performance.md and docs/clusters.md
 	$(BIN)/python -m benchmarks.recovery

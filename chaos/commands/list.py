@@ -35,7 +35,7 @@ def list_(kind: str | None, verbose: bool, form: str) -> int:
     from trainchaos.chaos import plugins
     from trainchaos.chaos.planning import listing
 
-    found = {name: _entries(name) for name in ((ALSO.get(kind, kind),) if kind else KINDS)}
+    found = {name: entries(name) for name in ((ALSO.get(kind, kind),) if kind else KINDS)}
     say(
         json.dumps(listing.as_json(found), indent=2)
         if form == "json"
@@ -46,11 +46,12 @@ def list_(kind: str | None, verbose: bool, form: str) -> int:
     return errors.EXIT_PASS
 
 
-def _entries(kind: str) -> list[ListingEntry]:
+def entries(kind: str) -> list[ListingEntry]:
+    """What there is of one of ``KINDS``."""
     from trainchaos.chaos.planning import listing
 
     if kind == "scenarios":
-        return listing.scenario_entries(Path("scenarios"))
+        return listing.scenarioentries(Path("scenarios"))
     if kind == "metrics":
         from trainchaos.harness.judge.measure.measure import METRICS
 

@@ -1,5 +1,5 @@
 """Where this program's own files are: its packages, and the scenarios, examples, templates and
-pinned versions that come with them.
+pinned versions that come with them. ``python -m trainchaos.chaos.home`` prints the place.
 """
 
 from __future__ import annotations
@@ -44,3 +44,7 @@ def import_root() -> Path:
     except OSError as error:
         raise InfrastructureError(f"{link} cannot be made: {error.strerror}") from error
     return place
+
+
+if __name__ == "__main__":  # a pipeline asks where constraints.txt is, before anything is installed
+    print(HOME)

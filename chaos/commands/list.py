@@ -51,7 +51,7 @@ def entries(kind: str) -> list[ListingEntry]:
     from trainchaos.chaos.planning import listing
 
     if kind == "scenarios":
-        return listing.scenarioentries(Path("scenarios"))
+        return listing.scenario_entries(Path("scenarios"))
     if kind == "metrics":
         from trainchaos.harness.judge.measure.measure import METRICS
 

@@ -122,6 +122,12 @@ def test_the_rest_is_there(installed: Path, project: Path) -> None:
     assert (project / "torchrun_ddp" / "train.py").is_file()
 
 
+def test_pins_are_found_before_anything_else_is_installed(installed: Path, project: Path) -> None:
+    """As templates/trainchaos.gitlab-ci.yml does: -S, so that no other package is there."""
+    done = python(installed, project, "-S", "-m", "trainchaos.chaos.home")
+    assert "torch==" in (Path(done.stdout.strip()) / "constraints.txt").read_text(), done.stderr
+
+
 def test_another_environment_imports_it_and_nothing_beside_it(
     installed: Path, project: Path
 ) -> None:

@@ -62,6 +62,7 @@ class Trigger:
     _holds: dict[Point, Hold] = field(init=False, default_factory=dict)
     _at_next_step: set[int] = field(init=False, default_factory=set)
     _begun: dict[int, int] = field(init=False, default_factory=dict)
+    _begun_at: set[Point] = field(init=False, default_factory=set)
 
     @property
     def id(self) -> str:
@@ -188,10 +189,15 @@ class Trigger:
         self._fired[point, None] += 1
         self._attempts[point] = attempt
 
-    def fire_on(self, point: Point, ranks: Iterable[int]) -> None:
-        """Note a firing on these ranks, which hold there."""
+    def fire_on(self, point: Point, ranks: Iterable[int]) -> bool:
+        """Note a firing on these ranks, which hold there. Returns whether it is the first at the
+        point; spares are hit with that, and not again where it never acted on a rank.
+        """
         for rank in ranks:
             self._fired[point, rank] += 1
+        first = point not in self._begun_at
+        self._begun_at.add(point)
+        return first
 
     def wait_for_next_step(self, ranks: Collection[int], act: int) -> None:
         """Note that it is due but only the ranks' own training threads can act, so the ranks must

@@ -246,8 +246,7 @@ class Injector:
         must not be released.
         """
         planned = trigger.planned
-        first = not any(trigger.has_fired(point, rank) for rank in planned.ranks)
-        trigger.fire_on(point, held)
+        first = trigger.fire_on(point, held)
         if self._refused(trigger, planned, point[0]):
             return ()
         at = trigger.acts_at(point)

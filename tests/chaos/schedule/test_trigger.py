@@ -168,6 +168,15 @@ def test_a_firing_that_never_acted_is_pending_again() -> None:
     assert trigger.arm_next_step(2)
 
 
+def test_only_the_first_firing_at_a_point_hits_spares_too() -> None:
+    trigger = of(ProcessKill(), target={"role": "any", "select": "all"}, at={"steps": [9, 5]})
+    assert trigger.fire_on(FIVE, [1]) and not trigger.fire_on(FIVE, [2])
+    trigger.again(FIVE, 1, act=0)
+    trigger.again(FIVE, 2, act=0)
+    assert not trigger.fire_on(FIVE, [1, 2]), "its spares were hit, and are not armed again"
+    assert trigger.fire_on(NINE, [1])
+
+
 def test_what_was_not_there_and_never_fired_is_known_at_the_end() -> None:
     trigger = of(ProcessKill(), target={"role": "spare"}, at={"steps": [9, 5]})
     for point in (NINE, FIVE):

@@ -272,20 +272,23 @@ def _ends(
     same_target: bool,
 ) -> Callable[[Event], float]:
     """Until when episode ``index`` may explain a failure. While values that it corrupted may still
-    be refused, only another injection that corrupts values is a newer cause of that.
+    be refused, only another injection that corrupts values is a newer cause of that; of the same
+    target, one that explains the failure itself: a process may hold the state as it was before.
     """
     until, one = _ends_of_any(episodes, index, seen, same_target=same_target), episodes[index]
-    if not one.corrupts:
-        return until
-    hit = set(one.processes)
-    spoilt = _until(
-        episodes, index, hit, same_target=same_target, newer=lambda other: other.corrupts
-    )
-    return lambda failure: (
-        max(spoilt, until(failure))
-        if _of_values(failure) and _still_spoilt(history, one, failure)
-        else until(failure)
-    )
+
+    def ends(failure: Event) -> float:
+        if not (one.corrupts and _of_values(failure) and _still_spoilt(history, one, failure)):
+            return until(failure)
+
+        def newer(other: Episode) -> bool:
+            return other.corrupts and (not same_target or _explains(history, other, failure))
+
+        hit = set(one.processes)
+        spoilt = _until(episodes, index, hit, same_target=same_target, newer=newer)
+        return max(spoilt, until(failure))
+
+    return ends
 
 
 def _still_spoilt(history: History, one: Episode, failure: Event) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.measure.refused import answered, refused_states
 from trainchaos.harness.judge.record.history import History
-from trainchaos.harness.judge.record.split import agreed_before
+from trainchaos.harness.judge.record.split import agreed_before, holders
 
 
 def diverged(history: History, step: int | None = None) -> list[Event]:
@@ -28,6 +28,8 @@ def sound_digests(history: History) -> Iterator[Event]:
     found, the digests of the process that differed are left out (of all processes, if none could be
     named), and so are those of a process that held the same state and was gone when that was found,
     or was not named because the supervisor was lost meanwhile.
+    Where the answer kept no state of the generation in which it was found, all digests of its later
+    steps are left out: they were given up unseen, whatever else differed in them.
     Left out too are digests of a state with a planted non-finite value, until it was refused. If
     the job completes without an answer to the failure, it ends with the wrong state: all count.
     """
@@ -55,7 +57,28 @@ def _that_differed(history: History, failure: Event, digests: Sequence[Event]) -
     unnamed = [
         one for one in digests if (cut_short or one.actor not in there) and _state(one) in states
     ]
-    return {id(event) for event in (*named, *unnamed)}
+    later = [event for event in digests if _came_after(failure, event)]
+    given_up = later if _kept_nothing(history, failure) else []
+    return {id(event) for event in (*named, *unnamed, *given_up)}
+
+
+def _came_after(failure: Event, digest: Event) -> bool:
+    """Whether a digest is of a later step than the one that was found to differ, in the generation
+    that ended for it.
+    """
+    return digest.generation == failure.generation and (digest.step or 0) > (failure.step or 0)
+
+
+def _kept_nothing(history: History, failure: Event) -> bool:
+    """Whether no later generation trained with a state of the one in which replicas were found to
+    differ.
+    """
+    number, generation = failure.generation, history.generation(failure.generation)
+    members = generation.members if generation is not None else ()
+    later = (one for one in history.worked if one.number > number)
+    return not any(
+        holders(history, members, number, one.number) & set(one.members) for one in later
+    )
 
 
 def _state(digest: Event) -> tuple[Any, ...]:

@@ -134,6 +134,12 @@ class Trigger:
         """End the hold: all holding ranks were answered."""
         del self._holds[at]
 
+    def go_in_vain(self, at: Point) -> None:
+        """Note that the hold ended, and that no rank which held there for a firing was left."""
+        point = self.planned_at(at)
+        if point is not None:
+            self._let_go.add(point)
+
     def disperse(self) -> None:
         """End all holds, because the generation is lost or another begins. Ranks are armed again
         when they join the next generation, which may not repeat the step.

@@ -220,6 +220,8 @@ class Injector:
             there = {rank: name for rank, name in there.items() if rank not in acting}
         elif point is not None and hit:
             self._fire_for_all(trigger, point, absent)
+        elif trigger.holders(at, hold.processes):  # all that held for it are gone
+            trigger.go_in_vain(at)
         for name in there.values():
             self._release(trigger, name)
 

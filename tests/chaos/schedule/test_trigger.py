@@ -168,6 +168,16 @@ def test_a_firing_that_never_acted_is_pending_again() -> None:
     assert trigger.arm_next_step(2)
 
 
+def test_a_hold_that_lost_all_its_ranks_is_known_at_the_end() -> None:
+    trigger = of(ProcessKill(), target={"rank": 1})
+    at = trigger.acts_at(FIVE)
+    trigger.at_point(at, 1, "w1", number=0, now_ns=0)
+    trigger.go(at)
+    trigger.go_in_vain(at)
+    assert trigger.was_let_go(FIVE) and trigger.never_fired() == [FIVE]
+    assert trigger.arm(1) == (FIVE,), "whoever takes the rank may come there again"
+
+
 def test_only_the_first_firing_at_a_point_hits_spares_too() -> None:
     trigger = of(ProcessKill(), target={"role": "any", "select": "all"}, at={"steps": [9, 5]})
     assert trigger.fire_on(FIVE, [1]) and not trigger.fire_on(FIVE, [2])

@@ -23,6 +23,7 @@ TRUSTED = 4
 TRIGGERS = frozenset(("step", "steps", "from", "time", "event", "mtbf", "weibull"))
 """Keys of a fault's ``at``; each has one of them."""
 SILENT = re.compile(r"silent for ([\d.]+) s")
+AFTER_STEP = re.compile(r"differ from the control arm's after step (\d+)")
 SECONDS = re.compile(r"no_committed_step_for > ([\d.]+)s")
 
 
@@ -97,6 +98,16 @@ def _uncompared(tree: Tree, played: PlayResult) -> bool:
     """Whether replicas differ because of a fault, and no comparison was due."""
     log = faulted_log(played)
     return log is not None and uncompared(tree, log)
+
+
+def _lost_uncompared(tree: Tree, played: PlayResult) -> bool:
+    """Whether the first state unlike the control arm's is of a step after which replicas differed
+    because of a fault, and no comparison was due: one that is not finite, and whose holder was lost
+    before the step that would have refused it.
+    """
+    log, finding = faulted_log(played), played.findings.get("faulted: loss-equality")
+    found = AFTER_STEP.search(finding.witness) if finding else None
+    return log is not None and found is not None and uncompared(tree, log, int(found[1]))
 
 
 def _cut_off(tree: Tree, played: PlayResult) -> bool:
@@ -272,6 +283,7 @@ EXCUSES: tuple[Excuse, ...] = (
         says=r"\d+ of \d+ ranks left a digest of the last step",
     ),
     Excuse(name="loss-equality", verdict="fail", says="", when=_silent),
+    Excuse(name="loss-equality", verdict="fail", says=AFTER_STEP.pattern, when=_lost_uncompared),
     Excuse(name="loss-equality", verdict="fail", says="^too bad", when=_tiny_batches, whole=True),
     Excuse(name="replica-equality", verdict="fail", says="ranks hold different", when=_uncompared),
 )

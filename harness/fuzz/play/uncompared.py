@@ -71,11 +71,15 @@ class StateChange:
         return {name: self.alike.get(source, source) for name, source in held.items()}
 
 
-def uncompared(tree: Tree, log: Log) -> bool:
-    """Whether replicas differed, and this module's rule covers all differences."""
+def uncompared(tree: Tree, log: Log, step: int | None = None) -> bool:
+    """Whether replicas differed (after this ``step``), and this module's rule covers all
+    differences.
+    """
     history = history_of(log)
     groups = _groups(history)
     differences = [digests for digests in groups if not _same(digests)]
+    if step is not None and all(digests[0].step != step for digests in differences):
+        return False
     changes = [
         one for one in _changes(history, groups) if not _without_effect(history, groups, one)
     ]

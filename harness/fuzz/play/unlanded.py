@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.harness.fuzz.play.play import PlayResult
 
 Tree = Mapping[str, Any]
@@ -22,6 +22,10 @@ def faulted_log(played: PlayResult) -> Log | None:
     """
     named = (log for name, log in played.logs.items() if name.rpartition(".")[2] == "faulted")
     return next(named, None)
+
+
+def _occurrence(event: Event) -> tuple[str, int]:
+    return event.data["fault"], event.data["occurrence"]
 
 
 def slight(tree: Tree, played: PlayResult) -> bool:
@@ -77,12 +81,12 @@ def thrown_away(tree: Tree, played: PlayResult) -> bool:
     log = faulted_log(played)
     if log is None:
         return False
-    seen = {e.data["fault"] for e in log.of(Kind.FAULT_LANDED)}
+    seen = {_occurrence(e) for e in log.of(Kind.FAULT_LANDED)}
     committed = {(e.generation, e.step) for e in log.of(Kind.STEP_COMMITTED)}
     broken = {e.generation for e in log.of(Kind.FAILURE_DETECTED)}
     return any(
         event.data["kind"] == "tensor-corrupt"
-        and event.data["fault"] not in seen
+        and _occurrence(event) not in seen
         and event.generation in broken
         and (event.generation, event.step) not in committed
         for event in log.of(Kind.FAULT_INJECTED)
@@ -96,16 +100,16 @@ def stopped_before(tree: Tree, played: PlayResult) -> bool:
     log = faulted_log(played)
     if log is None:
         return False
-    seen = {e.data["fault"] for e in log.of(Kind.FAULT_LANDED)}
+    seen = {_occurrence(e) for e in log.of(Kind.FAULT_LANDED)}
     stopped = {
-        event.data["fault"]
+        _occurrence(event)
         for event in log.of(Kind.FAULT_EFFECT)
         if event.data["evidence"].get("os_state") in ("T", "t")
     }
     killed = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if e.data["expected"]}
     return any(
         event.data["kind"] == "oom-kill"
-        and event.data["fault"] in stopped - seen
+        and _occurrence(event) in stopped - seen
         and event.data["target"].get("process") in killed
         for event in log.of(Kind.FAULT_INJECTED)
     )

@@ -12,7 +12,15 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from trainchaos.recovery.rank.membership import Order, SupervisorOrders
-from trainchaos.recovery.transport.wire import Abort, Channel, Extra, Inquiry, Status, WireError
+from trainchaos.recovery.transport.wire import (
+    Abort,
+    Channel,
+    Digest,
+    Extra,
+    Inquiry,
+    Status,
+    WireError,
+)
 
 EXIT_ORPHANED = 70
 ABORT_REPEAT_S = 0.005
@@ -38,7 +46,8 @@ class RankAgent:
 
     Both are plain attributes, so reading them costs a step nothing. ``orphaned``: called on the
     agent's thread when this rank has lost its supervisor; it must stop training then. ``status``:
-    returns the answer to an inquiry, given its number.
+    returns the answer to an inquiry, given its number. ``digest``: the last one sent; a supervisor
+    that was lost may have read it and not those of the other ranks, so the next one gets it too.
     """
 
     def __init__(self, channel: Channel, *, orphaned: Callable[[], None] = end_process) -> None:
@@ -47,6 +56,7 @@ class RankAgent:
         self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self.heard = SupervisorOrders()
         self.status: Callable[[int], Status] | None = None
+        self.digest: Digest | None = None
         self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
         self._group: Abortable | None = None
         self._left = threading.Event()
@@ -86,6 +96,8 @@ class RankAgent:
         if isinstance(message, Abort):
             self._break_group(message.generation)
         elif isinstance(message, Inquiry) and self.status is not None:
+            if self.digest is not None:  # first, since the last status ends the takeover
+                self.channel.send(self.digest)
             self.channel.send(self.status(message.number))
         elif isinstance(message, Extra) and self.on_extra:
             self.on_extra(message.topic, message.payload)

@@ -90,6 +90,7 @@ def tell_digest(job: Job, step: int, *, saving: bool) -> None:
         digest = Digest(
             generation=job.generation, step=step, digest=fingerprint(job.state, job.marks.touch)
         )
+        job.agent.digest = digest
         job.agent.channel.send(digest)
 
 

@@ -57,6 +57,7 @@ class DigestBook:
         self._awaited: frozenset[str] = frozenset()
         self._layout = Layout(world=1)
         self._open: dict[int, dict[str, str]] = {}
+        self._compared = 0
         self._saved: set[int] = set()
         self._ever_saved = False
         self._doubtful = False
@@ -122,6 +123,7 @@ class DigestBook:
         """A generation is about to form; its members have received ``word``."""
         self._doubts = self._open_doubts(generation)
         self._generation, self._members, self._open = generation, tuple(members), {}
+        self._compared = 0
         self._awaited = frozenset(members)
         self._layout = Layout(world=len(members), shards=shards)
 
@@ -142,9 +144,12 @@ class DigestBook:
 
     def note(self, process: str, generation: int, step: int, digest: str) -> Disagreement | None:
         """Note a member's digest of a step; returns the disagreement, if any, once all have
-        arrived.
+        arrived. Members repeat their last digest to whoever takes over: the lost supervisor may
+        have read those of some members only, or may have compared them all.
         """
         if generation != self._generation or process not in self._awaited:
+            return None
+        if step <= max(self._compared, self.agreed or 0):
             return None
         digests = self._open.setdefault(step, {})
         digests[process] = digest
@@ -153,6 +158,7 @@ class DigestBook:
                 del self._open[min(self._open)]
             return None
         self._open = {other: found for other, found in self._open.items() if other > step}
+        self._compared = step
         found = self._compare(step, digests)
         if found is None:
             self.agreed = max(self.agreed or 0, step)

@@ -33,6 +33,7 @@ from trainchaos.recovery.rank.membership import (
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.wire import (
     Abort,
+    Digest,
     Extra,
     Inquiry,
     Join,
@@ -75,6 +76,7 @@ class SimRank:
         self.member = Membership(SupervisorOrders(), steps=config.steps)
         # the last step applied, with its outcome, which other ranks may lack
         self.last_applied: tuple[int, Reduced] | None = None
+        self.digest: Digest | None = None  # the last one sent
         self.group: Group | None = None
         self.writer: EventWriter | None = None
         self.faults = SimFaultAgent(self)
@@ -113,6 +115,8 @@ class SimRank:
 
     def _answer(self) -> None:
         while self._announced and self._asked:
+            if self.digest is not None:
+                self.send(self.digest)
             self.send(self.member.status(self.state.step, self._asked.pop(0)))
 
     @property

@@ -313,7 +313,8 @@ class Attempt:
         if due and job.layout.replicas > 1:
             digests = job.state.digests()
             text = digests["parameters"] + digests["optimizer"]
-            job.send(Digest(generation=job.generation, step=self.number, digest=text))
+            job.digest = Digest(generation=job.generation, step=self.number, digest=text)
+            job.send(job.digest)
 
     def _wants_save(self) -> bool:
         return self._job.checkpoints.timetable.wants(self.number, self._now_s)

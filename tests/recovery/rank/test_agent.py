@@ -16,6 +16,7 @@ from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.transport.wire import (
     Abort,
     Channel,
+    Digest,
     Extra,
     Inquiry,
     Join,
@@ -221,3 +222,16 @@ def test_an_answer_has_the_number_of_its_inquiry_and_a_join_is_known_before_it_i
     (answer,) = rig.channel.receive() or ()
     assert isinstance(answer, Status) and (answer.number, answer.generation) == (5, JOIN.generation)
     assert rig.order() == JOIN
+
+
+def test_the_last_digest_is_repeated_to_who_takes_over_before_the_status(rig: Rig) -> None:
+    rig.agent.status = lambda number: Status(
+        place="training", generation=1, step=8, valid=True, number=number
+    )
+    rig.agent.digest = Digest(generation=1, step=8, digest="d")
+    rig.channel.send(Inquiry(number=5))
+    said: list[object] = []
+    while len(said) < 2:
+        assert select.select([rig.channel], [], [], WAIT_S)[0], "it does not answer"
+        said += rig.channel.receive() or ()
+    assert said[0] == rig.agent.digest and isinstance(said[1], Status)

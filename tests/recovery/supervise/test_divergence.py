@@ -152,6 +152,17 @@ def test_who_takes_over_goes_back_to_what_the_log_says_was_agreed_on() -> None:
     )
 
 
+def test_a_digest_that_is_repeated_to_who_takes_over_is_compared_once() -> None:
+    made = DigestBook()
+    made.adopted(1, FOUR[:3], shards=1, agreed=10)
+    assert tell(made, 20, w1="a", w2="a") == [], "the lost supervisor had read that of w0"
+    (found,) = tell(made, 20, w0="b", w1="a", w2="a")
+    assert (found.step, found.odd) == (20, ("w0",))
+    assert tell(made, 20, w0="b", w1="a", w2="a") == [], "it is known"
+    assert tell(made, 10, w0="b", w1="a", w2="a") == [], "the log says that they were the same"
+    assert len(tell(made, 30, w0="b", w1="a", w2="a")) == 1
+
+
 def test_what_is_remembered_of_checkpoints_does_not_grow() -> None:
     made = book()
     for step in range(10, 100_000, 10):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from functools import lru_cache
@@ -46,19 +47,22 @@ _ANSWER_LIMIT = 1024
 _ROUNDS = 50_000  # takes some hundredths of a second
 
 
-def step(step: int, *, loss: float | None = None, samples: int | None = None) -> None:
+def step(
+    step: int, *, loss: float | None = None, samples: int | None = None, rank: int | None = None
+) -> None:
     """Say that training step ``step`` is done.
 
     ``loss``: of the step; a tensor works too, but ``float()`` is called on it, which may
-    synchronize with the device. ``samples``: number this process used in the step. All ranks may
-    call it, or only one: a step counts as done at the first report.
+    synchronize with the device. ``samples``: number this process used in the step. ``rank``: of
+    this process in the whole job; by default the environment or ``torch.distributed`` is asked. All
+    ranks may call it, or only one: a step counts as done at the first report.
     """
     path = os.environ.get(VARIABLE)
     if path is None:
         return
     try:
-        pid, rank = os.getpid(), _rank()
-        fd, who = _open(path, pid), f" {pid} {rank if rank.isdigit() else '-'}"
+        pid = os.getpid()
+        fd, who = _open(path, pid), f" {pid} {_rank(rank)}"
         what = f" {int(step)} {_number(loss)} {'-' if samples is None else int(samples)}\n"
         os.write(fd, f"{VERSION} {time.monotonic_ns()}{who}{what}".encode())
     except Exception:  # a report must never harm the training it reports on
@@ -78,32 +82,36 @@ def _number(loss: float | None) -> str:
 class _Busy:
     """Context manager returned by ``busy``."""
 
+    def __init__(self, rank: int | None) -> None:
+        self._of = rank
+
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, *_: object) -> None:
-        _say_busy("-", 0.0)
+        _say_busy("-", 0.0, self._of)
 
 
-def busy(what: str, *, limit_s: float = 3600.0) -> _Busy:
+def busy(what: str, *, limit_s: float = 3600.0, rank: int | None = None) -> _Busy:
     """Say that this process does something other than training, such as an evaluation, for at most
-    ``limit_s`` seconds. A lack of steps during that time does not count as a hang.
+    ``limit_s`` seconds. A lack of steps during that time does not count as a hang. ``rank``: as in
+    ``step``.
 
     Use it as ``with beacon.busy("evaluation"):``, or call it before; then it applies until the
     process's next ``step``.
     """
-    _say_busy(what, limit_s)
-    return _Busy()
+    _say_busy(what, limit_s, rank)
+    return _Busy(rank)
 
 
-def _say_busy(what: str, limit_s: float) -> None:
+def _say_busy(what: str, limit_s: float, rank: int | None) -> None:
     path = os.environ.get(VARIABLE)
     if path is None:
         return
     try:
-        pid, rank = os.getpid(), _rank()
+        pid = os.getpid()
         word = "".join(c if c.isascii() and c.isalnum() else "-" for c in what)[:40] or "-"
-        who = f"{pid} {rank if rank.isdigit() else '-'}"
+        who = f"{pid} {_rank(rank)}"
         line = f"{VERSION} {time.monotonic_ns()} {who} busy {float(limit_s)!r} {word}\n"
         os.write(_open(path, pid), line.encode())
     except Exception:  # as in step()
@@ -311,14 +319,33 @@ def _points(path: str) -> _Points | None:
     return _LOADED[path]
 
 
-def _rank() -> str:
-    """This process's rank, read from the environment each time: a job that continues with fewer
-    ranks may renumber them.
+def _rank(given: int | None) -> str:
+    """This process's rank as text, a dash if nothing says it.
+
+    Asked for each time: a job that continues with fewer ranks may renumber them. The environment
+    comes first; ``torch.distributed`` is asked where it is loaded already, for ranks that only
+    their process group knows (``torch.multiprocessing.spawn``); a local rank is the last guess.
     """
-    return next(
-        (v for n in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK") if (v := os.environ.get(n))),
-        "-",
+    names = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+    rank = (
+        str(int(given))
+        if given is not None
+        else next((v for n in names if (v := os.environ.get(n))), "")
+        or _rank_in_group()
+        or os.environ.get("LOCAL_RANK", "")
     )
+    return rank if rank.isdigit() else "-"
+
+
+def _rank_in_group() -> str:
+    """The rank in torch's default process group; empty without one. Never imports torch."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_initialized():
+            return str(distributed.get_rank())
+    except (AttributeError, RuntimeError, ValueError):  # half imported, or built without it
+        return ""
+    return ""
 
 
 @lru_cache(maxsize=4)

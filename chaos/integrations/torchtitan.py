@@ -1,0 +1,110 @@
+"""torchtitan: a trainer that reports each step and its points.
+
+    from trainchaos.chaos.integrations.torchtitan import install
+    from torchtitan.train import main
+
+    install()  # every Trainer of this process, once it trains; or watch(trainer)
+    main()
+
+Steps are ``trainer.step``: of the whole run, also from a checkpoint. Losses are those that
+torchtitan logs, the mean of all ranks, in the steps in which it logs (``metrics.log_freq``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainchaos.chaos.integrations._hooks import ModuleHooks
+from trainchaos.chaos.integrations._report import StepReport
+
+
+def install() -> None:
+    """Watch every trainer when its ``train`` is called."""
+    from torchtitan.trainer import Trainer
+
+    train = Trainer.train
+
+    def watched_train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        watch(trainer)
+        return train(trainer, *args, **kwargs)
+
+    Trainer.train = watched_train
+
+
+def watch(trainer: Any) -> None:
+    """Report the trainer's steps. Points: ``data``, ``forward``, ``backward`` (not in a captured
+    graph), ``gradient`` and ``optimizer`` at one place after the backward pass, and ``saving``
+    (nothing is written yet; all ranks). The gradients that are filled with NaN are this rank's, or
+    its shard.
+    """
+    report = StepReport(done=trainer.step)
+    hooks = ModuleHooks(trainer.model_parts[0], report, names=("backward", "gradient"))
+    _watch_steps(trainer, report)
+    _watch_parts(trainer, report, hooks)
+    _watch_saves(trainer, report)
+
+
+def _watch_steps(trainer: Any, report: StepReport) -> None:
+    """Each step, with the loss that is logged in it."""
+    train_step, log = trainer.train_step, trainer.metrics_processor.log
+
+    def watched_step(*args: Any, **kwargs: Any) -> None:
+        report.done = trainer.step - 1
+        report.point("data")
+        train_step(*args, **kwargs)
+        batches = trainer.config.training.local_batch_size * trainer.gradient_accumulation_steps
+        report.batch(samples=batches)
+        report.step(trainer.step)
+
+    def watched_log(step: int, loss: float, *args: Any, **kwargs: Any) -> Any:
+        report.batch(loss=loss)
+        return log(step, loss, *args, **kwargs)
+
+    trainer.train_step, trainer.metrics_processor.log = watched_step, watched_log
+
+
+def _watch_parts(trainer: Any, report: StepReport, hooks: ModuleHooks) -> None:
+    """The parts of a step."""
+    passes, optimize = trainer.forward_backward_step, trainer.optimizers.step
+
+    def watched_passes(*args: Any, **kwargs: Any) -> Any:
+        report.point("forward")
+        return passes(*args, **kwargs)
+
+    def watched_optimize(*args: Any, **kwargs: Any) -> Any:
+        hooks.fill()
+        report.point("optimizer")
+        return optimize(*args, **kwargs)
+
+    trainer.forward_backward_step, trainer.optimizers.step = watched_passes, watched_optimize
+
+
+def _watch_saves(trainer: Any, report: StepReport) -> None:
+    """Saves and evaluations."""
+    manager, save = trainer.checkpointer, trainer.checkpointer.save
+
+    def watched_save(curr_step: int, last_step: bool = False) -> Any:
+        due = getattr(manager, "_should_save", None)  # save() is called in each step
+        if due is None or not due(curr_step, last_step):
+            return save(curr_step, last_step)
+        report.busy("checkpoint")
+        try:
+            report.saving()
+            return save(curr_step, last_step)
+        finally:
+            report.train()
+
+    manager.save = watched_save
+    validator = getattr(trainer, "validator", None)
+    if validator is None:
+        return
+    validate = validator.validate
+
+    def watched_validate(*args: Any, **kwargs: Any) -> Any:
+        report.busy("evaluation")
+        try:
+            return validate(*args, **kwargs)
+        finally:
+            report.train()
+
+    validator.validate = watched_validate

@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks lint check format fuzz soak scenarios docs bench bench-hangs bench-planted schema clean help
+.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks test-frameworks lint check format fuzz soak scenarios docs bench bench-hangs bench-planted schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,7 +23,7 @@ run: $(STAMP) ## run the main scenario and say where its report is
 
 test: $(STAMP) ## all tests but those of clusters, real processes included (seven to ten minutes on 2 cores)
 	$(PYTEST_2) -m "not real and not soak and not long"
-	$(PYTEST_2) -m "real and not soak and not long and not docker and not slurm and not stacks"
+	$(PYTEST_2) -m "real and not soak and not long and not docker and not slurm and not stacks and not frameworks"
 
 test-long: $(STAMP) ## more of the same families of tests: other strategies, seeds and moments (four to six minutes)
 	$(PYTEST_2) -m "long and not soak and not docker and not slurm and not stacks"
@@ -77,6 +77,20 @@ test-stacks: $(STAMP) ## a small comparison with torchrun and torchft, whose env
 	$(BIN)/chaos stacks install torchft
 	$(BIN)/python -m pytest -m stacks
 
+# Training frameworks have an environment of their own, with the product in it: their versions are not the product's.
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
+PIP_FRAMEWORKS := $(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check --constraint examples/frameworks/constraints.txt
+
+$(FRAMEWORKS_STAMP): pyproject.toml examples/frameworks/constraints.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(PIP_FRAMEWORKS) torch==2.13.0
+	$(PIP_FRAMEWORKS) --editable '.[dev]' lightning pytorch-lightning transformers accelerate deepspeed torchtitan
+	touch $@
+
+test-frameworks: $(FRAMEWORKS_STAMP) ## callbacks of Lightning, Hugging Face and others in real training; installs them (three minutes)
+	$(FRAMEWORKS)/bin/python -m pytest -m "(frameworks or not real) and not soak" tests/chaos/integrations
+
 scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)
 	for file in scenarios/*.yaml scenarios/*/*.yaml; do \
 	  case $$file in *.loader.yaml|*.judge.yaml) continue;; esac; \
@@ -105,4 +119,4 @@ schema: $(STAMP) ## write the JSON Schema that editors use for scenarios
 	$(BIN)/chaos schema > scenarios/scenario.schema.json
 
 clean: ## remove what was made
-	rm -rf $(VENV) runs *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) runs *.egg-info .pytest_cache .mypy_cache .ruff_cache

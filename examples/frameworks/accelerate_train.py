@@ -38,6 +38,7 @@ def main() -> None:
         if accelerator.sync_gradients and watched.done % SAVE_EVERY == 0:
             path = CHECKPOINTS / f"step{watched.done:04d}"
             accelerator.save_state(str(path.with_suffix(".new")))
+            accelerator.wait_for_everyone()  # each rank has written its part
             if accelerator.is_main_process:
                 path.with_suffix(".new").rename(path)
 

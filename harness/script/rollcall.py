@@ -42,10 +42,12 @@ class RollCall:
         return found
 
     def whose(self, said: ProgressReport) -> ProgressReport:
-        """The report with its process's rank in the whole job, since the reported rank counts
-        within its group.
+        """The report with its process's rank in the whole job: the reported rank counts within its
+        group, and a process may report before it knows its rank.
         """
         if self._spec.group is None:
+            if said.rank is None and said.pid is not None and self._spec.ranks > 1:
+                return replace(said, rank=self._ranks.get(said.pid))
             return said
         if said.pid is not None:
             return replace(said, rank=self._ranks.get(said.pid))

@@ -40,7 +40,7 @@ class Loop:
             loss = self.model(batch).square().mean()
             loss.backward()
             self.watched.loss(loss)
-            losses.append(float(loss))
+            losses.append(loss.item())
             if number % summed == summed - 1:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
@@ -129,7 +129,7 @@ def test_the_output_of_a_model_that_returns_its_loss_is_enough(heard: Heard) -> 
     watch(model, optimizer)
     (loss := model(torch.ones(4, 3))["loss"]).backward()
     optimizer.step()
-    assert heard.losses() == [pytest.approx(float(loss))]
+    assert heard.losses() == [pytest.approx(loss.item())]
     assert heard.points == STEP
 
 

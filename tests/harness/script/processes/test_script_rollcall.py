@@ -108,6 +108,17 @@ def test_reports_are_told_apart_by_their_processes(
     assert plain.whose(ProgressReport(step=1, rank=1, pid=10)).rank == 1
 
 
+def test_who_speaks_before_it_knows_its_rank_is_known_by_its_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    roll = RollCall(spec_of(2), tmp_path / "output.log")
+    command: Any = SimpleNamespace(guard_pid=GUARD, pid=LAUNCHER)
+    found_in(monkeypatch, {}, {})
+    roll.find(command, {10: 1, 11: 0}, spoken=True)
+    early = [ProgressReport(step=0, pid=pid, busy_s=60.0, what="compile") for pid in (10, 11, 99)]
+    assert [roll.whose(one).rank for one in early] == [1, 0, None]
+
+
 # ---- the one that trains
 
 HEAD = "import os, subprocess, sys, threading, time\n"

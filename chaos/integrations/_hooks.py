@@ -21,6 +21,7 @@ class ModuleHooks:
 
     The first gradient of a step asks at ``gradient``: a hook of a parameter runs before
     DistributedDataParallel reduces it. The gradients that follow are NaN if the answer says so.
+    ``early`` False: only ``fill`` asks.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class ModuleHooks:
         *,
         names: Sequence[str] = PASSES,
         on_output: OnOutput | None = None,
+        early: bool = True,
     ) -> None:
         self._report = report
         self._module = module
@@ -42,7 +44,7 @@ class ModuleHooks:
             self._handles.append(module.register_forward_pre_hook(self._before))
         if "backward" in self._names or on_output is not None:
             self._handles.append(module.register_forward_hook(self._after, with_kwargs=True))
-        if "gradient" in self._names:
+        if "gradient" in self._names and early:
             self._handles += [
                 each.register_hook(self._at_gradient)
                 for each in module.parameters()

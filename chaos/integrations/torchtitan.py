@@ -32,13 +32,16 @@ def install() -> None:
 
 
 def watch(trainer: Any) -> None:
-    """Report the trainer's steps. Points: ``data``, ``forward``, ``backward`` (not in a captured
-    graph), ``gradient`` and ``optimizer`` at one place after the backward pass, and ``saving``
+    """Report the trainer's steps. Points: ``data``, ``forward``, ``backward`` (without CUDA
+    graphs), ``gradient`` and ``optimizer`` at one place after the backward pass, and ``saving``
     (nothing is written yet; all ranks). The gradients that are filled with NaN are this rank's, or
     its shard.
     """
     report = StepReport(done=trainer.step)
-    hooks = ModuleHooks(trainer.model_parts[0], report, names=("backward", "gradient"))
+    # A hook would run once, while the graph is captured.
+    plain = getattr(trainer.config.training, "disable_cuda_graphs", True)
+    names = ("backward", "gradient") if plain else ("gradient",)
+    hooks = ModuleHooks(trainer.model_parts[0], report, names=names, early=False)
     _watch_steps(trainer, report)
     _watch_parts(trainer, report, hooks)
     _watch_saves(trainer, report)

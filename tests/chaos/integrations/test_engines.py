@@ -137,7 +137,7 @@ def test_a_trainer_reports_its_steps_and_points(heard: Heard) -> None:
     assert heard.order() == ["11", "evaluation", "-", "12", "checkpoint", "-", "evaluation", "-"]
     assert [one.samples for one in heard.reports() if one.busy_s is None] == [8, 8]
     assert all(loss is not None for loss in heard.losses())
-    step = ["data", *PASS, "forward", "backward", "optimizer"]
+    step = ["data", *["forward", "backward"] * 2, "gradient", "optimizer"]
     assert [name for name, number in heard.points if number == 11] == step
     assert heard.points[-1] == ("saving", 12)
 

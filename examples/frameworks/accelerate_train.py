@@ -15,7 +15,7 @@ def main() -> None:
     accelerator = Accelerator(
         cpu=True,
         gradient_accumulation_steps=ACCUMULATED,
-        kwargs_handlers=[InitProcessGroupKwargs("gloo", timeout=timedelta(seconds=10))],
+        kwargs_handlers=[InitProcessGroupKwargs("gloo", timeout=timedelta(minutes=2))],
     )
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)

@@ -16,7 +16,7 @@ CONFIG = {
 
 
 def main() -> None:
-    deepspeed.init_distributed("gloo", timeout=timedelta(seconds=10))
+    deepspeed.init_distributed("gloo", timeout=timedelta(minutes=2))
     net = model()
     engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=CONFIG)
     if (CHECKPOINTS / "latest").exists():

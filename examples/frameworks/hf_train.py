@@ -35,7 +35,7 @@ def main() -> None:
             learning_rate=1e-3,
             use_cpu=True,
             ddp_backend="gloo",
-            ddp_timeout=10,
+            ddp_timeout=120,
             remove_unused_columns=False,
             report_to="none",
             disable_tqdm=True,

@@ -27,7 +27,7 @@ def main() -> None:
     trainer = Trainer(
         accelerator="cpu",
         devices=RANKS,
-        strategy=DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=10)),
+        strategy=DDPStrategy(process_group_backend="gloo", timeout=timedelta(minutes=2)),
         max_steps=STEPS,
         logger=False,
         enable_progress_bar=False,

@@ -11,7 +11,7 @@ from trainchaos.chaos.integrations.plain import watch
 
 
 def main() -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=10))
+    dist.init_process_group("gloo", timeout=timedelta(minutes=2))
     rank = dist.get_rank()
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)

@@ -18,7 +18,7 @@ def train(rank: int, port: int) -> None:
         init_method=f"tcp://127.0.0.1:{port}",
         rank=rank,
         world_size=RANKS,
-        timeout=timedelta(seconds=10),
+        timeout=timedelta(minutes=2),
     )
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)

@@ -15,6 +15,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED = "trainchaos"
 OURS = ("chaos", "recovery", "harness", "reports")
 HEAVY = ("torch", "pandas", "matplotlib")
+FRAMEWORKS = (
+    "lightning",
+    "pytorch_lightning",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "torchtitan",
+)
+INTEGRATIONS = "chaos.integrations"
+"""Loaded in users' scripts, in environments that have nothing else of ours."""
 PICKLES = ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
 PLUGINS = (
     "chaos.faults",
@@ -195,6 +205,21 @@ def heavy(name: str, found: Import) -> str:
     return f"import {top} inside the function that needs it: chaos --help must not pay for it"
 
 
+def of_users(name: str, wanted: str) -> str:
+    """Why an import breaks the border between us and the frameworks of users' scripts; "" when it
+    does not.
+    """
+    inside = within(name, (INTEGRATIONS,))
+    if wanted.split(".")[0] in FRAMEWORKS and not inside:
+        return f"a framework is imported in its own file of {INTEGRATIONS} only"
+    if within(wanted, (INTEGRATIONS,)) and not inside:
+        return f"{INTEGRATIONS} is for users' scripts: nothing of ours needs it"
+    ours = wanted.split(".")[0] in OURS and wanted != "chaos"
+    if inside and ours and not within(wanted, ("chaos.beacon", INTEGRATIONS)):
+        return f"{INTEGRATIONS} may use chaos.beacon only: users' environments have nothing else"
+    return ""
+
+
 def violations(root: Path) -> list[str]:
     """Every breach of the import rule below ``root``, each with what to do instead."""
     wrong = []
@@ -210,7 +235,7 @@ def violations(root: Path) -> list[str]:
                 )
             if why := may_not(name, found.module):
                 wrong.append(f"{line}; {why}")
-            if why := heavy(name, found):
+            if why := of_users(name, found.module) or heavy(name, found):
                 wrong.append(f"{line}; {why}")
             if found.module.split(".")[0] in PICKLES:
                 wrong.append(
@@ -330,6 +355,13 @@ def test_import_rule() -> None:
         ("harness/rank/rank.py", "eval('1')", "parse it instead"),
         ("harness/rank/rank.py", "import recovery.rank", "a user may have a recovery"),
         ("reports/html.py", "def f():\n    from chaos import errors", "write trainchaos.chaos"),
+        ("harness/script/arm.py", "import lightning.pytorch", "in its own file of"),
+        ("chaos/plan.py", "from trainchaos.chaos.integrations import plain", "for users' scripts"),
+        (
+            "chaos/integrations/a.py",
+            "from trainchaos.chaos.errors import ChaosError",
+            "chaos.beacon only",
+        ),
     ],
 )
 def test_a_breach_is_found_and_says_what_to_do(

@@ -81,7 +81,7 @@ def test_every_scenario_of_the_folder_is_played_here() -> None:
     assert sorted(names) == sorted([*TORCH, *FRAMEWORKS])
 
 
-@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.long), "spawn"])
 def test_a_loop_of_pytorch_alone_passes(name: str, tmp_path: Path) -> None:
     passes(name, tmp_path, *ALONE)
 

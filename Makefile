@@ -88,7 +88,7 @@ $(FRAMEWORKS_STAMP): pyproject.toml examples/frameworks/constraints.txt
 	$(PIP_FRAMEWORKS) --editable '.[dev]' lightning pytorch-lightning transformers accelerate deepspeed torchtitan
 	touch $@
 
-test-frameworks: $(FRAMEWORKS_STAMP) ## callbacks of Lightning, Hugging Face and others in real training; installs them (three minutes)
+test-frameworks: $(FRAMEWORKS_STAMP) ## callbacks of Lightning, Hugging Face and others in real training; installs them (two to five minutes, and three to install)
 	$(FRAMEWORKS)/bin/python -m pytest -m "(frameworks or not real) and not soak" tests/chaos/integrations
 
 scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)

@@ -1,0 +1,185 @@
+"""``chaos init``: watches a command for a moment and writes a scenario for it, or tightens the
+limits of one that has run.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+from trainchaos.chaos.commands.shared.options import PATH
+from trainchaos.chaos.commands.shared.say import say
+
+from trainchaos.chaos import errors
+
+DEFAULT_FOR = "30s"
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--from",
+    "run",
+    type=PATH,
+    metavar="RUN",
+    help="Tighten the limits of the scenario of this run instead, to what it observed.",
+)
+@click.option(
+    "--out", type=PATH, help="The file to write; default: chaos-NAME.yaml, by the script."
+)
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+@click.option(
+    "--for",
+    "duration",
+    default=DEFAULT_FOR,
+    show_default=True,
+    metavar="TIME",
+    help="How long to watch, at most; up to three times as long for the first step.",
+)
+@click.option("--steps", type=click.IntRange(min=1), help="How many steps it is to train.")
+@click.option(
+    "--env", "env", multiple=True, metavar="NAME=VALUE", help="A variable for it; repeatable."
+)
+def init(
+    command: tuple[str, ...],
+    run: Path | None,
+    out: Path | None,
+    force: bool,
+    duration: str,
+    steps: int | None,
+    env: tuple[str, ...],
+) -> int:
+    """Run COMMAND for a moment and write a scenario for it: how it is started, its ranks, its
+    progress, its checkpoints, and three faults.
+
+    Prints what was found and what was not, with the line to change. Exit code 3: the scenario was
+    written, and something in it is yours to fill in. Exit code 2: the command fails, and nothing
+    was written.
+
+    \b
+    chaos init -- torchrun --nproc-per-node 4 train.py --max-steps 200
+    chaos init --from runs/train/latest
+    """
+    if bool(command) == (run is not None):
+        raise click.UsageError("give a COMMAND (chaos init -- torchrun train.py), or --from RUN")
+    if run is not None:
+        if duration != DEFAULT_FOR or steps or env:
+            raise click.UsageError("--for, --steps and --env go with a COMMAND, not with --from")
+        return _tighten(run, out, force)
+    return _draft(command, out, force, _seconds(duration), steps, env)
+
+
+def _draft(
+    command: tuple[str, ...],
+    out: Path | None,
+    force: bool,
+    for_s: float,
+    steps: int | None,
+    env: tuple[str, ...],
+) -> int:
+    from trainchaos.chaos.cli import build_catalogue
+    from trainchaos.chaos.loading.load import load
+    from trainchaos.harness.draft.draft import draft, target_of
+    from trainchaos.harness.draft.text import shown
+
+    target = out or target_of(command, Path.cwd())
+    _refuse_existing(target, force)
+    catalogue = build_catalogue()
+    say(f"watching {' '.join(command)}", err=True)
+    drafted = draft(
+        command,
+        target=target,
+        directory=Path.cwd(),
+        env=_variables(env),
+        for_s=for_s,
+        steps=steps,
+        check=lambda path: load(path, catalogue),
+    )
+    _write(target, drafted.written.text, force)
+    say(f"watched for {drafted.seconds:.0f} s")
+    for line in shown(drafted.facts, drafted.written.lines, str(target)):
+        say(line)
+    say(f"written {target}")
+    if drafted.arm_s is not None:
+        say(f"time    about {_time(drafted.arm_s * drafted.arms)} for {drafted.arms} arms")
+    if drafted.needs:
+        say(f"next    correct {', '.join(drafted.needs)} in {target}, then chaos run {target}")
+        return errors.EXIT_INCONCLUSIVE
+    say(f"next    chaos run {target}")
+    return errors.EXIT_PASS
+
+
+def _tighten(run: Path, out: Path | None, force: bool) -> int:
+    from trainchaos.chaos.cli import build_catalogue
+    from trainchaos.chaos.loading.load import load
+    from trainchaos.harness.draft.tighten import tighten
+
+    catalogue = build_catalogue()
+    made = tighten(run, out, load=lambda path: load(path, catalogue, env=os.environ))
+    if out is not None and out.resolve() != made.source.resolve():
+        _refuse_existing(out, force)
+    target = out or made.source
+    for line in made.said:
+        say(line)
+    if not made.changed:
+        say(f"nothing to tighten: {target} is as it was")
+        return errors.EXIT_PASS
+    _write(target, made.text, force=True)
+    say(f"written {target}")
+    return errors.EXIT_PASS
+
+
+def _refuse_existing(target: Path, force: bool) -> None:
+    if os.path.lexists(target) and not force:
+        raise errors.ScenarioError(
+            f"{target} exists", hint="--force overwrites it, and --out FILE names another one"
+        )
+
+
+def _write(target: Path, text: str, force: bool) -> None:
+    """Write it whole or not at all; never over a file that came meanwhile."""
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        beside.write_text(text)
+        if force:
+            beside.replace(target)
+        else:
+            os.link(beside, target)
+    except FileExistsError:
+        _refuse_existing(target, force)
+    except OSError as error:
+        raise errors.InfrastructureError(
+            f"cannot write {target}: {error.strerror}", hint="name another file with --out"
+        ) from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _seconds(duration: str) -> float:
+    from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
+
+    try:
+        seconds = parse_duration(duration)
+    except ClauseError as error:
+        raise click.UsageError(f"--for: {error}") from error
+    if not 1 <= seconds <= 3600:
+        raise click.UsageError("--for: watch for 1s to 1h")
+    return seconds
+
+
+def _variables(pairs: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"--env: {pair!r} is not NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+COMMANDS = [init]

@@ -1,0 +1,112 @@
+"""Options in the command line of a training script: where it is told how long to train, and where
+its checkpoints go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+STEPS = frozenset(
+    {
+        "steps",
+        "max-steps",
+        "num-steps",
+        "n-steps",
+        "total-steps",
+        "train-steps",
+        "training-steps",
+        "max-train-steps",
+        "num-train-steps",
+        "max-iters",
+        "train-iters",
+        "num-iters",
+        "iters",
+        "iterations",
+        "num-iterations",
+        "max-iterations",
+        "num-updates",
+        "max-updates",
+    }
+)
+"""Options for the number of steps; a new one is one line. Dots lead: ``training.steps`` counts."""
+
+CHECKPOINTS = frozenset(
+    {
+        "output-dir",
+        "out-dir",
+        "outdir",
+        "save",
+        "save-dir",
+        "save-path",
+        "save-folder",
+        "ckpt",
+        "ckpts",
+        "ckpt-dir",
+        "ckpt-path",
+        "checkpoint",
+        "checkpoints",
+        "checkpoint-dir",
+        "checkpoint-path",
+        "checkpoint-folder",
+        "checkpoint.folder",
+        "default-root-dir",
+        "dump-folder",
+        "run-dir",
+    }
+)
+"""Options for the place of checkpoints; a new one is one line."""
+
+_OPTION = re.compile(r"(?:--?)?(?P<name>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """An option with its value. ``index``: of the word that holds the value; ``head``: what stands
+    before the value in that word.
+    """
+
+    name: str
+    value: str
+    index: int
+    head: str = ""
+
+
+def find(words: Sequence[str], names: Collection[str], value: str = r".+") -> Argument | None:
+    """The last option of these names whose value matches: ``--max_steps 10``, ``--max-steps=10``,
+    ``trainer.max_steps=10``. The last counts, as for argparse.
+    """
+    found = None
+    for index, word in enumerate(words):
+        option = _OPTION.fullmatch(word)
+        if option is None or not _among(option["name"], names):
+            continue
+        if option["value"] is not None:
+            head = word[: len(word) - len(option["value"])]
+            one = Argument(name=head.rstrip("="), value=option["value"], index=index, head=head)
+        elif word.startswith("-") and index + 1 < len(words):
+            one = Argument(name=word, value=words[index + 1], index=index + 1)
+        else:
+            continue
+        if re.fullmatch(value, one.value):
+            found = one
+    return found
+
+
+def replaced(words: Sequence[str], argument: Argument, value: str) -> list[str]:
+    """The words with another value of the argument."""
+    new = list(words)
+    new[argument.index] = argument.head + value
+    return new
+
+
+def number(words: Sequence[str], names: Collection[str]) -> int | None:
+    """The whole number that an option gives."""
+    found = find(words, names, r"\d{1,12}")
+    return int(found.value) if found else None
+
+
+def _among(name: str, names: Collection[str]) -> bool:
+    plain = name.lower().replace("_", "-")
+    return plain in names or plain.rpartition(".")[2] in names

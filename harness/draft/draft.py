@@ -1,0 +1,203 @@
+"""Drafts the scenario of a command: recognises it, watches it, decides, writes and loads the text.
+
+Everything but the scenario lies in a directory of its own that is removed at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainchaos.chaos.errors import InfrastructureError, ScenarioError
+from trainchaos.chaos.scenario.model import Cell, RecoverySpec, Scenario, WorkloadSpec
+from trainchaos.harness.draft import facts as deciding
+from trainchaos.harness.draft import frameworks, launchers, text
+from trainchaos.harness.draft.facts import Command, Facts
+from trainchaos.harness.draft.progress import Proposal, propose
+from trainchaos.harness.draft.watch import Sighting, Watch
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.harness.launch.workload import DataInfo
+from trainchaos.harness.run import heal, interrupts
+from trainchaos.harness.script.check import refuse_unstartable
+from trainchaos.harness.script.processes.environment import PreparedCommand, prepare
+from trainchaos.recovery.supervise.supervision import StopFlag
+
+ARM = "watch"
+ENOUGH_STEPS = 12
+LONG_ENOUGH_S = 10.0
+"""How long steps are watched in which no checkpoint was written yet."""
+SHOWN_LINES = 8
+SHOWN_WIDTH = 160
+NOMINAL_STEPS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafted:
+    """A scenario to be written. ``seconds``: how long the command was watched."""
+
+    name: str
+    facts: Facts
+    written: text.ScenarioText
+    seconds: float
+
+    @property
+    def arms(self) -> int:
+        """Arms of a run: of each fault, one with it and one without."""
+        return 2 * text.FAULTS
+
+    @property
+    def arm_s(self) -> float | None:
+        """How long an arm without a fault takes; None if that is not known."""
+        return self.facts.arm_s
+
+    @property
+    def needs(self) -> list[str]:
+        """What a run cannot do without and a person has to fill in."""
+        return [one.name for one in self.facts.findings if one.needed]
+
+
+def draft(
+    words: Sequence[str],
+    *,
+    target: Path,
+    directory: Path,
+    env: Mapping[str, str],
+    for_s: float,
+    steps: int | None,
+    check: Callable[[Path], object],
+) -> Drafted:
+    """Watch a command in a directory and draft its scenario. ``target``: where it will be written;
+    ``check``: loads a scenario file, and raises ScenarioError.
+
+    Raises ScenarioError if the command cannot be started or fails, KeyboardInterrupt after a
+    signal.
+    """
+    script = frameworks.read_scripts(words, directory)
+    command = deciding.command_of(
+        words,
+        env,
+        launchers.recognise(words),
+        frameworks.recognise(words, script),
+        script,
+        steps,
+    )
+    with _folder() as folder:
+        seen, proposal = _watched(command, folder, directory, for_s, steps)
+        _refuse_failed(seen, proposal)
+        facts = deciding.decide(command, seen, proposal, directory, steps)
+        name = name_of(words, script)
+        place = os.path.relpath(directory, target.absolute().parent)
+        written = text.write(facts, name, directory=place)
+        trial = folder / "scenario.yaml"
+        trial.write_text(written.text)
+        check(trial)
+    return Drafted(name=name, facts=facts, written=written, seconds=seen.seconds)
+
+
+def target_of(words: Sequence[str], directory: Path) -> Path:
+    """The file that a scenario is written to by default."""
+    script = frameworks.read_scripts(words, directory)
+    return Path(f"chaos-{name_of(words, script)}.yaml")
+
+
+def name_of(words: Sequence[str], script: frameworks.ScriptText) -> str:
+    """Name of the scenario: that of the script, or else of the program."""
+    stem = script.name or Path(words[0]).name
+    plain = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")
+    return plain[:60] or "job"
+
+
+def _watched(
+    command: Command, folder: Path, directory: Path, for_s: float, steps: int | None
+) -> tuple[Sighting, Proposal]:
+    run, stop = RunDirectory(folder / "run"), StopFlag()
+    run.root.mkdir()
+    run.make_arm(ARM)
+
+    def proposal(seen: Sighting) -> Proposal:
+        return propose(seen, command.frameworks, folder, steps=steps)
+
+    def enough(seen: Sighting) -> bool | None:
+        found = proposal(seen)
+        if found.first_s is None:
+            return None
+        watched_s = seen.seconds - found.first_s
+        saved = bool(seen.saved) or watched_s > LONG_ENOUGH_S
+        return found.distinct >= ENOUGH_STEPS and saved
+
+    with interrupts.stop_on_signal(stop, run), heal.guarded(run) as ledger:
+        prepared = _prepared(command, run, directory, steps)
+        watch = Watch(prepared, group=command.group, ledger=ledger)
+        try:
+            seen = watch.run(for_s, enough, stop)
+        finally:
+            watch.close()
+    if stop.signum:
+        raise KeyboardInterrupt
+    if seen.left:
+        raise InfrastructureError(
+            f"{seen.left} processes of the command could not be killed",
+            hint="look for them by hand",
+        )
+    ours = run.root.absolute()
+    seen.opened = {path for path in seen.opened if not path.is_relative_to(ours)}
+    return seen, proposal(seen)
+
+
+def _prepared(
+    command: Command, run: RunDirectory, directory: Path, steps: int | None
+) -> PreparedCommand:
+    """As an arm prepares it (``harness.script.processes.environment``)."""
+    workload = WorkloadSpec(
+        command=command.words,
+        env=command.env,
+        directory=str(directory),
+        ranks=command.launched.ranks or 1,
+        steps=steps or NOMINAL_STEPS,
+    )
+    scenario = Scenario(
+        version=1, name="watch", workload=workload, recovery=RecoverySpec(strategy="own")
+    )
+    cell = Cell(id=ARM, params={}, scenario=scenario)
+    refuse_unstartable(cell, "chaos init")
+    data = DataInfo(path=run.root, samples=0, digest="", about="the command's own")
+    return prepare(ArmSetup(id=ARM, cell=cell, repeat=0, arm="control", seed=0, run=run, data=data))
+
+
+def _refuse_failed(seen: Sighting, proposal: Proposal) -> None:
+    if seen.error:
+        raise ScenarioError(
+            f"the command could not be started: {seen.error}", hint="no scenario was written"
+        )
+    if seen.ended is None or seen.ended.well:
+        return
+    steps = [step for _, step in proposal.steps]
+    when = f"after step {max(steps)}" if steps else "before any step was seen"
+    lines = "\n".join(f"    | {line[:SHOWN_WIDTH]}" for line in seen.last[-SHOWN_LINES:])
+    raise ScenarioError(
+        f"the command ended with {seen.ended.how} after {seen.seconds:.1f} s, {when}"
+        + (f"; its last lines:\n{lines}" if lines else "; it printed nothing"),
+        hint="no scenario was written: it has to train by itself first",
+    )
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A directory of its own, removed whatever happens."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="chaos-init-"))
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot make a directory: {error.strerror}", hint="free disk space, or set TMPDIR"
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,147 @@
+"""Recognises what a script trains with, by its text and by the words of its command.
+
+A new framework is one entry of ``FRAMEWORKS``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+MOST_TEXT = 1 << 20  # bytes read of a script
+MOST_SCRIPTS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """A framework. ``text``: an expression for the script's text, ``words``: for its command;
+    ``preset``: of its lines (``chaos.scenario.progress``); ``group``: variable that names a replica
+    group; ``hidden``: the environment of its ranks does not say their ranks; ``note``: for people.
+    """
+
+    name: str
+    text: str = r"(?!)"
+    words: str = r"(?!)"
+    preset: str = ""
+    group: str = ""
+    hidden: bool = False
+    note: str = ""
+
+
+def _imports(*names: str) -> str:
+    each = "|".join(re.escape(name) for name in names)
+    return rf"(?m)^\s*(?:import|from)\s+(?:{each})\b"
+
+
+FRAMEWORKS = (
+    Framework(
+        name="torchft",
+        text=_imports("torchft"),
+        words=r"\btorchft\b",
+        group="REPLICA_GROUP_ID",
+    ),
+    Framework(
+        name="torchtitan",
+        text=_imports("torchtitan"),
+        words=r"\btorchtitan\b|--job\.config[_-]file\b",
+        preset="torchtitan",
+    ),
+    Framework(
+        name="Megatron-LM",
+        text=_imports("megatron"),
+        words=r"\bpretrain_\w+\.py\b|--tensor-model-parallel-size\b|--micro-batch-size\b",
+        preset="megatron",
+    ),
+    Framework(
+        name="Lightning",
+        text=_imports("lightning", "pytorch_lightning"),
+        preset="lightning",
+    ),
+    Framework(
+        name="Ray Train",
+        text=_imports("ray.train") + r"|^\s*from\s+ray\s+import\s+[^\n]*\btrain\b",
+        hidden=True,
+        note="Ray's workers do not descend from the command: their ranks are not found",
+    ),
+    Framework(
+        name="Hugging Face Trainer",
+        text=_imports("transformers", "trl"),
+        preset="hf",
+    ),
+    Framework(name="DeepSpeed", text=_imports("deepspeed"), preset="deepspeed"),
+    Framework(name="Accelerate", text=_imports("accelerate")),
+    Framework(
+        name="multiprocessing",
+        text=r"\b(?:mp|multiprocessing)\.(?:spawn|Process|start_processes)\(",
+        hidden=True,
+        note="a rank that is set after its process started is not in its environment: call"
+        " chaos.beacon.step(...) in each rank, which names it",
+    ),
+)
+"""In the order in which their presets are tried."""
+
+PLACE = re.compile(
+    r"environ(?:\.get\(|\[)\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*)['\"]"
+    r"|getenv\(\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*)['\"]"
+)
+"""A variable from which a script reads where its checkpoints go."""
+_NO_PLACE = re.compile(r"EVERY|INTERVAL|STEPS|FREQ|KEEP|LIMIT|LEVEL")
+_TOTAL = re.compile(
+    r"(?m)^\s*(?:max_|num_|total_|n_)?(?:train_)?(?:steps|iters|iterations)\s*(?::\s*int\s*)?=\s*"
+    r"(?P<call>int\()?[^\n\d]{0,60}?(?P<number>\d{1,12})\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptText:
+    """The scripts that a command names. ``name``: of the first; empty if there is none."""
+
+    name: str = ""
+    text: str = ""
+
+    @property
+    def place_variables(self) -> list[str]:
+        """Variables from which they read where checkpoints go."""
+        found = (one[1] or one[2] for one in PLACE.finditer(self.text))
+        return [name for name in dict.fromkeys(found) if not _NO_PLACE.search(name)]
+
+    @property
+    def steps_guess(self) -> tuple[int, str] | None:
+        """A number that looks like the number of steps, and the line that says so; None if there is
+        none, or if there are several.
+        """
+        found = {int(one["number"]): one[0].strip() for one in _TOTAL.finditer(self.text)}
+        return next(iter(found.items())) if len(found) == 1 else None
+
+
+def read_scripts(words: Sequence[str], directory: Path) -> ScriptText:
+    """The text of the scripts among a command's words, and of ``-m module`` below its directory."""
+    paths = [directory / word for word in words if word.endswith((".py", ".sh"))]
+    for flag, module in pairwise(words):
+        if flag in ("-m", "--module") and re.fullmatch(r"[\w.]+", module):
+            stem = directory / module.replace(".", "/")
+            paths += [stem.with_suffix(".py"), stem / "__main__.py"]
+    texts, name = [], ""
+    for path in paths[:MOST_SCRIPTS]:
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+                texts.append(stream.read(MOST_TEXT).decode(errors="replace"))
+        except OSError:
+            continue
+        name = name or (path.parent.name if path.name == "__main__.py" else path.stem)
+    return ScriptText(name=name, text="\n".join(texts))
+
+
+def recognise(words: Sequence[str], script: ScriptText) -> list[Framework]:
+    """All frameworks that the script or its command shows."""
+    joined = " ".join(words)
+    return [
+        one
+        for one in FRAMEWORKS
+        if re.search(one.text, script.text) or re.search(one.words, joined)
+    ]

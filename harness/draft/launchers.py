@@ -1,0 +1,139 @@
+"""Recognises the launcher of a command by its first words: how many ranks it starts, and whether it
+starts them again by itself.
+
+A new launcher is one entry of ``LAUNCHERS``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from trainchaos.harness.draft.arguments import number
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_PYTHON = r"(?:.*/)?(?:python|pypy)[\d.]*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherKind:
+    """A launcher. ``start``: an expression for the first words, joined by blanks; ``ranks``,
+    ``nodes``: options whose product is the number of ranks; ``one_each``: without them it starts
+    one; ``restarts``: option for how often it starts its ranks again; ``env``: variables that its
+    commands need under faults; ``note``: why, or what else to know.
+    """
+
+    name: str
+    start: str
+    ranks: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
+    one_each: bool = False
+    restarts: frozenset[str] = frozenset()
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    note: str = ""
+
+
+_STORE = MappingProxyType({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+_STORE_NOTE = "without this a job that torchrun restarts may read its predecessor's addresses"
+LAUNCHERS = (
+    LauncherKind(
+        name="torchrun",
+        start=rf"(?:.*/)?torchrun\b|{_PYTHON}(?: -\w)* -m torch\.distributed\.(?:run|launch)\b",
+        ranks=frozenset({"nproc-per-node"}),
+        nodes=frozenset({"nnodes"}),
+        one_each=True,
+        restarts=frozenset({"max-restarts"}),
+        env=_STORE,
+        note=_STORE_NOTE,
+    ),
+    LauncherKind(
+        name="accelerate",
+        start=rf"(?:.*/)?accelerate launch\b|{_PYTHON}(?: -\w)* -m accelerate\.commands\.launch\b",
+        ranks=frozenset({"num-processes"}),
+        restarts=frozenset({"max-restarts"}),
+        env=_STORE,
+        note=_STORE_NOTE,
+    ),
+    LauncherKind(
+        name="deepspeed",
+        start=rf"(?:.*/)?deepspeed\b|{_PYTHON}(?: -\w)* -m deepspeed\.launcher\.\w+\b",
+        ranks=frozenset({"num-gpus"}),
+        nodes=frozenset({"num-nodes"}),
+        restarts=frozenset({"max-elastic-restarts"}),
+    ),
+    LauncherKind(
+        name="srun",
+        start=r"(?:.*/)?srun\b",
+        ranks=frozenset({"n", "ntasks"}),
+        note="its ranks are started by Slurm's daemon, not below the command: they are not found",
+    ),
+    LauncherKind(
+        name="mpirun",
+        start=r"(?:.*/)?(?:mpirun|mpiexec)\b",
+        ranks=frozenset({"n", "np"}),
+    ),
+    LauncherKind(
+        name="ray",
+        start=r"(?:.*/)?ray job submit\b",
+        note="its ranks are started by Ray's daemon, not below the command: they are not found",
+    ),
+    LauncherKind(name="python", start=rf"{_PYTHON}\b"),
+    LauncherKind(name="shell", start=r"(?:.*/)?(?:ba|da|z)?sh\b"),
+)
+"""In the order in which they are tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """What the command line says. ``ranks``: None if it does not say; ``nodes`` that it waits for;
+    ``restarts``: how often the launcher starts its ranks again.
+    """
+
+    kind: LauncherKind | None
+    ranks: int | None = None
+    nodes: int = 1
+    restarts: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of the launcher, for people."""
+        return self.kind.name if self.kind else "a program of its own"
+
+
+def recognise(words: Sequence[str]) -> Launched:
+    """The launcher of a command line, behind ``env`` and variables in front of it."""
+    rest = _behind_env(words)
+    joined = " ".join(rest)
+    kind = next((one for one in LAUNCHERS if re.match(one.start, joined)), None)
+    if kind is None:
+        return Launched(kind=None)
+    nodes = number(rest, kind.nodes) or 1
+    per_node = number(rest, kind.ranks)
+    if per_node is None and kind.one_each and not _names(rest, kind.ranks):
+        per_node = 1
+    return Launched(
+        kind=kind,
+        ranks=None if per_node is None else per_node * nodes,
+        nodes=nodes,
+        restarts=number(rest, kind.restarts) or 0,
+    )
+
+
+def _names(words: Sequence[str], names: frozenset[str]) -> bool:
+    """Whether the option is there, whatever its value (``--nproc-per-node gpu``)."""
+    return any(
+        word.lstrip("-").partition("=")[0].replace("_", "-") in names
+        for word in words
+        if word.startswith("-")
+    )
+
+
+def _behind_env(words: Sequence[str]) -> list[str]:
+    rest = list(words)
+    if rest and rest[0].rpartition("/")[2] == "env":
+        rest.pop(0)
+    while rest and _ASSIGNMENT.fullmatch(rest[0]):
+        rest.pop(0)
+    return rest

@@ -1,0 +1,210 @@
+"""Proposes how a command's progress is read, and tests the proposal on the lines that were seen.
+
+The beacon, if the command reported by it; else the preset or the derived expression that finds most
+in the lines, tested as ``chaos try-progress`` does.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from trainchaos.chaos.scenario.progress import (
+    PRESETS,
+    PresetProgress,
+    Progress,
+    RegexProgress,
+    expressions,
+)
+from trainchaos.harness.draft.frameworks import Framework
+from trainchaos.harness.draft.lines import Derived, derive
+from trainchaos.harness.draft.watch import Sighting
+from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader
+from trainchaos.harness.script.listen.trial import Trial, try_lines
+
+MOST_LINES = 2000
+"""Newest lines that expressions are tried on."""
+LEAST_STEPS = 2
+UNKNOWN = 10**9
+"""Steps of a command whose number of steps is not known yet."""
+NS = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """How progress is read. ``progress``: None if no step was seen; ``steps``: (seconds since the
+    start, step) of those seen; ``losses``: how many were read; ``total``: the number of steps that
+    the lines state; ``trial``: of the lines, None for the beacon; ``doubt``: why the steps may not
+    be those of the run.
+    """
+
+    progress: Progress | None = None
+    steps: Sequence[tuple[float, int]] = ()
+    losses: int = 0
+    total: int | None = None
+    trial: Trial | None = None
+    doubt: str = ""
+    epochs: bool = False
+    ranks: frozenset[int] = field(default_factory=frozenset)
+
+    @property
+    def first_s(self) -> float | None:
+        """Seconds to the first step seen."""
+        return self.steps[0][0] if self.steps else None
+
+    @property
+    def distinct(self) -> int:
+        """Number of different steps seen."""
+        return len({step for _, step in self.steps})
+
+    @property
+    def stride(self) -> int:
+        """Steps from one report to the next, as is usual."""
+        return self._gaps()[0]
+
+    @property
+    def step_s(self) -> float | None:
+        """Usual seconds a step, None if too few were seen."""
+        return self._gaps()[1]
+
+    @property
+    def longest_s(self) -> float:
+        """Longest time from one report to the next."""
+        return self._gaps()[2]
+
+    def _gaps(self) -> tuple[int, float | None, float]:
+        first = dict[int, float]()
+        for seconds, step in self.steps:
+            first.setdefault(step, seconds)
+        rows = sorted(first.items())
+        pairs = list(pairwise(rows))
+        if not pairs:
+            return 1, None, 0.0
+        strides = [after[0] - before[0] for before, after in pairs]
+        stride = statistics.multimode(strides)[0]
+        usual = statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs)
+        mean = (rows[-1][1] - rows[0][1]) / (rows[-1][0] - rows[0][0])
+        # lines that come in bursts have no time between them: the mean is nearer then
+        return stride, max(usual, mean), max(b[1] - a[1] for a, b in pairs)
+
+
+def propose(
+    seen: Sighting, frameworks: Sequence[Framework], folder: Path, *, steps: int | None
+) -> Proposal:
+    """The best way to read the progress of what was seen. ``folder``: for a file of its lines;
+    ``steps``: those of the run, if they are known.
+    """
+    if seen.reports:
+        return _of_beacon(seen)
+    lines = list(seen.lines)[-MOST_LINES:]
+    log = folder / "lines.log"
+    log.write_text("".join(f"{line}\n" for _, line in lines), errors="replace")
+    best = Proposal()
+    for one in _candidates(lines, frameworks, log, steps):
+        if one.distinct < LEAST_STEPS:
+            continue
+        if _rated(one) > _rated(best):
+            best = one
+    return best
+
+
+def _rated(one: Proposal) -> tuple[bool, bool, bool, int]:
+    """Steps without a doubt are better than many of them, and losses are worth most after that.
+    Of two that find the same the first one stays: a preset of the framework that was recognised.
+    """
+    return one.progress is not None, not one.doubt, one.losses >= LEAST_STEPS, one.distinct
+
+
+def _candidates(
+    lines: Sequence[tuple[float, str]],
+    frameworks: Sequence[Framework],
+    log: Path,
+    steps: int | None,
+) -> Iterator[Proposal]:
+    names = [one.preset for one in frameworks if one.preset]
+    # a bar of Lightning, which starts anew in each epoch, is also one of tqdm
+    for name in dict.fromkeys([*names, "lightning", *PRESETS]):
+        preset = PresetProgress.model_validate({"preset": name})
+        yield _tried(lines, preset, log, steps, _bar_total(lines, PRESETS[name], log))
+    found = derive(line for _, line in lines)
+    if found is not None:
+        yield _of_derived(lines, found, log, steps)
+
+
+def _of_derived(
+    lines: Sequence[tuple[float, str]], found: Derived, log: Path, steps: int | None
+) -> Proposal:
+    progress = RegexProgress(regex=found.regex, loss=found.loss)
+    doubt = ""
+    if found.epochs and not found.counted:
+        doubt = "the step begins again in each epoch, and no epoch that counts from 0 is beside it"
+    total = None if found.epochs else found.total
+    return _tried(lines, progress, log, steps, total, doubt)
+
+
+def _tried(
+    lines: Sequence[tuple[float, str]],
+    progress: RegexProgress | PresetProgress,
+    log: Path,
+    steps: int | None,
+    total: int | None,
+    doubt: str = "",
+) -> Proposal:
+    found = expressions(progress)
+    epochs = "epoch" in re.compile(found.regex).groupindex
+    known = total or steps or UNKNOWN  # a bar is the judge of its total
+    trial = try_lines(log, progress, known)
+    if not trial.steps:
+        return Proposal()
+    timed = _timed(lines, found, log, known)
+    return Proposal(
+        progress=progress,
+        steps=timed,
+        losses=len(trial.losses),
+        total=None if epochs else total,
+        trial=trial,
+        doubt=doubt or "; ".join(trial.wrong),
+        epochs=epochs,
+    )
+
+
+def _timed(
+    lines: Sequence[tuple[float, str]], progress: RegexProgress, log: Path, steps: int
+) -> list[tuple[float, int]]:
+    """(seconds since the start, step) of each step in these lines."""
+    with closing(GrowingFile(log)) as file:
+        reader = RegexReader(file, progress, steps)
+        return [(at, report.step) for at, line in lines for report in reader.parse(line)]
+
+
+def _bar_total(
+    lines: Sequence[tuple[float, str]], progress: RegexProgress, log: Path
+) -> int | None:
+    """The total of the bar that moved most, of several totals that lines state."""
+    totals: Counter[int] = Counter()
+    with closing(GrowingFile(log)) as file:
+        reader = RegexReader(file, progress, 0)
+        for _, line in lines:
+            reader.other_total = None
+            reader.parse(line)
+            if reader.other_total is not None:
+                totals[reader.other_total] += 1
+    return max(totals, key=lambda total: (totals[total], total)) if totals else None
+
+
+def _of_beacon(seen: Sighting) -> Proposal:
+    reports = list(seen.reports)
+    # a report has the clock of its process, which on one machine is the harness's: monotonic
+    start_ns = (reports[0].time_ns or 0) - int((seen.first_report_s or 0.0) * NS)
+    return Proposal(
+        progress="beacon",
+        steps=[(((one.time_ns or 0) - start_ns) / NS, one.step) for one in reports],
+        losses=sum(1 for one in reports if one.loss is not None),
+        ranks=frozenset(one.rank for one in reports if one.rank is not None),
+    )

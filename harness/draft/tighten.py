@@ -1,0 +1,225 @@
+"""Tightens the limits of a scenario to what a run of it observed.
+
+Only values of SLA clauses change, in place: comments and everything else of the file stay as they
+are. A limit is never loosened, and none is made of a run that did not pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.events.figures import counted
+from trainchaos.chaos.loading.load import LoadedScenario
+from trainchaos.chaos.scenario.model import Cell, ResolvedRun
+from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause
+from trainchaos.harness.draft.facts import readable
+from trainchaos.harness.host.rundir import open_run, read_resolved
+from trainchaos.harness.judge.measure.catalogue import METRICS
+from trainchaos.harness.judge.results import Results
+from trainchaos.harness.judge.verdict.judge import judge
+
+TIMES = 2.0
+"""A limit of time, as a multiple of the worst observed: machines differ from day to day."""
+NOT_COMPARED = ("sla", "description", "tags", "vars")
+"""Of a scenario, what may have changed since the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tightened:
+    """``text``: of the scenario; ``source``: its file; ``said``: a line for each clause;
+    ``changed``: whether any limit is another one.
+    """
+
+    text: str
+    source: Path
+    said: list[str]
+    changed: bool
+
+
+Load = Callable[[Path], LoadedScenario]
+
+
+def tighten(path: Path, out: Path | None, *, load: Load) -> Tightened:
+    """The scenario of a run with its limits tightened. ``path``: the run directory; ``out``: a file
+    of the scenario, if it is not where the run found it.
+
+    Raises ScenarioError if the run cannot say what is usual, or is one of another scenario.
+    """
+    run = open_run(path)
+    resolved, results = read_resolved(run), judge(run)
+    _refuse(path, results)
+    source = out if out is not None and out.exists() else Path(resolved.source)
+    if not source.is_file():
+        raise ScenarioError(
+            f"{source}, the scenario of {path}, is not here",
+            hint="name it with --out, or run this where chaos run was started",
+        )
+    loaded = load(source)
+    _refuse_other(source, loaded, resolved, path)
+    text = source.read_text()
+    said, edits = [], []
+    for metric, index, clause in _clauses(loaded):
+        place = _place(text, metric, index)
+        new, why = _tightened(clause, metric, _values(results, metric))
+        where = f"{source}:{place.line + 1}  {metric}" if place else f"{source}  {metric}"
+        if new is None or place is None or place.text != clause.text:
+            why = why if new is None else f"{why}; it is not written here as it is: change it there"
+            said.append(f"{where}  {clause.text}  stays: {why}")
+            continue
+        said.append(f"{where}  {clause.text} -> {new}  ({why})")
+        edits.append((place, new))
+    changed = _edited(text, edits)
+    return Tightened(text=changed, source=source, said=said, changed=bool(edits))
+
+
+def _refuse(path: Path, results: Results) -> None:
+    why = ""
+    if results.simulated:
+        why = "it was simulated: its times are drawn, not measured"
+    elif results.verdict != "pass":
+        why = f"its verdict is {results.verdict}" + (
+            f": {results.reason}" if results.reason else ""
+        )
+    if why:
+        raise ScenarioError(
+            f"{path} cannot tighten anything: {why}",
+            hint="run the scenario again with real processes, until it passes",
+        )
+
+
+def _refuse_other(source: Path, loaded: LoadedScenario, resolved: ResolvedRun, run: Path) -> None:
+    now, then = _essence(loaded.cells), _essence(resolved.cells)
+    ours = f"{run} is a run of {resolved.cells[0].scenario.name!r}" if resolved.cells else str(run)
+    if not resolved.cells or loaded.name != resolved.cells[0].scenario.name:
+        raise ScenarioError(f"{ours}, and {source} is {loaded.name!r}", hint="name the run of it")
+    for cell in then:
+        if cell not in now:
+            raise ScenarioError(
+                f"{ours} with a cell {cell} that {source} does not have",
+                hint="run the scenario as it is now",
+            )
+        if other := next(iter(_differing(now[cell], then[cell])), ""):
+            raise ScenarioError(
+                f"{ours} as it was before: {other} has changed since",
+                hint="run the scenario as it is now",
+            )
+
+
+def _essence(cells: Sequence[Cell]) -> dict[str, Mapping[str, Any]]:
+    return {
+        cell.id: {
+            key: value
+            for key, value in cell.scenario.model_dump(mode="json").items()
+            if key not in NOT_COMPARED
+        }
+        for cell in cells
+    }
+
+
+def _differing(now: Any, then: Any, at: str = "") -> Iterator[str]:
+    """Dotted keys whose values differ."""
+    if isinstance(now, dict) and isinstance(then, dict):
+        for key in sorted({*now, *then}):
+            yield from _differing(now.get(key), then.get(key), f"{at}.{key}" if at else str(key))
+    elif now != then:
+        yield at
+
+
+def _clauses(loaded: LoadedScenario) -> Iterator[tuple[str, int, Clause]]:
+    """(metric, index, clause) of the first cell: a file has one block of limits."""
+    for metric, checks in loaded.cells[0].scenario.sla.items():
+        for index, check in enumerate(checks):
+            yield metric, index, parse_clause(check.check, METRICS[metric].unit)
+
+
+def _values(results: Results, metric: str) -> list[list[float]]:
+    """The values of each cell that has any."""
+    rows = {one.cell: one.values for one in results.slas if one.metric == metric}
+    return [values for values in rows.values() if values]
+
+
+def _tightened(clause: Clause, metric: str, cells: Sequence[list[float]]) -> tuple[str | None, str]:
+    """The new clause, None if it stays; and why."""
+    if not cells:
+        return None, "nothing was observed of it"
+    worst_of = min if clause.op.startswith(">") else max
+    worst = worst_of(evaluate(clause, values)[1] for values in cells)
+    count = sum(map(len, cells))
+    seen = f"{_figure(worst, clause.unit)} was the worst of {counted(count, None)} observed"
+    if not math.isfinite(worst) or clause.op == "==":
+        return None, seen
+    limit = _limit(worst, clause)
+    looser = limit <= clause.limit if clause.op.startswith(">") else limit >= clause.limit
+    if looser:
+        return None, f"{seen}, and {_figure(limit, clause.unit)} would be no tighter"
+    op = clause.op if limit != worst else {"<": "<=", ">": ">="}.get(clause.op, clause.op)
+    return f"{clause.aggregate} {op} {_figure(limit, clause.unit)}", seen
+
+
+def _limit(worst: float, clause: Clause) -> float:
+    """Times: twice the worst. Counts: the worst. What should be high: half of the worst."""
+    if clause.op.startswith(">"):
+        return float(f"{worst / TIMES:.1g}")
+    if clause.unit == "s":
+        return _readable_time(TIMES * worst)
+    return worst
+
+
+def _readable_time(seconds: float) -> float:
+    """Rounded up, below a second to one digit."""
+    if seconds >= 1:
+        return readable(seconds)
+    if seconds <= 0:
+        return 0.001
+    size = 10.0 ** math.floor(math.log10(seconds))
+    return float(f"{math.ceil(seconds / size - 1e-9) * size:.6g}")
+
+
+def _figure(value: float, unit: str) -> str:
+    return f"{value:.4g}s" if unit == "s" else f"{value:.6g}"
+
+
+# ---- the file
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a clause stands: ``line``, ``column`` from 0, and its ``text``."""
+
+    line: int
+    column: int
+    text: str
+
+
+def _place(text: str, metric: str, index: int) -> _Place | None:
+    """Where a clause is written, None if it is not in this file (but in one that it extends)."""
+    tree = YAML(typ="rt").load(text)
+    sla = tree.get("sla") if isinstance(tree, CommentedMap) else None
+    clauses = sla.get(metric) if isinstance(sla, CommentedMap) else None
+    if not isinstance(clauses, CommentedSeq) or index >= len(clauses):
+        return None
+    one = clauses[index]
+    if isinstance(one, CommentedMap):
+        line, column = one.lc.value("check")
+        one = one["check"]
+    else:
+        line, column = clauses.lc.item(index)
+    return _Place(line=line, column=column, text=str(one).strip())
+
+
+def _edited(text: str, edits: Sequence[tuple[_Place, str]]) -> str:
+    """The text with these clauses replaced, the last first so that places stay right."""
+    rows = text.split("\n")
+    for place, new in sorted(edits, key=lambda edit: (-edit[0].line, -edit[0].column)):
+        row = rows[place.line]
+        rest = row[place.column :].replace(place.text, new, 1)
+        rows[place.line] = row[: place.column] + rest
+    return "\n".join(rows)

@@ -32,6 +32,11 @@ STEPS = frozenset(
 )
 """Options for the number of steps; a new one is one line. Dots lead: ``training.steps`` counts."""
 
+EPOCHS = frozenset(
+    {"epochs", "max-epochs", "num-epochs", "n-epochs", "num-train-epochs", "total-epochs"}
+)
+"""Options for the number of epochs."""
+
 CHECKPOINTS = frozenset(
     {
         "output-dir",

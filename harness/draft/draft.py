@@ -8,13 +8,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainchaos.chaos.errors import InfrastructureError, ScenarioError
+from trainchaos.chaos.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    ChaosError,
+    InfrastructureError,
+    ScenarioError,
+)
 from trainchaos.chaos.scenario.model import Cell, RecoverySpec, Scenario, WorkloadSpec
 from trainchaos.harness.draft import facts as deciding
 from trainchaos.harness.draft import frameworks, launchers, text
@@ -36,6 +43,14 @@ LONG_ENOUGH_S = 10.0
 SHOWN_LINES = 8
 SHOWN_WIDTH = 160
 NOMINAL_STEPS = 100
+
+
+class WatchStopped(ChaosError):
+    """A signal ended the watch."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__("no scenario was written")
+        self.exit_code = EXIT_TERMINATED if signum == signal.SIGTERM else EXIT_INTERRUPTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +91,7 @@ def draft(
     """Watch a command in a directory and draft its scenario. ``target``: where it will be written;
     ``check``: loads a scenario file, and raises ScenarioError.
 
-    Raises ScenarioError if the command cannot be started or fails, KeyboardInterrupt after a
-    signal.
+    Raises ScenarioError if the command cannot be started or fails, WatchStopped after a signal.
     """
     script = frameworks.read_scripts(words, directory)
     command = deciding.command_of(
@@ -140,7 +154,7 @@ def _watched(
         finally:
             watch.close()
     if stop.signum:
-        raise KeyboardInterrupt
+        raise WatchStopped(stop.signum)
     if seen.left:
         raise InfrastructureError(
             f"{seen.left} processes of the command could not be killed",

@@ -29,13 +29,14 @@ READABLE = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that was found, or could not be. ``key``: of the scenario that says it; ``change``:
-    what to change if it is wrong, or because it was not found; ``needed``: a run cannot do
-    without it.
+    """Something that was found, or could not be. ``text``: what, and by what; ``value``: in the
+    scenario; ``key``: of the line that says it; ``change``: what to change if it is wrong, or
+    because it was not found; ``needed``: a run cannot do without it.
     """
 
     name: str
     text: str
+    value: str = ""
     key: str = ""
     change: str = ""
     found: bool = True
@@ -139,8 +140,10 @@ def decide(
 
 def _launcher(command: Command) -> Finding:
     names = ", ".join(one.name for one in command.frameworks)
-    notes = [command.launched.kind.note if command.launched.kind else ""]
-    notes += [one.note for one in command.frameworks]
+    kind = command.launched.kind
+    notes = [kind.note if kind else "", *(one.note for one in command.frameworks)]
+    if kind and kind.env:
+        notes[0] = f"{' and '.join(kind.env)} is set: {kind.note}"
     return Finding(
         name="launcher",
         text=command.launched.name + (f"; the script uses {names}" if names else ""),
@@ -156,23 +159,32 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
     if seen.grouped:
         facts.group = facts.command.group
     if seen_ranks:
-        facts.ranks = seen_ranks
+        facts.ranks = max(seen_ranks, said or 0)
         how = "by their beacons" if seen.hinted else "by the rank in their environments"
         how += f", in groups named by {facts.group}" if facts.group else ""
-        text = f"{_count(seen_ranks, 'process')} found {how}"
+        text = f"found {how}"
         short = said is not None and said > seen_ranks
         change = ""
         if short and launched.nodes > 1:
             change = "those of other nodes are not seen here: a run needs all ranks on this machine"
         elif short:
-            change = f"the command line says {said}: if they start later, correct ranks"
+            text = f"{seen_ranks} {text}, and the command line says {said}"
+            change = "correct ranks, or see why the others do not start"
         facts.findings.append(
-            Finding(name="ranks", text=text, key="ranks", change=change, found=not short)
+            Finding(
+                name="ranks",
+                text=text,
+                value="" if short else str(seen_ranks),
+                key="ranks",
+                change=change,
+                found=not short,
+                needed=short,
+            )
         )
         return
     if not hidden and (said or 1) == 1 and facts.command.launched.name not in ("srun", "ray"):
-        text = "one: no process names a rank, so the process that prints the steps is it"
-        facts.findings.append(Finding(name="ranks", text=text, key="ranks"))
+        text = "no process names a rank, so the process that prints the steps is the only one"
+        facts.findings.append(Finding(name="ranks", text=text, value="1", key="ranks"))
         return
     facts.ranks = said or max(1, len(facts.proposal.ranks))
     facts.findings.append(
@@ -234,6 +246,7 @@ def _losses(proposal: Proposal) -> str:
 def _steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
     proposal, command = facts.proposal, facts.command
     given = arguments.find(command.words, arguments.STEPS, r"\d{1,12}")
+    epochs = arguments.find(command.words, arguments.EPOCHS, r"\d{1,6}")
     steps = [step for _, step in proposal.steps]
     guess = command.script.steps_guess
     change, found = "", True
@@ -245,8 +258,10 @@ def _steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
         facts.steps, text = asked, "as --steps says"
     elif given is not None:
         facts.steps, text = int(given.value), f"{given.name} says so"
-        if proposal.epochs:
-            change = "correct it if that is the number of an epoch"
+        change = "correct it if those are the steps of an epoch" if proposal.per_epoch else ""
+    elif proposal.per_epoch and epochs is not None:
+        facts.steps = proposal.per_epoch * int(epochs.value)
+        text = f"{epochs.name} {epochs.value}, and the lines state {proposal.per_epoch} an epoch"
     elif seen.ended is not None and seen.ended.well and steps:
         facts.steps = max(steps) + (min(steps) == 0) * proposal.stride
         text = "the command ended by itself after these"
@@ -258,12 +273,15 @@ def _steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
         facts.steps = max(100, 10 * max(steps, default=0))
         text, found = "neither the lines nor the arguments say how many there are", False
         change = "say how many steps it trains, or give chaos init --steps N"
-    if found and steps and max(steps) > facts.steps:
+    if found and proposal.doubt:
+        found, change = False, "the steps seen are not those of the run: say how many it trains"
+    elif found and steps and max(steps) > facts.steps:
         found, change = False, f"step {max(steps)} was seen: correct it"
     facts.findings.append(
         Finding(
             name="steps",
-            text=f"{facts.steps}: {text}" if found else text,
+            text=text,
+            value=str(facts.steps) if found else "",
             key="steps",
             change=change,
             found=found,
@@ -334,10 +352,21 @@ def _times(facts: Facts) -> None:
     facts.hold_s = readable(max(LEAST_HOLD_S, 40 * report_s, 8 * proposal.longest_s))
     facts.deadline_s = readable(max(LEAST_DEADLINE_S, 2 * facts.hold_s + 3 * start_s))
     facts.start_s = readable(max(LEAST_START_S, 5 * start_s))
-    # in the middle: the harness knows the usual time by then, and steps are left to go on with
-    facts.at = max(1, facts.steps // 2)
-    if facts.at > proposal.stride:  # right after a report, so that it comes at once
-        facts.at = facts.at // proposal.stride * proposal.stride + 1
+    reports = _middle(facts.steps // proposal.stride)
+    # after a report, so that it comes at once
+    facts.at = max(1, reports * proposal.stride + (proposal.stride > 1))
+
+
+def _middle(count: int) -> int:
+    """Somewhat behind the middle: the harness knows the usual time by then, and steps are left to
+    go on with. Not where most checkpoints are saved: a fault right after one costs nothing.
+    """
+    half = count // 2
+    for digit, every in ((7, 10), (3, 5)):
+        near = half + (digit - half) % every
+        if near <= 0.7 * count:
+            return near
+    return half
 
 
 def readable(seconds: float) -> float:

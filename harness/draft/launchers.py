@@ -36,7 +36,7 @@ class LauncherKind:
 
 
 _STORE = MappingProxyType({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
-_STORE_NOTE = "without this a job that torchrun restarts may read its predecessor's addresses"
+_STORE_NOTE = "without it a job that torchrun restarts may read its predecessor's addresses"
 LAUNCHERS = (
     LauncherKind(
         name="torchrun",

@@ -25,6 +25,7 @@ from trainchaos.chaos.scenario.progress import (
 from trainchaos.harness.draft.frameworks import Framework
 from trainchaos.harness.draft.lines import Derived, derive
 from trainchaos.harness.draft.watch import Sighting
+from trainchaos.harness.script.listen.numbers import whole
 from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader
 from trainchaos.harness.script.listen.trial import Trial, try_lines
 
@@ -40,8 +41,8 @@ NS = 1e9
 class Proposal:
     """How progress is read. ``progress``: None if no step was seen; ``steps``: (seconds since the
     start, step) of those seen; ``losses``: how many were read; ``total``: the number of steps that
-    the lines state; ``trial``: of the lines, None for the beacon; ``doubt``: why the steps may not
-    be those of the run.
+    the lines state, or ``per_epoch`` that of an epoch; ``trial``: of the lines, None for the
+    beacon; ``doubt``: why the steps may not be those of the run; ``ranks``: that report.
     """
 
     progress: Progress | None = None
@@ -50,7 +51,7 @@ class Proposal:
     total: int | None = None
     trial: Trial | None = None
     doubt: str = ""
-    epochs: bool = False
+    per_epoch: int | None = None
     ranks: frozenset[int] = field(default_factory=frozenset)
 
     @property
@@ -170,7 +171,7 @@ def _tried(
         total=None if epochs else total,
         trial=trial,
         doubt=doubt or "; ".join(trial.wrong),
-        epochs=epochs,
+        per_epoch=_stated(lines, found) if epochs else None,
     )
 
 
@@ -181,6 +182,14 @@ def _timed(
     with closing(GrowingFile(log)) as file:
         reader = RegexReader(file, progress, steps)
         return [(at, report.step) for at, line in lines for report in reader.parse(line)]
+
+
+def _stated(lines: Sequence[tuple[float, str]], progress: RegexProgress) -> int | None:
+    """The steps of an epoch, as the lines state them most often."""
+    pattern = re.compile(progress.regex)
+    matches = (pattern.search(line) for _, line in lines)
+    totals = Counter(whole(match["of"], UNKNOWN) for match in matches if match)
+    return totals.most_common(1)[0][0] if totals else None
 
 
 def _bar_total(

@@ -192,7 +192,8 @@ def shown(facts: Facts, lines: dict[str, int], path: str) -> list[str]:
 
 def _rows(one: Finding, lines: dict[str, int], path: str) -> Sequence[str]:
     place = f"  [{path}:{lines[one.key]}]" if one.key in lines else ""
-    rows = [f"  {one.name:12} {one.text}{place}"]
+    text = f"{one.value}: {one.text}" if one.value else one.text
+    rows = [f"  {one.name:12} {text}{place}"]
     if one.change:
         rows.append(f"  {'':12} -> {one.change}")
     return rows

@@ -16,7 +16,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from trainchaos.chaos.errors import ScenarioError
-from trainchaos.chaos.events.figures import counted
 from trainchaos.chaos.loading.load import LoadedScenario
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause
@@ -68,7 +67,7 @@ def tighten(path: Path, out: Path | None, *, load: Load) -> Tightened:
     said, edits = [], []
     for metric, index, clause in _clauses(loaded):
         place = _place(text, metric, index)
-        new, why = _tightened(clause, metric, _values(results, metric))
+        new, why = _tightened(clause, _values(results, metric))
         where = f"{source}:{place.line + 1}  {metric}" if place else f"{source}  {metric}"
         if new is None or place is None or place.text != clause.text:
             why = why if new is None else f"{why}; it is not written here as it is: change it there"
@@ -146,14 +145,14 @@ def _values(results: Results, metric: str) -> list[list[float]]:
     return [values for values in rows.values() if values]
 
 
-def _tightened(clause: Clause, metric: str, cells: Sequence[list[float]]) -> tuple[str | None, str]:
+def _tightened(clause: Clause, cells: Sequence[list[float]]) -> tuple[str | None, str]:
     """The new clause, None if it stays; and why."""
     if not cells:
         return None, "nothing was observed of it"
     worst_of = min if clause.op.startswith(">") else max
     worst = worst_of(evaluate(clause, values)[1] for values in cells)
     count = sum(map(len, cells))
-    seen = f"{_figure(worst, clause.unit)} was the worst of {counted(count, None)} observed"
+    seen = f"{_figure(worst, clause.unit)} was the worst of {count} observed"
     if not math.isfinite(worst) or clause.op == "==":
         return None, seen
     limit = _limit(worst, clause)

@@ -1,0 +1,164 @@
+"""Expressions derived from lines, and the proposal that is made of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.harness.script.test_progress_presets import LINES
+from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress
+from trainchaos.harness.draft.frameworks import FRAMEWORKS
+from trainchaos.harness.draft.lines import derive
+from trainchaos.harness.draft.progress import Proposal, propose
+from trainchaos.harness.draft.watch import Sighting
+from trainchaos.harness.script.listen.progress import ProgressReport
+
+
+def rows(line: Callable[[int], str], count: int = 10) -> list[str]:
+    """Lines of the steps from 1 on."""
+    return [line(step) for step in range(1, count + 1)]
+
+
+def found(lines: list[str]) -> tuple[list[int], list[str]]:
+    """Steps and losses that the derived expression finds."""
+    one = derive(lines)
+    assert one is not None
+    matches = [match for line in lines if (match := re.search(one.regex, line))]
+    steps = [int(match["step"].replace(",", "")) for match in matches]
+    if one.loss:
+        return steps, [match["loss"] for line in lines if (match := re.search(one.loss, line))]
+    return steps, [match.groupdict().get("loss") or "" for match in matches]
+
+
+STEPS = list(range(1, 11))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda n: f"step {n}/60 loss {1 / n:.3f}",
+        lambda n: f"<< it#{n:05d} >> train_loss={1 / n:.3f} | dt 12ms",
+        lambda n: f"2026-11-25 09:00:{n:02d},123 INFO trainer.py:88 iter={n} loss: {1 / n:.3f}",
+        lambda n: f"[{n} steps] loss = {1 / n:.3f}, lr 1e-4",
+        lambda n: f'{{"step": {n}, "loss": {1 / n:.3f}, "tokens": 1234}}',
+        lambda n: f"loss {1 / n:.3f} at iteration {n} (gpu 0)",
+        lambda n: f"train {n}/5000 ({2 * n}%) loss: {1 / n:.3f}",
+        lambda n: f"\x1b[32mstep {n}\x1b[0m loss {1 / n:.3f}",
+        lambda n: f"step {n} loss {1 / n:.3f}" + (" saved" if n % 3 == 0 else ""),
+        lambda n: f"global_step={n:,} epoch=0 loss={1 / n:.3f}",
+    ],
+)
+def test_steps_and_losses_are_found_in_a_line(line: Callable[[int], str]) -> None:
+    lines = ["loading 3 of 4 shards", *rows(line), "done in 12 s"]
+    assert found([re.sub(r"\x1b\[\d+m", "", one) for one in lines]) == (
+        STEPS,
+        [f"{1 / n:.3f}" for n in STEPS],
+    )
+    assert derive(lines) is not None
+
+
+def test_losses_that_are_not_numbers_are_found_as_well() -> None:
+    assert found(rows(lambda n: f"step {n} loss nan")) == (STEPS, ["nan"] * 10)
+    assert found(rows(lambda n: f"step {n} loss tensor({n}.5)"))[1][0] == "tensor(1.5"
+
+
+def test_every_tenth_step_is_a_progression_too() -> None:
+    assert found(rows(lambda n: f"iter {10 * n} loss 2.5"))[0] == [10 * n for n in STEPS]
+
+
+def test_a_loss_may_stand_in_a_line_of_its_own() -> None:
+    lines = [text for n in STEPS for text in (f"Iteration: {n}", f"   loss: {1 / n:.3f}")]
+    assert found(lines) == (STEPS, [f"{1 / n:.3f}" for n in STEPS])
+
+
+def test_lines_of_an_evaluation_are_not_taken_for_steps() -> None:
+    lines = [
+        text for n in STEPS for text in (f"step {n} loss 1.5", f"eval step {99 - n} val_loss 3")
+    ]
+    assert found(lines) == (STEPS, ["1.5"] * 10)
+
+
+def test_ranks_may_all_print_their_steps() -> None:
+    lines = [f"[rank{rank}]: step {n} loss 1.5" for n in STEPS for rank in (0, 1)]
+    assert found(lines)[0] == [n for n in STEPS for _ in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["hello", "loading 3 of 4"],
+        ["step 1", "step 2"],
+        rows(lambda n: f"2026-11-25 09:00:{n:02d} still here"),
+        rows(lambda n: f"step {n * n * 7 % 11} of something"),
+        rows(lambda n: f"retry after step 5, attempt {n}"),
+    ],
+)
+def test_nothing_is_made_of_lines_without_steps(lines: list[str]) -> None:
+    assert derive(lines) is None
+
+
+def test_epochs_from_0_are_counted_and_others_are_doubtful() -> None:
+    lines = [f"Epoch {e} step {n}/5 loss 1.5" for e in range(3) for n in range(1, 6)]
+    one = derive(lines)
+    assert one is not None and one.epochs and one.counted
+    match = re.search(one.regex, lines[-1])
+    assert match is not None and match.groupdict() == {
+        "epoch": "2",
+        "step": "5",
+        "of": "5",
+        "loss": "1.5",
+    }
+    one = derive(f"Epoch {e} step {n}/5 loss 1.5" for e in range(1, 4) for n in range(1, 6))
+    assert one is not None and one.epochs and not one.counted
+
+
+def proposed(text: str, folder: Path, *names: str, steps: int | None = None) -> Proposal:
+    """Of lines that came one a second, of a script with these frameworks."""
+    seen = Sighting()
+    seen.lines.extend((float(at), line) for at, line in enumerate(re.split(r"[\r\n]", text)))
+    return propose(seen, [one for one in FRAMEWORKS if one.name in names], folder, steps=steps)
+
+
+@pytest.mark.parametrize("name", sorted(LINES))
+def test_the_lines_of_a_framework_are_read_by_its_preset(name: str, tmp_path: Path) -> None:
+    text, reports = LINES[name]
+    names = [one.name for one in FRAMEWORKS if one.preset == name]
+    got = proposed(text, tmp_path, *names)
+    if len({step for step, _ in reports}) < 2:  # one line is no progress
+        assert got.progress is None
+        return
+    assert isinstance(got.progress, PresetProgress), got
+    assert [step for _, step in got.steps] == [step for step, _ in reports]
+    if not names:
+        assert got.progress.preset in (name, "hf")  # of a bar alone both find the same
+
+
+def test_odd_lines_are_read_by_a_derived_expression(tmp_path: Path) -> None:
+    text = "\n".join(rows(lambda n: f"<< it#{5 * n:05d}/00200 >> loss~{1 / n:.3f}"))
+    got = proposed(text, tmp_path)
+    assert isinstance(got.progress, RegexProgress)
+    assert (got.total, got.stride, got.losses, got.doubt) == (200, 5, 10, "")
+    assert got.step_s == pytest.approx(0.2)
+    assert (got.first_s, got.longest_s) == (0.0, 1.0)
+
+
+def test_a_doubt_is_said(tmp_path: Path) -> None:
+    lines = [f"epoch {e} step {n}/5 loss 1.5" for e in (1, 2) for n in range(1, 6)]
+    assert "begins again in each epoch" in proposed("\n".join(lines), tmp_path).doubt
+    beyond = proposed("\n".join(rows(lambda n: f"step {n}")), tmp_path, steps=5)
+    assert "step 10 is beyond" in beyond.doubt
+
+
+def test_the_beacon_is_preferred(tmp_path: Path) -> None:
+    seen = Sighting(first_report_s=3.0)
+    seen.lines.extend((float(n), f"step {n} loss 1.5") for n in STEPS)
+    seen.reports.extend(
+        ProgressReport(step=n, rank=n % 2, pid=1, loss=0.5, time_ns=n * 500_000_000) for n in STEPS
+    )
+    got = propose(seen, [], tmp_path, steps=None)
+    assert (got.progress, got.first_s, got.losses, got.ranks) == ("beacon", 3.0, 10, {0, 1})
+    assert got.step_s == pytest.approx(0.5)

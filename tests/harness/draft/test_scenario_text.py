@@ -1,0 +1,264 @@
+"""Facts of a command that was seen, and the scenario that is written of them: it loads, and says
+what was found and what was not.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.loading.load import LoadedScenario, load
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.draft import frameworks, launchers
+from trainchaos.harness.draft.facts import Facts, command_of, decide
+from trainchaos.harness.draft.progress import propose
+from trainchaos.harness.draft.text import ScenarioText, shown, write
+from trainchaos.harness.draft.watch import Sighting
+from trainchaos.harness.draft.written import Listing, checkpoints, listing
+from trainchaos.harness.script.processes.command import CommandEnded
+from trainchaos.harness.script.processes.tree import FoundRank
+
+LINES = [f"step {n}/200 loss {1 / n:.3f}" for n in range(1, 21)]
+WELL = CommandEnded(exit_code=0, signal=None)
+
+
+def ranks(count: int) -> dict[int, FoundRank]:
+    """So many processes, each with its rank."""
+    return {n: FoundRank(rank=n, world=count, pid=10 + n, started=1) for n in range(count)}
+
+
+def saw(
+    lines: list[str] = LINES,
+    *,
+    every_s: float = 0.5,
+    found: int = 0,
+    ended: CommandEnded | None = None,
+    saved: tuple[str, ...] = ("last.ckpt",),
+    wrote: dict[Path, tuple[int, int]] | None = None,
+) -> Sighting:
+    """A sighting, as a watch makes it."""
+    seen = Sighting(
+        ranks=ranks(found),
+        ended=ended,
+        seconds=30.0,
+        count=len(lines),
+        saved=[Path("/scratch") / name for name in saved],
+        after=Listing(files=wrote or {}),
+    )
+    seen.lines.extend((2.0 + every_s * n, line) for n, line in enumerate(lines))
+    return seen
+
+
+def decided(
+    folder: Path, line: str, seen: Sighting, *, text: str = "", steps: int | None = None
+) -> Facts:
+    """The facts of a command line that was seen."""
+    words, script = shlex.split(line), frameworks.ScriptText(name="train", text=text)
+    recognised = frameworks.recognise(words, script)
+    command = command_of(words, {}, launchers.recognise(words), recognised, script, steps)
+    proposal = propose(seen, recognised, folder, steps=steps)
+    return decide(command, seen, proposal, folder, steps)
+
+
+def loaded(folder: Path, facts: Facts) -> tuple[LoadedScenario, ScenarioText]:
+    """The scenario, written and loaded."""
+    written = write(facts, "train", directory=".")
+    path = folder / "chaos-train.yaml"
+    path.write_text(written.text)
+    return load(path, build_catalogue()), written
+
+
+def workload(folder: Path, facts: Facts) -> WorkloadSpec:
+    """Its workload."""
+    return loaded(folder, facts)[0].cells[0].scenario.workload
+
+
+def missing(facts: Facts) -> list[str]:
+    """What was not found."""
+    return [one.name for one in facts.findings if not one.found]
+
+
+def test_a_scenario_says_all_that_was_seen(tmp_path: Path) -> None:
+    facts = decided(
+        tmp_path,
+        "torchrun --nproc-per-node 2 --max-restarts 3 train.py --output_dir out",
+        saw(found=2),
+    )
+    scenario, written = loaded(tmp_path, facts)
+    assert not scenario.warnings and missing(facts) == []
+    spec = scenario.cells[0].scenario.workload
+    assert spec.command is not None and spec.command[-1] == "$CHAOS_SCRATCH/out"
+    assert (spec.ranks, spec.steps, spec.restarts) == (2, 200, 0)
+    assert spec.env == {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    kinds = [cell.scenario.faults[0] for cell in scenario.cells]
+    assert [(one.kind, one.duration) for one in kinds] == [
+        ("process-kill", None),
+        ("process-stop", 20.0),
+        ("process-term", None),
+    ]
+    assert {one.at.step for one in kinds} == {107}
+    assert scenario.cells[0].scenario.invariants == "observable"
+    rows = written.text.split("\n")
+    for key, part in {
+        "command": "command:",
+        "ranks": "ranks: 2  # found by",
+        "steps": "steps: 200  # the lines state",
+        "progress": "progress: {regex:",
+        "restarts": "restarts: 0  # torchrun starts",
+    }.items():
+        assert part in rows[written.lines[key] - 1], key
+
+
+def test_findings_name_the_line_that_says_them(tmp_path: Path) -> None:
+    facts = decided(tmp_path, "python train.py", saw(["hello"], saved=()))
+    _, written = loaded(tmp_path, facts)
+    said = shown(facts, written.lines, "chaos-train.yaml")
+    assert said.index("found") < said.index("not found")
+    place = f"[chaos-train.yaml:{written.lines['steps']}]"
+    assert any("steps" in line and line.endswith(place) for line in said)
+    assert written.text.split("\n")[written.lines["steps"] - 1].strip().startswith("steps:")
+    assert missing(facts) == ["progress", "steps", "checkpoints"]
+    assert [one.name for one in facts.findings if one.needed] == ["progress", "steps"]
+    assert written.text.count("NOT FOUND: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "found", "count", "short"),
+    [
+        ("python train.py", 0, 1, False),
+        ("python train.py", 3, 3, False),
+        ("torchrun --nproc-per-node 4 train.py", 4, 4, False),
+        ("torchrun --nproc-per-node 4 train.py", 2, 4, True),
+        ("torchrun --nproc-per-node 2 --nnodes 2 train.py", 2, 4, True),
+        ("torchrun --nproc-per-node 4 train.py", 0, 4, True),
+        ("srun -n 8 python train.py", 0, 8, True),
+    ],
+)
+def test_ranks(tmp_path: Path, line: str, found: int, count: int, short: bool) -> None:
+    facts = decided(tmp_path, line, saw(found=found))
+    assert workload(tmp_path, facts).ranks == count
+    assert missing(facts) == (["ranks"] if short else [])
+
+
+def test_ranks_that_multiprocessing_names_later_are_not_found(tmp_path: Path) -> None:
+    facts = decided(tmp_path, "python train.py", saw(), text="mp.spawn(main, nprocs=2)\n")
+    assert missing(facts) == ["ranks"]
+    assert "beacon" in next(one.change for one in facts.findings if one.name == "ranks")
+
+
+PLAIN = [f"step {n} loss {1 / n:.3f}" for n in range(1, 21)]
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "lines", "ended", "asked", "steps", "found"),
+    [
+        ("python t.py", "", LINES, None, None, 200, True),
+        ("python t.py", "", LINES, None, 90, 200, True),
+        ("python t.py", "", PLAIN, None, 90, 90, True),
+        ("python t.py --max-steps 50", "", PLAIN, None, None, 50, True),
+        ("python t.py --max-steps 50", "", PLAIN, None, 70, 70, True),
+        ("python t.py", "", PLAIN, WELL, None, 20, True),
+        ("python t.py", "max_steps = 40\n", PLAIN, None, None, 40, True),
+        ("python t.py", "", PLAIN, None, None, 200, False),
+        ("python t.py --max-steps 10", "", PLAIN, None, None, 10, False),
+    ],
+)
+def test_steps(
+    tmp_path: Path,
+    line: str,
+    text: str,
+    lines: list[str],
+    ended: CommandEnded | None,
+    asked: int | None,
+    steps: int,
+    found: bool,
+) -> None:
+    facts = decided(tmp_path, line, saw(lines, ended=ended), text=text, steps=asked)
+    assert workload(tmp_path, facts).steps == steps
+    assert ("steps" not in missing(facts)) is found
+
+
+def test_steps_from_0_are_one_more(tmp_path: Path) -> None:
+    lines = [f"step {n} loss 1.5" for n in range(20)]
+    facts = decided(tmp_path, "python train.py", saw(lines, ended=WELL))
+    assert facts.steps == 20
+
+
+def test_the_steps_of_epochs_are_those_of_the_run(tmp_path: Path) -> None:
+    lines = [f"Epoch {e} step {n}/5 loss 1.5" for e in range(3) for n in range(1, 6)]
+    facts = decided(tmp_path, "python train.py --epochs 8", saw(lines))
+    assert facts.steps == 40 and missing(facts) == []
+    lines = [f"Epoch {e} step {n}/5 loss 1.5" for e in range(1, 4) for n in range(1, 6)]
+    facts = decided(tmp_path, "python train.py --epochs 8", saw(lines))
+    assert missing(facts) == ["progress", "steps"]
+
+
+def test_a_hang_is_held_for_longer_than_slow_steps_take(tmp_path: Path) -> None:
+    facts = decided(tmp_path, "python train.py", saw(every_s=3.0))
+    assert facts.hold_s == 120.0 and facts.deadline_s == 300.0
+    scenario, _ = loaded(tmp_path, facts)
+    assert scenario.cells[1].scenario.faults[0].duration == 120.0
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 12, 30, 200, 9999])
+def test_faults_come_where_steps_are_left(tmp_path: Path, count: int) -> None:
+    facts = decided(tmp_path, "python train.py", saw([]), steps=count)
+    assert facts.steps == count
+    assert 1 <= facts.at <= max(1, round(0.75 * count))
+    loaded(tmp_path, facts)
+
+
+def test_a_fault_comes_after_a_report_where_only_some_steps_are_reported(tmp_path: Path) -> None:
+    lines = [f"step {n}/1000 loss 1.5" for n in range(10, 200, 10)]
+    assert decided(tmp_path, "python train.py", saw(lines)).at == 571
+
+
+def test_checkpoints_beside_the_script_are_named_with_what_to_do(tmp_path: Path) -> None:
+    wrote = {tmp_path / "model.pt": (1, 1), tmp_path / "train.log": (1, 1)}
+    facts = decided(tmp_path, "python train.py", saw(saved=(), wrote=wrote))
+    (finding,) = (one for one in facts.findings if not one.found)
+    assert "model.pt" in finding.text and "train.log" not in finding.text
+    assert "$CHAOS_SCRATCH" in finding.change
+    assert any(one.name == "files" and "train.log" in one.text for one in facts.findings)
+    _, written = loaded(tmp_path, facts)
+    assert "NOT FOUND: checkpoints" in written.text
+
+
+def test_a_job_without_checkpoints_is_told_what_that_means(tmp_path: Path) -> None:
+    facts = decided(tmp_path, "python train.py", saw(saved=()))
+    (finding,) = (one for one in facts.findings if not one.found)
+    assert finding.name == "checkpoints" and "begins again from step 1" in finding.change
+    assert not finding.needed
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["a b", "it's", 'say "x"', "2", "true", "-", "=", "a: b", "# no", "ü", "null", "*x", "{a}", ""],
+)
+def test_every_word_of_a_command_comes_back_as_it_was(tmp_path: Path, word: str) -> None:
+    facts = decided(tmp_path, f"python train.py {shlex.quote(word)}", saw())
+    assert workload(tmp_path, facts).command == ["python", "train.py", word]
+
+
+def test_quotes_in_an_expression_come_back_as_they_were(tmp_path: Path) -> None:
+    lines = [f"it's step='{n}' loss='{1 / n:.2f}'" for n in range(1, 21)]
+    facts = decided(tmp_path, "python train.py", saw(lines))
+    assert workload(tmp_path, facts).progress == facts.proposal.progress
+
+
+def test_listings_are_bounded_and_show_what_changed(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "x").touch()
+    (tmp_path / "old.pt").write_text("1")
+    before = listing(tmp_path)
+    assert list(before.files) == [tmp_path / "old.pt"]
+    (tmp_path / "out" / "checkpoint-5").mkdir(parents=True)
+    (tmp_path / "out" / "checkpoint-5" / "weights").touch()
+    (tmp_path / "run.log").touch()
+    (tmp_path / "old.pt").write_text("12")
+    new = listing(tmp_path).since(before)
+    assert [path.name for path in new] == ["old.pt", "weights", "run.log"]
+    assert [path.name for path in checkpoints(new, tmp_path)] == ["old.pt", "weights"]

@@ -14,5 +14,10 @@ class Watcher(Protocol):
     def on_event(self, setup: ArmSetup, event: Event) -> None:
         """The arm wrote an event."""
 
+    def on_waiting(self, setup: ArmSetup, known: str) -> None:
+        """What is ``known`` of a command of which no step was seen yet, for people; empty once one
+        was.
+        """
+
     def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
         """The job has committed this many steps."""

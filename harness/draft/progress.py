@@ -23,8 +23,8 @@ from trainchaos.chaos.scenario.progress import (
     expressions,
 )
 from trainchaos.harness.draft.frameworks import Framework
-from trainchaos.harness.draft.lines import Derived, derive
 from trainchaos.harness.draft.watch import Sighting
+from trainchaos.harness.script.listen.derive import Derived, derive
 from trainchaos.harness.script.listen.numbers import whole
 from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader
 from trainchaos.harness.script.listen.trial import Trial, try_lines

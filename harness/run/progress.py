@@ -33,6 +33,9 @@ class SilentWatcher:
     def on_event(self, setup: ArmSetup, event: Event) -> None:
         """Nothing."""
 
+    def on_waiting(self, setup: ArmSetup, known: str) -> None:
+        """Nothing."""
+
     def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
         """Nothing."""
 
@@ -132,11 +135,13 @@ class _Lines:
         self._number = 0
         self._started_ns = 0
         self._shown_ns = 0
+        self._known = ""
 
     def on_event(self, setup: ArmSetup, event: Event) -> None:
         """A line if the event is worth one."""
         if event.kind is Kind.RUN_STARTED:
             self._number += 1
+            self._known = ""
             self._started_ns = self._shown_ns = event.time_ns
             self._say(event.time_ns, f"[{self._number}/{self._total}] {setup.id}")
         text = describe(event)
@@ -145,11 +150,16 @@ class _Lines:
         if text:
             self._say(event.time_ns, f"    {text}")
 
+    def on_waiting(self, setup: ArmSetup, known: str) -> None:
+        """Kept for the next line."""
+        self._known = known
+
     def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
         """A line every few seconds."""
         if now_ns - self._shown_ns > _LINES_EVERY_S * 1e9:
             self._shown_ns = now_ns
-            self._say(now_ns, f"    step {committed}/{setup.cell.scenario.workload.steps}")
+            done = f"step {committed}/{setup.cell.scenario.workload.steps}"
+            self._say(now_ns, f"    {self._known or done}")
 
     def _say(self, now_ns: int, text: str) -> None:
         # The reader may close the pipe (``| head``); the run goes on.
@@ -173,6 +183,7 @@ class _Live:
         self._total = total
         self._number = 0
         self._since = (0, 0)
+        self._known = ""
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
@@ -194,6 +205,7 @@ class _Live:
         """A new bar for a new arm; a line for what happens in it."""
         if event.kind is Kind.RUN_STARTED:
             self._number += 1
+            self._known = ""
             self._since = (0, event.time_ns)
             label = f"{self._number:>2}/{self._total} {setup.id}"
             self._task = self._progress.add_task(
@@ -207,8 +219,16 @@ class _Live:
             self._progress.update(self._task, completed=event.data["committed_step"], rate="")
             self._progress.stop_task(self._task)
 
+    def on_waiting(self, setup: ArmSetup, known: str) -> None:
+        """Behind the bar, where there is no rate yet."""
+        if self._task is not None and known != self._known:
+            self._known = known
+            self._progress.update(self._task, rate=known or "waiting")
+
     def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
         """Move the bar; throughput over the last second."""
+        if self._known:
+            return
         step, since_ns = self._since
         if now_ns - since_ns > 1e9:
             rate = (committed - step) / ((now_ns - since_ns) / 1e9)

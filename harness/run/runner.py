@@ -191,13 +191,14 @@ def _play(
 ) -> None:
     """Play every arm, one after the other; launchers stay open for the whole run."""
     kinds = plugins.load(plugins.FAULTS, Fault)
-    blind: set[str] = set()
+    blind, seen = set[str](), set[str]()  # commands that cannot be observed, and that can
     with _sessions(cells, run) as sessions:
         for cell, repeat, arm in _order(cells, base_seed):
             if stop.signum:
                 return
-            if cell.id in blind:
-                continue  # its command could not be observed, and will not be
+            command = _command(cell)
+            if command in blind:
+                continue  # it could not be observed, and will not be
             name = arm_id(cell.id, repeat, arm)
             ledger = Ledger(run.ledger)
             checkpoints = ledger.will(
@@ -216,22 +217,33 @@ def _play(
                 data=data[cell.id],
             )
             if cell.scenario.workload.command is not None:
-                script = ScriptArm(setup, kinds, watcher=watcher, stop=stop)
+                first = command not in seen
+                script = ScriptArm(setup, kinds, watcher=watcher, stop=stop, first=first)
                 pressure.follow(script.scene, script.scene.training)
                 kept = script.run() not in OVER
-                blind |= {cell.id} if not script.observer.reports else set()
+                (seen if script.observed else blind).add(command)
             else:
-                spec = cell.scenario.recovery
-                strategy = plugins.load(plugins.STRATEGIES, Strategy)[spec.strategy](**spec.params)
                 session = sessions[cell.scenario.launcher.model_dump_json()]
                 try:
                     cluster = session.cluster(setup, lambda: bool(stop.signum))
                 except Stopped:
                     return
+                strategy = _strategy(cell)
                 played = Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop)
                 pressure.follow_built_in(played.scene, cluster)
                 played.run()
             ledger.undone(checkpoints, KEPT if kept else _discard_checkpoints(run, name))
+
+
+def _strategy(cell: Cell) -> Strategy:
+    spec = cell.scenario.recovery
+    kinds = plugins.load(plugins.STRATEGIES, Strategy)
+    return kinds[spec.strategy](**spec.params)
+
+
+def _command(cell: Cell) -> str:
+    """Identifies the command of a cell, and how it is observed; several cells may share one."""
+    return cell.scenario.workload.model_dump_json()
 
 
 def _order(cells: Sequence[Cell], seed: int) -> list[tuple[Cell, int, Any]]:

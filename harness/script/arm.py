@@ -33,6 +33,7 @@ from trainchaos.harness.script.processes.ranks import Ranks
 from trainchaos.harness.script.rank_watch import RankWatch
 from trainchaos.harness.script.rollcall import RollCall
 from trainchaos.harness.script.scene import CommandScene
+from trainchaos.harness.script.startup import Startup
 from trainchaos.recovery.process.processes import become_subreaper
 from trainchaos.recovery.supervise.supervision import StopFlag
 
@@ -43,9 +44,17 @@ class ScriptArm:
     """One arm of a command. Implements ``harness.arm.job.ArmJob``."""
 
     def __init__(
-        self, setup: ArmSetup, kinds: Mapping[str, type[Fault]], *, watcher: Watcher, stop: StopFlag
+        self,
+        setup: ArmSetup,
+        kinds: Mapping[str, type[Fault]],
+        *,
+        watcher: Watcher,
+        stop: StopFlag,
+        first: bool = False,
     ) -> None:
+        """``first``: no arm of this command was played in this run yet, so its start is a check."""
         become_subreaper()
+        self._watcher = watcher
         now_ns = time.monotonic_ns
         self._setup = setup
         self._spec = spec = setup.cell.scenario.workload
@@ -62,6 +71,14 @@ class ScriptArm:
             steps=spec.steps,
             deadline_s=spec.progress_deadline,
             source=self._listener.source,
+        )
+        self._startup = Startup(
+            spec,
+            ranks=self._ranks,
+            listener=self._listener,
+            observer=self.observer,
+            now_ns=now_ns,
+            check=first,
         )
         self._broker = PointBroker.of(spec, prepared.points, plan, kinds, self._listener.raised)
         if (fd := self._broker.fileno()) is not None:
@@ -131,6 +148,11 @@ class ScriptArm:
         return self.observer.committed
 
     @property
+    def observed(self) -> bool:
+        """Whether its steps were read, and its ranks found."""
+        return bool(self.observer.reports and self.observer.generation)
+
+    @property
     def ending(self) -> bool:
         """Whether the arm has an outcome."""
         return bool(self.outcome)
@@ -183,6 +205,7 @@ class ScriptArm:
         self._hear_points()
         self._watch.take_exits()
         self.observer.tick(time.monotonic_ns())
+        self._watcher.on_waiting(self._setup, self._startup.known())
         self._watch.arm_generation()
         done = self.observer.committed_here
         self._injector.tick(done or 0)
@@ -206,7 +229,11 @@ class ScriptArm:
         )
 
     def out_of_patience(self) -> tuple[str, str] | None:
-        """The outcome when there is no sign of life within the scenario's deadlines."""
+        """The outcome when there is no sign of life within the scenario's deadlines, or when what
+        there is cannot be read.
+        """
+        if blind := self._startup.blind():
+            return "gave-up", blind
         since_ns = max(self._watch.sign_ns, self.observer.busy_until_ns)
         limit_s = self._spec.patience(begun=bool(self.observer.reports))[0]
         if (time.monotonic_ns() - since_ns) / NS <= limit_s:

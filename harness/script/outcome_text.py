@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from trainchaos.chaos.scenario.progress import key_of
 from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.script.listen.derive import Derived, derive
 from trainchaos.harness.script.listen.listening import CommandListener
 from trainchaos.harness.script.listen.observer import Observer
 from trainchaos.harness.script.processes.command import CommandEnded
@@ -16,8 +17,9 @@ SHOWN_WIDTH = 160
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Facts about a command at its end. ``ranks``: number found, 0 for none; ``lines``, ``last``:
-    of its output; ``refused``: malformed reports;
+    """Facts about a command at its end. ``ranks``: number found, 0 for none; ``lines``, ``last``,
+    ``recent``: of its output; ``again``: its steps began again by themselves; ``refused``:
+    malformed reports;
     ``other_total``: a number of steps that it stated and that is not workload.steps.
     """
 
@@ -28,6 +30,8 @@ class Findings:
     ranks: int
     lines: int
     last: tuple[str, ...]
+    recent: tuple[str, ...]
+    again: bool
     refused: int
     other_total: int | None = None
 
@@ -42,6 +46,8 @@ class Findings:
             ranks=len(observer.members) if observer.generation else 0,
             lines=listener.lines,
             last=listener.last,
+            recent=listener.recent,
+            again=observer.began_again,
             refused=listener.refused,
             other_total=listener.other_total,
         )
@@ -55,7 +61,7 @@ def outcome_of(found: Findings, ended: CommandEnded | None) -> tuple[str, str]:
     deadline = f"{limit_s:g} s (workload.{name})"
     if ended is None:
         if not found.reports:
-            return "timed-out", f"no progress within {deadline}: {_why_none(found)}"
+            return "timed-out", f"no progress within {deadline}: {_why_none(found, late=True)}"
         if found.finished:
             return (
                 "timed-out",
@@ -79,17 +85,48 @@ def outcome_of(found: Findings, ended: CommandEnded | None) -> tuple[str, str]:
         return "completed", ""
     where = f"at step {found.committed} of {found.spec.steps}"
     if ended.well:
-        return (
-            "gave-up",
-            (
-                f"the command ended with exit code 0 {where}: set workload.steps to what it"
-                f" does{_shown(found)}"
-            ),
-        )
+        return "gave-up", f"the command ended with exit code 0 {where}: {_why_short(found)}"
     return "gave-up", f"the command ended with {ended.how} {where}{_shown(found)}"
 
 
-def _why_none(found: Findings) -> str:
+def unread_steps(found: Findings, seen: Derived) -> str:
+    """What to change where lines are steps and none of them was read. ``seen``: what they are."""
+    loss = f", loss: {_quoted(seen.loss)}" if seen.loss else ""
+    cure = f"progress: {{regex: {_quoted(seen.regex)}{loss}}}"
+    if found.spec.progress == "beacon":
+        return (
+            f"no beacon was heard: call chaos.beacon.step(...) after each step, or, as {seen.steps}"
+            f" steps were printed, give {cure}{_shown(found)}"
+        )
+    return (
+        f"{key_of(found.spec.progress)} matched none of {found.lines} lines, of which {seen.steps}"
+        f" look like steps: give {cure}{_shown(found)}"
+    )
+
+
+def _why_short(found: Findings) -> str:
+    """Why a command that ended well has not done all steps."""
+    if found.again:
+        return (
+            "its steps began again from the first without a fault, so they are those of an epoch:"
+            f" let progress find the step of the whole run{_shown(found)}"
+        )
+    if not found.ranks:
+        return f"its steps were read, and no rank was found{_shown(found)}"
+    return f"set workload.steps to what it does{_shown(found)}"
+
+
+def _why_none(found: Findings, *, late: bool = False) -> str:
+    """``late``: it had not ended at a deadline."""
+    seen = derive(found.recent) if found.other_total is None and not found.refused else None
+    if seen is not None and seen.sure:
+        return unread_steps(found, seen)
+    if late and found.lines and found.other_total is None and not found.refused:
+        limit = "workload.start_deadline"
+        return (
+            f"it printed {found.lines} lines, and none of them looks like a step: raise {limit} if"
+            f" it takes longer to start{_or_else(found)}{_shown(found)}"
+        )
     if found.spec.progress != "beacon":
         key = key_of(found.spec.progress)
         if not found.lines:
@@ -108,6 +145,16 @@ def _why_none(found: Findings) -> str:
         )
     cure = "call chaos.beacon.step(...) after each step, or give progress: {regex: ...}"
     return f"no beacon was heard: {cure}{_shown(found)}"
+
+
+def _or_else(found: Findings) -> str:
+    if found.spec.progress == "beacon":
+        return ", or call chaos.beacon.step(...) after each step"
+    return f"; else correct {key_of(found.spec.progress)}, which matched none"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _shown(found: Findings) -> str:

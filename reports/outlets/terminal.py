@@ -43,6 +43,10 @@ def summary(results: Results, run: RunDirectory, *, gated: bool = False) -> str:
     ``gated``: a gate has the verdict, and this is only what was measured.
     """
     word = "measured" if gated else "verdict"
+    if _unobserved(results):
+        line = f"{word} {results.title} (exit {results.exit_code})   {results.reason}"
+        blocks = [line, *_skipped(results), *_kept(results, run), _next(results, run)]
+        return "\n".join(visible(line) for line in blocks)
     if results.verdict == "interrupted" and all(a.outcome != "completed" for a in results.arms):
         blocks = [
             _verdict(results, word),
@@ -65,6 +69,22 @@ def summary(results: Results, run: RunDirectory, *, gated: bool = False) -> str:
         _next(results, run),
     ]
     return "\n".join(visible(line) for line in blocks)
+
+
+def _unobserved(results: Results) -> bool:
+    """Whether the run stopped at its first arm, as its command could not be observed: all else that
+    is inconclusive follows from that.
+    """
+    if results.verdict != "inconclusive" or not results.workload.get("command"):
+        return False
+    found = [arm.invariants.get("progress") for arm in results.arms]
+    return (
+        len(found) == 1
+        and found[0] is not None
+        and found[0].verdict == "inconclusive"
+        and found[0].witness in results.reason
+        and not any(incident.landed for incident in results.faults)
+    )
 
 
 def _verdict(results: Results, word: str) -> str:

@@ -79,6 +79,13 @@ def stride_of(history: History) -> int:
     return _stride({event.generation: _reports(history.log, event) for event in starts})
 
 
+def unseen(history: History) -> str:
+    """Why a command has no step that can be judged."""
+    if next(iter(history.log.of(Kind.STEP_REPORTED)), None) is not None:
+        return "steps of the command were reported, and none of its ranks was found"
+    return "no step of the command was seen"
+
+
 def samples_of_steps(history: History) -> dict[tuple[int, int], int]:
     """(generation, step) -> samples summed over its ranks, for steps that every member reported.
 

@@ -282,7 +282,9 @@ def judge_run(
         return _gate("skipped", skipped[0] if skipped else "nothing ran")
     merged = merge([cell.verdict for cell in cells])
     if merged != "pass":
-        worst = next(cell for cell in cells if cell.verdict == merged)
+        rows = [cell for cell in cells if cell.verdict == merged]
+        # a command that cannot be observed in one cell is not played in others: that one says why
+        worst = next((cell for cell in rows if _unobserved(cell)), rows[0])
         name = f"{worst.id}: " if len(cells) > 1 else ""
         return _gate(merged, name + worst.reason)
     hard = [sla for sla in slas if sla.severity == "fail"]
@@ -293,6 +295,11 @@ def judge_run(
         f"{len(hard)} of {len(hard)} SLAs, {len(checked)} of {len(checked)} invariants, "
         f"{landed[0]} of {landed[1]} faults landed and healed{aside}",
     )
+
+
+def _unobserved(cell: CellResult) -> bool:
+    found = cell.invariants.get("progress")
+    return found is not None and found.verdict == cell.verdict
 
 
 def _gate(verdict: RunVerdict, reason: str) -> Gate:

@@ -71,6 +71,11 @@ class CommandListener:
         """The newest lines of the output."""
         return tuple(self._output.last)
 
+    @property
+    def recent(self) -> tuple[str, ...]:
+        """More of the newest lines of the output than ``last``."""
+        return tuple(self._output.recent)
+
     def raised(self) -> list[str]:
         """Lines of output since the last call about an exception raised at a point."""
         lines = list(self._output.raised)

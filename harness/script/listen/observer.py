@@ -64,6 +64,8 @@ class Observer:
         self.committed = 0
         self.reports = 0
         self.nonfinite = False
+        self.began_again = False  # steps went back to the first ones, with no failure to explain it
+        self._lowest = 0  # of the steps reported
         self._lost: set[str] = set()
         self._steps_of: dict[int, int] = {}  # by rank, in this generation
         self._first_step: int | None = None  # of this generation
@@ -201,6 +203,7 @@ class Observer:
         step = progress.step + self._zero_based
         if not 1 <= step <= MOST_STEPS * self._steps:
             return
+        self._note_return(step)
         self._turn_page(step, progress.rank, now_ns)
         started = self._last_ns
         self.nonfinite = self.nonfinite or (
@@ -289,6 +292,13 @@ class Observer:
             STALL_LONGEST * max(self._intervals),
         )
         return min(learned, self._deadline_s)
+
+    def _note_return(self, step: int) -> None:
+        """Note a step that begins the count again: that of an epoch, as nothing has failed."""
+        first, last = self._lowest or step, self.committed
+        if not self._failures and step <= first and last - first >= LEARNED_FROM * self._stride:
+            self.began_again = True
+        self._lowest = min(first, step)
 
     def _turn_page(self, step: int, rank: int | None, now_ns: int) -> None:
         """Start a new generation if a report shows that one has started."""

@@ -23,6 +23,7 @@ from trainchaos.harness.script.processes.tree import group_number
 READ_LIMIT = 1 << 20  # bytes read in one look
 LINE_LIMIT = 4096  # of a longer line only the beginning is read
 KEPT_LINES = 12
+RECENT_LINES = 400
 STEP_LIMIT = 10**12
 SAMPLES_LIMIT = 10**12
 PID_LIMIT = 1 << 31
@@ -63,8 +64,8 @@ class ProgressReader(Protocol):
 
 
 class GrowingFile:
-    """The whole lines of a growing file. ``last``: the newest lines, for people; ``count``: lines
-    so far.
+    """The whole lines of a growing file. ``last``: the newest lines, for people; ``recent``: more
+    of them; ``count``: lines so far.
 
     ``taken``: bytes read so far; ``raised``: the newest lines about an exception raised by a point.
     """
@@ -77,6 +78,7 @@ class GrowingFile:
         self._cut = False
         self.count = self.taken = 0
         self.last: deque[str] = deque(maxlen=KEPT_LINES)
+        self.recent: deque[str] = deque(maxlen=RECENT_LINES)
         self.raised: deque[str] = deque(maxlen=KEPT_LINES)
 
     def read(self) -> Iterator[str]:
@@ -92,6 +94,7 @@ class GrowingFile:
             if text.strip():
                 self.count += 1
                 self.last.append(text)
+                self.recent.append(text)
                 if SAID in text:
                     self.raised.append(text)
                 yield text

@@ -180,6 +180,7 @@ def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, aga
         overdue=lambda: False,
         lines=0,
         last=(),
+        recent=(),
         refused=0,
         other_total=None,
     )

@@ -6,7 +6,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers.job.observed import progress
 from trainchaos.harness.judge.checkers.job.values import LEAVE_OUT
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
-from trainchaos.harness.judge.record.observed import stride_of
+from trainchaos.harness.judge.record.observed import stride_of, unseen
 from trainchaos.harness.judge.record.strength import half_known, strength_of
 from trainchaos.harness.judge.results import Finding
 
@@ -61,7 +61,7 @@ def full_strength(evidence: Evidence) -> Finding:
         witness = f"the last generation had {world} of {history.info.ranks} ranks"
         return passed(witness) if world >= history.info.ranks else failed(witness)
     if not history.runs:
-        return unknown("no step of the command was seen")
+        return unknown(unseen(history))
     found = strength_of(history)
     if lacking := half_known(history):
         return unknown(f"{lacking}: how many there were at the end is not known")

@@ -16,6 +16,7 @@ from trainchaos.harness.judge.measure.pressure import TOO_BUSY
 from trainchaos.harness.judge.measure.refused import refused_at, refused_states
 from trainchaos.harness.judge.record.history import Generation, History, StepRun
 from trainchaos.harness.judge.record.kept_in_memory import PLACE, REMEMBERED, keepers
+from trainchaos.harness.judge.record.observed import unseen
 from trainchaos.harness.judge.results import Finding
 
 HEALTHY_STEPS = 5
@@ -244,7 +245,7 @@ def liveness(evidence: Evidence) -> Finding:
     if stops and not evidence.is_control and history.outcome == "gave-up":
         return passed(f"the job stopped at {done}, as {stops[0]} is expected to make it")
     if history.info.observed and not history.runs:
-        return unknown("no step of the command was seen")
+        return unknown(unseen(history))
     if history.outcome != "completed":
         return finished(evidence) or failed(f"the job did not finish: {history.outcome} at {done}")
     ideal, runs = evidence.measures.ideal, _healthy(evidence)

@@ -32,6 +32,8 @@ _WORDS = (
     (r"epochs?|rounds?", 1),
 )
 """Words beside a step, and how well each fits."""
+SURE = 3
+"""Words that fit so well stand beside nothing but steps."""
 _BEFORE = [
     (re.compile(rf"(?:^|(?<=[^A-Za-z]))(?:{word})[^A-Za-z0-9]{{0,{NEAR}}}$", re.I), rank)
     for word, rank in _WORDS
@@ -67,7 +69,8 @@ class Token:
 class Derived:
     """``regex``: for steps, and for losses in the same line; ``loss``: for losses in lines of their
     own, or None; ``total``: that the lines state behind the step (``5/60``); ``epochs``: the step
-    begins anew in each epoch; ``counted``: epochs are counted in the expression.
+    begins anew in each epoch; ``counted``: epochs are counted in the expression; ``steps``: how
+    many different ones there are; ``sure``: the word beside them says that they are steps.
     """
 
     regex: str
@@ -75,6 +78,8 @@ class Derived:
     total: int | None
     epochs: bool = False
     counted: bool = False
+    steps: int = 0
+    sure: bool = False
 
 
 def derive(lines: Iterable[str]) -> Derived | None:
@@ -181,6 +186,8 @@ def _expression(column: _Column, texts: Sequence[str]) -> Derived:
         total=None if total is None else int(re.sub("[,_]", "", total[1])),
         epochs=column.again,
         counted=epoch is not None and total is not None,
+        steps=len(set(column.steps)),
+        sure=column.rank >= SURE,
     )
 
 

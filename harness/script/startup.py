@@ -1,0 +1,109 @@
+"""The time until a command's first step: what is known meanwhile, and whether it can be observed at
+all.
+
+In the first arm of a run this is a check. A command whose steps are printed and not read, or
+reported by processes that are not found, is stopped at once: no arm of it would prove anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.script.listen.derive import Derived, derive
+from trainchaos.harness.script.listen.listening import CommandListener
+from trainchaos.harness.script.listen.observer import Observer
+from trainchaos.harness.script.outcome_text import Findings, unread_steps
+from trainchaos.harness.script.processes.ranks import Ranks
+
+JUDGE_EVERY_S = 1.0
+UNREAD_S = 5.0
+UNREAD_STEPS = 50
+LEAST_UNREAD = 10
+UNRANKED_S = 8.0
+"""How long steps may be reported while no rank is found, though ranks are looked for."""
+NS = 1e9
+
+
+class Startup:
+    """One arm's. ``check``: it is the first arm of its command in the run."""
+
+    def __init__(
+        self,
+        spec: WorkloadSpec,
+        *,
+        ranks: Ranks,
+        listener: CommandListener,
+        observer: Observer,
+        now_ns: Callable[[], int],
+        check: bool,
+    ) -> None:
+        self._spec = spec
+        self._ranks = ranks
+        self._listener = listener
+        self._observer = observer
+        self._now_ns = now_ns
+        self._check = check
+        self._began_ns = now_ns()
+        self._judged_ns = 0
+        self._unread_ns = self._unranked_ns = 0  # since when
+
+    def known(self) -> str:
+        """What is known while no step was seen, or no rank that made one, for people; empty
+        afterwards.
+        """
+        spec, lines, seen = self._spec, self._listener.lines, self._observer
+        if seen.reports and seen.generation:
+            return ""
+        found = len(self._ranks.living())
+        words = [f"{found} of {spec.ranks} ranks found"] if found or spec.ranks > 1 else []
+        if seen.reports:
+            words.append(f"steps up to {seen.committed} reported")
+        elif not self._listener.waiting:
+            words.append(
+                f"{lines} line{'s' if lines != 1 else ''} printed" if lines else "no output"
+            )
+            words.append(
+                "no beacon heard yet" if spec.progress == "beacon" else "no line matched yet"
+            )
+        words.append(f"start-up {self._seconds(self._began_ns):.0f} s")
+        return ", ".join(words)
+
+    def blind(self) -> str:
+        """Why the command cannot be observed as the scenario says, for people; empty: it can, or
+        that is not known yet.
+        """
+        now = self._now_ns()
+        if not self._check or (now - self._judged_ns) / NS < JUDGE_EVERY_S:
+            return ""
+        self._judged_ns = now
+        if self._observer.generation:
+            self._check = False  # its ranks were found, and its steps are read
+            return ""
+        if self._observer.reports:
+            return self._unranked(now)
+        return "" if self._listener.waiting else self._unread(now)
+
+    def _unranked(self, now: int) -> str:
+        self._unranked_ns = self._unranked_ns or now
+        if self._seconds(self._unranked_ns) < UNRANKED_S:
+            return ""
+        return f"steps up to {self._observer.committed} are reported, and no rank was found"
+
+    def _unread(self, now: int) -> str:
+        found = derive(self._listener.recent)
+        if found is None or not self._plenty(found):
+            self._unread_ns = 0
+            return ""
+        self._unread_ns = self._unread_ns or now
+        if self._seconds(self._unread_ns) < UNREAD_S:
+            return ""
+        return unread_steps(Findings.of(self._spec, self._observer, self._listener), found)
+
+    def _plenty(self, found: Derived) -> bool:
+        """Whether these are certainly the steps, rather than some that come before training."""
+        wanted = min(UNREAD_STEPS, max(LEAST_UNREAD, self._spec.steps // 2))
+        return found.sure and found.steps >= wanted
+
+    def _seconds(self, since_ns: int) -> float:
+        return (self._now_ns() - since_ns) / NS

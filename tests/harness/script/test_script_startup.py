@@ -1,0 +1,283 @@
+"""The time until a command's first step: what is said meanwhile, and what stops a run at once."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.harness.script.test_script import living, run, write
+from tests.harness.script.test_script_observer import Job
+from trainchaos.chaos.scenario.progress import RegexProgress
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.host.rundir import open_run
+from trainchaos.harness.run.progress import _Lines
+from trainchaos.harness.script.outcome_text import Findings, outcome_of
+from trainchaos.harness.script.processes.command import CommandEnded
+from trainchaos.harness.script.startup import UNRANKED_S, UNREAD_S, Startup
+from trainchaos.reports.outlets.terminal import summary
+
+STEPS = [f"step {n} loss {1 / n:.3f}" for n in range(1, 61)]
+START = [f"[rank0] NCCL INFO channel {n % 8:02d}/{n} ring 0 1 2 3" for n in range(300)]
+BARS = [f"Map: {n}%| {10 * n}/1000 [00:0{n % 9}<00:09, 100.0 examples/s]" for n in range(100)]
+WELL = CommandEnded(exit_code=0, signal=None)
+
+
+class Begun:
+    """The start of a command, on a clock that is set by hand."""
+
+    def __init__(self, *, ranks: int = 2, steps: int = 200, progress: Any = None) -> None:
+        self.now = 0
+        self.listener = SimpleNamespace(
+            lines=0, last=(), recent=(), refused=0, other_total=None, waiting=False
+        )
+        self.observer = SimpleNamespace(
+            reports=0, generation=0, committed=0, finished=False, members={}, began_again=False
+        )
+        self.living: list[str] = []
+        self.spec = WorkloadSpec(
+            command=["x"],
+            ranks=ranks,
+            steps=steps,
+            progress=progress or RegexProgress(regex=r"STEP=(?P<step>\d+)"),
+        )
+
+    def startup(self, *, check: bool = True) -> Startup:
+        """Of its first arm, or of another."""
+        ranks: Any = SimpleNamespace(living=lambda: self.living)
+        listener: Any = self.listener
+        observer: Any = self.observer
+        return Startup(
+            self.spec,
+            ranks=ranks,
+            listener=listener,
+            observer=observer,
+            now_ns=lambda: self.now,
+            check=check,
+        )
+
+    def prints(self, lines: Sequence[str]) -> None:
+        """All of its lines so far."""
+        self.listener.lines, self.listener.recent = len(lines), tuple(lines)
+        self.listener.last = tuple(lines[-6:])
+
+
+def stopped(begun: Begun, startup: Startup, seconds: float) -> str:
+    """Why it is stopped within that time, or ""."""
+    end = begun.now + int(seconds * 1e9)
+    while begun.now < end:
+        begun.now += 10**8
+        if why := startup.blind():
+            return why
+    return ""
+
+
+def test_steps_that_are_printed_and_not_read_stop_the_run_and_say_how_to_read_them() -> None:
+    begun = Begun()
+    begun.prints([*START[:50], *STEPS])
+    startup = begun.startup()
+    assert stopped(begun, startup, UNREAD_S - 1) == ""
+    why = stopped(begun, startup, 3)
+    assert why.startswith(
+        "workload.progress.regex matched none of 110 lines, of which 60 look like"
+    )
+    found = re.search(r"give progress: \{regex: '(.*)'\}; its last lines", why)
+    assert found is not None
+    assert [int(match["step"]) for one in STEPS if (match := re.search(found[1], one))] == list(
+        range(1, 61)
+    )
+    assert "| step 60 loss" in why
+
+
+def test_the_same_with_a_beacon_that_is_not_heard() -> None:
+    begun = Begun(progress="beacon")
+    begun.prints(STEPS)
+    why = stopped(begun, begun.startup(), 10)
+    assert "no beacon was heard: call chaos.beacon.step(...)" in why
+    assert "as 60 steps were printed, give progress: {regex: " in why
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [[], START, BARS, STEPS[:20], [f"epoch {n} of many" for n in range(90)]],
+    ids=["silent", "chatty", "bars", "few steps", "epochs"],
+)
+def test_a_slow_start_is_waited_for_whatever_it_prints(lines: list[str]) -> None:
+    begun = Begun()
+    begun.prints(lines)
+    assert stopped(begun, begun.startup(), 300) == ""
+
+
+def test_of_a_short_run_fewer_steps_are_plenty() -> None:
+    begun = Begun(steps=30)
+    begun.prints(STEPS[:15])
+    assert stopped(begun, begun.startup(), 10)
+
+
+def test_steps_without_a_rank_stop_the_run() -> None:
+    begun = Begun()
+    begun.observer.reports, begun.observer.committed = 40, 40
+    startup = begun.startup()
+    assert stopped(begun, startup, UNRANKED_S - 1) == ""
+    assert "steps up to 40 are reported, and no rank was found" in stopped(begun, startup, 3)
+
+
+def test_ranks_that_are_found_late_are_waited_for() -> None:
+    begun = Begun()
+    begun.observer.reports = 1
+    startup = begun.startup()
+    assert stopped(begun, startup, UNRANKED_S - 2) == ""
+    begun.observer.generation = 1
+    assert stopped(begun, startup, 60) == ""
+    begun.observer.generation = 0  # whatever comes later is no start
+    assert stopped(begun, startup, 60) == ""
+
+
+def test_only_the_first_arm_is_a_check() -> None:
+    begun = Begun()
+    begun.prints(STEPS)
+    assert stopped(begun, begun.startup(check=False), 60) == ""
+
+
+def test_what_is_known_is_said() -> None:
+    begun = Begun(ranks=4)
+    startup = begun.startup()
+    begun.now = 25 * 10**9
+    assert startup.known() == "0 of 4 ranks found, no output, no line matched yet, start-up 25 s"
+    begun.living = ["w0", "w1", "w2", "w3"]
+    begun.prints(START)
+    assert startup.known() == (
+        "4 of 4 ranks found, 300 lines printed, no line matched yet, start-up 25 s"
+    )
+    begun.listener.waiting = True
+    assert startup.known() == "4 of 4 ranks found, start-up 25 s"
+    begun.observer.reports, begun.observer.committed = 3, 3
+    assert startup.known() == "4 of 4 ranks found, steps up to 3 reported, start-up 25 s"
+    begun.observer.generation = 1
+    assert startup.known() == ""
+    alone = Begun(ranks=1, progress="beacon")
+    assert alone.startup().known() == "no output, no beacon heard yet, start-up 0 s"
+
+
+def test_a_line_says_what_is_known_and_then_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = _Lines(1)
+    setup: Any = SimpleNamespace(
+        cell=SimpleNamespace(scenario=SimpleNamespace(workload=SimpleNamespace(steps=30)))
+    )
+    watcher.on_waiting(setup, "4 of 4 ranks found, start-up 6 s")
+    watcher.on_progress(setup, 0, 6 * 10**9)
+    watcher.on_waiting(setup, "")
+    watcher.on_progress(setup, 9, 12 * 10**9)
+    said = capsys.readouterr().err
+    assert re.findall(r"s\s+(\S.*)", said) == ["4 of 4 ranks found, start-up 6 s", "step 9/30"]
+
+
+# ---- what is said at the end
+
+
+def reason(begun: Begun, ended: CommandEnded | None) -> str:
+    """Of the arm's end."""
+    listener: Any = begun.listener
+    observer: Any = begun.observer
+    return outcome_of(Findings.of(begun.spec, observer, listener), ended)[1]
+
+
+def test_a_slow_start_is_not_blamed_on_the_expression() -> None:
+    begun = Begun()
+    begun.prints(START)
+    why = reason(begun, None)
+    assert "printed 300 lines, and none of them looks like a step: raise" in why
+    assert "workload.start_deadline if it takes longer to start" in why
+
+
+def test_steps_that_were_not_read_are_blamed_on_it() -> None:
+    begun = Begun()
+    begun.prints([*START, *STEPS])
+    for ended in (None, WELL):
+        assert "matched none of 360 lines, of which 60 look like steps" in reason(begun, ended)
+
+
+def test_steps_of_an_epoch_are_not_a_wrong_number_of_steps() -> None:
+    begun = Begun()
+    job = Job(steps=200)
+    job.found("w0", "w1")
+    for _ in range(3):
+        job.train(*range(1, 21))
+    assert job.observer.began_again
+    begun.observer = SimpleNamespace(
+        reports=60,
+        generation=1,
+        committed=20,
+        finished=False,
+        members={0: "w0", 1: "w1"},
+        began_again=True,
+    )
+    why = reason(begun, WELL)
+    assert "those of an epoch" in why and "set workload.steps" not in why
+    begun.observer.began_again = False
+    assert "set workload.steps to what it does" in reason(begun, WELL)
+    begun.observer.members = {}
+    assert "no rank was found" in reason(begun, WELL)
+
+
+def test_a_job_that_goes_back_to_a_checkpoint_has_not_begun_again() -> None:
+    job = Job(steps=200)
+    job.found("w0", "w1")
+    job.train(*range(1, 31))
+    job.lose("w1", 1, None)
+    job.found("w2", "w3")
+    job.train(*range(1, 31))
+    assert not job.observer.began_again, "it was begun again after a failure"
+    other = Job(steps=200)
+    other.found("w0", "w1")
+    other.train(*range(1, 31), *range(20, 40))
+    assert not other.observer.began_again, "it did not go back to its first steps"
+
+
+# ---- for real
+
+ENDLESS = """
+import time
+for n in range(1, 10**6):
+    print("step", n, "loss", 1 / n)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("progress", "ranks", "words"),
+    [
+        (r"{regex: 'STEP=(?P<step>\d+)'}", 1, r"s\.yaml:8 .*look like steps: give progress: "),
+        ("beacon", 1, r"s\.yaml:\d+ .*no beacon was heard: call .* \d+ steps were printed"),
+        (r"{regex: 'step (?P<step>\d+)'}", 2, r"s\.yaml:6 .*0 of 2 ranks were found"),
+    ],
+    ids=["unread", "unheard", "unranked"],
+)
+def test_a_run_stops_at_its_first_arm(
+    tmp_path: Path, progress: str, ranks: int, words: str
+) -> None:
+    scenario = write(
+        tmp_path / "s.yaml",
+        [sys.executable, "-c", ENDLESS],
+        progress=progress,
+        ranks=ranks,
+        steps=5000,
+        deadline="200s",
+        baseline="paired",
+        fault='{id: hit, kind: "${matrix.kind}", target: {rank: 0}, at: {step: 3000}}',
+        invariants="observable",
+        more="matrix: {kind: [process-kill, process-term]}\nsla: {recovery_time: ['max < 9s']}",
+    )
+    code, results = run(tmp_path, scenario)
+    assert code == 3 and re.search(words, results.reason, re.DOTALL), results.reason
+    assert len(results.arms) == 1 and results.arms[0].wall_s < 60
+    said = summary(results, open_run(tmp_path / "runs/script/latest"))
+    assert len(re.findall("(?m)inconclusive", said, re.IGNORECASE)) == 1, said
+    assert not living(tmp_path)

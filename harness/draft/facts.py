@@ -14,7 +14,7 @@ from pathlib import Path
 from trainchaos.harness.draft import arguments
 from trainchaos.harness.draft.frameworks import Framework, ScriptText
 from trainchaos.harness.draft.launchers import Launched
-from trainchaos.harness.draft.progress import Proposal
+from trainchaos.harness.draft.progress import MOST_LINES, Proposal
 from trainchaos.harness.draft.watch import Sighting
 from trainchaos.harness.draft.written import checkpoints
 
@@ -225,14 +225,16 @@ def _progress(facts: Facts, seen: Sighting) -> None:
         text += f", about {proposal.step_s:.2g} s a step"
     if proposal.stride > 1:
         text += f", reported every {proposal.stride} steps"
+    change = f"{proposal.doubt}: report the step of the run, or use the beacon"
+    if not proposal.doubt:
+        old = seen.count <= MOST_LINES and steps[0] > max(1, proposal.stride)
+        change = "it goes on from an old checkpoint: move that away" if old else ""
     facts.findings.append(
         Finding(
             name="progress",
             text=text,
             key="progress",
-            change=f"{proposal.doubt}: report the step of the run, or use the beacon"
-            if proposal.doubt
-            else "",
+            change=change,
             found=not proposal.doubt,
             needed=bool(proposal.doubt),
         )

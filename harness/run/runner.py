@@ -221,7 +221,10 @@ def _play(
                 script = ScriptArm(setup, kinds, watcher=watcher, stop=stop, first=first)
                 pressure.follow(script.scene, script.scene.training)
                 kept = script.run() not in OVER
-                (seen if script.observed else blind).add(command)
+                if script.observed:
+                    seen.add(command)
+                elif first:
+                    blind.add(command)
             else:
                 session = sessions[cell.scenario.launcher.model_dump_json()]
                 try:

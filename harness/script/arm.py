@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
@@ -27,7 +27,7 @@ from trainchaos.harness.script.listen.observer import Observer
 from trainchaos.harness.script.outcome_text import Findings, outcome_of
 from trainchaos.harness.script.point_broker import PointBroker
 from trainchaos.harness.script.processes.command import Command
-from trainchaos.harness.script.processes.environment import prepare
+from trainchaos.harness.script.processes.environment import PreparedCommand, prepare
 from trainchaos.harness.script.processes.leftovers import CommandLeftovers
 from trainchaos.harness.script.processes.ranks import Ranks
 from trainchaos.harness.script.rank_watch import RankWatch
@@ -95,28 +95,7 @@ class ScriptArm:
         self._loop = ArmLoop(
             setup, self, self._injector, timers, watcher=watcher, stop=stop, now_ns=now_ns
         )
-        self._watch = RankWatch(
-            spec,
-            ranks=self._ranks,
-            roll=RollCall(spec, prepared.output),
-            listener=self._listener,
-            observer=self.observer,
-            broker=self._broker,
-            injector=self._injector,
-            leftovers=self._leftovers,
-            record=self.record,
-            now_ns=now_ns,
-        )
-        self._attempts = Attempts(
-            prepared,
-            arm=setup.id,
-            ledger=self.scene.ledger,
-            ranks=self._ranks,
-            watch=self._watch,
-            leftovers=self._leftovers,
-            record=self.record,
-            now_ns=now_ns,
-        )
+        self._watch, self._attempts = self._following(prepared, now_ns)
 
     def run(self) -> str:
         """Play the arm to its end and return the outcome. However it ends, no process of it is
@@ -134,6 +113,35 @@ class ScriptArm:
         if kind is Kind.FAILURE_DETECTED:
             self._injector.on_event("recovery_started")
         return event
+
+    def _following(
+        self, prepared: PreparedCommand, now_ns: Callable[[], int]
+    ) -> tuple[RankWatch, Attempts]:
+        """What follows the ranks, and what starts the command."""
+        spec = self._spec
+        watch = RankWatch(
+            spec,
+            ranks=self._ranks,
+            roll=RollCall(spec, prepared.output),
+            listener=self._listener,
+            observer=self.observer,
+            broker=self._broker,
+            injector=self._injector,
+            leftovers=self._leftovers,
+            record=self.record,
+            now_ns=now_ns,
+        )
+        attempts = Attempts(
+            prepared,
+            arm=self._setup.id,
+            ledger=self.scene.ledger,
+            ranks=self._ranks,
+            watch=watch,
+            leftovers=self._leftovers,
+            record=self.record,
+            now_ns=now_ns,
+        )
+        return watch, attempts
 
     # ---- the job, as the loop uses it
 

@@ -196,6 +196,14 @@ def test_the_steps_of_epochs_are_those_of_the_run(tmp_path: Path) -> None:
     assert missing(facts) == ["progress", "steps"]
 
 
+def test_a_command_that_went_on_from_an_old_checkpoint_is_noticed(tmp_path: Path) -> None:
+    lines = [f"step {n}/200 loss 1.5" for n in range(51, 71)]
+    for some, old in ((lines, True), (LINES, False)):
+        facts = decided(tmp_path, "python train.py", saw(some))
+        changes = [one.change for one in facts.findings if one.name == "progress"]
+        assert ("old checkpoint" in changes[0]) is old
+
+
 def test_a_hang_is_held_for_longer_than_slow_steps_take(tmp_path: Path) -> None:
     facts = decided(tmp_path, "python train.py", saw(every_s=3.0))
     assert facts.hold_s == 120.0 and facts.deadline_s == 300.0

@@ -141,14 +141,11 @@ def decide(
 def _launcher(command: Command) -> Finding:
     names = ", ".join(one.name for one in command.frameworks)
     kind = command.launched.kind
-    notes = [kind.note if kind else "", *(one.note for one in command.frameworks)]
-    if kind and kind.env:
-        notes[0] = f"{' and '.join(kind.env)} is set: {kind.note}"
     return Finding(
         name="launcher",
         text=command.launched.name + (f"; the script uses {names}" if names else ""),
         key="command",
-        change="; ".join(note for note in dict.fromkeys(notes) if note),
+        change=f"{' and '.join(kind.env)} is set: {kind.note}" if kind and kind.env else "",
     )
 
 
@@ -187,13 +184,21 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
         facts.findings.append(Finding(name="ranks", text=text, value="1", key="ranks"))
         return
     facts.ranks = said or max(1, len(facts.proposal.ranks))
+    kind = launched.kind
+    notes = [one.note for one in facts.command.frameworks if one.hidden]
+    notes += [kind.note] if kind and not kind.env and kind.note else []
     facts.findings.append(
         Finding(
             name="ranks",
             text="no process was found whose environment or beacon names its rank",
             key="ranks",
-            change="set RANK where the ranks are started, or call chaos.beacon.step(...) in each,"
-            " and correct ranks",
+            change="; ".join(
+                [
+                    *notes,
+                    "set RANK where the ranks are started, or call chaos.beacon.step(...) in each,"
+                    " and correct ranks",
+                ]
+            ),
             found=False,
             needed=True,
         )

@@ -78,8 +78,7 @@ FRAMEWORKS = (
         name="multiprocessing",
         text=r"\b(?:mp|multiprocessing)\.(?:spawn|Process|start_processes)\(",
         hidden=True,
-        note="a rank that is set after its process started is not in its environment: call"
-        " chaos.beacon.step(...) in each rank, which names it",
+        note="a rank that is set after its process started is not in its environment",
     ),
 )
 """In the order in which their presets are tried."""
@@ -90,6 +89,8 @@ PLACE = re.compile(
 )
 """A variable from which a script reads where its checkpoints go."""
 _NO_PLACE = re.compile(r"EVERY|INTERVAL|STEPS|FREQ|KEEP|LIMIT|LEVEL")
+_NAMES = re.compile(r"[^\s'\"=;|&<>()]+\.(?:py|sh)(?![\w.])")
+"""Scripts in a word of a command, which may be a line for a shell."""
 _TOTAL = re.compile(
     r"(?m)^\s*(?:max_|num_|total_|n_)?(?:train_)?(?:steps|iters|iterations)\s*(?::\s*int\s*)?=\s*"
     r"(?P<call>int\()?[^\n\d]{0,60}?(?P<number>\d{1,12})\b",
@@ -121,7 +122,7 @@ class ScriptText:
 
 def read_scripts(words: Sequence[str], directory: Path) -> ScriptText:
     """The text of the scripts among a command's words, and of ``-m module`` below its directory."""
-    paths = [directory / word for word in words if word.endswith((".py", ".sh"))]
+    paths = [directory / name for word in words for name in _NAMES.findall(word)]
     for flag, module in pairwise(words):
         if flag in ("-m", "--module") and re.fullmatch(r"[\w.]+", module):
             stem = directory / module.replace(".", "/")

@@ -7,6 +7,7 @@ A new launcher is one entry of ``LAUNCHERS``.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -104,7 +105,7 @@ class Launched:
 
 def recognise(words: Sequence[str]) -> Launched:
     """The launcher of a command line, behind ``env`` and variables in front of it."""
-    rest = _behind_env(words)
+    rest = _behind_shell(_behind_env(words))
     joined = " ".join(rest)
     kind = next((one for one in LAUNCHERS if re.match(one.start, joined)), None)
     if kind is None:
@@ -128,6 +129,19 @@ def _names(words: Sequence[str], names: frozenset[str]) -> bool:
         for word in words
         if word.startswith("-")
     )
+
+
+def _behind_shell(words: list[str]) -> list[str]:
+    """The words of ``bash -c "..."``, if it starts a launcher of ranks."""
+    if len(words) < 3 or not re.fullmatch(r"-\w*c", words[1]):
+        return words
+    try:
+        inner = shlex.split(words[2])
+    except ValueError:  # not all that a shell reads is a list of words
+        return words
+    inner = _behind_env(inner[1:] if inner[:1] == ["exec"] else inner)
+    starts = any(re.match(one.start, " ".join(inner)) for one in LAUNCHERS if one.ranks)
+    return inner if starts else words
 
 
 def _behind_env(words: Sequence[str]) -> list[str]:

@@ -132,6 +132,18 @@ def test_a_command_that_fails_is_shown_and_nothing_is_written(
     assert left(folder) == []
 
 
+def test_a_command_is_asked_to_end_before_it_is_killed(folder: Path) -> None:
+    (folder / "polite.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        "def end(*_):\n    pathlib.Path('asked').touch()\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "for n in range(1, 10**6):\n    print('step', n)\n    time.sleep(0.05)\n"
+    )
+    words = [sys.executable, "polite.py"]
+    assert invoke(["init", "--for", "2s", "--", *words]) == EXIT_INCONCLUSIVE
+    assert (folder / "asked").exists() and left(folder) == []
+
+
 def test_a_command_that_does_not_exist_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress
 from trainchaos.harness.draft.frameworks import FRAMEWORKS
 from trainchaos.harness.draft.progress import Proposal, propose
 from trainchaos.harness.draft.watch import Sighting
-from trainchaos.harness.script.listen.derive import derive
+from trainchaos.harness.script.listen.derive import derive, grows
 from trainchaos.harness.script.listen.progress import ProgressReport
 
 
@@ -144,6 +144,33 @@ def test_odd_lines_are_read_by_a_derived_expression(tmp_path: Path) -> None:
     assert (got.total, got.stride, got.losses, got.doubt) == (200, 5, 10, "")
     assert got.step_s == pytest.approx(0.2)
     assert (got.first_s, got.longest_s) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "steady"),
+    [
+        ([1, 2, 3], True),
+        ([1, 1, 2, 2, 3, 3], True),
+        ([10, 20, 30, 40, 80, 90, 100], True),
+        ([1, 2], False),
+        ([3, 2, 1], False),
+        ([1, 5, 6, 20], False),
+        ([10, 11, 12, 13, 14, 15, 3], False),
+        ([7, 7, 7], False),
+    ],
+)
+def test_what_grows_steadily(values: list[int], steady: bool) -> None:
+    assert grows(values) is steady
+
+
+def test_few_steps_of_the_run_are_better_than_many_of_an_epoch(tmp_path: Path) -> None:
+    lines = []
+    for epoch in range(1, 5):
+        lines += [f"{n}/20 [00:01<00:19, 1.0it/s, loss=2.5]" for n in range(1, 21)]
+        lines += [f"step {20 * epoch} done"]
+    got = proposed("\n".join(lines), tmp_path)
+    assert (got.distinct, got.doubt) == (4, ""), got
+    assert isinstance(got.progress, RegexProgress)
 
 
 def test_a_doubt_is_said(tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ def command(line: str, text: str = "", steps: int | None = None) -> Command:
         ("ray job submit -- python train.py", "ray", None, 0),
         ("python train.py", "python", None, 0),
         ("bash run.sh", "shell", None, 0),
+        ("bash -c 'echo hello; python train.py'", "shell", None, 0),
+        ("bash -lc 'exec torchrun --nproc-per-node 2 --max-restarts 1 t.py'", "torchrun", 2, 1),
+        ("sh -c 'A=1 torchrun --nproc-per-node 2 t.py | tee log'", "torchrun", 2, 0),
+        ('bash -c "it\'s broken"', "shell", None, 0),
         ("./train", "a program of its own", None, 0),
         ("torchrunner --nproc-per-node 4", "a program of its own", None, 0),
     ],
@@ -165,3 +169,5 @@ def test_scripts_are_read_by_their_words_and_as_modules(tmp_path: Path) -> None:
     assert (found.name, found.text) == ("train", "import deepspeed\n")
     assert frameworks.read_scripts(["bash", "run.sh"], tmp_path).name == "run"
     assert frameworks.read_scripts(["python", "missing.py"], tmp_path).name == ""
+    words = ["bash", "-c", "cd x; python3 'pkg/train.py' > log"]
+    assert frameworks.read_scripts(words, tmp_path).name == "train"

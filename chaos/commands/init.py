@@ -131,6 +131,10 @@ def _tighten(run: Path, out: Path | None, force: bool) -> int:
 
 
 def _refuse_existing(target: Path, force: bool) -> None:
+    if not target.absolute().parent.is_dir():
+        raise errors.ScenarioError(
+            f"{target.parent} is not a directory", hint="name another file with --out"
+        )
     if os.path.lexists(target) and not force:
         raise errors.ScenarioError(
             f"{target} exists", hint="--force overwrites it, and --out FILE names another one"
@@ -138,11 +142,14 @@ def _refuse_existing(target: Path, force: bool) -> None:
 
 
 def _write(target: Path, text: str, force: bool) -> None:
-    """Write it whole or not at all; never over a file that came meanwhile."""
+    """Write it whole or not at all; never over a file that came meanwhile. A link stays one."""
+    target = target.resolve() if force else target
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         beside.write_text(text)
         if force:
+            if target.exists():
+                beside.chmod(target.stat().st_mode & 0o7777)
             beside.replace(target)
         else:
             os.link(beside, target)

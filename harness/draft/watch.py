@@ -31,6 +31,8 @@ TICK_S = 0.05
 LOOK_EVERY_S = 0.5  # at processes and their files
 JUDGE_EVERY_S = 1.0
 TERM_GRACE_S = 3.0
+LOOKS_AT_ONCE = 16
+LOOKS_AT_END = 256
 KEPT_LINES = 5000
 KEPT_REPORTS = 20_000
 LONGER = 3.0
@@ -149,7 +151,8 @@ class Watch:
 
     def _listen(self, *, to_end: bool = False) -> None:
         seen = self.seen
-        for _ in range(self._output.looks_left() if to_end else 1):
+        most = LOOKS_AT_END if to_end else LOOKS_AT_ONCE  # of a flood only a part is read
+        for _ in range(min(self._output.looks_left(), most)):
             seen.lines.extend((seen.seconds, line) for line in self._output.read())
         seen.count = self._output.count
         self._kept.cut(self._output.taken)

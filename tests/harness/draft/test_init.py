@@ -186,6 +186,36 @@ def test_a_file_that_exists_is_not_overwritten(
     assert (folder / "chaos-quiet.yaml").read_text() != "mine\n"
 
 
+def test_a_link_to_a_scenario_stays_one(folder: Path) -> None:
+    (folder / "quiet.py").write_text("print('done')\n")
+    (folder / "kept.yaml").write_text("mine\n")
+    (folder / "kept.yaml").chmod(0o600)
+    (folder / "chaos-quiet.yaml").symlink_to("kept.yaml")
+    assert invoke(["init", "--force", "--", sys.executable, "quiet.py"]) == EXIT_INCONCLUSIVE
+    assert (folder / "chaos-quiet.yaml").is_symlink()
+    assert "version: 1" in (folder / "kept.yaml").read_text()
+    assert (folder / "kept.yaml").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_program_that_cannot_be_executed_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "broken").write_bytes(b"\0no program")
+    (folder / "broken").chmod(0o755)
+    assert invoke(["init", "--", "./broken"]) == EXIT_USAGE
+    assert "could not be started: Exec format error" in capsys.readouterr().err
+    assert left(folder) == []
+
+
+def test_of_a_flood_of_output_a_part_is_read(folder: Path) -> None:
+    (folder / "flood.py").write_text(
+        "n = 0\nwhile True:\n    n += 1\n    print('step', n, 'loss', 1.5, 'x' * 1000)\n"
+    )
+    assert invoke(["init", "--for", "3s", "--", sys.executable, "flood.py"]) == EXIT_INCONCLUSIVE
+    spec = scenario(folder / "chaos-flood.yaml").workload
+    assert "step" in str(spec.progress) and left(folder) == []
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -196,6 +226,7 @@ def test_a_file_that_exists_is_not_overwritten(
         ["--for", "0s", "--", "python", "x.py"],
         ["--env", "A", "--", "python", "x.py"],
         ["--steps", "0", "--", "python", "x.py"],
+        ["--out", "nowhere/x.yaml", "--", "python", "x.py"],
     ],
 )
 def test_wrong_words_are_refused(folder: Path, arguments: list[str]) -> None:

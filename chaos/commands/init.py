@@ -35,7 +35,7 @@ DEFAULT_FOR = "30s"
     default=DEFAULT_FOR,
     show_default=True,
     metavar="TIME",
-    help="How long to watch, at most; up to three times as long for the first step.",
+    help="How long to watch its steps, at most; the first is waited for three times as long.",
 )
 @click.option("--steps", type=click.IntRange(min=1), help="How many steps it is to train.")
 @click.option(

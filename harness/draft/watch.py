@@ -91,13 +91,16 @@ class Watch:
         self.seen = Sighting(before=listing(prepared.directory))
 
     def run(self, for_s: float, enough: Enough, stop: StopFlag) -> Sighting:
-        """Start the command, watch it until enough was seen, and end it."""
+        """Start the command, watch its steps until enough was seen, for ``for_s`` at most, and end
+        it.
+        """
         seen = self.seen
         with self._started() as command:
             if command is None:
                 return seen
             began = time.monotonic()
             look_s = judge_s = began
+            first_s: float | None = None
             while not stop.signum:
                 _await(command, TICK_S)
                 command.look()
@@ -112,7 +115,10 @@ class Watch:
                 if now >= judge_s:
                     judge_s = now + JUDGE_EVERY_S
                     state = enough(seen)
-                    if state or seen.seconds > for_s * (LONGER if state is None else 1.0):
+                    if state is not None and first_s is None:
+                        first_s = seen.seconds
+                    limit_s = for_s * LONGER if first_s is None else first_s + for_s
+                    if state or seen.seconds > limit_s:
                         break
             seen.ended = command.ended
         self._listen(to_end=True)

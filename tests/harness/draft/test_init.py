@@ -186,6 +186,17 @@ def test_a_file_that_exists_is_not_overwritten(
     assert (folder / "chaos-quiet.yaml").read_text() != "mine\n"
 
 
+@pytest.mark.slow
+def test_a_slow_start_is_waited_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "slow.py").write_text(
+        "import time\nprint('loading')\ntime.sleep(3.5)\n"
+        "for n in range(1, 10**6):\n    print(f'step {n}/900')\n    time.sleep(0.1)\n"
+    )
+    assert invoke(["init", "--for", "1.5s", "--", sys.executable, "slow.py"]) == EXIT_PASS
+    assert scenario(folder / "chaos-slow.yaml").workload.steps == 900
+    assert "the first after 4 s" in capsys.readouterr().out and left(folder) == []
+
+
 def test_a_link_to_a_scenario_stays_one(folder: Path) -> None:
     (folder / "quiet.py").write_text("print('done')\n")
     (folder / "kept.yaml").write_text("mine\n")
@@ -207,6 +218,7 @@ def test_a_program_that_cannot_be_executed_is_refused(
     assert left(folder) == []
 
 
+@pytest.mark.slow
 def test_of_a_flood_of_output_a_part_is_read(folder: Path) -> None:
     (folder / "flood.py").write_text(
         "n = 0\nwhile True:\n    n += 1\n    print('step', n, 'loss', 1.5, 'x' * 1000)\n"

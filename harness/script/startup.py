@@ -60,12 +60,12 @@ class Startup:
         if seen.reports:
             words.append(f"steps up to {seen.committed} reported")
         elif not self._listener.waiting:
-            words.append(
-                f"{lines} line{'s' if lines != 1 else ''} printed" if lines else "no output"
-            )
-            words.append(
-                "no beacon heard yet" if spec.progress == "beacon" else "no line matched yet"
-            )
+            printed = f"{lines} line{'s' if lines != 1 else ''} printed"
+            words.append(printed if lines else "no output yet")
+            if spec.progress == "beacon":
+                words.append("no beacon heard yet")
+            elif lines:
+                words.append("no line matched yet")
         words.append(f"start-up {self._seconds(self._began_ns):.0f} s")
         return ", ".join(words)
 
@@ -77,8 +77,8 @@ class Startup:
         if not self._check or (now - self._judged_ns) / NS < JUDGE_EVERY_S:
             return ""
         self._judged_ns = now
-        if self._observer.generation:
-            self._check = False  # its ranks were found, and its steps are read
+        if self._observer.reports and self._observer.generation:
+            self._check = False  # its steps are read, and its ranks were found
             return ""
         if self._observer.reports:
             return self._unranked(now)

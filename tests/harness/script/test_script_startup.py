@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.script.test_script import living, run, write
+from tests.harness.script.test_script import command, living, run, write
 from tests.harness.script.test_script_observer import Job
 from trainchaos.chaos.scenario.progress import RegexProgress
 from trainchaos.chaos.scenario.workload import WorkloadSpec
@@ -94,6 +94,13 @@ def test_steps_that_are_printed_and_not_read_stop_the_run_and_say_how_to_read_th
     assert "| step 60 loss" in why
 
 
+def test_the_same_where_the_ranks_were_found() -> None:
+    begun = Begun()
+    begun.prints(STEPS)
+    begun.observer.generation = 1
+    assert "look like steps" in stopped(begun, begun.startup(), 10)
+
+
 def test_the_same_with_a_beacon_that_is_not_heard() -> None:
     begun = Begun(progress="beacon")
     begun.prints(STEPS)
@@ -110,7 +117,7 @@ def test_the_same_with_a_beacon_that_is_not_heard() -> None:
 def test_a_slow_start_is_waited_for_whatever_it_prints(lines: list[str]) -> None:
     begun = Begun()
     begun.prints(lines)
-    assert stopped(begun, begun.startup(), 300) == ""
+    assert stopped(begun, begun.startup(), 60) == ""
 
 
 def test_of_a_short_run_fewer_steps_are_plenty() -> None:
@@ -148,7 +155,7 @@ def test_what_is_known_is_said() -> None:
     begun = Begun(ranks=4)
     startup = begun.startup()
     begun.now = 25 * 10**9
-    assert startup.known() == "0 of 4 ranks found, no output, no line matched yet, start-up 25 s"
+    assert startup.known() == "0 of 4 ranks found, no output yet, start-up 25 s"
     begun.living = ["w0", "w1", "w2", "w3"]
     begun.prints(START)
     assert startup.known() == (
@@ -161,7 +168,7 @@ def test_what_is_known_is_said() -> None:
     begun.observer.generation = 1
     assert startup.known() == ""
     alone = Begun(ranks=1, progress="beacon")
-    assert alone.startup().known() == "no output, no beacon heard yet, start-up 0 s"
+    assert alone.startup().known() == "no output yet, no beacon heard yet, start-up 0 s"
 
 
 def test_a_line_says_what_is_known_and_then_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,25 +254,36 @@ for n in range(1, 10**6):
     print("step", n, "loss", 1 / n)
     time.sleep(0.01)
 """
+ALONE = [sys.executable, "-c", ENDLESS]
 
 
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("progress", "ranks", "words"),
+    ("argv", "progress", "ranks", "words"),
     [
-        (r"{regex: 'STEP=(?P<step>\d+)'}", 1, r"s\.yaml:8 .*look like steps: give progress: "),
-        ("beacon", 1, r"s\.yaml:\d+ .*no beacon was heard: call .* \d+ steps were printed"),
-        (r"{regex: 'step (?P<step>\d+)'}", 2, r"s\.yaml:6 .*0 of 2 ranks were found"),
+        (
+            command("--steps", "5000", "--step-s", "0.01"),
+            r"{regex: 'STEP=(?P<step>\d+)'}",
+            2,
+            r"s\.yaml:8 .*look like steps: give progress: ",
+        ),
+        (
+            ALONE,
+            "beacon",
+            1,
+            r"s\.yaml:\d+ .*no beacon was heard: call .* \d+ steps were printed",
+        ),
+        (ALONE, r"{regex: 'step (?P<step>\d+)'}", 2, r"s\.yaml:6 .*0 of 2 ranks were found"),
     ],
     ids=["unread", "unheard", "unranked"],
 )
 def test_a_run_stops_at_its_first_arm(
-    tmp_path: Path, progress: str, ranks: int, words: str
+    tmp_path: Path, argv: list[str], progress: str, ranks: int, words: str
 ) -> None:
     scenario = write(
         tmp_path / "s.yaml",
-        [sys.executable, "-c", ENDLESS],
+        argv,
         progress=progress,
         ranks=ranks,
         steps=5000,

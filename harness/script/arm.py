@@ -58,7 +58,7 @@ class ScriptArm:
         now_ns = time.monotonic_ns
         self._setup = setup
         self._spec = spec = setup.cell.scenario.workload
-        self.outcome, self.reason = "", ""
+        self.outcome, self.reason, self._injected = "", "", ""
         self._unkilled = 0  # processes of the command that could not be killed
         prepared = prepare(setup)
         plan = plan_of(setup, kinds, spares=0)
@@ -109,6 +109,7 @@ class ScriptArm:
         """Write an event, and fire the triggers that wait for it."""
         event = self._loop.record(kind, step=step, generation=generation, **data)
         if kind is Kind.FAULT_INJECTED:
+            self._injected = str(event.data["kind"])
             self._broker.injected(event)
         if kind is Kind.FAILURE_DETECTED:
             self._injector.on_event("recovery_started")
@@ -311,7 +312,7 @@ class ScriptArm:
         self.start()
 
     def _findings(self) -> Findings:
-        return Findings.of(self._spec, self.observer, self._listener)
+        return Findings.of(self._spec, self.observer, self._listener, self._injected)
 
     def _hear_points(self) -> None:
         """Serve processes that hold at a point of their script."""

@@ -20,6 +20,7 @@ class Findings:
     """Facts about a command at its end. ``ranks``: number found, 0 for none; ``lines``, ``last``,
     ``recent``: of its output; ``again``: its steps began again by themselves; ``refused``:
     malformed reports;
+    ``injected``: kind of the newest fault;
     ``other_total``: a number of steps that it stated and that is not workload.steps.
     """
 
@@ -34,9 +35,16 @@ class Findings:
     again: bool
     refused: int
     other_total: int | None = None
+    injected: str = ""
 
     @classmethod
-    def of(cls, spec: WorkloadSpec, observer: Observer, listener: CommandListener) -> Findings:
+    def of(
+        cls,
+        spec: WorkloadSpec,
+        observer: Observer,
+        listener: CommandListener,
+        injected: str = "",
+    ) -> Findings:
         """Collect them from the observer and the listener."""
         return cls(
             spec=spec,
@@ -50,6 +58,7 @@ class Findings:
             again=observer.began_again,
             refused=listener.refused,
             other_total=listener.other_total,
+            injected=injected,
         )
 
 
@@ -113,6 +122,11 @@ def _why_short(found: Findings) -> str:
         )
     if not found.ranks:
         return f"its steps were read, and no rank was found{_shown(found)}"
+    if found.injected:
+        return (
+            f"{found.injected} had hit it, and an end with exit code 0 is started again by nobody:"
+            f" have it end with an error when it has not done all its steps{_shown(found)}"
+        )
     return f"set workload.steps to what it does{_shown(found)}"
 
 

@@ -187,6 +187,7 @@ def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, aga
     started: list[int] = []
     arm: Any = object.__new__(ScriptArm)
     arm.observer, arm.record, arm.outcome, arm.reason = done.observer, done.record, "", ""
+    arm._injected = "process-kill"
     arm._spec = SimpleNamespace(
         restarts=restarts, patience=lambda begun: (1, ""), progress=None, steps=100
     )

@@ -187,11 +187,11 @@ def test_a_line_says_what_is_known_and_then_the_steps(capsys: pytest.CaptureFixt
 # ---- what is said at the end
 
 
-def reason(begun: Begun, ended: CommandEnded | None) -> str:
+def reason(begun: Begun, ended: CommandEnded | None, injected: str = "") -> str:
     """Of the arm's end."""
     listener: Any = begun.listener
     observer: Any = begun.observer
-    return outcome_of(Findings.of(begun.spec, observer, listener), ended)[1]
+    return outcome_of(Findings.of(begun.spec, observer, listener, injected), ended)[1]
 
 
 def test_a_slow_start_is_not_blamed_on_the_expression() -> None:
@@ -228,6 +228,8 @@ def test_steps_of_an_epoch_are_not_a_wrong_number_of_steps() -> None:
     assert "those of an epoch" in why and "set workload.steps" not in why
     begun.observer.began_again = False
     assert "set workload.steps to what it does" in reason(begun, WELL)
+    why = reason(begun, WELL, "process-term")
+    assert "process-term had hit it" in why and "set workload.steps" not in why
     begun.observer.members = {}
     assert "no rank was found" in reason(begun, WELL)
 

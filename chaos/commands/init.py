@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 import click
-from trainchaos.chaos.commands.shared.options import PATH
-from trainchaos.chaos.commands.shared.say import say
 
 from trainchaos.chaos import errors
+from trainchaos.chaos.commands.shared.options import PATH
+from trainchaos.chaos.commands.shared.say import say
 
 DEFAULT_FOR = "30s"
 

@@ -13,6 +13,7 @@ import pytest
 from trainchaos.chaos.cli import invoke
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
 CHAOS = Path(sys.executable).with_name("chaos")
 
 

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0
+pytestmark = pytest.mark.slow
 FAULT = '''
 """A rank is killed, late."""
 

@@ -164,7 +164,7 @@ def test_a_command_without_steps_has_a_scenario_that_says_so(
 
 def test_a_beacon_is_heard(folder: Path) -> None:
     (folder / "rings.py").write_text(
-        "import os, sys\nsys.path.insert(0, sys.argv[1])\nfrom chaos import beacon\n"
+        "import os, sys\nsys.path.insert(0, sys.argv[1])\nfrom trainchaos import beacon\n"
         "for n in range(1, 21):\n    beacon.step(n, loss=1.5)\n"
     )
     words = [sys.executable, "rings.py", str(ROOT)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainchaos.chaos import errors
+from trainchaos.chaos import columns, errors
 from trainchaos.chaos.commands import all_commands
 from trainchaos.chaos.commands.gate import check_choices, conclude, gate_options
 from trainchaos.chaos.commands.shared.group import CommandGroup
@@ -193,7 +193,7 @@ def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> 
     elif form == "json":
         say(json.dumps(planview.as_json(planned), indent=2))
     else:
-        say(planview.as_text(planned))
+        say(planview.as_text(planned, columns.width_of(sys.stdout)))
         _warn(planned.warnings, quiet=False)
     return errors.EXIT_PASS
 
@@ -364,7 +364,8 @@ def _show(
     if form == "json":
         say(results.model_dump_json(indent=2))
         return
-    text = summary(results, directory, gated=gated)
+    wide = columns.width_of(sys.stdout)
+    text = summary(results, directory, gated=gated, width=None if quiet else wide)
     if quiet:
         line = text.split("\n", 1)[0]
         text = (
@@ -374,4 +375,6 @@ def _show(
     for cell in results.cells if verbose else ():
         say(f"invariants of {cell.id}")
         for name, finding in cell.invariants.items():
-            say(f"  {finding.verdict:12}  {name}  {finding.witness}".rstrip())
+            line = f"  {finding.verdict:12}  {name}  {finding.witness}".rstrip()
+            for part in columns.fold(line, wide, " " * 16):
+                say(part)

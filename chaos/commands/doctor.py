@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from trainchaos.chaos import errors
+from trainchaos.chaos import columns, errors
 from trainchaos.chaos.commands.shared.options import FORMAT, RUNS
 from trainchaos.chaos.commands.shared.say import say
 
@@ -29,10 +30,11 @@ def doctor(runs: Path, form: str) -> int:
     if form == "json":
         say(json.dumps([asdict(one) for one in findings], indent=2))
         return errors.EXIT_HARNESS if broken else errors.EXIT_PASS
-    width = max(len(one.name) for one in findings)
-    for one in findings:
-        todo = f" -> {one.todo}" if one.todo else ""
-        say(f"{one.state:7}  {one.name:{width}}  {one.said}{todo}")
+    rows = [
+        (f"{one.state:7}", one.name, one.said + (f" -> {one.todo}" if one.todo else ""))
+        for one in findings
+    ]
+    say("\n".join(columns.table(rows, width=columns.width_of(sys.stdout))))
     return errors.EXIT_HARNESS if broken else errors.EXIT_PASS
 
 

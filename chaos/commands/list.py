@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,14 +33,14 @@ def list_(kind: str | None, verbose: bool, form: str) -> int:
     """List what a scenario may name: faults, strategies, workloads, launchers, checkers,
     metrics.
     """
-    from trainchaos.chaos import plugins
+    from trainchaos.chaos import columns, plugins
     from trainchaos.chaos.planning import listing
 
     found = {name: entries(name) for name in ((ALSO.get(kind, kind),) if kind else KINDS)}
     say(
         json.dumps(listing.as_json(found), indent=2)
         if form == "json"
-        else listing.as_text(found, verbose=verbose)
+        else listing.as_text(found, verbose=verbose, width=columns.width_of(sys.stdout))
     )
     for one in plugins.left_out():
         say(str(one), err=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainchaos.chaos import errors
+from trainchaos.chaos import columns, errors
 from trainchaos.chaos.commands.shared.options import FORMAT, complete_stack
 from trainchaos.chaos.commands.shared.say import plain, say
 
@@ -37,12 +37,16 @@ def list_(form: str) -> int:
             )
         )
         return errors.EXIT_PASS
-    width = max(len(facts["name"]) for facts, _ in rows)
     missing = [facts["name"] for facts, _ in rows if not facts["ready"]]
-    for facts, kind in rows:
-        state = "ready" if facts["ready"] else "missing"
-        why = "" if facts["ready"] else f" ({facts['why']})"
-        say(f"{facts['name']:{width}}  {state:7}  {kind.title}{why}")
+    cells = [
+        (
+            facts["name"],
+            "ready  " if facts["ready"] else "missing",
+            kind.title + ("" if facts["ready"] else f" ({facts['why']})"),
+        )
+        for facts, kind in rows
+    ]
+    say("\n".join(columns.table(cells, width=columns.width_of(sys.stdout))))
     if missing:
         say(f"to install what is missing: chaos stacks install {' '.join(missing)}")
     return errors.EXIT_PASS

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
+from trainchaos.chaos import columns
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.fault.base import Fault, Fidelity, Need
 from trainchaos.chaos.loading.builtin import NO_SCENARIOS, PREFIX, scenarios
@@ -146,8 +147,10 @@ def as_json(found: Mapping[str, Sequence[ListingEntry]]) -> dict[str, list[dict[
     return {kind: [asdict(entry) for entry in entries] for kind, entries in found.items()}
 
 
-def as_text(found: Mapping[str, Sequence[ListingEntry]], *, verbose: bool) -> str:
-    """Lines for people; headings when there are several kinds."""
+def as_text(
+    found: Mapping[str, Sequence[ListingEntry]], *, verbose: bool, width: int | None = None
+) -> str:
+    """Lines for people; headings when there are several kinds. ``width``: of a terminal."""
     lines: list[str] = []
     for kind, entries in found.items():
         if len(found) > 1:
@@ -159,20 +162,19 @@ def as_text(found: Mapping[str, Sequence[ListingEntry]], *, verbose: bool) -> st
         heads = (
             [["name", *entries[0].columns, "what it is"]] if entries and entries[0].columns else []
         )
-        widths = [max(map(len, column)) for column in zip(*heads, *rows, strict=True)]
-        lines += [indent + _row(head, widths) for head in heads]
-        for entry, row in zip(entries, rows, strict=True):
-            lines.append(indent + _row(row, widths))
+        laid = columns.laid_out([*heads, *rows], width=width, indent=indent, headed=bool(heads))
+        lines += [line for block in laid[: len(laid) - len(rows)] for line in block]
+        for entry, block in zip(entries, laid[len(laid) - len(rows) :], strict=True):
+            lines += block
             if verbose:
-                lines += _about(entry, f"{indent}    ")
-                lines += [
-                    f"{indent}    {_parameter(parameter)}".rstrip()
-                    for parameter in entry.parameters
-                ]
+                lines += _about(entry, f"{indent}    ", width)
+                for parameter in entry.parameters:
+                    said = f"{indent}    {_parameter(parameter)}".rstrip()
+                    lines += columns.fold(said, width, f"{indent}      ")
     return "\n".join(lines)
 
 
-def _about(entry: ListingEntry, indent: str) -> list[str]:
+def _about(entry: ListingEntry, indent: str, width: int | None) -> list[str]:
     """The docstring, wrapped; nothing where the summary has all of it."""
     if entry.about.removesuffix(".") == entry.summary:
         return []
@@ -180,14 +182,14 @@ def _about(entry: ListingEntry, indent: str) -> list[str]:
         wrapped
         for line in entry.about.split("\n")
         for wrapped in textwrap.wrap(
-            line, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+            line,
+            min(_WIDTH, width or _WIDTH),
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            break_long_words=False,
         )
     ]
-
-
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [cell.ljust(width) for cell, width in zip(cells[:-1], widths, strict=False)]
-    return "  ".join([*padded, cells[-1]]).rstrip()
 
 
 def _parameter(parameter: Parameter) -> str:

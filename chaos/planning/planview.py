@@ -9,6 +9,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from trainchaos.chaos import columns
 from trainchaos.chaos.loading.load import LoadedScenario
 from trainchaos.chaos.planning.crowd import crowd_warnings, start_s, step_s
 from trainchaos.chaos.scenario.catalogue import Catalogue
@@ -121,8 +122,10 @@ def as_json(run: RunPlan) -> dict[str, Any]:
     }
 
 
-def as_text(run: RunPlan) -> str:
-    """The plan for people: what will happen, the resolved scenario, the schedule."""
+def as_text(run: RunPlan, width: int | None = None) -> str:
+    """The plan for people: what will happen, the resolved scenario, the schedule. ``width``: of a
+    terminal.
+    """
     rows = [("cell", "repeat", "fault", "kind", "target", "when")]
     for each in run.cells:
         for repeat in each.repeats:
@@ -137,7 +140,7 @@ def as_text(run: RunPlan) -> str:
                 )
                 for fault in repeat.faults
             ]
-    schedule = table(rows) if len(rows) > 1 else "  no faults"
+    schedule = table(rows, width=width) if len(rows) > 1 else "  no faults"
     return f"{headline(run)}\n\n{_resolved(run)}\nschedule (seed {run.seed})\n{schedule}"
 
 
@@ -234,14 +237,9 @@ def _some(texts: Sequence[str], between: str = ", ") -> str:
     return between.join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
+def table(rows: Sequence[Sequence[str]], indent: str = "  ", width: int | None = None) -> str:
     """Rows with aligned columns, the first row as head."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    )
-    return "\n".join((indent + line).rstrip() for line in lines)
+    return "\n".join(columns.table(rows, width=width, indent=indent, headed=True))
 
 
 def _resolved(run: RunPlan) -> str:

@@ -8,12 +8,16 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
+from trainchaos.chaos.columns import NO_BREAK, fold
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 
 _LINES_EVERY_S = 5.0
+_WIDE = 100  # columns from which a bar is long
+_KEPT_FREE = 6  # lines of a terminal above the bars
+_HANG = " " * 6
 
 
 _AGAIN = MappingProxyType(
@@ -168,7 +172,7 @@ class _Lines:
 
 
 class _Live:
-    """A bar for each arm; what happens stays above it."""
+    """A bar for each arm; what happens stays above it, with the arm and its own clock."""
 
     def __init__(self, console: Any, total: int) -> None:
         from rich.progress import (
@@ -182,17 +186,19 @@ class _Live:
         self._console = console
         self._total = total
         self._number = 0
+        self._started_ns = 0
         self._since = (0, 0)
         self._known = ""
+        narrow = console.width < _WIDE
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=28),
+            BarColumn(bar_width=10 if narrow else 28),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(),
             console=console,
         )
-        self._task: Any = None
+        self._tasks: list[Any] = []
 
     def __enter__(self) -> _Live:
         self._progress.__enter__()
@@ -206,32 +212,53 @@ class _Live:
         if event.kind is Kind.RUN_STARTED:
             self._number += 1
             self._known = ""
+            self._started_ns = event.time_ns
             self._since = (0, event.time_ns)
-            label = f"{self._number:>2}/{self._total} {setup.id}"
-            self._task = self._progress.add_task(
-                label, total=setup.cell.scenario.workload.steps, rate="starting"
+            label = f"{self._number:>2}/{self._total} {self._short(setup.id)}"
+            self._tasks.append(
+                self._progress.add_task(
+                    label, total=setup.cell.scenario.workload.steps, rate="starting"
+                )
             )
+            # what is below the last line of the terminal is not shown, and the newest is lowest
+            for old in self._tasks[: -max(1, self._console.height - _KEPT_FREE)]:
+                self._progress.update(old, visible=False)
         text = describe(event)
         if text:
-            style = {"✗": "red", "!": "yellow", "?": "yellow"}.get(text[0], "cyan")
-            self._console.print(f"     {text}", style=style, markup=False)
-        if event.kind is Kind.RUN_FINISHED and self._task is not None:
-            self._progress.update(self._task, completed=event.data["committed_step"], rate="")
-            self._progress.stop_task(self._task)
+            self._say(setup, event.time_ns, text)
+        if event.kind is Kind.RUN_FINISHED and self._tasks:
+            task = self._tasks[-1]
+            self._progress.update(task, completed=event.data["committed_step"], rate="")
+            self._progress.stop_task(task)
+
+    def _say(self, setup: ArmSetup, time_ns: int, text: str) -> None:
+        """One event, folded so that its time and its text stay in columns of their own."""
+        style = {"✗": "red", "!": "yellow", "?": "yellow"}.get(text[0], "cyan")
+        seconds = (time_ns - self._started_ns) / 1e9
+        head = f"{seconds:8.2f}s [{self._number}/{self._total}] {setup.id}"
+        # the mark stays at its text, which a no-break space says
+        lines = fold(f"{head}  {text.replace(' ', NO_BREAK, 1)}", self._console.width, _HANG)
+        self._console.print("\n".join(lines), style=style, markup=False, soft_wrap=True)
+
+    def _short(self, arm: str) -> str:
+        """The name of an arm beside its bar: its end, which tells arms of a cell apart, stays."""
+        room = max(12, self._console.width - (44 if self._console.width < _WIDE else 66))
+        return arm if len(arm) <= room else f"…{arm[1 - room :]}"
 
     def on_waiting(self, setup: ArmSetup, known: str) -> None:
         """Behind the bar, where there is no rate yet."""
-        if self._task is not None and known != self._known:
+        if self._tasks and known != self._known:
             self._known = known
-            self._progress.update(self._task, rate=known or "waiting")
+            self._progress.update(self._tasks[-1], rate=known or "waiting")
 
     def on_progress(self, setup: ArmSetup, committed: int, now_ns: int) -> None:
         """Move the bar; throughput over the last second."""
-        if self._known:
+        if self._known or not self._tasks:
             return
+        task = self._tasks[-1]
         step, since_ns = self._since
         if now_ns - since_ns > 1e9:
             rate = (committed - step) / ((now_ns - since_ns) / 1e9)
             self._since = (committed, now_ns)
-            self._progress.update(self._task, rate=f"{rate:.1f} steps/s" if rate > 0 else "waiting")
-        self._progress.update(self._task, completed=committed)
+            self._progress.update(task, rate=f"{rate:.1f} steps/s" if rate > 0 else "waiting")
+        self._progress.update(task, completed=committed)

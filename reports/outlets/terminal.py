@@ -4,6 +4,7 @@ next steps.
 
 from __future__ import annotations
 
+from trainchaos.chaos.columns import fold, table
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
 from trainchaos.reports.content import metric_rows
@@ -36,11 +37,14 @@ _HEAD = (
 )
 
 
-def summary(results: Results, run: RunDirectory, *, gated: bool = False) -> str:
+def summary(
+    results: Results, run: RunDirectory, *, gated: bool = False, width: int | None = None
+) -> str:
     """The closing block as plain text, no newline at the end; control characters are made
     visible. Of a run that was interrupted, what is inconclusive for that reason is not listed.
 
-    ``gated``: a gate has the verdict, and this is only what was measured.
+    ``gated``: a gate has the verdict, and this is only what was measured. ``width``: columns of the
+    terminal, into which all but paths and commands is folded; None: nothing is.
     """
     word = "measured" if gated else "verdict"
     if _unobserved(results):
@@ -48,27 +52,33 @@ def summary(results: Results, run: RunDirectory, *, gated: bool = False) -> str:
         blocks = [line, *_skipped(results), *_kept(results, run), _next(results, run)]
         return "\n".join(visible(line) for line in blocks)
     if results.verdict == "interrupted" and all(a.outcome != "completed" for a in results.arms):
-        blocks = [
-            _verdict(results, word),
-            *_failures(results),
-            *_skipped(results),
-            *_kept(results, run),
-            _next(results, run),
+        blocks = [_verdict(results, word), *_failures(results), *_skipped(results)]
+        middle, after = list[str](), list[str]()
+    else:
+        blocks = [_verdict(results, word), *_failures(results), *_doubts(results)]
+        middle = _table(results, width)
+        after = [
+            *metric_rows.short(results),
+            *(f"degraded  {line}" for line in degraded(results)),
+            *_lost_nodes(results),
+            *(f"not real  {line}" for line in results.fidelity),
         ]
-        return "\n".join(visible(line) for line in blocks)
-    blocks = [
-        _verdict(results, word),
-        *_failures(results),
-        *_doubts(results),
-        *_table(results),
-        *metric_rows.short(results),
-        *(f"degraded  {line}" for line in degraded(results)),
-        *_lost_nodes(results),
-        *(f"not real  {line}" for line in results.fidelity),
+    lines = [
+        *(line for block in blocks for line in _folded(block, width)),
+        *middle,
+        *(line for block in after for line in _folded(block, width)),
         *_kept(results, run),
         _next(results, run),
     ]
-    return "\n".join(visible(line) for line in blocks)
+    return "\n".join(visible(line) for line in lines)
+
+
+def _folded(block: str, width: int | None) -> list[str]:
+    return [
+        part
+        for line in visible(block).split("\n")
+        for part in fold(line, width, " " * (4 + len(line) - len(line.lstrip())))
+    ]
 
 
 def _unobserved(results: Results) -> bool:
@@ -149,18 +159,14 @@ def _skipped(results: Results) -> list[str]:
     return [f"  {skip.cell}  skipped: {skip.reason}" for skip in results.skipped]
 
 
-def _table(results: Results) -> list[str]:
+def _table(results: Results, width: int | None) -> list[str]:
     if not results.cells:
         return []
     entries = strategies(results)
-    rows = [_HEAD, *(_row(entry) for entry in entries)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in range(1, 7)), row[7]]
-        lines.append(("  " + "   ".join(cells)).rstrip())
+    rows = [_HEAD, *([visible(cell) for cell in _row(entry)] for entry in entries)]
+    lines = table(rows, "lrrrrrrl", width=width, indent="  ", gap=3, headed=True)
     notes = sorted({entry.note for entry in entries if entry.note})
-    return [*lines, *(f"  * {note}" for note in notes)]
+    return [*lines, *(part for note in notes for part in fold(f"  * {note}", width, "    "))]
 
 
 def _row(entry: StrategyFacts) -> tuple[str, ...]:

@@ -1,0 +1,68 @@
+"""What a person sees in a terminal of 80 and of 60 columns."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages.sample_results import build
+from tests.support.terminal import lines_in_terminal
+from trainchaos.chaos.columns import shown
+from trainchaos.reports.outlets.terminal import summary
+
+TO_COPY = ("report  ", "again   ", "judge   ", "to install")
+"""Lines with a command or a path, which stay whole."""
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("command", ["list faults", "list", "stacks list"])
+def test_lists_fit(columns: int, command: str) -> None:
+    lines = lines_in_terminal(columns, *command.split())
+    assert len(lines) > 10
+    long = [one for one in lines if shown(one) > columns and not one.startswith(TO_COPY)]
+    # a path that is longer than the line is not broken
+    assert [one for one in long if len(one.split()) > 1] == []
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_run_says_when_and_where_and_fits(columns: int, tmp_path: Path) -> None:
+    scenario = "scenarios/kill-one-rank.yaml"
+    only = ("--cell", "recovery=drop-replica", "--repeat", "1")
+    lines = lines_in_terminal(
+        columns, "run", scenario, "--launcher", "sim", "--runs", str(tmp_path), *only
+    )
+    text = re.sub(r" *\n {6}(?=\S)", "  ", "\n".join(lines))  # folded lines begin with six spaces
+    for what in ("✗ process-kill hits", "! detected: exit", "↻ generation 2"):
+        said = [one for one in text.splitlines() if what in one]
+        assert len(said) == 2, what
+        for line in said:
+            assert re.match(
+                r" +\d\.\d\ds \[\d/4\] +recovery=drop-replica\S*\.r0\.faulted +\S ", line
+            )
+    mine = [one for one in lines if "recovery=drop-replica.r0.faulted" in one]
+    assert mine, "the arm is named in full"
+    tables = [one for one in lines if not one.startswith(TO_COPY)]
+    assert [one for one in tables if shown(one) > columns and len(one.split()) > 1] == []
+    text = " ".join(lines)
+    assert re.search(r"recovery:? +0\.0\d+ s", text) and "PASS, simulated" in text
+
+
+def test_the_newest_bar_is_seen_in_a_low_terminal(tmp_path: Path) -> None:
+    scenario = "scenarios/kill-one-rank.yaml"
+    argv = ("run", scenario, "--launcher", "sim", "--runs", str(tmp_path), "--repeat", "2")
+    lines = lines_in_terminal(80, *argv, rows=10)
+    assert any(re.match(r" *14/14 \S+ +\S+ +\d+/100 ", one) for one in lines)
+
+
+def test_the_summary_in_a_file_is_as_wide_as_it_needs(tmp_path: Path) -> None:
+    run, results = build(tmp_path / "run")
+    wide = summary(results, run)
+    assert max(map(len, wide.splitlines())) > 120
+    for width in (80, 60):
+        folded = summary(results, run, width=width).splitlines()
+        assert [one for one in folded if shown(one) > width and not one.startswith(TO_COPY)] == []
+        flat = "".join("".join(folded).split())
+        for failing in ("observednever", "n=3", "kill-one-rank.yaml:14", "max<5s", "FAIL(exit1)"):
+            assert failing in flat

@@ -12,6 +12,7 @@ from trainchaos.chaos import plugins
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
 
+_PAGE = "html"
 __path__ = plugins.with_outside(__path__, "reports")
 
 
@@ -32,11 +33,12 @@ def render(name: str, run: RunDirectory, results: Results) -> Path:
 
 
 def render_all(run: RunDirectory, results: Results) -> list[Path]:
-    """Write all reports and return their paths, in order of their names. A plugin from outside that
-    fails is named on standard error, and keeps no other report from being written.
+    """Write all reports and return their paths, in order of their names, but the page last, which
+    links to the others. A plugin from outside that fails is named on standard error, and keeps no
+    other report from being written.
     """
     written = []
-    for source in plugins.sources(plugins.REPORTS):
+    for source in sorted(plugins.sources(plugins.REPORTS), key=lambda one: one.name == _PAGE):
         try:
             written.append(render(source.name, run, results))
         except Exception as error:

@@ -11,13 +11,17 @@ from markupsafe import Markup
 from trainchaos.chaos.files import write_whole
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
+from trainchaos.reports.content import artifacts
 from trainchaos.reports.content.facts import analyze_command, failing_slas, place, tallies
 from trainchaos.reports.content.facts import labels as cell_labels
 from trainchaos.reports.content.figures import flatten, visible, with_unit
+from trainchaos.reports.content.history import history as read_history
 from trainchaos.reports.content.series import Pair, read_pairs
-from trainchaos.reports.page import plots, table, tables, wall, wall_plot
+from trainchaos.reports.content.timeline import timelines as read_timelines
+from trainchaos.reports.page import history, plots, table, tables, timeline, wall, wall_plot
 
 MAX_PLOTTED_CELLS = 12
+GROUPS = ("fail", "inconclusive", "pass")
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -54,8 +58,7 @@ def _context(run: RunDirectory, results: Results, gate: Results | None) -> dict[
         "tallies": tallies(results),
         "failures": _failures(results),
         "comparison": tables.comparison(results),
-        "slas": tables.slas(results),
-        "invariants": tables.invariants(results),
+        **_judged(results),
         "mark": table.mark,
         "labels": labels,
         "faults": tables.faults(results),
@@ -73,8 +76,48 @@ def _context(run: RunDirectory, results: Results, gate: Results | None) -> dict[
         "undrawn": _undrawn(results, pairs, labels),
         "nodes": tables.machines(results),
         "arms": tables.arms(results),
+        **_files(run, results),
+        **_history(run, results),
         "facts": [("machine", flatten(results.system)), ("workload", flatten(results.workload))],
         "analyze": analyze_command(run),
+    }
+
+
+def _judged(results: Results) -> dict[str, Any]:
+    """Clauses and invariants in groups: those that failed, those in doubt, those that hold."""
+    invariants = tables.invariants(results)
+    return {
+        "slas": {verdict: tables.slas(results, verdict) for verdict in GROUPS},
+        "invariants": {
+            verdict: [row for row in invariants if row.verdict == verdict] for verdict in GROUPS
+        },
+    }
+
+
+def _files(run: RunDirectory, results: Results) -> dict[str, Any]:
+    """Timelines of the arms, the files of the run, and the last output of arms that did not
+    complete, each with the number of arms left out.
+    """
+    lines, unshown = read_timelines(run, results)
+    logs, unlinked = artifacts.logs(run, results)
+    tails, untold = artifacts.tails(run, results)
+    return {
+        "timelines": timeline.shown(lines),
+        "unshown": unshown,
+        "links": artifacts.of_the_run(run),
+        "logs": logs,
+        "unlinked": unlinked,
+        "tails": tails,
+        "untold": untold,
+    }
+
+
+def _history(run: RunDirectory, results: Results) -> dict[str, Any]:
+    past = read_history(run, results)
+    return {
+        "earlier": past.earlier,
+        "past": history.runs_table(past, results),
+        "past_plots": history.plots(past, results),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -40,6 +41,7 @@ PHASE_LOOKS = {
     "redo": (RECOVERY_SOFT, "\\\\\\\\"),
     "first step": (RECOVERY_SOFT, ""),
 }
+MAX_HINTS = 300  # drawing a point of its own takes a millisecond
 STANDS_OUT = 5.0  # times the usual gap between two steps
 
 
@@ -60,11 +62,12 @@ def waterfall(results: Results, cells: Sequence[str], labels: Sequence[str]) -> 
         ax = axes(fig, grid="x")
         ends = [_end(i) for _, _, found in rows for i in found]
         span = max([e for e in ends if e > 0], default=1.0) * 1.06
+        hints: dict[str, str] = {}
         for y, (cell, label, found) in enumerate(rows):
             typical = median_incident(results, cell)
             if typical is not None:
-                _phase_bar(ax, y, typical)
-            _recovery_points(ax, y, found, span)
+                hints |= _phase_bar(ax, y, typical)
+            hints |= _recovery_points(ax, y, found, span, MAX_HINTS - len(hints))
             ax.text(0, y - 0.36, label, va="bottom", ha="left", color=INK)
         ax.set(
             xlim=(0, span),
@@ -84,6 +87,7 @@ def waterfall(results: Results, cells: Sequence[str], labels: Sequence[str]) -> 
             "waterfall",
             title,
             f"Stacked bars of {', '.join(used)} for {', '.join(r[1] for r in rows)}.",
+            hints,
         )
     note = "Bar: the incident of median recovery time. Circles: every incident's recovery time."
     return Plot(title=title, svg=svg, note=note)
@@ -100,10 +104,14 @@ def _end(incident: Incident) -> float:
     return last if math.isinf(recovery) else max(last, recovery)
 
 
-def _phase_bar(ax: Axes, y: float, incident: Incident) -> None:
-    for phase in incident.phases:
+def _phase_bar(ax: Axes, y: int, incident: Incident) -> dict[str, str]:
+    """Draw the phases of an incident; what to say of each, by gid."""
+    hints = {}
+    for at, phase in enumerate(incident.phases):
         colour, hatch = PHASE_LOOKS.get(phase.name, OTHER_LOOK)
-        ax.barh(
+        gid = f"phase{y}-{at}"
+        hints[gid] = f"{phase.name}: {number(phase.seconds)} s; {_which(incident)}"
+        (bar,) = ax.barh(
             y,
             phase.seconds,
             left=phase.start,
@@ -113,12 +121,32 @@ def _phase_bar(ax: Axes, y: float, incident: Incident) -> None:
             edgecolor=PAPER,
             linewidth=0.6,
         )
+        bar.set_gid(gid)
+    return hints
 
 
-def _recovery_points(ax: Axes, y: float, incidents: Sequence[Incident], span: float) -> None:
+def _which(incident: Incident) -> str:
+    return f"faulted arm of {incident.cell}, repeat {incident.repeat}, fault {incident.fault}"
+
+
+def _recovery_points(
+    ax: Axes, y: int, incidents: Sequence[Incident], span: float, most: int
+) -> dict[str, str]:
+    """Draw the recovery time of each incident; what to say of each, by gid. Only ``most`` are
+    artists of their own, with words.
+    """
     times = [i.recovery_time for i in incidents if i.recovery_time is not None]
+    known = [i for i in incidents if i.recovery_time is not None and math.isfinite(i.recovery_time)]
     finite = [t for t in times if math.isfinite(t)]
-    ax.plot(finite, [y + 0.34] * len(finite), "o", ms=5, mfc="none", mec=INK, mew=1.1, ls="none")
+    look: dict[str, Any] = {"ms": 5, "mfc": "none", "mec": INK, "mew": 1.1, "ls": "none"}
+    told = max(0, min(most, len(finite)))
+    hints = {}
+    for at, (incident, seconds) in enumerate(zip(known[:told], finite[:told], strict=True)):
+        gid = f"recovery{y}-{at}"
+        said = number(seconds, "lower")
+        hints[gid] = f"recovery time {said} s; {_which(incident)}"
+        ax.plot([seconds], [y + 0.34], "o", gid=gid, **look)
+    ax.plot(finite[told:], [y + 0.34] * len(finite[told:]), "o", **look)
     never = len(times) - len(finite)
     if never:
         ax.plot([span * 0.985], [y + 0.34], ">", ms=6, color=INK, clip_on=False)
@@ -130,6 +158,7 @@ def _recovery_points(ax: Axes, y: float, incidents: Sequence[Incident], span: fl
             va="center",
             color=INK,
         )
+    return hints
 
 
 def _waterfall_finding(rows: Sequence[tuple[str, str, list[Incident]]]) -> str:
@@ -160,8 +189,9 @@ def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
     with drawing():
         fig = figure(HALF, 230)
         ax = axes(fig)
+        hints: dict[str, str] = {}
         for incident in pair.incidents:
-            _shade(ax, pair, incident, limits[0])
+            hints |= _shade(ax, pair, incident, limits[0], len(hints))
         if control is not None:
             ax.plot(
                 control["time_s"], control["rate"], color=GREY_MID, lw=2.8, drawstyle="steps-pre"
@@ -174,7 +204,11 @@ def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
             ylabel=f"{pair.faulted.rate_unit}, new steps",
         )
         svg = to_svg(
-            fig, f"throughput{index}", title, "Line of throughput over time; the fault is shaded."
+            fig,
+            f"throughput{index}",
+            title,
+            "Line of throughput over time; the fault is shaded.",
+            hints,
         )
     return Plot(title=title, svg=svg)
 
@@ -189,9 +223,9 @@ def throughput_limits(pairs: Sequence[Pair]) -> tuple[float, float]:
     return max(ends) or 1.0, top or 1.0
 
 
-def _shade(ax: Axes, pair: Pair, incident: Incident, end: float) -> None:
+def _shade(ax: Axes, pair: Pair, incident: Incident, end: float, at: int) -> dict[str, str]:
     """Shade in the fault's colour until detection (or heal), then in the recovery's until the first
-    new step.
+    new step; what to say of the fault's mark, by gid.
     """
     start = incident.injected_s
     healed = max(
@@ -204,9 +238,12 @@ def _shade(ax: Axes, pair: Pair, incident: Incident, end: float) -> None:
         ax.axvspan(start, noticed, color=FAULT_WASH, lw=0)
         ax.axvspan(noticed, min(start + incident.recovery_time, end), color=RECOVERY_WASH, lw=0)
     ax.axvline(start, color=FAULT, lw=1.6)
-    ax.plot(
+    gid = f"fault{at}"
+    (point,) = ax.plot(
         [start], [0.985], "v", color=FAULT, ms=7, transform=ax.get_xaxis_transform(), clip_on=False
     )
+    point.set_gid(gid)
+    return {gid: f"{incident.kind} at {number(start)} s; {_which(incident)}"}
 
 
 def _throughput_finding(pair: Pair, faulted: pd.DataFrame, control: pd.DataFrame | None) -> str:
@@ -256,8 +293,11 @@ def loss(pair: Pair, index: int) -> Plot | None:
         top.plot(faulted.index, faulted, color=INK, lw=1.1)
         low.axhline(0, color=GREY_MID, lw=1.0)
         low.plot(difference.index, difference, color=INK, lw=1.1)
+        hints: dict[str, str] = {}
         for incident in pair.incidents:
             if incident.step is not None:
+                gid = f"fault{len(hints)}"
+                hints[gid] = f"{incident.kind} in step {incident.step}; {_which(incident)}"
                 top.axvline(incident.step, color=FAULT, lw=1.6)
                 low.axvline(incident.step, color=FAULT, lw=1.6)
                 top.plot(
@@ -268,6 +308,7 @@ def loss(pair: Pair, index: int) -> Plot | None:
                     ms=7,
                     transform=top.get_xaxis_transform(),
                     clip_on=False,
+                    gid=gid,
                 )
         top.set(ylabel="loss, as printed" if pair.faulted.observed else "loss (nats)")
         low.set(ylabel="difference", xlabel="step")
@@ -283,6 +324,7 @@ def loss(pair: Pair, index: int) -> Plot | None:
             f"loss{index}",
             title,
             "Loss by step of the faulted and the unfaulted arm, and their difference.",
+            hints,
         )
     return Plot(title=title, svg=svg)
 

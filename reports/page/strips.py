@@ -12,6 +12,7 @@ from trainchaos.reports.content.figures import parse_clause, plural, quantity, w
 
 WIDTH, HEIGHT, PAD = 170.0, 26.0, 7.0
 NEVER_ROOM = 14.0
+MAX_HINTS = 100
 
 
 def strip(sla: SlaResult) -> Markup:
@@ -36,8 +37,9 @@ def strip(sla: SlaResult) -> Markup:
     ]
     if limit is not None:
         parts += _limit(scale(limit), forbidden)
-    for value in sla.values:
-        parts.append(_point(scale, value, _breaks(value, limit, forbidden), middle))
+    for at, value in enumerate(sla.values):
+        words = _said(sla, at, value) if at < MAX_HINTS else ""
+        parts.append(_point(scale, value, _breaks(value, limit, forbidden), middle, words))
     label = _label(sla, limit)
     return Markup(
         '<svg class="strip" viewBox="0 0 {} {}" role="img"'
@@ -77,16 +79,25 @@ def _breaks(value: float, limit: float | None, forbidden: str | None) -> bool:
     return value > limit if forbidden == "right" else value < limit
 
 
-def _point(scale: _Scale, value: float, broken: bool, y: float) -> Markup:
+def _point(scale: _Scale, value: float, broken: bool, y: float, words: str) -> Markup:
     kind = "point out" if broken else "point"
+    hint = Markup("<title>{}</title>").format(words) if words else Markup("")
     if math.isinf(value):
         x = WIDTH - PAD - 7
-        return Markup('<path class="{}" d="M{} {}l7 4.5l-7 4.5z"/>').format(
-            kind, _n(x), _n(y - 4.5)
+        return Markup('<path class="{}" d="M{} {}l7 4.5l-7 4.5z">{}</path>').format(
+            kind, _n(x), _n(y - 4.5), hint
         )
-    return Markup('<circle class="{}" cx="{}" cy="{}" r="3.4"/>').format(
-        kind, _n(scale(value)), _n(y)
+    return Markup('<circle class="{}" cx="{}" cy="{}" r="3.4">{}</circle>').format(
+        kind, _n(scale(value)), _n(y), hint
     )
+
+
+def _said(sla: SlaResult, at: int, value: float) -> str:
+    """``recovery_time 0.136 s; recovery=hot-spare, repeat 0``; older results do not tell the
+    repeat.
+    """
+    repeat = f", repeat {sla.arms[at]}" if at < len(sla.arms) else ""
+    return f"{sla.metric} {with_unit(value, sla.unit)}; {sla.cell}{repeat}"
 
 
 def _label(sla: SlaResult, limit: float | None) -> str:

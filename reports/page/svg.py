@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
 from typing import Any
@@ -98,9 +98,11 @@ def axes(fig: Figure, *, grid: str = "y") -> Axes:
     return ax
 
 
-def to_svg(fig: Figure, name: str, title: str, description: str) -> str:
+def to_svg(
+    fig: Figure, name: str, title: str, description: str, hints: Mapping[str, str] | None = None
+) -> str:
     """A well-formed ``<svg>`` element; ``name`` keeps its ids apart from those of other plots on
-    the page.
+    the page. ``hints``: what is shown when the artist with a gid is pointed at.
     """
     buffer = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -115,6 +117,9 @@ def to_svg(fig: Figure, name: str, title: str, description: str) -> str:
         # A presentation attribute cannot hold var(); a style can.
         text = re.sub(rf'\b(fill|stroke)="{sentinel}"', rf'style="\1: var(--{variable})"', text)
         text = text.replace(sentinel, f"var(--{variable})")
+    for gid, words in (hints or {}).items():
+        opened = f'<g id="{name}-{gid}">'
+        text = text.replace(opened, f"{opened}<title>{escape(words)}</title>", 1)
     return _labelled(text, name, title, description)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from trainchaos.harness.judge.measure.catalogue import METRICS
 from trainchaos.reports.content.facts import (
     VERDICT_MARKS,
 )
@@ -19,11 +20,14 @@ MAX_ROWS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class PageColumn:
-    """Head of a column; ``kind`` is text, number or wide (text that may wrap)."""
+    """Head of a column; ``kind`` is text, number or wide (text that may wrap). ``about``: what its
+    figures are, shown when pointed at.
+    """
 
     name: str
     unit: str = ""
     kind: str = "text"
+    about: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +57,26 @@ def table(
     )
 
 
-def numeric(name: str, unit: str = "") -> PageColumn:
+def numeric(name: str, unit: str = "", about: str = "") -> PageColumn:
     """The head of a column of numbers."""
-    return PageColumn(name=name, unit=unit, kind="number")
+    return PageColumn(name=name, unit=unit, kind="number", about=about)
+
+
+def measured(name: str, metric: str, unit: str = "") -> PageColumn:
+    """The head of a column with values of a metric, which is defined there."""
+    return numeric(name, unit, definition(metric))
+
+
+def definition(metric: str) -> str:
+    """What a metric is, and in which unit; empty for a name that is none."""
+    known = METRICS.get(metric)
+    return "" if known is None else f"{metric}: {known.doc} [{known.unit}]"
+
+
+def defined(metric: str) -> Markup:
+    """The name of a metric, with its definition."""
+    about = definition(metric)
+    return Markup('<abbr title="{}">{}</abbr>').format(about, metric) if about else escape(metric)
 
 
 def mark(verdict: str, label: str | None = None) -> Markup:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from trainchaos.harness.judge.incident import PHASE_NAMES, Incident
-from trainchaos.harness.judge.results import Finding, Results
+from trainchaos.harness.judge.results import Finding, Results, merge
 from trainchaos.reports.content import metric_rows
 from trainchaos.reports.content.facts import (
     StrategyFacts,
@@ -28,9 +28,19 @@ from trainchaos.reports.content.figures import (
     with_unit,
 )
 from trainchaos.reports.page.strips import strip
-from trainchaos.reports.page.table import PageColumn, PageTable, mark, numeric, table, two_lines
+from trainchaos.reports.page.table import (
+    PageColumn,
+    PageTable,
+    defined,
+    mark,
+    measured,
+    numeric,
+    table,
+    two_lines,
+)
 
 FINEST_S = 1e-4
+MAX_ARMS_OF_ONE = 40  # of an invariant; those that do not pass come first
 
 
 def comparison(results: Results) -> PageTable:
@@ -38,18 +48,18 @@ def comparison(results: Results) -> PageTable:
     columns = (
         PageColumn(name="strategy"),
         PageColumn(name="verdict"),
-        numeric("recovery", "s, median"),
-        PageColumn(name="range", unit="s"),
-        numeric("n"),
-        numeric("full rate", "s, median"),
-        numeric("redundant", "s, median"),
-        numeric("cost", "rank-hours a failure"),
-        numeric("lost steps", "median"),
-        numeric("lost samples", "median"),
-        numeric("goodput", "ratio, median"),
-        numeric("badput", "s, median"),
+        measured("recovery", "recovery_time", "s, median"),
+        PageColumn(name="range", unit="s", about="least and greatest recovery time"),
+        numeric("n", about="incidents with a recovery time"),
+        measured("full rate", "time_to_full_rate", "s, median"),
+        measured("redundant", "time_to_redundancy", "s, median"),
+        measured("cost", "failure_cost", "rank-hours a failure"),
+        measured("lost steps", "steps_lost", "median"),
+        measured("lost samples", "samples_lost", "median"),
+        measured("goodput", "goodput", "ratio, median"),
+        numeric("badput", "s, median", "wall time of an arm that was not useful"),
         PageColumn(name="same result as without the fault"),
-        numeric("provisioned", "ranks"),
+        numeric("provisioned", "ranks", "ranks and spares that were paid for"),
     )
     entries = strategies(results)
     notes = sorted({f"* {e.note}" for e in entries if e.note})
@@ -66,8 +76,8 @@ def _comparison_row(e: StrategyFacts) -> list[str]:
     ]
 
 
-def slas(results: Results) -> PageTable:
-    """Every clause with all its points against the limit."""
+def slas(results: Results, verdict: str) -> PageTable:
+    """Every clause of one verdict with all its points against the limit."""
     columns = (
         PageColumn(name="cell"),
         PageColumn(name="metric"),
@@ -82,6 +92,8 @@ def slas(results: Results) -> PageTable:
     names, rows = labels(results), []
     better = {(c.id, n): m.better for c in results.cells for n, m in c.metrics.items()}
     for sla in results.slas:
+        if sla.verdict != verdict:
+            continue
         where = (
             Markup(' <span class="quiet">line {}</span>').format(sla.line)
             if sla.line is not None
@@ -96,7 +108,7 @@ def slas(results: Results) -> PageTable:
         rows.append(
             [
                 names.get(sla.cell, sla.cell),
-                sla.metric,
+                defined(sla.metric),
                 Markup("<code>{}</code>").format(sla.clause),
                 mark(sla.verdict) + soft,
                 observed,
@@ -127,11 +139,11 @@ def faults(results: Results) -> PageTable:
         PageColumn(name="struck at"),
         PageColumn(name="landed, seen by"),
         PageColumn(name="detected by"),
-        numeric("detection", "s"),
-        numeric("recovery", "s"),
-        numeric("full rate", "s"),
-        numeric("redundant", "s"),
-        numeric("lost steps"),
+        measured("detection", "detection_time", "s"),
+        measured("recovery", "recovery_time", "s"),
+        measured("full rate", "time_to_full_rate", "s"),
+        measured("redundant", "time_to_redundancy", "s"),
+        measured("lost steps", "steps_lost"),
         PageColumn(name="outcome"),
         PageColumn(name="decision", kind="wide"),
     )
@@ -180,9 +192,8 @@ def metrics(results: Results) -> PageTable:
     columns = [
         PageColumn(name=name, kind=kind) for name, kind in zip(metric_rows.HEAD, kinds, strict=True)
     ]
-    return table(
-        columns, [list(row) for row in metric_rows.rows(results)], metric_rows.absent(results)
-    )
+    rows = [[row[0], defined(row[1]), *row[2:]] for row in metric_rows.rows(results)]
+    return table(columns, rows, metric_rows.absent(results))
 
 
 def rates(results: Results) -> PageTable:
@@ -280,13 +291,17 @@ def arms(results: Results) -> PageTable:
 
 @dataclass(frozen=True, kw_only=True)
 class InvariantRow:
-    """One invariant over all cells; ``arms`` holds (arm id, finding) for the expandable part."""
+    """One invariant over all cells; ``arms`` holds (arm id, finding) for the expandable part,
+    ``more`` arms are left out there. ``verdict``: the worst of the cells.
+    """
 
     name: str
     cells: tuple[Markup, ...]
     loud: tuple[tuple[str, Finding], ...]
     findings: tuple[tuple[str, Finding], ...]
     arms: tuple[tuple[str, Finding], ...]
+    more: int
+    verdict: str
 
 
 def invariants(results: Results) -> list[InvariantRow]:
@@ -296,15 +311,17 @@ def invariants(results: Results) -> list[InvariantRow]:
     for name in names:
         found = [(called[c.id], c.invariants.get(name)) for c in results.cells]
         present = tuple((cell, finding) for cell, finding in found if finding is not None)
+        arms = [(a.id, a.invariants[name]) for a in results.arms if name in a.invariants]
+        arms.sort(key=lambda one: one[1].verdict == "pass")
         rows.append(
             InvariantRow(
                 name=name,
                 cells=tuple(Markup(MISSING) if f is None else mark(f.verdict) for _, f in found),
                 loud=tuple((cell, f) for cell, f in present if f.verdict != "pass"),
                 findings=present,
-                arms=tuple(
-                    (a.id, a.invariants[name]) for a in results.arms if name in a.invariants
-                ),
+                arms=tuple(arms[:MAX_ARMS_OF_ONE]),
+                more=max(0, len(arms) - MAX_ARMS_OF_ONE),
+                verdict=merge([finding.verdict for _, finding in present]),
             )
         )
     return rows

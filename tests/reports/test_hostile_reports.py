@@ -15,6 +15,8 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.pages import sample_results
+from tests.support.pages.html_page import Page
+from trainchaos.chaos.events.log import EventWriter, Kind
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
 from trainchaos.reports import render_all
@@ -23,6 +25,7 @@ HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\x07 | `${{x}}` ]]>"
     " \r\n::error::\u202e"
 )
+RUN, EARLIER = "2026-11-20T18-02-11-17", "2026-11-20T18-02-10-17"
 KEPT = ("id", "events", "cell", "scenario")  # by these the parts of a result find each other
 
 
@@ -62,9 +65,31 @@ class Tags(HTMLParser):
             self.bad.append(data[:40])
 
 
+def beside(run: RunDirectory, results: Results) -> None:
+    """What ranks printed and said in their logs, and an earlier run, all hostile."""
+    for arm in results.arms:
+        run.logs(arm.id).mkdir(parents=True, exist_ok=True)
+        (run.logs(arm.id) / f"{HOSTILE.replace('/', '')}.log").write_text(f"{HOSTILE}\n" * 3)
+        writer = EventWriter(run.events(arm.id), "w9", lambda: 5_100_000_000)
+        said = {"fault": HOSTILE, "kind": HOSTILE, "occurrence": 0, "target": {HOSTILE: HOSTILE}}
+        writer.write(Kind.FAULT_INJECTED, **said, act=0, phase=HOSTILE)
+        writer.write(Kind.DECISION, reason=HOSTILE, actions=[HOSTILE])
+        writer.write(Kind.CHECKPOINT_COMMITTED, checkpoint=HOSTILE, bytes=1, seconds=1.0)
+        writer.close()
+    resolved = "cells:\n- id: x\n  id: recovery=hot-spare\n    workload:\n      steps: 1\n"
+    earlier = RunDirectory(run.root.parent / EARLIER)
+    earlier.root.mkdir()
+    earlier.results.write_text(
+        results.model_copy(update={"run_id": EARLIER, "started": HOSTILE}).model_dump_json()
+    )
+    (earlier.root / "report.html").write_text(HOSTILE)
+    for each in (run, earlier):
+        each.resolved.write_text(resolved)
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, dict[str, Path], int]:
-    run, results = sample_results.build(tmp_path_factory.mktemp("run"))
+    run, results = sample_results.build(tmp_path_factory.mktemp("runs") / RUN)
     tree = results.model_dump(mode="json")
     spoilt = 0
     kinds: dict[tuple[Any, ...], bool] = {}
@@ -83,7 +108,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, dic
             spoilt += 1
         else:
             put(tree, path, before)
-    paths = render_all(run, Results.model_validate(tree))
+    hostile = Results.model_validate(tree)
+    beside(run, hostile)
+    paths = render_all(run, hostile)
     return run, {path.suffix: path for path in paths}, spoilt
 
 
@@ -93,8 +120,12 @@ def test_hostile_text_in_every_place_stays_text(
     run, paths, spoilt = written
     assert spoilt > 20
     tags = Tags()
-    tags.feed(paths[".html"].read_text())
+    page = paths[".html"].read_text()
+    tags.feed(page)
     assert tags.bad == []
+    for part in ("fault injected: &lt;script", "<li><code>&lt;script", f"../{EARLIER}/report.html"):
+        assert part in page, "this test shows something"
+    assert not [one for one in Page(page).addresses if ":" in one and one != "data:,"]
     fenced = re.sub(r"(?ms)^```sh$.*?^```$", "", paths[".md"].read_text())
     assert "<img" not in fenced.replace("\\<", "") and "```" not in fenced
     ElementTree.fromstring(paths[".xml"].read_bytes())

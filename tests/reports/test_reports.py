@@ -14,6 +14,7 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pandas as pd
 import pytest
@@ -67,7 +68,9 @@ def test_html_is_one_balanced_file_that_fetches_nothing(finished: Finished) -> N
     text, page = page_of(finished[0])
     assert page.open == []
     assert page.tags["script"] == page.tags["img"] == page.tags["iframe"] == 0
-    assert all(a.startswith(("#", "data:,")) for a in page.addresses)
+    links = [a for a in page.addresses if not a.startswith(("#", "data:,"))]
+    assert {"results.json", "trace.json"} & set(links) == {"trace.json"}, "only what exists"
+    assert all((finished[0].root / unquote(link)).is_file() for link in links)
     assert not [
         u
         for u in re.findall(r"https?://[^\s\"'<]+", text)
@@ -103,8 +106,9 @@ def test_html_holds_what_the_run_showed(finished: Finished) -> None:
 def test_svgs_are_well_formed_labelled_and_themed(finished: Finished) -> None:
     text, _ = page_of(finished[0])
     svgs = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
-    plots = [s for s in svgs if 'class="strip"' not in s]
+    plots = [s for s in svgs if "aria-labelledby" in s]
     assert len(plots) == 2 + 2 * 3
+    assert len([s for s in svgs if 'class="timeline"' in s]) == 3 * 3
     for svg in svgs:
         root = ET.fromstring(svg)
         title = next(e for e in root.iter() if e.tag.endswith("title"))
@@ -366,7 +370,7 @@ def test_report_without_any_log_keeps_its_tables(tmp_path: Path) -> None:
     reports.render_all(run, results)
     _, page = page_of(run)
     assert "Recovery by phase" in " ".join(page.text)
-    assert page.tags["table"] == 8
+    assert page.tags["table"] == 12, "of clauses and of invariants, one for each verdict"
 
 
 @pytest.mark.parametrize(

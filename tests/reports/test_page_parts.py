@@ -229,7 +229,7 @@ def test_output_of_a_failed_arm_is_lines_of_text(tmp_path: Path) -> None:
     run, results = build(tmp_path / "run")
     failed = next(a for a in results.arms if a.outcome != "completed")
     fine = next(a for a in results.arms if a.outcome == "completed")
-    lines = [f"line {n}" for n in range(500)] + ["x" * 9000, HOSTILE, "tail\x00end"]
+    lines = [f"line {n}" for n in range(500)] + ["x" * 900, HOSTILE, "tail\x00end"]
     put_log(run, failed.id, "w0.log", "\n".join(lines).encode() + b"\xff\n")
     put_log(run, fine.id, "w0.log", b"nothing of interest\n")
     text, page = page_of(run, results)

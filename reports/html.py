@@ -14,7 +14,7 @@ from trainchaos.harness.judge.results import Results
 from trainchaos.reports.content import artifacts
 from trainchaos.reports.content.facts import analyze_command, failing_slas, place, tallies
 from trainchaos.reports.content.facts import labels as cell_labels
-from trainchaos.reports.content.figures import flatten, visible, with_unit
+from trainchaos.reports.content.figures import flatten, plural, visible, with_unit
 from trainchaos.reports.content.history import history as read_history
 from trainchaos.reports.content.series import Pair, read_pairs
 from trainchaos.reports.content.timeline import timelines as read_timelines
@@ -60,6 +60,7 @@ def _context(run: RunDirectory, results: Results, gate: Results | None) -> dict[
         "comparison": tables.comparison(results),
         **_judged(results),
         "mark": table.mark,
+        "plural": plural,
         "labels": labels,
         "faults": tables.faults(results),
         "phases": tables.phases(results),

@@ -127,7 +127,7 @@ def _moment(event: Event, data: Mapping[str, Any]) -> tuple[str, str, str, str] 
         case Kind.FAULT_FAILED:
             return FAULT, "fault did not land", str(data["fault"]), str(data["reason"])
         case Kind.FAULT_HEALED:
-            return FAULT, "fault healed", str(data["fault"]), str(data.get("how", ""))
+            return OTHER, "fault healed", str(data["fault"]), str(data.get("how", ""))
         case Kind.FAILURE_DETECTED:
             blamed = "no rank blamed" if data["rank"] is None else f"rank {data['rank']}"
             return RECOVERY, "failure detected", blamed, f"{data['cause']}: {data['detail']}"
@@ -147,11 +147,21 @@ def _moment(event: Event, data: Mapping[str, Any]) -> tuple[str, str, str, str] 
         case Kind.NODE_JOINED if event.generation > 0:
             return OTHER, "node joined", f"node {data['node']}", str(data["host"])
         case Kind.PROCESS_EXITED if not data["expected"]:
-            by = f"exit code {data['exit_code']}" if data["signal"] is None else ""
-            return OTHER, "process ended", str(data["process"]), by or f"signal {data['signal']}"
+            return OTHER, "process ended", str(data["process"]), _end(data)
+        case Kind.COMMAND_STARTED:
+            return OTHER, "command started", "", f"attempt {data['attempt']}"
+        case Kind.COMMAND_ENDED:
+            return OTHER, "command ended", "", _end(data)
         case Kind.RUN_FINISHED:
-            return OTHER, f"arm ended: {data['outcome']}", "", str(data["reason"])
+            # further lines are what a command printed last, which the page shows by itself
+            reason = str(data["reason"]).split("\n", 1)[0]
+            return OTHER, f"arm ended: {data['outcome']}", "", reason
     return None
+
+
+def _end(data: Mapping[str, Any]) -> str:
+    signal = data["signal"]
+    return f"exit code {data['exit_code']}" if signal is None else f"signal {signal}"
 
 
 def target_of(target: Mapping[str, Any]) -> str:

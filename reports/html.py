@@ -125,11 +125,13 @@ def _history(run: RunDirectory, results: Results) -> dict[str, Any]:
 def _failures(results: Results) -> list[tuple[str, str]]:
     """Place and description of every clause that failed."""
     labels = cell_labels(results)
+    better = {(c.id, n): m.better for c in results.cells for n, m in c.metrics.items()}
     return [
         (
             place(results, sla),
-            f"{labels.get(sla.cell, sla.cell)}: {sla.metric} {sla.clause}, "
-            f"observed {with_unit(sla.observed, sla.unit)}, n = {sla.counted}",
+            f"{labels.get(sla.cell, sla.cell)}: {sla.metric} {sla.clause}, observed "
+            f"{with_unit(sla.observed, sla.unit, better.get((sla.cell, sla.metric), 'neither'))},"
+            f" n = {sla.counted}",
         )
         for sla in failing_slas(results)
     ]

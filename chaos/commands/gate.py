@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainchaos.chaos import errors
+from trainchaos.chaos import columns, errors
 from trainchaos.chaos.commands.shared.options import FORMAT, PATH, RUN
 from trainchaos.chaos.commands.shared.say import say
 
@@ -199,7 +200,9 @@ def _say(decided: GateResult, source: str, *, form: str, quiet: bool, err: bool)
         say(decided.model_dump_json(indent=2), err=err)
         return
     text = as_text(decided, source)
-    say(text.split("\n", 1)[0] if quiet else text, err=err)
+    wide = None if quiet else columns.width_of(sys.stderr if err else sys.stdout)
+    lines = text.split("\n")[: 1 if quiet else None]
+    say("\n".join(part for one in lines for part in columns.fold(one, wide, " " * 6)), err=err)
 
 
 def _publish(results: Results, summary: Path, wanted: bool | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.heard import Heard, listening, need
+from tests.chaos.integrations.heard import Heard, listening, need
 
 need("accelerate")
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.heard import Heard, listening, need
+from tests.chaos.integrations.heard import Heard, listening, need
 from trainchaos.chaos.integrations import deepspeed, torchtitan
 
 PASS = ["forward", "backward", "gradient"]

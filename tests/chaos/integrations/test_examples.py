@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.heard import need
+from tests.chaos.integrations.heard import need
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.log import Event, Kind, read_log
 from trainchaos.harness.judge.results import Results

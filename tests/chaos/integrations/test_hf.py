@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.heard import Heard, listening, need
+from tests.chaos.integrations.heard import Heard, listening, need
 
 need("transformers", "accelerate")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.heard import Heard, listening
+from tests.chaos.integrations.heard import Heard, listening
 from trainchaos import beacon
 from trainchaos.chaos.integrations.plain import Watched, watch
 

@@ -286,7 +286,7 @@ def test_where_gate_and_values_differ_there_is_one_verdict(chaos: Say, tmp_path:
         ["measured FAIL, simulated (exit 1)", "gate INCONCLUSIVE, simulated (exit 3)"],
     )
     page = (tmp_path / "gated" / "latest" / "report.html").read_text()
-    first, *_ = [line for line in page.splitlines() if 'class="verdict"' in line]
+    first, *_ = [line for line in page.splitlines() if 'class="verdict ' in line]
     assert "? gate INCONCLUSIVE, simulated <small>exit 3</small>" in first
     assert "<title>INCONCLUSIVE, simulated: " in page
     assert "as measured: FAIL, simulated</p>" in page

@@ -8,8 +8,9 @@ non-finite that would show it. Recovery can only detect that when states are com
   without it with each checkpoint, and after the last step (``recovery.policy.interval.compared``);
 - when a generation has formed, before it trains, for the state of all its members.
 
-Digests sent while there was no supervisor are compared after the takeover: the new supervisor
-requests them again, except from members that were gone before.
+Digests sent while there was no supervisor are compared after the takeover, and so are those of
+which the lost supervisor had read only some: members repeat their last one to the new supervisor,
+except those that were gone before.
 
 A comparison shows the change only while some members hold it and others do not, for the same part
 of the model. Once all hold it (a spare copied it from the last survivor), or none does (all went

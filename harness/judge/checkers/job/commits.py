@@ -56,8 +56,9 @@ def _restored(history: History, generation: Generation) -> Generation | None:
     """The generation whose restore or fresh start a generation's state comes from; None: neither.
 
     It is the generation itself, unless its state comes from peers. Then it is a generation since
-    the last that worked, lost after members of both had taken their state; or lost when all
-    remaining members have joined since and have no state.
+    the last that worked, lost after members of both had taken their state, or had parked with an
+    earlier one than the job's (one that restored may be lost before its peers have a copy, and
+    reports no state then); or lost when all remaining members have joined since and have no state.
     """
     if generation.state not in ("peer", "kept"):
         return generation
@@ -65,6 +66,12 @@ def _restored(history: History, generation: Generation) -> Generation | None:
     last = max((o for o in history.worked if o.number < generation.number), key=lambda o: o.number)
     come_since = not generation.resume_step and not members & set(last.members)
     stated = {(event.generation, event.actor) for event in history.log.of(Kind.STATE_READY)}
+    step = _job_step(history, generation)
+    stated |= {
+        (event.generation, event.actor)
+        for event in history.log.of(Kind.PARKED)
+        if event.data["valid"] and (event.step or 0) < step
+    }
     for other in reversed(history.generations):
         theirs = any((other.number, member) in stated for member in members) or (
             come_since and bool(members & set(other.members))

@@ -18,7 +18,7 @@ from trainchaos.chaos.commands._compare_output import (
     write_archive,
     write_report,
 )
-from trainchaos.chaos.commands.shared.options import PATH, complete_stack
+from trainchaos.chaos.commands.shared.options import PATH, SCENARIO, complete_stack
 from trainchaos.chaos.commands.shared.say import say
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
         " interrupted."
     )
 )
-@click.argument("what", nargs=-1, type=PATH)
+@click.argument("what", nargs=-1, type=SCENARIO)
 @click.option(
     "--stacks",
     "stacks",

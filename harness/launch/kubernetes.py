@@ -41,12 +41,22 @@ def manifest_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str
     """
     launcher = plugins.load(plugins.LAUNCHERS, Launcher)[KIND]()
     for each in planned.cells:
+        if each.cell.scenario.workload.command is not None:
+            raise ScenarioError(
+                f"{path}: a command runs on one machine, as it is: agents cannot run it",
+                hint="for a script of yours on nodes: workload: {kind: script}",
+            )
         spec = each.cell.scenario.launcher.model_copy(update={"kind": KIND})
         scenario = each.cell.scenario.model_copy(update={"launcher": spec})
         refuse_impossible(each.cell.model_copy(update={"scenario": scenario}), launcher)
     largest = max((each.cell.scenario for each in planned.cells), key=lambda s: s.launcher.nodes)
     own = largest.launcher.params if largest.launcher.kind == KIND else {}
     settings = type(launcher)(**own).model_dump()
+    if given := [name for name in ("host", "token_file") if settings[name]]:
+        raise ScenarioError(
+            f"launcher.params.{given[0]}: the pods have an address and a secret of their own",
+            hint="leave it out of a scenario for Kubernetes",
+        )
     files = {str(place): file.read_text() for place, file in chain_of(path)}
     if sum(map(len, files.values())) > MOST_BYTES:
         raise ScenarioError(f"{path} is too large for a ConfigMap", hint="split it")
@@ -75,9 +85,13 @@ def _about(name: str, nodes: int, claim: str) -> str:
 # {nodes} agents and the harness. They need the claim {claim!r} (ReadWriteMany: all pods share it)
 # and a secret:
 #   kubectl create secret generic {name} --from-literal=token=$(openssl rand -hex 32)
-#   kubectl apply -f THIS_FILE; kubectl logs -f job/{name}
+#   kubectl apply -f THIS_FILE
+#   kubectl wait --for=condition=Ready pod --timeout=15m \
+#     -l app.kubernetes.io/instance={name},app.kubernetes.io/component=harness
+#   kubectl logs -f job/{name}
 #   kubectl delete -f THIS_FILE; kubectl delete secret {name}
-# The verdict is the exit code of job/{name}, and report.html is below {RUNS} of the claim.
+# The last lines of that log are the verdict, and report.html is below {RUNS} of the claim. The job
+# has failed unless the verdict is PASS.
 """
 
 
@@ -213,6 +227,7 @@ def _pod(
                 {
                     "name": part,
                     "image": image,
+                    "imagePullPolicy": "IfNotPresent",
                     "command": list(command),
                     "env": list(environment),
                     "resources": resources,

@@ -23,6 +23,10 @@ from trainchaos.recovery.process.node import LaunchRecipe, script_recipe
 from trainchaos.recovery.process.output import say, shield
 
 MIN_TOKEN = 16
+EXIT_ABANDONED = 1
+"""Exit code of an agent whose lease has run out: the node is not done, and what started it may
+start it anew.
+"""
 
 
 def read_token(path: Path) -> bytes:
@@ -31,6 +35,8 @@ def read_token(path: Path) -> bytes:
         text, mode = path.read_text().strip(), path.stat().st_mode
     except OSError as error:
         raise ScenarioError(f"cannot read the token in {path}: {error.strerror}") from error
+    except ValueError as error:  # it is no text
+        raise ScenarioError(f"the token in {path} is not hexadecimal") from error
     if mode & 0o077:
         raise ScenarioError(f"others may read the token in {path}", hint=f"chmod 600 {path}")
     try:
@@ -112,7 +118,7 @@ def serve(
     signal.signal(signal.SIGTERM, lambda signum, frame: agent.warn())
     signal.signal(signal.SIGINT, lambda signum, frame: agent.end("interrupted"))
     say(f"ends: {agent.run()}", who=f"agent of node {node}")
-    return 0
+    return EXIT_ABANDONED if agent.abandoned else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

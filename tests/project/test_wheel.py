@@ -128,6 +128,12 @@ def test_pins_are_found_before_anything_else_is_installed(installed: Path, proje
     assert "torch==" in (Path(done.stdout.strip()) / "constraints.txt").read_text(), done.stderr
 
 
+def test_a_command_line_without_what_it_needs_says_so(installed: Path, project: Path) -> None:
+    """As in the environment of a framework, where scripts use the beacon only."""
+    done = python(installed, project, "-S", "-m", "trainchaos", "--help")
+    assert done.returncode == 1 and "chaos needs click, which is not installed" in done.stderr
+
+
 def test_another_environment_imports_it_and_nothing_beside_it(
     installed: Path, project: Path
 ) -> None:

@@ -12,6 +12,7 @@ from tests.support.terminal import lines_in_terminal
 from trainchaos.chaos.columns import shown
 from trainchaos.reports.outlets.terminal import summary
 
+pytestmark = pytest.mark.slow
 TO_COPY = ("report  ", "again   ", "judge   ", "to install")
 """Lines with a command or a path, which stay whole."""
 

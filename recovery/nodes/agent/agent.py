@@ -85,6 +85,7 @@ class NodeAgent:
         self._coordinator = ""
         self._away_s = self._heard_s = self._turned_s = time.monotonic()
         self._ended = ""
+        self.abandoned = False  # its lease has run out
         self._warned = False
         self._wake, self._waker = os.pipe()
         for fd in (self._wake, self._waker):
@@ -221,6 +222,7 @@ class NodeAgent:
         if now_s > self._heard_s + SILENT_S:
             self._lose(f"nothing came for {SILENT_S:g} s")
         if not self._welcome and now_s > self._away_s + self._config.lease_s:
+            self.abandoned = True
             self.end(f"the coordinator was away for {self._config.lease_s:g} s")
         if not len(self._post):
             self._forget_files()

@@ -116,6 +116,30 @@ def test_a_fault_that_pods_cannot_do_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("launcher={kind: remote, nodes: 2, params: {host: 10.0.0.1}}", "launcher.params.host"),
+        ("launcher={kind: remote, nodes: 2, params: {token_file: x}}", "params.token_file"),
+    ],
+)
+def test_what_pods_have_of_their_own_is_not_to_be_given(
+    capsys: pytest.CaptureFixture[str], scenario: Path, change: str, said: str
+) -> None:
+    assert invoke(["plan", "--k8s", str(scenario), "--set", change]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_command_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "version: 1\nname: mine\nworkload: {command: [python, train.py], ranks: 2, steps: 9}\n"
+        "faults: [{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 5}}]\n"
+    )
+    assert invoke(["plan", "--k8s", str(path)]) == 2
+    assert "agents cannot run it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("scenario", "name"),
     [("A B_c", "chaos-a-b-c"), ("-", "chaos-run"), ("x" * 90, "chaos-" + "x" * 40)],
 )

@@ -554,7 +554,7 @@ def test_an_agent_ends_when_the_lease_is_over(yard: Yard) -> None:
     pid = yard.spawn("w0", 0)
     ready(yard, "w0")
     yard.fleet.away()
-    assert yard.agents[0].wait() == 0
+    assert yard.agents[0].wait() == 1
     assert "the coordinator was away for 0.5 s" in yard.agents[0].said()
     assert processes.state(pid) == "X"
 

@@ -291,6 +291,13 @@ def read_log(directory: Path, budget: Budget | None = None) -> Log:
         ) from error
 
 
+def broken_logs(log: Log) -> list[str]:
+    """The actors whose logs have holes, torn or foreign lines, or no end: what they do not say
+    proves nothing.
+    """
+    return [name for name, actor in log.actors.items() if actor.problems]
+
+
 def _refuse_newer(log: Log, directory: Path) -> None:
     """Raise SenselessLog for a log that a newer version of this program wrote. Logs from before
     versions were written are of version 1.

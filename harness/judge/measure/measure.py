@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.chaos.events.log import Kind, Log, broken_logs
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.acts import acts_of, incidents_of
 from trainchaos.harness.judge.measure.catalogue import METRICS, MetricDef
@@ -285,6 +285,8 @@ def _add_accounting(values: dict[str, list[float]], history: History) -> None:
         if history.cut_short
         else (history.info.steps - history.committed_step) * history.info.global_batch
     )
+    if accounting.lost + unused and broken_logs(history.log):
+        return  # what a damaged log does not say would count as lost samples
     values["samples_lost"].append(float(accounting.lost + unused))
     values["samples_skipped"].append(float(accounting.skipped))
     values["samples_duplicated"].append(float(accounting.duplicated))

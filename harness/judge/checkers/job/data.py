@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-from trainchaos.chaos.events.log import Kind
-from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
+from trainchaos.chaos.events.log import Kind, broken_logs
+from trainchaos.harness.judge.evidence.evidence import (
+    Evidence,
+    failed,
+    passed,
+    some,
+    unknown,
+    verdict_of,
+)
 from trainchaos.harness.judge.measure.measure import account, skips_of
 from trainchaos.harness.judge.record.history import History, StepRun
 from trainchaos.harness.judge.record.lost_node_evidence import witnessed
@@ -58,7 +65,7 @@ def sample_accounting(evidence: Evidence) -> Finding:
             " world"
         )
     first = min(full or found.lost_in)
-    if all(step in lineage and _cut_off(evidence, lineage[step]) for step in full or found.lost_in):
+    if all(_may_lack_lines(evidence, lineage.get(step)) for step in full or found.lost_in):
         return unknown(f"{numbers}; but from step {first} on the log of a rank is cut off")
     return failed(f"{numbers}; first at step {first}")
 
@@ -72,9 +79,10 @@ def step_arithmetic(evidence: Evidence) -> Finding:
     if not history.runs:
         return unknown("no step was committed")
     lineage = history.lineage
-    problems = [
+    unseen = [
         f"step {s} is missing" for s in range(1, history.committed_step + 1) if s not in lineage
     ]
+    problems: list[str] = []
     for run in history.runs:
         problems += _counters(run)
         problems += _sample_count(evidence, run)
@@ -82,12 +90,15 @@ def step_arithmetic(evidence: Evidence) -> Finding:
         claimed = history.finished.data["committed_step"]
         unknown_to_it = _hidden(evidence, claimed) or _before_a_takeover(evidence, claimed)
         if claimed != history.committed_step and not unknown_to_it:
-            problems.append(
+            (unseen if claimed > history.committed_step else problems).append(
                 f"run_finished claims step {claimed}, the ranks committed {history.committed_step}"
             )
         if history.outcome == "completed" and history.committed_step != history.info.steps:
-            problems.append(f"completed at step {history.committed_step} of {history.info.steps}")
+            unseen.append(f"completed at step {history.committed_step} of {history.info.steps}")
     problems += _learning_rates(evidence)
+    if unseen and not problems and broken_logs(evidence.log):
+        return unknown(f"{some(unseen)}; but the log of a rank is damaged")
+    problems = [*unseen, *problems]
     return verdict_of(problems, f"{len(history.runs)} executions of {len(lineage)} steps agree")
 
 
@@ -168,6 +179,13 @@ def _unjustified(history: History, times: int) -> list[str]:
         for s, n in skips.items()
         if len(refused.get(n, ())) < times
     ]
+
+
+def _may_lack_lines(evidence: Evidence, run: StepRun | None) -> bool:
+    """Whether samples of a step may seem lost because a log has a hole or no end: those of a step
+    that nobody seems to have committed, or of members without a batch record.
+    """
+    return bool(broken_logs(evidence.log)) if run is None else _cut_off(evidence, run)
 
 
 def _cut_off(evidence: Evidence, run: StepRun) -> bool:

@@ -39,6 +39,7 @@ def main() -> None:
                 path.with_suffix(".new").rename(path)
 
     assert watched.done == STEPS
+    dist.barrier()  # no rank leaves while another one still saves
     dist.destroy_process_group()
 
 

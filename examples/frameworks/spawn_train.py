@@ -42,6 +42,7 @@ def train(rank: int, port: int) -> None:
             torch.save(state, path.with_suffix(".new"))
             path.with_suffix(".new").rename(path)
 
+    dist.barrier()  # no rank leaves while another one still saves
     dist.destroy_process_group()
 
 

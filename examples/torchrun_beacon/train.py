@@ -50,6 +50,7 @@ def main() -> None:
             torch.save(state, CHECKPOINT.with_suffix(".tmp"))
             CHECKPOINT.with_suffix(".tmp").rename(CHECKPOINT)
 
+    dist.barrier()  # no rank leaves while another one still saves
     dist.destroy_process_group()
 
 

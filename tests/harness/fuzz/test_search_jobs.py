@@ -330,7 +330,7 @@ def test_ctrl_c_ends_the_job_that_is_under_way(tmp_path: Path) -> None:
         [
             sys.executable,
             "-m",
-            "chaos",
+            "trainchaos",
             "fuzz",
             "--real",
             "--budget",

@@ -79,8 +79,10 @@ _LEFT_OUT: dict[str, list[LeftOut]] = {}
 
 def directories() -> list[Path]:
     """The directories of ``$CHAOS_PLUGINS`` that are there, absolute, in their order."""
-    told = [Path(place).absolute() for place in os.environ.get(DIRECTORIES, "").split(os.pathsep)]
-    return [place for place in dict.fromkeys(told) if place.is_dir() and place != Path.cwd()]
+    told = filter(None, os.environ.get(DIRECTORIES, "").split(os.pathsep))
+    return [
+        place for place in dict.fromkeys(Path(one).absolute() for one in told) if place.is_dir()
+    ]
 
 
 def with_outside(path: Sequence[str], sort: str) -> list[str]:
@@ -125,7 +127,11 @@ def module_of(package_name: str, name: str) -> str:
 def name_of(package_name: str, kind: type) -> str:
     """The YAML name of a plugin's class."""
     return next(
-        (source.name for source in sources(package_name) if source.module == kind.__module__),
+        (
+            source.name
+            for source in sources(package_name)
+            if source.module == kind.__module__ and source.attribute in ("", kind.__name__)
+        ),
         _dashed(kind.__module__.rpartition(".")[2]),
     )
 

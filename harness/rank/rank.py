@@ -36,7 +36,7 @@ def run(config: RankConfig, control_fd: int, mark_fd: int) -> NoReturn:
 
 
 def _train(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWriter) -> None:
-    workload = plugins.load(plugins.WORKLOADS, Workload)[config.workload](**config.workload_params)
+    workload = plugins.one(plugins.WORKLOADS, Workload, config.workload)(**config.workload_params)
     program = workload.program()
     if program is None:
         _train_built(config, channel, page, writer)

@@ -26,7 +26,7 @@ def build(config: RankConfig, job: JobConfig) -> Trainable:
     torch.use_deterministic_algorithms(True)
     if config.device.startswith("cuda"):
         torch.cuda.set_device(config.device)
-    workload = plugins.load(plugins.WORKLOADS, Workload)[config.workload](**config.workload_params)
+    workload = plugins.one(plugins.WORKLOADS, Workload, config.workload)(**config.workload_params)
     return workload.build(
         BuildContext(data=config.data, device=config.device, seed=job.seed, steps=job.steps)
     )

@@ -99,6 +99,11 @@ def test_plugins_of_a_directory_take_part_in_a_run(place: Path) -> None:
     assert chosen.returncode == 2 and "unknown fault kind 'late-kill'" in chosen.stderr
 
 
+def test_the_current_directory_may_be_one(place: Path) -> None:
+    done = chaos(place / "mine", "validate", "../outside.yaml", "--plugins", ".")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_projects_settings_name_directories(place: Path) -> None:
     (place / "chaos.yaml").write_text("plugins: [mine]\n")
     assert chaos(place, "validate", "outside.yaml").returncode == 0

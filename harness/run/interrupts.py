@@ -39,7 +39,7 @@ def stop_on_signal(stop: StopFlag, run: RunDirectory) -> Iterator[None]:
         if signum == signal.SIGHUP:
             _leave_terminal()
         if stop.signum:
-            _give_up(run, signum)
+            _give_up(run, {stop.signum, signum})
         stop.signum = signum
         word = "terminated" if signum == signal.SIGTERM else "interrupted"
         _say_now(f"{word}: ending the run's processes (a second signal ends the run at once)\n")
@@ -64,13 +64,16 @@ def _say_now(text: str) -> None:
             os.write(2, (b"\r" if os.isatty(2) else b"") + text.encode())
 
 
-def _give_up(run: RunDirectory, signum: int) -> NoReturn:
+def _give_up(run: RunDirectory, signums: set[int]) -> NoReturn:
     """Undo what can be undone in GIVE_UP_LIMIT_S, and end without further output; a third signal
     ends even that.
+
+    ``signums``: the first signal and the second. The exit code does not depend on their order:
+    sent at once, the handler of one is interrupted by that of the other.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    code = EXIT_TERMINATED if signum == signal.SIGTERM else EXIT_INTERRUPTED
+    code = EXIT_TERMINATED if signal.SIGTERM in signums else EXIT_INTERRUPTED
     said = ["interrupted twice: ended at once"]
     try:
         outcomes = heal.finish(run, limit_s=GIVE_UP_LIMIT_S)

@@ -193,6 +193,20 @@ def test_the_second_time_heals_and_ends_the_process(tmp_path: Path, number: int,
     assert not (run.root / "made").exists() and heal.heal_named(run.root) == []
 
 
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_the_exit_code_of_two_signals_is_that_of_either_order(tmp_path: Path, first: int) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.root.mkdir()
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        with interrupts.stop_on_signal(StopFlag(), run):
+            signal.raise_signal(first)
+            signal.raise_signal(signal.SIGINT + signal.SIGTERM - first)
+        os._exit(77)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
+
+
 def test_nohup_is_respected(tmp_path: Path) -> None:
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

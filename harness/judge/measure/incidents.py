@@ -23,6 +23,7 @@ from typing import Literal
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.incident import PHASE_NAMES, Incident, PhaseSpan
 from trainchaos.harness.judge.measure.digests import same_parameters
+from trainchaos.harness.judge.record.command_end import ended_ns
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import NS, Generation, History, StepRun
 from trainchaos.harness.judge.record.node_attribution import homes, nodes_hit
@@ -63,7 +64,8 @@ def recovery_of(history: History, failure: Event, acting_until_ns: int = 0) -> R
     ]
     first = min(new, key=lambda run: run.committed_ns or 0, default=None)
     if history.info.observed and first is not None:
-        found = lasting(history, number, mark, acting_until_ns)
+        ended = ended_ns(history, failure)
+        found = lasting(history, number, mark, acting_until_ns=acting_until_ns, ended_ns=ended)
         first, mark = found.first, found.high_water
     answered = [g for g in later if first is None or g.number <= first.generation]
     lowest = min((g.resume_step for g in answered if g.resume_step is not None), default=None)

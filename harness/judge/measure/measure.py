@@ -23,7 +23,7 @@ from trainchaos.harness.judge.measure.redundancy import time_to_redundancy
 from trainchaos.harness.judge.measure.samples import median_ci95, per_arm, summarise
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.episodes import episodes_of
-from trainchaos.harness.judge.record.history import NS, History
+from trainchaos.harness.judge.record.history import NS, History, StepRun
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.record.lost_node_evidence import witnessed
 from trainchaos.recovery.data.order import batch, without
@@ -240,12 +240,11 @@ def _time_to_full_rate(
         return None if history.cut_short else math.inf
     if episode.injected is None or ideal is None or ideal.step_s <= 0:
         return None
-    first, paused = incident.first_new_step or 0, pauses(history)
-    runs = [
-        r
-        for r in history.lineage.values()
-        if r.step >= first and r.end_ns > episode.injected.time_ns
-    ]
+    first, paused = incident.first_new_step, pauses(history)
+    since = episode.injected.time_ns
+    if first is None and math.isfinite(incident.recovery_time or math.inf):
+        since += int((incident.recovery_time or 0.0) * NS)  # until then, steps were done again
+    runs = [r for r in history.lineage.values() if r.step >= (first or 0) and _done_ns(r) > since]
     for start in range(len(runs) - FULL_RATE_STEPS + 1):
         window = runs[start : start + FULL_RATE_STEPS]
         took = [run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in window]
@@ -254,8 +253,15 @@ def _time_to_full_rate(
             for r, s in zip(window, took, strict=True)
         ]
         if statistics.median(rates) >= FULL_RATE * history.info.global_batch / ideal.step_s:
-            return (window[0].end_ns - episode.injected.time_ns) / NS
+            return (_done_ns(window[0]) - episode.injected.time_ns) / NS
     return math.inf if len(runs) >= FULL_RATE_STEPS else None
+
+
+def _done_ns(run: StepRun) -> int:
+    """When a step was known to be done: of a command that reports every so many steps, later than
+    it ended.
+    """
+    return run.end_ns if run.committed_ns is None else max(run.end_ns, run.committed_ns)
 
 
 def _add_arm(

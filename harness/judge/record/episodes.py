@@ -18,9 +18,10 @@ from dataclasses import replace
 from functools import partial
 
 from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.record.command_end import take_ends
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import NS, History
-from trainchaos.harness.judge.record.split import holders, outvoted, tied
+from trainchaos.harness.judge.record.split import changed_by, explained_by_state, holders
 
 # occurrence number of a planned fault that was never injected; real ones count from 0
 NEVER_FIRED = -1
@@ -132,47 +133,11 @@ def _never_fired(event: Event) -> Episode:
     )
 
 
-def changed_by(history: History, episodes: Iterable[Episode], failure: Event) -> frozenset[str]:
-    """Processes that held a state changed by these episodes at the time of a failure."""
-    mine = [
-        one
-        for one in episodes
-        if one.changed_state and one.injected and one.injected.time_ns <= failure.time_ns
-    ]
-    held = (
-        holders(history, one.processes, one.injected.generation, failure.generation)
-        for one in mine
-        if one.injected
-    )
-    return frozenset().union(*held)
-
-
-def _of_states(
-    history: History, episodes: list[Episode], failures: Iterable[Event]
-) -> dict[int, list[Event]]:
-    """Index of an episode -> differences between replicas that its changed state explains: those
-    blamed on a holder of the state, and those that follow from how many held a changed state.
-    """
-    found: dict[int, list[Event]] = {}
-    for failure in failures:
-        if failure.data["cause"] != "diverged":
-            continue
-        generation, named = history.generation(failure.generation), failure.data["process"]
-        each = {index: changed_by(history, (one,), failure) for index, one in enumerate(episodes)}
-        every = frozenset[str]().union(*each.values())
-        by_number = tied(every, generation) if named is None else outvoted(every, generation, named)
-        members = generation.members if generation is not None else ()
-        for index, held in each.items():
-            if named in held or (by_number and held & set(members)):
-                found.setdefault(index, []).append(failure)
-    return found
-
-
 def _with_failures(
     history: History, episodes: list[Episode], failures: list[Event]
 ) -> list[Episode]:
     paired: dict[int, list[Event]] = {}
-    states, seen = _of_states(history, episodes, failures), _seen(history, failures)
+    states, seen = explained_by_state(history, episodes, failures), _seen(history, failures)
     left = [f for f in failures if not any(f in found for found in states.values())]
     for direct in (True, False):
         for index, episode in enumerate(episodes):
@@ -206,6 +171,7 @@ def _with_failures(
                 paired[index] = found
                 left = [f for f in left if f not in found]
         left = [f for f in left if not any(f in found for found in paired.values())]
+        left = take_ends(history, paired.values(), left)
     return [
         replace(episode, failure=paired[index][0], others=tuple(paired[index][1:]))
         if index in paired

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import Generation, History
 
 KEEPING = ("peer", "kept")
@@ -103,4 +104,40 @@ def agreed_before(history: History, failure: Event) -> tuple[int, int]:
     for event in history.log.of(Kind.REPLICAS_AGREED):
         if since_ns <= event.time_ns < before_ns and found[0] <= (event.step or 0) <= last:
             found = max(found, (event.step or 0, event.generation), key=lambda one: one[0])
+    return found
+
+
+def changed_by(history: History, episodes: Iterable[Episode], failure: Event) -> frozenset[str]:
+    """Processes that held a state changed by these episodes at the time of a failure."""
+    mine = [
+        one
+        for one in episodes
+        if one.changed_state and one.injected and one.injected.time_ns <= failure.time_ns
+    ]
+    held = (
+        holders(history, one.processes, one.injected.generation, failure.generation)
+        for one in mine
+        if one.injected
+    )
+    return frozenset().union(*held)
+
+
+def explained_by_state(
+    history: History, episodes: list[Episode], failures: Iterable[Event]
+) -> dict[int, list[Event]]:
+    """Index of an episode -> differences between replicas that its changed state explains: those
+    blamed on a holder of the state, and those that follow from how many held a changed state.
+    """
+    found: dict[int, list[Event]] = {}
+    for failure in failures:
+        if failure.data["cause"] != "diverged":
+            continue
+        generation, named = history.generation(failure.generation), failure.data["process"]
+        each = {index: changed_by(history, (one,), failure) for index, one in enumerate(episodes)}
+        every = frozenset[str]().union(*each.values())
+        by_number = tied(every, generation) if named is None else outvoted(every, generation, named)
+        members = generation.members if generation is not None else ()
+        for index, held in each.items():
+            if named in held or (by_number and held & set(members)):
+                found.setdefault(index, []).append(failure)
     return found

@@ -9,12 +9,13 @@ steps follow it, at least ``STEPS`` of them and until at least ``LASTING_S`` lat
 - a generation starts that resumes before that step, so that it was not kept,
 - the job ends unfinished.
 
-Moreover, no stall may be seen while the fault still acts, and the job must not crawl: of the
-``RATED`` new steps that follow (near the end, of the last ``RATED`` of all), at least one takes no
-more than ``CRAWL`` times the usual step before the failure. A job that lost ranks is slower than
-before, but not by that much, and on a busy machine too one step in so many is fast. Steps that
-cannot follow any more are not required: the next fault is injected, the job is done, or it was cut
-short. A step that was not a recovery counts as work before the failure, which is then redone.
+Moreover, no stall may be seen while the fault still acts, the command may not fail later for want
+of the process that was lost (``command_end``), and the job must not crawl: of the ``RATED`` new
+steps that follow (near the end, of the last ``RATED`` of all), at least one takes no more than
+``CRAWL`` times the usual step before the failure. A job that lost ranks is slower than before, but
+not by that much, and on a busy machine too one step in so many is fast. Steps that cannot follow
+any more are not required: the next fault is injected, the job is done, or it was cut short. A step
+that was not a recovery counts as work before the failure, which is then redone.
 """
 
 from __future__ import annotations
@@ -43,9 +44,12 @@ class SustainedRecovery:
     high_water: int
 
 
-def lasting(history: History, number: int, mark: int, acting_until_ns: int) -> SustainedRecovery:
+def lasting(
+    history: History, number: int, mark: int, *, acting_until_ns: int, ended_ns: int | None
+) -> SustainedRecovery:
     """The recovery from a failure of generation ``number``, before which ``mark`` was the highest
-    step. ``acting_until_ns``: until when the fault acts.
+    step. ``acting_until_ns``: until when the fault acts; ``ended_ns``: when the command failed for
+    the same reason, if it did.
     """
     later = sorted(
         (run for run in history.runs if run.generation > number and run.committed_ns is not None),
@@ -56,6 +60,8 @@ def lasting(history: History, number: int, mark: int, acting_until_ns: int) -> S
         if run.step <= mark or crawl.at(run):
             continue
         trouble = _trouble(history, run, later, acting_until_ns)
+        if trouble is None and ended_ns is not None and (run.committed_ns or 0) < ended_ns:
+            trouble = ended_ns
         if trouble is None:
             return SustainedRecovery(first=run, high_water=mark)
         mark = max(mark, *(one.step for one in later if (one.committed_ns or 0) <= trouble))

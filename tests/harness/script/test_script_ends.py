@@ -4,6 +4,7 @@ end.
 
 from __future__ import annotations
 
+import math
 import signal
 from types import SimpleNamespace
 from typing import Any, cast
@@ -91,6 +92,64 @@ def test_who_is_ended_after_the_last_step_of_a_command_that_ends_well_has_not_fa
     killed(done)
     killed(done, "w0", code=1)
     assert done.failures() == [] and incident_of(done).outcome == "masked"
+
+
+@pytest.fixture
+def alone() -> Job:
+    """A script waits for both of its processes: one is killed, the other does all its steps."""
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*range(1, 11))
+    inject(job)
+    killed(job)
+    job.train(*range(11, 101))
+    return job
+
+
+def test_a_command_that_lost_a_process_for_good_fails_because_of_that(alone: Job) -> None:
+    alone.lose("w0", code=0)
+    restarted(alone)
+    alone.found("w2", "w3")
+    alone.train(*range(1, 101))
+    due = since_injection(alone)
+    incident = incident_of(alone)
+    assert alone.failures() == [("exit", "w1"), ("exit", None)]
+    (episode,) = measure(alone.log(), None).episodes
+    assert [failure.data["process"] for failure in episode.others] == [None]
+    assert (incident.outcome, incident.steps_lost) == ("recovered", 100)
+    assert incident.recovery_time == pytest.approx(due), "its survivor's steps were no recovery"
+    assert incident.time_to_full_rate is None, "no step was left to show it"
+
+
+def test_nor_were_they_if_it_is_not_started_again(alone: Job) -> None:
+    alone.lose("w0", code=0)
+    incident = incident_of(alone, "gave-up")
+    assert (incident.outcome, incident.recovery_time) == ("fail-stop", math.inf)
+    assert incident.first_new_step is None
+
+
+def test_a_command_whose_processes_were_all_there_again_fails_of_itself(alone: Job) -> None:
+    restarted(alone)
+    alone.found("w2", "w3")
+    alone.train(*range(1, 51))
+    alone.lose("w2", code=0)
+    alone.lose("w3", code=0)
+    alone.observer.on_command_failed("exit code 2", alone.now)
+    found = measure(alone.log("gave-up"), None)
+    assert len(found.episodes[0].others) == 1, "only the first end follows from the kill"
+
+
+def test_no_job_is_at_full_rate_before_it_recovered() -> None:
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*range(5, 51, 5), seconds=0.5)
+    inject(job)
+    job.exit("w1", signum=signal.SIGKILL)
+    job.found("w2", "w3")
+    job.train(*range(45, 101, 5), seconds=0.5)
+    incident = incident_of(job)
+    assert incident.recovery_time is not None and incident.time_to_full_rate is not None
+    assert incident.time_to_full_rate >= incident.recovery_time
 
 
 # ---- the arm

@@ -17,10 +17,9 @@ from trainchaos.harness.judge.evidence.evidence import (
 )
 from trainchaos.harness.judge.measure.incidents import recovery_of
 from trainchaos.harness.judge.record.episode import Episode
-from trainchaos.harness.judge.record.episodes import changed_by
 from trainchaos.harness.judge.record.history import Generation
 from trainchaos.harness.judge.record.kept_in_memory import lost_keepers
-from trainchaos.harness.judge.record.split import outvoted
+from trainchaos.harness.judge.record.split import changed_by, outvoted
 from trainchaos.harness.judge.results import Finding
 
 

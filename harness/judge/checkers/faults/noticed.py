@@ -159,7 +159,9 @@ def _is_consequence(evidence: Evidence, event: Event, claimed: Mapping[int, Epis
 
 
 def _describe(event: Event) -> str:
-    return f"{event.data['process']} (rank {event.data['rank']}), cause {event.data['cause']}"
+    process, rank = event.data["process"], event.data["rank"]
+    blamed = "no process blamed" if process is None else f"{process} (rank {rank})"
+    return f"{blamed}, cause {event.data['cause']}"
 
 
 def _hit_together(evidence: Evidence, episode: Episode) -> set[str]:

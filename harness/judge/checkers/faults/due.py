@@ -149,15 +149,27 @@ def _lost_before(evidence: Evidence, planned: dict[str, Any], step: int) -> tupl
         savers = {e.actor for e in saves if e.step == step}
         made = [e for e in made if e.actor in savers]
     for event in log.of(Kind.FAULT_INJECTED) if phases else ():
-        target, phase = event.data["target"] or {}, event.data.get("phase")
-        process = target.get("process")
-        mine = event.step == step and target.get("rank") in ranks and process in lost
-        if not mine or phase not in PHASES or PHASES.index(phase) > max(phases):
+        phase = event.data.get("phase")
+        mine = [name for name in _hit_ranks(evidence, event, ranks) if name in lost]
+        if event.step != step or phase not in PHASES or PHASES.index(phase) > max(phases):
             continue
-        # A step is committed before it is saved: a rank lost at its save has committed the step.
-        if not any(e.actor != process or phase != SAVE for e in made):
-            return str(process), str(event.data["fault"])
+        for process in mine:
+            # A step is committed before it is saved: a rank lost at its save has committed it.
+            if not any(e.actor != process or phase != SAVE for e in made):
+                return process, str(event.data["fault"])
     return None
+
+
+def _hit_ranks(evidence: Evidence, injected: Event, ranks: set[int]) -> list[str]:
+    """Processes that a fault hit as it was injected, or the whole node they were on, and that held
+    one of these ranks.
+    """
+    target = injected.data["target"] or {}
+    several = target.get("processes")
+    hit = several if isinstance(several, list) else [target.get("process")]
+    generation = evidence.history.generation(injected.generation)
+    members = generation.members if generation else ()
+    return [name for name in hit if name in members and members.index(name) in ranks]
 
 
 def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired: int) -> int:

@@ -39,11 +39,15 @@ def losses_of(history: History) -> dict[int, dict[int | None, list[float]]]:
     return {step: dict(found[step]) for step in sorted(found)}
 
 
-def unread_of(history: History) -> Mapping[str, UnreadValues]:
-    """Name (``loss``, ``rank``, ``samples``) -> values reported for it that could not be read."""
+def unread_of(history: History, since: int = 0) -> Mapping[str, UnreadValues]:
+    """Name (``loss``, ``rank``, ``samples``) -> values reported for it that could not be read, in
+    reports of step ``since`` and later ones.
+    """
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for event in history.log.of(Kind.STEP_REPORTED):
+        if (event.step or 0) < since:
+            continue
         for name, text in (event.data.get("unread") or {}).items():
             counts[name] += 1
             first.setdefault(name, str(text))

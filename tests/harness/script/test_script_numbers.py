@@ -323,6 +323,19 @@ def test_nothing_about_losses_passes_with_some_unread() -> None:
     )
 
 
+@pytest.mark.parametrize(("torn", "verdict"), [(50, "pass"), (95, "pass"), (96, "inconclusive")])
+def test_a_torn_line_matters_where_the_job_is_judged(torn: int, verdict: str) -> None:
+    one = Job()
+    one.found("w0", "w1")
+    one.train(*range(1, torn), loss=4.5)
+    one.train(torn, unread="4.step")
+    one.train(*range(torn, 101), loss=4.5)
+    said = found(one, trained())
+    assert said["finite-losses"].verdict == verdict
+    assert "1 could not be read" in said["finite-losses"].witness or verdict != "pass"
+    assert said["loss-equality"].verdict == "inconclusive", "any value may be the one that differs"
+
+
 def test_without_losses_nothing_is_said_of_them() -> None:
     said = found(trained(None), trained(None))
     assert "finite-losses" not in said and said["loss-equality"].verdict == "inconclusive"

@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
-from trainchaos.harness.judge.record.reported import losses_of, spoilt_since, unread_of
+from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.reported import LAST, losses_of, spoilt_since, unread_of
 from trainchaos.harness.judge.results import Finding
 
 LEAVE_OUT = "; leave it out by saying so, invariants: {{leave_out: [{}]}}"
 
 
 def finite_losses(evidence: Evidence) -> Finding | None:
-    """The job did not end on non-finite losses, and all reported losses could be read. None if no
+    """The job did not end on non-finite losses. One that could not be read, such as a line that two
+    ranks wrote at once, leaves that open only among the steps by which it is judged. None if no
     loss was reported.
     """
     history = evidence.history
@@ -32,11 +34,14 @@ def finite_losses(evidence: Evidence) -> Finding | None:
             if expected
             else failed(witness)
         )
-    if lacking := _unread(evidence):
+    judged = list(losses)[-LAST:]
+    if lacking := _unread(evidence.history, since=judged[0] if len(judged) == LAST else 0):
         return unknown(lacking)
     if not losses:
         return None
-    return passed(f"losses of {len(losses)} steps were read, the last ones are numbers")
+    unread = unread_of(history).get("loss")
+    torn = f"; {unread.count} could not be read, such as {unread.example!r}" if unread else ""
+    return passed(f"losses of {len(losses)} steps were read, the last ones are numbers{torn}")
 
 
 def loss_equality(evidence: Evidence) -> Finding:
@@ -66,7 +71,7 @@ def loss_equality(evidence: Evidence) -> Finding:
         return (
             passed(f"{witness}; {escapes[0]} is expected to escape") if escapes else failed(witness)
         )
-    if lacking := _unread(evidence):
+    if lacking := _unread(evidence.history) or _unread(control, " of the control arm"):
         return unknown(f"{lacking}{cure}")
     if not pairs:
         return unknown(
@@ -92,19 +97,15 @@ def unread_shown(evidence: Evidence) -> str:
     )
 
 
-def _unread(evidence: Evidence) -> str:
-    """Why no check of losses can pass: some losses of this arm or its control could not be read."""
-    for history, whose in (
-        (evidence.history, ""),
-        (evidence.control_history, " of the control arm"),
-    ):
-        one = unread_of(history).get("loss") if history is not None else None
-        if one is not None:
-            return (
-                f"{one.count} losses{whose} could not be read, such as {one.example!r}: have the"
-                " group loss of workload.progress.regex match one number, or print one"
-            )
-    return ""
+def _unread(history: History, whose: str = "", *, since: int = 0) -> str:
+    """Why losses of an arm cannot be judged: some of step ``since`` or later could not be read."""
+    one = unread_of(history, since).get("loss")
+    if one is None:
+        return ""
+    return (
+        f"{one.count} losses{whose} could not be read, such as {one.example!r}: have the group loss"
+        " of workload.progress.regex match one number, or print one"
+    )
 
 
 def _same(mine: Sequence[float], theirs: Sequence[float]) -> bool:

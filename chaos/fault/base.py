@@ -107,7 +107,8 @@ class Fault(BaseModel):
     others' without a non-finite value. ``on_saves``: a RANK fault on checkpoint saves, which rank 0
     alone makes unless they are sharded. ``by_script``: a RANK fault that a script can do itself
     when ``chaos.beacon.point`` answers with this word. ``seems_still``: the target keeps working
-    but appears hung, so another rank, or none, may be declared hung.
+    but appears hung, so another rank, or none, may be declared hung. ``gives_notice``: it tells the
+    target to end, which a command may do well, with exit code 0.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -132,6 +133,7 @@ class Fault(BaseModel):
     on_saves: ClassVar[bool] = False
     by_script: ClassVar[str] = ""
     seems_still: ClassVar[bool] = False
+    gives_notice: ClassVar[bool] = False
 
     @property
     def hits_next_save(self) -> bool:

@@ -28,6 +28,7 @@ class ProcessTerm(Fault):
 
     where: ClassVar[Where] = Where.PROCESS
     simulated: ClassVar[bool] = True
+    gives_notice: ClassVar[bool] = True
 
     grace_s: float = Field(default=30.0, ge=0, le=3600, description="seconds until SIGKILL")
 

@@ -56,7 +56,7 @@ class ScriptArm:
         become_subreaper()
         self._watcher = watcher
         now_ns = time.monotonic_ns
-        self._setup = setup
+        self._setup, self._kinds = setup, kinds
         self._spec = spec = setup.cell.scenario.workload
         self.outcome, self.reason, self._injected = "", "", ""
         self._unkilled = 0  # processes of the command that could not be killed
@@ -111,6 +111,8 @@ class ScriptArm:
         if kind is Kind.FAULT_INJECTED:
             self._injected = str(event.data["kind"])
             self._broker.injected(event)
+            if self._kinds[self._injected].gives_notice:
+                self.observer.on_notice(str(event.data["target"].get("process")))
         if kind is Kind.FAILURE_DETECTED:
             self._injector.on_event("recovery_started")
         return event
@@ -196,6 +198,7 @@ class ScriptArm:
 
     def start(self) -> None:
         """Start the command, for the first time or again."""
+        self.observer.on_start()
         if error := self._attempts.start():
             self.stop("gave-up", f"the command could not be started: {error}")
 
@@ -298,7 +301,8 @@ class ScriptArm:
             self.stop("broken", "the command's guard process was killed")
             return
         attempt, most = self._attempts.number, self._spec.restarts
-        again = not ended.well and attempt <= most
+        # A scheduler starts a preempted job again, however well it ended.
+        again = (not ended.well or self.observer.preempted) and attempt <= most
         if not ended.well and (again or not self.observer.finished):
             self.observer.on_command_failed(ended.how, time.monotonic_ns())
         if ended.well:

@@ -20,7 +20,7 @@ class Findings:
     """Facts about a command at its end. ``ranks``: number found, 0 for none; ``lines``, ``last``,
     ``recent``: of its output; ``again``: its steps began again by themselves; ``refused``:
     malformed reports;
-    ``injected``: kind of the newest fault;
+    ``injected``: kind of the newest fault; ``preempted``: a fault told it to end;
     ``other_total``: a number of steps that it stated and that is not workload.steps.
     """
 
@@ -36,6 +36,7 @@ class Findings:
     refused: int
     other_total: int | None = None
     injected: str = ""
+    preempted: bool = False
 
     @classmethod
     def of(
@@ -59,6 +60,7 @@ class Findings:
             refused=listener.refused,
             other_total=listener.other_total,
             injected=injected,
+            preempted=observer.preempted,
         )
 
 
@@ -122,6 +124,11 @@ def _why_short(found: Findings) -> str:
         )
     if not found.ranks:
         return f"its steps were read, and no rank was found{_shown(found)}"
+    if found.preempted:
+        return (
+            f"{found.injected} had told it to end; workload.restarts: 1 starts it again, as a"
+            f" scheduler does{_shown(found)}"
+        )
     if found.injected:
         return (
             f"{found.injected} had hit it, and an end with exit code 0 is started again by nobody:"

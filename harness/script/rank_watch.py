@@ -153,6 +153,9 @@ class RankWatch:
         while self._gone:
             gone = self._gone.pop(0)
             asked = {"asked_ns": self.asked_ns} if self.asked_ns else {}
+            if not asked and gone.exit_code == 0:
+                # It may have been told to end: what it made of that comes before its end.
+                self._observer.on_exit(gone.name, gone.exit_code, gone.signal, self._now_ns())
             self._record(
                 Kind.PROCESS_EXITED,
                 process=gone.name,
@@ -163,7 +166,7 @@ class RankWatch:
                 last_seq=None,
                 **asked,
             )
-            if not asked:
+            if not asked and gone.exit_code != 0:
                 self._observer.on_exit(gone.name, gone.exit_code, gone.signal, self._now_ns())
 
     def arm_generation(self) -> None:

@@ -30,6 +30,9 @@ def rank_main(args: argparse.Namespace) -> int:
     saved = scratch / "saved" / "checkpoint.json"
     saved.parent.mkdir(exist_ok=True)
     state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "weight": 1.0}
+    told: list[int] = []
+    if args.polite:
+        signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     if args.shared and rank == 0:
         # nobody will remove it
         os.open(f"/dev/shm/fake_trainer_{os.getpid()}", os.O_CREAT | os.O_WRONLY)
@@ -52,6 +55,9 @@ def rank_main(args: argparse.Namespace) -> int:
             print(f"[default0]:step {step} loss {1.0 / step:.6f}", flush=True)
         if rank == 0 and step % args.save_every == 0:
             save(saved, {**state, "step": step}, args.points)
+        if told:
+            save(saved, {**state, "step": step}, args.points)
+            break
     return 0
 
 
@@ -152,6 +158,9 @@ def main() -> int:
     parser.add_argument("--retry", action="store_true", help="catch what a point raises, and go on")
     parser.add_argument(
         "--daemon", action="store_true", help="leave a process of another session behind"
+    )
+    parser.add_argument(
+        "--polite", action="store_true", help="when asked to end save, and end with exit code 0"
     )
     parser.add_argument("--shared", action="store_true", help="leave shared memory behind")
     parser.add_argument(

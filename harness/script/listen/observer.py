@@ -11,10 +11,10 @@ progress by one set of rank processes. A new one starts when
   are alive (``resumed``);
 - a rank reports a step below its last one: the script itself went back (``rollback``).
 
-A failure must be visible from outside: a rank that exits with an error, a rank whose script
-reported at its point that it raises, or no step for longer than the bound learned from the steps so
-far. Later failures in the same generation (peers that fail as well) are not counted, except for
-ranks killed within ``SAME_BLOW_S`` of the first.
+A failure must be visible from outside: a rank that exits with an error, or well after a fault told
+it to end, a rank whose script reported at its point that it raises, or no step for longer than the
+bound learned from the steps so far. Later failures in the same generation (peers that fail as well)
+are not counted, except for ranks killed within ``SAME_BLOW_S`` of the first.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.arm.fault_context import RecordEvent
+from trainchaos.harness.script.listen.busy import OtherWork
 from trainchaos.harness.script.listen.progress import ProgressReport
 
 NS = 1e9
@@ -67,6 +68,7 @@ class Observer:
         self.began_again = False  # steps went back to the first ones, with no failure to explain it
         self._lowest = 0  # of the steps reported
         self._lost: set[str] = set()
+        self._noticed: set[str] = set()  # told to end since the command was started
         self._steps_of: dict[int, int] = {}  # by rank, in this generation
         self._first_step: int | None = None  # of this generation
         self._last_step: int | None = None
@@ -81,9 +83,7 @@ class Observer:
         # ranks that exited with an error after the last step
         self._late: list[tuple[str, int | None, int | None, int]] = []
         self._zero_based = False
-        # rank -> end of the other work that it has announced
-        self._busy: dict[int | None, int] = {}
-        self._doing: dict[int | None, tuple[str, int]] = {}  # that work, and when it began
+        self._other = OtherWork(record)
         # a process was busy since the last step: the gap to the next step is not a step time
         self._paused = False
 
@@ -96,6 +96,11 @@ class Observer:
     def finished(self) -> bool:
         """Whether the last step was reported, as far as the reports' spacing shows."""
         return self.reports > 0 and self.committed + self._stride > self._steps
+
+    @property
+    def preempted(self) -> bool:
+        """Whether a process was told to end before the last step."""
+        return bool(self._noticed) and self.reports > 0 and not self.finished
 
     @property
     def first_of_generation(self) -> bool:
@@ -139,13 +144,24 @@ class Observer:
             if new:
                 self._begin("start" if self.generation == 0 else "restart", members, now_ns)
 
+    def on_start(self) -> None:
+        """The command is started, for the first time or again."""
+        self._noticed.clear()
+
+    def on_notice(self, process: str) -> None:
+        """A fault tells a process to end."""
+        self._noticed.add(process)
+
     def on_exit(self, process: str, exit_code: int | None, signum: int | None, now_ns: int) -> None:
-        """A rank has exited. With exit code 0 it has not failed."""
+        """A rank has exited. With exit code 0 it has not failed, unless it was told to end."""
         if process not in self.members.values():
             return
         self._lost.add(process)
         if (rank := self.rank_of(process)) is not None:
-            self._end_busy(rank, now_ns)
+            self._other.end(rank, now_ns)
+        if exit_code == 0 and self.preempted and process in self._noticed and not self._cause:
+            detail = f"it was told to end, and ended with exit code 0 after step {self.committed}"
+            self._fail("notice", process, self.rank_of(process), detail, now_ns)
         if exit_code == 0 or not self.reports:
             return  # before the first step there is nothing to recover
         if self.finished:  # the end of the command shows whether the rest needed it
@@ -194,10 +210,10 @@ class Observer:
     def on_progress(self, progress: ProgressReport, now_ns: int) -> None:
         """A step was reported, or that a process is busy."""
         if progress.busy_s is not None:
-            self._on_busy(progress, progress.busy_s, now_ns)
+            self._paused = True
+            self._other.begin(progress.rank, progress.what, progress.busy_s, now_ns)
             return
-        self._busy.pop(progress.rank, None)
-        self._end_busy(progress.rank, now_ns)
+        self._other.on_step(progress.rank, now_ns)
         if self.reports == 0 and progress.step == 0:
             self._zero_based = True
         step = progress.step + self._zero_based
@@ -236,7 +252,7 @@ class Observer:
                     step - self._last_step, self._stride if self.reports > 2 else step
                 )
             self._last_step, self._last_ns, self.committed = step, when, step
-            self._paused = bool(self._busy)
+            self._paused = bool(self._other)
 
     def tick(self, now_ns: int) -> None:
         """Detect a hang."""
@@ -263,22 +279,7 @@ class Observer:
     @property
     def busy_until_ns(self) -> int:
         """Until when a process has announced work other than training; 0 if none has."""
-        return max(self._busy.values(), default=0)
-
-    def _on_busy(self, progress: ProgressReport, limit_s: float, now_ns: int) -> None:
-        rank = progress.rank
-        self._paused = True
-        self._busy[rank] = now_ns + int(limit_s * NS)  # a step is expected from then on
-        self._end_busy(rank, now_ns)
-        if limit_s:
-            self._doing[rank] = progress.what, now_ns
-            self._record(Kind.BUSY, rank=rank, what=progress.what, limit_s=limit_s)
-
-    def _end_busy(self, rank: int | None, now_ns: int) -> None:
-        """Record that the rank's other work, if any, is over."""
-        if (doing := self._doing.pop(rank, None)) is not None:
-            seconds = round((now_ns - doing[1]) / NS, 6)
-            self._record(Kind.BUSY_ENDED, rank=rank, what=doing[0], seconds=seconds)
+        return self._other.until_ns
 
     def stall_bound_s(self) -> float:
         """How long without a step is a hang: learned from the gaps so far, at most the progress
@@ -311,7 +312,7 @@ class Observer:
             self._begin("rollback", living, now_ns)
         elif self._cause == "hang" and step > last:
             self._begin("resumed", living, now_ns)
-        elif self._cause in ("exit", "error") and living:
+        elif self._cause in ("exit", "error", "notice") and living:
             beyond = step > self._failed_step + self._stride
             own_word = (
                 self._cause == "error"

@@ -174,6 +174,32 @@ def test_ranks_of_a_shell_script(tmp_path: Path) -> None:
     assert "started again (1 of 1)" in decision.data["reason"]
 
 
+TERM = "{id: hit, kind: process-term, target: {rank: 0}, at: {step: 12}}"
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_preempted_command_that_ends_well_is_started_again(tmp_path: Path, restarts: int) -> None:
+    argv = [sys.executable, str(TRAINER), "--steps", "30", "--late-s", "0.15", "--polite"]
+    workload = f"  restarts: {restarts}"
+    more = [*SEEN.strip("[]").split(", "), "ending", "kept-progress"]
+    scenario = write(
+        tmp_path / "s.yaml",
+        argv,
+        fault=TERM,
+        ranks=1,
+        workload=workload,
+        invariants=f"[{', '.join(more)}]",
+    )
+    code, results = run(tmp_path, scenario)
+    (incident,) = results.faults
+    assert (incident.landed, incident.detected_by) == (True, "notice"), results.reason
+    assert code == (0 if restarts else 1), results.reason
+    if restarts:
+        assert (incident.outcome, incident.steps_lost) == ("recovered", 0)
+    else:
+        assert "process-term had told it to end; workload.restarts: 1 starts it" in results.reason
+
+
 def test_one_plain_process_is_its_own_rank(tmp_path: Path) -> None:
     argv = [sys.executable, str(TRAINER), "--steps", "30", "--late-s", "0.15"]
     fault = "{id: hit, kind: process-kill, target: {rank: 0}, at: {step: 12}}"

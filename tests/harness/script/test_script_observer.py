@@ -142,6 +142,32 @@ def job() -> Job:
     return made
 
 
+def test_an_end_with_exit_code_0_is_a_failure_after_a_notice_with_steps_left(job: Job) -> None:
+    job.train(*range(1, 31))
+    job.observer.on_notice("w1")
+    job.exit("w0", code=0)
+    assert job.failures() == [], "it was not told to end"
+    job.exit("w1", code=0)
+    assert job.failures() == [("notice", "w1")] and job.observer.preempted
+    job.observer.on_start()
+    assert not job.observer.preempted, "a command that was started again has had no notice"
+
+
+def test_nor_is_it_one_after_the_last_step(job: Job) -> None:
+    job.train(*range(1, 101))
+    job.observer.on_notice("w1")
+    job.exit("w1", code=0)
+    assert job.failures() == [] and not job.observer.preempted
+
+
+def test_ranks_go_on_without_one_that_was_told_to_end(job: Job) -> None:
+    job.train(*range(1, 31))
+    job.observer.on_notice("w1")
+    job.exit("w1", code=0)
+    job.train(*range(31, 101))
+    assert job.causes() == ["start", "shrunk"]
+
+
 def test_a_killed_rank_and_its_peers_are_one_failure(job: Job) -> None:
     job.train(*range(1, 31))
     job.exit("w1", signum=signal.SIGKILL)

@@ -37,7 +37,13 @@ class Begun:
             lines=0, last=(), recent=(), refused=0, other_total=None, waiting=False
         )
         self.observer = SimpleNamespace(
-            reports=0, generation=0, committed=0, finished=False, members={}, began_again=False
+            reports=0,
+            generation=0,
+            committed=0,
+            finished=False,
+            members={},
+            began_again=False,
+            preempted=False,
         )
         self.living: list[str] = []
         self.spec = WorkloadSpec(
@@ -223,6 +229,7 @@ def test_steps_of_an_epoch_are_not_a_wrong_number_of_steps() -> None:
         finished=False,
         members={0: "w0", 1: "w1"},
         began_again=True,
+        preempted=False,
     )
     why = reason(begun, WELL)
     assert "those of an epoch" in why and "set workload.steps" not in why

@@ -60,8 +60,14 @@ def _of_a_command(evidence: Evidence) -> Finding:
             problems.append(f"the job is said to be completed, and {how}")
         elif ended[-1].data["asked"]:
             problems.append("the job is said to be completed, and its command was asked to end")
+    noticed = [
+        e.time_ns for e in evidence.log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "notice"
+    ]
+    begun = sorted(e.time_ns for e in evidence.log.of(Kind.COMMAND_STARTED))
     for event in ended[:-1]:
-        if event.data["exit_code"] == 0:
+        since = max((ns for ns in begun if ns < event.time_ns), default=0)
+        preempted = any(since < ns < event.time_ns for ns in noticed)
+        if event.data["exit_code"] == 0 and not preempted:
             problems.append(
                 f"attempt {event.data['attempt']} of the command ended well, and was started again"
             )

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainchaos.chaos.errors import ChaosError, InfrastructureError, ScenarioError
+from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError, ScenarioError
 from trainchaos.recovery.nodes.agent.agent import LEASE_S, AgentConfig, NodeAgent
 from trainchaos.recovery.nodes.coordinator.software import versions
 from trainchaos.recovery.nodes.link.files import refuse_shared
@@ -92,6 +92,8 @@ def serve(
     coordinator_boot: str = "",
 ) -> int:
     """Run an agent until it is told to end; returns the exit code. ``coordinator``: ``HOST:PORT``.
+    An agent that its coordinator never admitted, by its token or because another has its number,
+    ends with EXIT_USAGE when its lease has run out.
 
     Raises ScenarioError, InfrastructureError.
     """
@@ -118,6 +120,8 @@ def serve(
     signal.signal(signal.SIGTERM, lambda signum, frame: agent.warn())
     signal.signal(signal.SIGINT, lambda signum, frame: agent.end("interrupted"))
     say(f"ends: {agent.run()}", who=f"agent of node {node}")
+    if agent.rejected:
+        return EXIT_USAGE
     return EXIT_ABANDONED if agent.abandoned else 0
 
 

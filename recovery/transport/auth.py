@@ -13,6 +13,7 @@ import secrets
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,10 +21,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 LIMIT_S = 5.0
 MAX_MESSAGE = 1 << 12
 _LENGTH = struct.Struct("!I")
+_REFUSED = ""  # in place of the server's code, where the client's was wrong
 
 
 class AuthenticationFailed(Exception):
-    """The other side failed to authenticate, or sent garbage."""
+    """The other side failed to authenticate, or sent garbage. ``node``: the one that it claims to
+    be, without proof.
+    """
+
+    def __init__(self, why: str, *, node: int | None = None) -> None:
+        super().__init__(why)
+        self.node = node
+
+
+class TokenRefused(AuthenticationFailed):
+    """The server says that the token is not its own."""
 
 
 class _Message(BaseModel):
@@ -39,6 +51,7 @@ class _Response(_Message):
     version: int
     nonce: str = Field(min_length=32, max_length=128)
     mac: str
+    node: int | None = Field(default=None, ge=0)
 
 
 class _Answer(_Message):
@@ -62,34 +75,48 @@ def admit(
     if response.version != version:
         raise AuthenticationFailed(
             f"the other side speaks version {response.version}, not {version}: run the same"
-            " software"
+            " software",
+            node=response.node,
         )
     mine, its = nonce, response.nonce
     if not hmac.compare_digest(
         response.mac.encode(), _mac(token, purpose, "client", mine, its).encode()
     ):
-        raise AuthenticationFailed("the other side does not know the run's token")
+        with suppress(OSError):
+            _send(sock, _Answer(mac=_REFUSED), until_s)
+        raise AuthenticationFailed(
+            "the other side does not know the run's token", node=response.node
+        )
     _send(sock, _Answer(mac=_mac(token, purpose, "server", its, mine)), until_s)
     return bytes.fromhex(_mac(token, purpose, "key", mine, its))
 
 
 def enter(
-    sock: socket.socket, token: bytes, *, purpose: str, version: int, limit_s: float = LIMIT_S
+    sock: socket.socket,
+    token: bytes,
+    *,
+    purpose: str,
+    version: int,
+    node: int | None = None,
+    limit_s: float = LIMIT_S,
 ) -> bytes:
-    """As the client: authenticate, and have the server do so; as ``admit``. Raises
-    AuthenticationFailed, OSError.
+    """As the client: authenticate, and have the server do so; as ``admit``. ``node``: which one
+    this is, for the server's messages alone. Raises TokenRefused, AuthenticationFailed, OSError.
     """
     until_s = time.monotonic() + limit_s
     challenge = _receive(sock, _Challenge, until_s)
     mine, its = secrets.token_hex(32), challenge.nonce
     mac = _mac(token, purpose, "client", its, mine)
-    _send(sock, _Response(version=version, nonce=mine, mac=mac), until_s)
+    named = node if challenge.version == version else None  # another version may not know the field
+    _send(sock, _Response(version=version, nonce=mine, mac=mac, node=named), until_s)
     if challenge.version != version:
         raise AuthenticationFailed(
             f"the other side speaks version {challenge.version}, not {version}: run the same"
             " software"
         )
     answer = _receive(sock, _Answer, until_s)
+    if answer.mac == _REFUSED:
+        raise TokenRefused("the token was refused")
     if not hmac.compare_digest(
         answer.mac.encode(), _mac(token, purpose, "server", mine, its).encode()
     ):
@@ -102,7 +129,7 @@ def _mac(token: bytes, *words: str) -> str:
 
 
 def _send(sock: socket.socket, message: BaseModel, until_s: float) -> None:
-    body = message.model_dump_json().encode()
+    body = message.model_dump_json(exclude_none=True).encode()
     sock.settimeout(_left_s(until_s))
     sock.sendall(_LENGTH.pack(len(body)) + body)
 

@@ -23,6 +23,8 @@ from pydantic import ValidationError
 from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
 from trainchaos.recovery.nodes.agent.beats import BEAT_S, Beats, PressureWatch
 from trainchaos.recovery.nodes.agent.dialer import Dialer
+from trainchaos.recovery.nodes.agent.rejections import Rejections
+from trainchaos.recovery.nodes.agent.strays import Strays
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import refuse_shared
@@ -41,7 +43,6 @@ SILENT_S = (
     # open for long
     3.0
 )
-STRAYS_EVERY_S = 2.0
 # between two turns: after a longer gap the agent slept, and the coordinator was not silent
 ASLEEP_S = 1.0
 
@@ -77,7 +78,11 @@ class NodeAgent:
         self._config = config
         self._server = config.recipe.server()
         self._dialer = Dialer(
-            config.coordinator, config.token, source=config.address, say=self._say
+            config.coordinator,
+            config.token,
+            node=config.node,
+            source=config.address,
+            say=self._say,
         )
         self._link: Link | None = None
         self._welcome = False
@@ -86,13 +91,14 @@ class NodeAgent:
         self._away_s = self._heard_s = self._turned_s = time.monotonic()
         self._ended = ""
         self.abandoned = False  # its lease has run out
+        self.rejected = False  # and no coordinator has ever admitted it, though one was there
         self._warned = False
         self._wake, self._waker = os.pipe()
         for fd in (self._wake, self._waker):
             os.set_blocking(fd, False)
-        self._strays: set[int] = set()
+        self._strays = Strays()
+        self._rejections = Rejections(self._say)
         self._read: list[Path] = []  # files of arms that are over
-        self._strays_due_s = 0.0
         self._pressure = PressureWatch()
         self._begin()
 
@@ -213,21 +219,25 @@ class NodeAgent:
             self._lose(str(error))
 
     def _look_around(self, now_s: float) -> None:
-        if now_s >= self._strays_due_s:
-            self._strays_due_s = now_s + STRAYS_EVERY_S
-            self._reap_strays()
+        self._strays.reap(now_s, {*self._processes.pids.values(), self._server.process.pid})
         if now_s > self._turned_s + ASLEEP_S:  # this process slept
             self._heard_s = now_s
         self._turned_s = now_s
         if now_s > self._heard_s + SILENT_S:
             self._lose(f"nothing came for {SILENT_S:g} s")
         if not self._welcome and now_s > self._away_s + self._config.lease_s:
-            self.abandoned = True
-            self.end(f"the coordinator was away for {self._config.lease_s:g} s")
+            self._give_up()
         if not len(self._post):
             self._forget_files()
         if self._post.full:
             self.end(f"{MAX_KEPT} messages wait for a coordinator that does not take them")
+
+    def _give_up(self) -> None:
+        """The lease has run out."""
+        why = "the token was refused" if self._dialer.refused else self._rejections.why
+        self.abandoned, self.rejected = True, bool(why) and not self._epoch
+        lease = f"for {self._config.lease_s:g} s"
+        self.end(f"not admitted {lease}: {why}" if why else f"the coordinator was away {lease}")
 
     def _forget_files(self) -> None:
         """Delete files that the coordinator has in full."""
@@ -235,22 +245,6 @@ class NodeAgent:
             with suppress(OSError):
                 path.unlink()
         self._read.clear()
-
-    def _reap_strays(self) -> None:
-        """Reap orphans, which become children of this process and which no other part waits for: a
-        child that is seen ended twice is an orphan.
-        """
-        ours = {*self._processes.pids.values(), self._server.process.pid}
-        me = str(os.getpid())
-        ended = {
-            pid
-            for pid, fields in processes.everybody()
-            if fields[:2] == ["Z", me] and pid not in ours
-        }
-        for pid in ended & self._strays:
-            with suppress(ChildProcessError):
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
-        self._strays = ended
 
     # ---- the coordinator
 
@@ -285,7 +279,9 @@ class NodeAgent:
             for parcel in parcels:
                 if isinstance(parcel.frame, protocol.Welcome):
                     self._be_welcomed(parcel.frame)
-                elif not self._welcome and not isinstance(parcel.frame, protocol.Fence):
+                elif not self._welcome and not isinstance(
+                    parcel.frame, protocol.Fence | protocol.Refused
+                ):
                     raise ProtocolViolation(f"{parcel.frame.type} before a welcome")
                 if self._link is None:
                     return
@@ -310,6 +306,7 @@ class NodeAgent:
             ) in self._processes.ended:
                 self._post.add(ended)
         self._welcome = True
+        self._rejections.admitted()
         self._post.reconnected()
         self._beats = Beats()  # this coordinator may know nothing
 
@@ -330,6 +327,9 @@ class NodeAgent:
                 self._processes.clear()
                 self._lose("")
                 self._begin()
+            case protocol.Refused():
+                self._rejections.turned_away(frame.why)
+                self._lose("")
             case protocol.Bye():
                 self.end("the run is over")
 
@@ -364,6 +364,8 @@ class NodeAgent:
         self._link = None
         if self._welcome:
             self._away_s = time.monotonic()
+        else:
+            after_s = max(after_s, self._rejections.pause_s())
         self._welcome = False
         if why:
             self._say(f"the connection to the coordinator ended: {why}")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from trainchaos.recovery.nodes.link import handshake
-from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed
+from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed, TokenRefused
 from trainchaos.recovery.nodes.link.link import Link
 from trainchaos.recovery.nodes.link.protocol import FROM_COORDINATOR
 
@@ -24,16 +24,25 @@ CLOSE_LIMIT_S = CONNECT_LIMIT_S + handshake.LIMIT_S
 
 
 class Dialer:
-    """``address``: of the coordinator; ``source``: of this node, to connect from if it is a
-    loopback address; ``say``: called with each error, once in a row. ``dial`` begins; then the
-    descriptor is readable once ``link`` has a connection.
+    """``address``: of the coordinator; ``node``: number of this one; ``source``: its address, to
+    connect from if it is a loopback address; ``say``: called with each error, once in a row.
+    ``dial`` begins; then the descriptor is readable once ``link`` has a connection. ``refused``:
+    the last attempt ended because the coordinator knows another token.
     """
 
     def __init__(
-        self, address: tuple[str, int], token: bytes, *, source: str, say: Callable[[str], None]
+        self,
+        address: tuple[str, int],
+        token: bytes,
+        *,
+        node: int,
+        source: str,
+        say: Callable[[str], None],
     ) -> None:
         self._address = address
         self._token = token
+        self._node = node
+        self.refused = False
         self._source = source
         self._say = say
         self._said = ""
@@ -78,9 +87,10 @@ class Dialer:
             try:
                 link = self._connect()
             except (AuthenticationFailed, OSError) as error:
+                self.refused = isinstance(error, TokenRefused)
                 self._tell(str(error) or type(error).__name__)
             else:
-                self._said = ""
+                self._said, self.refused = "", False
                 self._found.put(link)
                 os.eventfd_write(self._fd, 1)
                 return
@@ -95,7 +105,7 @@ class Dialer:
             self._address, timeout=CONNECT_LIMIT_S, source_address=source
         )
         try:
-            return Link(sock, handshake.enter(sock, self._token), FROM_COORDINATOR)
+            return Link(sock, handshake.enter(sock, self._token, node=self._node), FROM_COORDINATOR)
         except BaseException:
             sock.close()
             raise

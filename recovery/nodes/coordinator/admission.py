@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import signal as signals
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from trainchaos.chaos.errors import InfrastructureError
@@ -17,6 +17,7 @@ from trainchaos.recovery.nodes.link.link import Link, Parcel
 from trainchaos.recovery.process.output import say
 
 MAX_REFUSALS = 100
+SHOWN_REFUSALS = 3
 
 
 class Admission:
@@ -51,7 +52,7 @@ class Admission:
         self._give_up = give_up
         self._heard = heard
         self._id = secrets.token_hex(8)
-        self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
+        self._refusals: deque[tuple[int | None, str]] = deque(maxlen=MAX_REFUSALS)
         self._listener: AgentListener | None = None
         self._open()
 
@@ -80,10 +81,29 @@ class Admission:
         for link, parcel in self._listener.enter() if self._listener is not None else ():
             self._admit(link, parcel)
 
-    def refuse(self, why: str) -> None:
-        """Note a rejected agent, and the reason."""
-        self.refusals.append(why)
+    def refuse(self, why: str, node: int | None = None) -> None:
+        """Note a rejected agent, and the reason, once however often it dials. ``node``: the one
+        that it claims to be.
+        """
+        if (node, why) not in self._refusals:
+            self.note(why, node)
+
+    def note(self, why: str, node: int | None) -> None:
+        """As ``refuse``, each time."""
+        self._refusals.append((node, why))
         self._log(why)
+
+    def why_not(self, node: int) -> str:
+        """Why the newest agent of a node was rejected; "" if none was since an agent was admitted
+        there.
+        """
+        found = [why for other, why in list(self._refusals) if other == node]
+        return f"its agent was turned away: {found[-1]}" if found else ""
+
+    def others(self, nodes: Collection[int]) -> str:
+        """The newest rejected agents of none of these nodes, and the reasons; "" for none."""
+        found = [why for other, why in list(self._refusals) if other not in nodes]
+        return "; ".join(found[-SHOWN_REFUSALS:])
 
     def _open(self) -> None:
         try:
@@ -107,7 +127,10 @@ class Admission:
             )
         elif state is not None and not known and self._heard(state):
             self._turn_away(
-                link, hello, f"node {hello.node} has an agent already, at {state.hello.address}"
+                link,
+                hello,
+                f"node {hello.node} has an agent already, at {state.hello.address}"
+                f" ({state.hello.host})",
             )
         elif known and state is not None:
             if not state.lost and state.reported_dying:
@@ -141,6 +164,8 @@ class Admission:
             node=hello.node, hello=hello, link=link, silent_ns=now_ns, ping_due_ns=now_ns
         )
         self._states[hello.node] = state
+        for refusal in [one for one in list(self._refusals) if one[0] == hello.node]:
+            self._refusals.remove(refusal)
         link.put(self._welcome())
         for stranger in hello.processes.keys() - {
             process.name for process in self._processes.of(hello.node)
@@ -152,8 +177,9 @@ class Admission:
         return protocol.Welcome(epoch=self._epoch, coordinator=self._id)
 
     def _turn_away(self, link: Link, hello: protocol.Hello, why: str) -> None:
-        self.refuse(f"an agent for node {hello.node} at {hello.address}: {why}")
-        link.close()
+        self.refuse(f"an agent for node {hello.node} at {hello.address}: {why}", hello.node)
+        link.put(protocol.Refused(why=why))
+        hang_up(link)
 
 
 def hang_up(link: Link) -> None:

@@ -40,7 +40,6 @@ AWAY_S = 2.0
 # after its own absence a coordinator knows within this time which connections had ended
 NOTICED_S = 0.25
 LOOK_S = 0.01  # while a connection is missing
-MAX_REFUSALS = 100
 
 
 class Connections:
@@ -81,7 +80,6 @@ class Connections:
             give_up=self.give_up,
             heard=self.is_heard,
         )
-        self.refusals = self._admission.refusals
 
     @property
     def address(self) -> tuple[str, int]:
@@ -109,14 +107,14 @@ class Connections:
         ) and not stopped():
             lost = {node: why for node in missing if (why := gone(node))}
             if lost or time.monotonic() >= until_s:
+                admission = self._admission
                 what = "; ".join(
-                    f"node {n}: {lost.get(n) or 'its agent has not dialled'}" for n in missing
+                    f"node {n}:"
+                    f" {lost.get(n) or admission.why_not(n) or 'its agent has not dialled'}"
+                    for n in missing
                 )
-                refused = (
-                    f" (turned away: {'; '.join(list(self.refusals)[-3:])})"
-                    if self.refusals
-                    else ""
-                )
+                others = admission.others(missing)
+                refused = f" (turned away: {others})" if others else ""
                 waited_s = limit_s - max(0.0, until_s - time.monotonic())
                 raise InfrastructureError(
                     f"not all nodes are there after {waited_s:.1f} s: {what}{refused}",
@@ -216,7 +214,7 @@ class Connections:
                 if state.post.accept(parcel):
                     self._handle(state, parcel.frame)
         except ProtocolViolation as error:
-            self._admission.refuse(f"node {state.node} at {state.hello.address}: {error}")
+            self._admission.note(f"node {state.node} at {state.hello.address}: {error}", state.node)
             self._miss(state, "reset")
         except OSError as error:
             self._miss(state, "closed" if isinstance(error, Closed) else "reset")

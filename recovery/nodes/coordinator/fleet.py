@@ -94,7 +94,6 @@ class Fleet:
         self.give_up = self._connections.give_up
         self.away = self._connections.away
         self.back = self._connections.back
-        self.refusals = self._connections.refusals
 
     @property
     def address(self) -> tuple[str, int]:

@@ -29,11 +29,16 @@ CLOSE_LIMIT_S = 2 * LIMIT_S
 
 class AgentListener:
     """``address``: to listen at, port 0 for any; ``refused``: called with the address of a rejected
-    agent and the reason. ``fileno`` is readable once ``enter`` has a connection. Raises OSError.
+    agent and the reason, and with the node that it claims to be, if it does. ``fileno`` is readable
+    once ``enter`` has a connection. Raises OSError.
     """
 
     def __init__(
-        self, address: tuple[str, int], token: bytes, *, refused: Callable[[str], None]
+        self,
+        address: tuple[str, int],
+        token: bytes,
+        *,
+        refused: Callable[[str, int | None], None],
     ) -> None:
         self._token = token
         self._refused = refused
@@ -99,7 +104,12 @@ class AgentListener:
             self._entered.put((link, parcel))
             os.eventfd_write(self._fd, 1)
         except (AuthenticationFailed, ProtocolViolation, OSError) as error:
-            self._refused(f"{peer}: {error or type(error).__name__}")
+            node = error.node if isinstance(error, AuthenticationFailed) else None
+            # An agent dials again and again, from another port each time: without the port, that is
+            # one refusal.
+            host = peer.rpartition(":")[0]
+            who = peer if node is None else f"{host}, which says that it is node {node}"
+            self._refused(f"{who}: {error or type(error).__name__}", node)
             sock.close()
         finally:
             with self._lock:

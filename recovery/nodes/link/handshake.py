@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trainchaos.recovery.nodes.link.protocol import MAX_LINE, VERSION
 from trainchaos.recovery.transport import auth
-from trainchaos.recovery.transport.auth import LIMIT_S, AuthenticationFailed
+from trainchaos.recovery.transport.auth import LIMIT_S, AuthenticationFailed, TokenRefused
 
 __all__ = [
     "LIMIT_S",
@@ -22,6 +22,7 @@ __all__ = [
     "Keys",
     "ProtocolViolation",
     "Seal",
+    "TokenRefused",
     "admit",
     "enter",
     "opened",
@@ -54,11 +55,13 @@ def admit(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Key
     return Keys(sending=_derive(key, "to the agent"), receiving=_derive(key, "from the agent"))
 
 
-def enter(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
-    """Authenticate as the agent; see ``recovery.transport.auth.enter``. Raises
+def enter(
+    sock: socket.socket, token: bytes, *, node: int | None = None, limit_s: float = LIMIT_S
+) -> Keys:
+    """Authenticate as the agent; see ``recovery.transport.auth.enter``. Raises TokenRefused,
     AuthenticationFailed, OSError.
     """
-    key = auth.enter(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
+    key = auth.enter(sock, token, purpose="agents", version=VERSION, node=node, limit_s=limit_s)
     return Keys(sending=_derive(key, "from the agent"), receiving=_derive(key, "to the agent"))
 
 

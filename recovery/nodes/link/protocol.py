@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from trainchaos.recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
 
-VERSION = 3
+VERSION = 4
 MAX_LINE = 4 << 20
 
 
@@ -179,6 +179,15 @@ class Fence(Frame):
     type: Literal["fence"] = "fence"
 
 
+class Refused(Frame):
+    """The answer to ``Hello`` where the agent cannot be admitted now, and why; it may dial again.
+    This message ends the connection.
+    """
+
+    type: Literal["refused"] = "refused"
+    why: str
+
+
 class Start(Frame):
     """Start a process. ``config``: JSON for its entry, in which the agent only sets ``parent`` to
     its own pid; ``log``: its event log, as in ``Lines.file``, "" for none.
@@ -236,7 +245,7 @@ class Bye(Frame):
 FromAgent = (
     Hello | Started | Heard | Sinking | Ended | Beat | Pressed | Lines | Pong | Cleared | Warned
 )
-FromCoordinator = Welcome | Fence | Start | Tell | Signal | Ping | Clear | Bye
+FromCoordinator = Welcome | Fence | Refused | Start | Tell | Signal | Ping | Clear | Bye
 
 FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])
 FROM_COORDINATOR: TypeAdapter[FromCoordinator] = TypeAdapter(

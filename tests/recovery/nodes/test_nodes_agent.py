@@ -40,6 +40,7 @@ from trainchaos.recovery.nodes.link.protocol import (
     FROM_COORDINATOR,
     Ended,
     Hello,
+    Refused,
     Welcome,
 )
 from trainchaos.recovery.process import processes
@@ -509,10 +510,11 @@ def test_a_coordinator_that_is_silent_is_dialled_again(yard: Yard) -> None:
 
 
 def test_an_agent_that_has_obeyed_a_newer_coordinator_is_turned_away(yard: Yard) -> None:
-    with pytest.raises((ConnectionError, TimeoutError)):
-        say_hello(
-            yard, Hello(node=0, incarnation="x", epoch=9, host="h", boot="b", address="127.0.0.1")
-        )
+    answer = say_hello(
+        yard, Hello(node=0, incarnation="x", epoch=9, host="h", boot="b", address="127.0.0.1")
+    )
+    assert answer == Refused(why="it has obeyed a coordinator of epoch 9, this is 1")
+    assert yard.fleet.nodes() == {}
     assert "has obeyed a coordinator of epoch 9, this is 1" in yard.refused[0]
 
 
@@ -567,9 +569,52 @@ def test_a_wrong_token_is_named_when_a_node_does_not_come(yard: Yard) -> None:
     eventually(lambda: bool(yard.refused))
     with pytest.raises(InfrastructureError) as error:
         yard.await_nodes(0, limit_s=0.1)
-    assert "node 0: its agent has not dialled (turned away: 127.0." in error.value.message
-    assert "does not know the run's token" in error.value.message
-    assert "no way to the coordinator" in yard.agents[0].said()
+    assert (
+        "node 0: its agent was turned away: 127.0.1.1, which says that it is node 0: the other side"
+        " does not know the run's token" in error.value.message
+    )
+    said = yard.agents[0].said()
+    assert "no way to the coordinator" in said and "the token was refused" in said
+    assert yard.token.hex() not in said and (b"w" * 32).hex() not in said
+
+
+def test_a_wrong_token_is_not_laid_to_the_charge_of_another_node(yard: Yard) -> None:
+    """Node 2 has not been started yet."""
+    yard.agents[1] = yard.agent(1, token=b"w" * 32)
+    eventually(lambda: bool(yard.refused))
+    with pytest.raises(InfrastructureError) as error:
+        yard.await_nodes(2, limit_s=0.1)
+    assert (
+        "node 2: its agent has not dialled (turned away: 127.0.1.2, which says that it is node 1:"
+        in error.value.message
+    )
+
+
+def test_an_agent_that_is_never_admitted_says_so_once_and_ends(yard: Yard) -> None:
+    """For a number that is taken and for a wrong token: it dials on for its lease, as it may be the
+    successor of one that is not known to be dead yet.
+    """
+    yard.start(0)
+    second = yard.agent(0, lease_s=4.0, tag="second")
+    stranger = yard.agent(1, lease_s=4.0, tag="stranger", token=b"w" * 32)
+    try:
+        yard.until(
+            lambda _: second.process.poll() is not None and stranger.process.poll() is not None
+        )
+    finally:
+        second.close()
+        stranger.close()
+    assert (second.wait(), stranger.wait()) == (2, 2)
+    taken = f"node 0 has an agent already, at 127.0.1.1 ({os.uname().nodename})"
+    assert second.said().splitlines() == [
+        f"agent of node 0: turned away by the coordinator, and dials again: {taken}",
+        f"agent of node 0: ends: not admitted for 4 s: {taken}",
+    ]
+    said = stranger.said().splitlines()
+    assert len(said) == 2 and said[0].endswith(" yet: the token was refused")
+    assert said[1] == "agent of node 1: ends: not admitted for 4 s: the token was refused"
+    assert len(yard.refused) == 2, yard.refused
+    assert yard.fleet.nodes()[0].connected
 
 
 def test_a_node_that_is_gone_before_it_came_is_named(yard: Yard) -> None:

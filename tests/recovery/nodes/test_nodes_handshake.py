@@ -24,6 +24,7 @@ from trainchaos.recovery.nodes.link.handshake import (
     Keys,
     ProtocolViolation,
     Seal,
+    TokenRefused,
 )
 from trainchaos.recovery.nodes.link.link import Link
 from trainchaos.recovery.nodes.link.protocol import (
@@ -292,7 +293,7 @@ def test_a_link_waits_for_nobody() -> None:
 @pytest.fixture
 def listener() -> Iterator[tuple[AgentListener, list[str]]]:
     refused: list[str] = []
-    listener = AgentListener(("127.0.0.1", 0), TOKEN, refused=refused.append)
+    listener = AgentListener(("127.0.0.1", 0), TOKEN, refused=lambda why, node: refused.append(why))
     yield listener, refused
     listener.close()
 
@@ -338,6 +339,44 @@ def test_who_is_turned_away_is_logged_with_why(listener: tuple[AgentListener, li
     assert "does not know the run's token" in listener[1][0]
     assert "over 4096" in listener[1][1] and listener[1][1].startswith("127.0.0.1:")
     assert "not a message" in listener[1][2], "a coordinator's word, from an agent"
+
+
+def test_who_does_not_know_the_token_is_named_by_address_and_node(
+    listener: tuple[AgentListener, list[str]],
+) -> None:
+    with socket.create_connection(listener[0].address, timeout=LIMIT_S) as sock:
+        with pytest.raises(TokenRefused, match=r"^the token was refused$"):
+            handshake.enter(sock, b"f" * 32, node=7)
+        eventually(lambda: bool(listener[1]))
+    assert listener[1] == [
+        "127.0.0.1, which says that it is node 7: the other side does not know the run's token"
+    ]
+
+
+@pytest.mark.parametrize("node", ["-1", '"1\\n2"', "[]"])
+def test_a_made_up_node_is_no_number_of_one(
+    listener: tuple[AgentListener, list[str]], node: str
+) -> None:
+    body = f'{{"version":{VERSION},"nonce":"{"0" * 64}","mac":"","node":{node}}}'.encode()
+    with socket.create_connection(listener[0].address, timeout=LIMIT_S) as sock:
+        sock.sendall(struct.pack("!I", len(body)) + body)
+        eventually(lambda: bool(listener[1]))
+    assert "not a message: node" in listener[1][0] and "\n" not in listener[1][0]
+
+
+def test_another_version_is_not_told_what_it_may_not_know() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        thread = threading.Thread(
+            target=lambda: suppressed(handshake.enter, right, TOKEN, node=3), daemon=True
+        )
+        thread.start()
+        until_s = time.monotonic() + LIMIT_S
+        auth._send(left, auth._Challenge(version=VERSION - 1, nonce="0" * 64), until_s)
+        (size,) = struct.unpack("!I", auth._exactly(left, 4, until_s))
+        said = json.loads(auth._exactly(left, size, until_s))
+        thread.join(LIMIT_S)
+    assert said.keys() == {"version", "nonce", "mac"}
 
 
 def eventually(true: Callable[[], bool]) -> None:

@@ -121,7 +121,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # an agent was admitted, for the first time or again. host: name of the machine; boot: its
         # boot id; address: where its ranks listen; devices: those torch sees there
         Kind.NODE_JOINED: frozenset({"node", "host", "boot", "address", "devices"}),
-        # why: message of the platform, or of the lost connection
+        # why: message of the platform, or of the lost connection; taken_away (only if so): its
+        # agent was seen to have ended, and not by an error of its own as far as is known
         Kind.NODE_LOST: frozenset({"node", "why"}),
         # the node's monotonic clock minus the coordinator's at the time of the event, accurate to
         # within bound_ns

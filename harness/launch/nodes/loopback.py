@@ -21,6 +21,7 @@ from trainchaos.harness.host.processes import with_descendants
 from trainchaos.harness.launch.launcher import LinkControl
 from trainchaos.harness.launch.nodes.platform import PlatformNeeds
 from trainchaos.harness.undo.records import KillProcess
+from trainchaos.recovery.nodes.coordinator.loss import TakenAway
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
 from trainchaos.recovery.process.processes import start_time
 
@@ -122,7 +123,8 @@ class LoopbackPlatform:
         code = life.process.poll()
         if code is not None and code > 0:
             return f"its agent ended with exit code {code}: {self._last_words(node)}"
-        return "its agent has ended"
+        words = "its agent has ended"
+        return TakenAway(words) if code is not None and code < 0 else words
 
     def drain(self, node: int, reason: str) -> str | None:
         """Nothing to do: nothing else is placed on this machine."""

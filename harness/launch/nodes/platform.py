@@ -71,7 +71,8 @@ class Platform(Protocol):
 
     def gone(self, node: int) -> str | None:
         """Why a node is known to be gone, in the platform's words; None if it is there as far as is
-        known. Must be cheap: polled continuously while an agent is silent.
+        known. Must be cheap: polled continuously while an agent is silent. TakenAway where it was
+        ended from outside.
         """
 
     def drain(self, node: int, reason: str) -> str | None:

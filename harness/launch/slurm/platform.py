@@ -20,6 +20,7 @@ from trainchaos.harness.launch.slurm.allocation import Allocation, too_few
 from trainchaos.harness.launch.slurm.step import SlurmStep
 from trainchaos.harness.launch.slurm.watch import AllocationWatch
 from trainchaos.harness.undo.slurm import CancelSteps
+from trainchaos.recovery.nodes.coordinator.loss import TakenAway
 
 BYE_LIMIT_S = 2.0
 PROBE_PORT = 9  # never sent to: it only makes the kernel choose a route
@@ -118,10 +119,11 @@ class SlurmPlatform:
         running = step is not None and step.ended() is None
         lost = self._watch.lost(self._hosts[node], silent=running)
         if step is None or running:
-            return lost
+            return TakenAway(lost) if lost else None
         if step.unreachable():
             self._bad.add(step.host)
-        return lost or step.words()
+        words = lost or step.words()
+        return TakenAway(words) if lost or step.unreachable() or step.killed() else words
 
     def drain(self, node: int, reason: str) -> str | None:
         """Only if the user allows it."""

@@ -96,10 +96,15 @@ class SlurmStep:
             return f"Slurm has lost {self.host}: {said}"
         how = (
             f"by {signal.Signals(code - 128).name}"
-            if code and 128 < code < 160
+            if code and self.killed()
             else f"with exit code {code}"
         )
         return f"its job step on {self.host} ended {how}" + (f": {said}" if said else "")
+
+    def killed(self) -> bool:
+        """Whether it ended by a signal."""
+        code = self.ended()
+        return code is not None and 128 < code < 160
 
     def unreachable(self) -> bool:
         """Whether it ended because the node could not be reached, not because of the agent."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.nodes.coordinator.admission import Admission, hang_up
-from trainchaos.recovery.nodes.coordinator.loss import Absence, FleetLimits, How, judge
+from trainchaos.recovery.nodes.coordinator.loss import Absence, FleetLimits, How, TakenAway, judge
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     FleetReport,
@@ -146,7 +146,8 @@ class Connections:
             return
         state.lost = why
         self._fence(state)
-        self._reports.append(NodeLost(node=node, why=why))
+        taken_away = isinstance(why, TakenAway)
+        self._reports.append(NodeLost(node=node, why=why, taken_away=taken_away))
         self._processes.lose(node)
 
     def away(self) -> None:

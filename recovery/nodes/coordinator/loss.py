@@ -17,6 +17,13 @@ Data = Literal["unknown", "lives", "failed"]
 Verdict = tuple[Literal["wait", "dying", "lost"], str]
 """The verdict, and why a lost node is lost."""
 
+
+class TakenAway(str):
+    """Why a node is lost whose agent's process was seen to have ended, and not by an error of its
+    own, as far as is known: what it was lost to lies outside the job.
+    """
+
+
 LEASE_GRACE_S = 10.0  # its agent may notice later than we do that the connection is dead
 PROOF_S = 1.0  # between the end of a connection and the failure of others that it explains
 # steps by which the other ranks must advance: one step may have been under way when a rank died
@@ -97,7 +104,8 @@ def _of_ended(absence: Absence, limits: FleetLimits) -> Verdict:
         return ("dying", "") if absence.ended_s > limits.hint_s else ("wait", "")
     proven = absence.how == "closed" and not absence.ours
     if proven and absence.data != "lives" and absence.ended_s > limits.redial_s:
-        return "lost", f"its agent ended, and has not come back for {limits.redial_s:g} s"
+        why = f"its agent ended, and has not come back for {limits.redial_s:g} s"
+        return "lost", TakenAway(why)
     if not absence.trains and absence.ended_s > limits.return_s:
         return "lost", f"its agent has not come back for {limits.return_s:g} s"
     return "wait", ""

@@ -24,7 +24,8 @@ def event_of(event: NodeEvent) -> EventData | None:
         case NodeJoined():
             return _joined(event.info)
         case NodeLost():
-            return Kind.NODE_LOST, {"node": event.node, "why": event.why}
+            taken_away = {"taken_away": True} if event.taken_away else {}
+            return Kind.NODE_LOST, {"node": event.node, "why": event.why, **taken_away}
         case ClockMeasured():
             return _measured(event.node, event.offset_ns, event.bound_ns)
         case NotKept():

@@ -53,10 +53,13 @@ class NodeJoined:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLost:
-    """A node was given up; the exits of its processes follow."""
+    """A node was given up; the exits of its processes follow. ``taken_away``: its agent was seen to
+    have ended (``recovery.nodes.coordinator.loss.TakenAway``).
+    """
 
     node: int
     why: str
+    taken_away: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -349,6 +349,7 @@ def test_an_agent_that_nobody_vouches_for_is_lost_when_it_does_not_come_back(
         kinds = [type(r) for r in reports if not isinstance(r, ClockMeasured)]
         assert kinds == [NodeLost, Exited]
         assert "its agent ended, and has not come back for 2 s" in str(reports)
+        assert next(r for r in reports if isinstance(r, NodeLost)).taken_away
     finally:
         yard.close()
 

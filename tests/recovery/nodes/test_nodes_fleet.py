@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from trainchaos.chaos.cli import cli
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
+from trainchaos.recovery.nodes.coordinator.loss import TakenAway
 from trainchaos.recovery.nodes.coordinator.node_events import event_of
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
@@ -359,6 +360,21 @@ def test_silence_is_loss_when_the_platform_says_so(stage: Stage) -> None:
     assert stage.passes(0.8) == []
     reports = stage.passes(0.8)
     assert reports[0] == NodeLost(node=0, why="its container was killed")
+    assert event_of(reports[0]) == (
+        Kind.NODE_LOST,
+        {"node": 0, "why": "its container was killed"},
+    )
+
+
+def test_an_end_that_came_from_outside_is_written_down_as_one(stage: Stage) -> None:
+    stage.join()
+    stage.gone[0] = TakenAway("its machine is down")
+    reports = stage.passes(1.6)
+    assert reports[0] == NodeLost(node=0, why="its machine is down", taken_away=True)
+    assert event_of(reports[0]) == (
+        Kind.NODE_LOST,
+        {"node": 0, "why": "its machine is down", "taken_away": True},
+    )
 
 
 def test_a_coordinator_that_slept_holds_it_against_nobody(stage: Stage) -> None:

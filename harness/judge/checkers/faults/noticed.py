@@ -19,6 +19,7 @@ from trainchaos.harness.judge.measure.incidents import recovery_of
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import Generation
 from trainchaos.harness.judge.record.kept_in_memory import lost_keepers
+from trainchaos.harness.judge.record.lost_node_evidence import taken_away
 from trainchaos.harness.judge.record.split import changed_by, outvoted
 from trainchaos.harness.judge.results import Finding
 
@@ -79,9 +80,35 @@ def _lateness(episode: Episode, before: str = "") -> str:
 
 def detection(evidence: Evidence) -> Finding:
     """Every declared failure blames a process that a fault hit, for the expected cause. Without a
-    fault there is no failure, and no checkpoint keeper ends.
+    fault there is no failure, and no checkpoint keeper ends. A node that was taken away, and by no
+    fault, is neither a false alarm nor what was to be tested.
     """
-    failures = list(evidence.log.of(Kind.FAILURE_DETECTED))
+    episodes = evidence.measures.episodes
+    claimed = {f.data["failure"] for e in episodes for f in (e.failure, *e.others) if f}
+    losses = [
+        (loss, numbers - claimed)
+        for loss, numbers in taken_away(evidence.log, episodes)
+        if numbers - claimed
+    ]
+    outside = {number for _, numbers in losses for number in numbers}
+    failures = [
+        e for e in evidence.log.of(Kind.FAILURE_DETECTED) if e.data["failure"] not in outside
+    ]
+    found = _detection(evidence, failures)
+    if found.verdict == "fail" or not outside:
+        return found
+    return unknown(
+        some(
+            [
+                f"node {loss.data['node']} was lost, by no fault of the scenario:"
+                f" {loss.data['why']}"
+                for loss, _ in losses
+            ]
+        )
+    )
+
+
+def _detection(evidence: Evidence, failures: list[Event]) -> Finding:
     if evidence.is_control:
         exits = [event for event in failures if event.data["cause"] == "exit"] or (
             failures if evidence.history.unfinished else []

@@ -30,6 +30,7 @@ from trainchaos.harness.launch.nodes.renewal import Renewal
 from trainchaos.harness.launch.nodes.session import REFUSALS, NodesSession, nodes_session
 from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger, read_open
+from trainchaos.recovery.nodes.coordinator.loss import TakenAway
 from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
 from trainchaos.recovery.nodes.coordinator.salvage import gather
 from trainchaos.recovery.nodes.coordinator.software import refuse_other, versions
@@ -279,6 +280,7 @@ def test_a_node_is_killed_paused_and_begun_anew_and_covered_by_the_ledger(
     until(lambda: platform.machines.seen(0) == {"state": "running"})
     assert platform.machines.kill(0)["signal"] == "SIGKILL"
     assert until(lambda: platform.gone(0)) == "its agent has ended"
+    assert isinstance(platform.gone(0), TakenAway)
     assert platform.machines.seen(0) == {"state": "exited", "exit_code": None, "signal": 9}
     platform.start(0, SLEEPS, {})
     assert platform.gone(0) is None and entry.undo.idle()
@@ -288,6 +290,7 @@ def test_what_an_agent_said_last_is_why_its_node_is_gone(platform: LoopbackPlatf
     platform.start(1, [sys.executable, "-S", "-c", "raise SystemExit('no torch on this node')"], {})
     until(lambda: platform.machines.seen(1)["state"] == "exited")
     assert platform.gone(1) == "its agent ended with exit code 1: no torch on this node"
+    assert not isinstance(platform.gone(1), TakenAway), "it is an error of its own"
 
 
 def test_what_no_process_can_stand_for_is_refused(platform: LoopbackPlatform) -> None:

@@ -66,3 +66,20 @@ class NoRun(LogError):
     """The path is not a run directory."""
 
     exit_code = EXIT_USAGE
+
+
+def newer(what: object, version: object, reads: int, *, written: str = "by") -> str:
+    """What is said of a file of a newer version; everywhere the same."""
+    return (
+        f"{what} was written {written} a newer version ({version}; this one reads up to {reads}):"
+        " upgrade trainchaos"
+    )
+
+
+class NewerVersion(LogError, ValueError):
+    """A stored file was written by a newer version: it may be whole, and is not understood."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, what: object, version: object, reads: int) -> None:
+        super().__init__(newer(what, version, reads))

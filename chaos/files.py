@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from trainchaos.chaos.errors import NewerVersion
+
 if TYPE_CHECKING:  # ranks read and write events but do not need pydantic
     from pydantic import BaseModel
 
@@ -95,24 +97,21 @@ def read_json(path: Path, *, follow: bool = False) -> Any:
 
 
 def read_model(path: Path, kind: type[Found], *, follow: bool = False) -> Found:
-    """The content of a JSON file as a model. Raises OSError, and ValueError if it does not fit the
-    model.
+    """The content of a JSON file as a model. Raises OSError, ValueError if it does not fit the
+    model, and NewerVersion, which is one, if it is of a newer schema.
     """
-    return parse_model(read_bytes(path, follow=follow), kind)
+    return parse_model(read_bytes(path, follow=follow), kind, what=path)
 
 
-def parse_model(data: bytes, kind: type[Found]) -> Found:
-    """A JSON text as a model. Raises ValueError if it does not fit the model, or is of a newer
-    schema.
+def parse_model(data: bytes, kind: type[Found], *, what: object = "it") -> Found:
+    """A JSON text as a model. ``what``: where it is from. Raises ValueError if it does not fit the
+    model, and NewerVersion, which is one, if it is of a newer schema.
     """
     raw = parse_json(data)
     field = kind.model_fields.get(SCHEMA)
     version = raw.get(SCHEMA) if isinstance(raw, dict) else None
     if field is not None and type(version) is int and version > field.default:
-        raise ValueError(
-            f"it is of schema version {version}, and this chaos reads version {field.default}: a"
-            " newer one wrote it"
-        )
+        raise NewerVersion(what, version, field.default)
     return kind.model_validate(raw)
 
 

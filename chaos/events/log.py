@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import BinaryIO
 
-from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.errors import LogError, NewerVersion
 from trainchaos.chaos.events.budget import Budget, FileProblems
 from trainchaos.chaos.events.clocks import Clocks
 from trainchaos.chaos.events.event import Event, require_keys
@@ -270,7 +270,8 @@ def _unexplained_end(log: ActorLog, exits: Mapping[str, int | None]) -> str | No
 
 def read_log(directory: Path, budget: Budget | None = None) -> Log:
     """Read every ``*.jsonl`` of one arm. ``budget``: shared with other logs held at the same time.
-    Raises LogError if there is none, and SenselessLog if their values cannot be put in order.
+    Raises LogError if there is none, SenselessLog if their values cannot be put in order, and
+    NewerVersion if a newer version of this program wrote them.
     """
     files = sorted(directory.glob("*.jsonl"))
     if not files:
@@ -284,6 +285,8 @@ def read_log(directory: Path, budget: Budget | None = None) -> Log:
         log = make_log(actors)
         _refuse_newer(log, directory)
         return log
+    except NewerVersion:
+        raise
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise SenselessLog(
             f"what {directory} holds makes no sense: {type(error).__name__}: {error}"[:MOST_SAID],
@@ -299,14 +302,10 @@ def broken_logs(log: Log) -> list[str]:
 
 
 def _refuse_newer(log: Log, directory: Path) -> None:
-    """Raise SenselessLog for a log that a newer version of this program wrote. Logs from before
+    """Raise NewerVersion for a log that a newer version of this program wrote. Logs from before
     versions were written are of version 1.
     """
     started = log.first(Kind.RUN_STARTED)
     version = started.data.get("log_version") if started is not None else None
     if type(version) is int and version > LOG_VERSION:
-        raise SenselessLog(
-            f"the log in {directory} is of version {version}, and this chaos reads version"
-            f" {LOG_VERSION}: a newer one wrote it",
-            hint="judge it with that one",
-        )
+        raise NewerVersion(f"the log in {directory}", version, LOG_VERSION)

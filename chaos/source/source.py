@@ -21,7 +21,7 @@ from ruamel.yaml.error import YAMLWarning
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.errors import ScenarioError, newer
 from trainchaos.chaos.source.bounds import text_problem
 from trainchaos.chaos.source.diagnostics import Loc, LocatedProblem, Span, scenario_error
 
@@ -74,10 +74,7 @@ def read_document(path: Path) -> Document:
         )
     version = document.tree.get("version")
     if type(version) is int and version > VERSION:  # the rest may mean anything
-        message = (
-            f"the scenario is of version {version}, and this chaos reads version {VERSION}: it was"
-            " written for a newer one"
-        )
+        message = newer("the scenario", version, VERSION, written="for")
         span = document.locate(("version",))
         raise scenario_error([LocatedProblem(span=span, message=message)])
     return document

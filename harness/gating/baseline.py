@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
+from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError, newer
 from trainchaos.chaos.files import read_json, reason, write_whole
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.host.rundir import RunDirectory, open_run, read_resolved
@@ -142,10 +142,12 @@ def load(path: Path) -> Baseline:
         raise BaselineError(
             f"{path} is not a baseline", hint="make one with: chaos baseline save RUN"
         )
-    if data.get("schema_version") != SCHEMA_VERSION:
+    version = data.get("schema_version")
+    if type(version) is int and version > SCHEMA_VERSION:
+        raise BaselineError(newer(f"the baseline {path}", version, SCHEMA_VERSION))
+    if version != SCHEMA_VERSION:
         raise BaselineError(
-            f"{path} has schema version {_short(data.get('schema_version'))}, this chaos reads"
-            f" {SCHEMA_VERSION}",
+            f"{path} has schema version {_short(version)}, this chaos reads {SCHEMA_VERSION}",
             hint=again,
         )
     try:

@@ -20,9 +20,10 @@ from ruamel.yaml import YAML, YAMLError
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.events import AliasEvent
 
-from trainchaos.chaos.errors import InfrastructureError, LogError, NoRun
+from trainchaos.chaos.errors import InfrastructureError, LogError, NewerVersion, NoRun
 from trainchaos.chaos.files import is_part, read_bytes, reason
 from trainchaos.chaos.scenario.model import ResolvedRun
+from trainchaos.chaos.source.source import VERSION as SCENARIO_VERSION
 
 MAX_RESOLVED_BYTES = 8 << 20  # a cell takes 3 kB
 
@@ -140,13 +141,25 @@ def write_resolved(run: RunDirectory, resolved: ResolvedRun) -> None:
 
 
 def read_resolved(run: RunDirectory) -> ResolvedRun:
-    """Read the resolved scenario back. Raises LogError if it is damaged."""
+    """Read the resolved scenario back. Raises LogError if it is damaged, NewerVersion."""
     try:
-        return ResolvedRun.model_validate(
-            _plain_yaml(read_bytes(run.resolved, most=MAX_RESOLVED_BYTES))
-        )
+        tree = _plain_yaml(read_bytes(run.resolved, most=MAX_RESOLVED_BYTES))
+        _refuse_newer(tree, run.resolved)
+        return ResolvedRun.model_validate(tree)
+    except NewerVersion:
+        raise
     except (ValueError, YAMLError, OSError, RecursionError, TypeError, LookupError) as error:
         raise LogError(f"{run.resolved} is damaged: {reason(error)}") from error
+
+
+def _refuse_newer(tree: Any, path: Path) -> None:
+    """Raise NewerVersion for scenarios of a newer version; anything may be there."""
+    cells = tree.get("cells") if isinstance(tree, dict) else None
+    for cell in cells if isinstance(cells, list) else ():
+        scenario = cell.get("scenario") if isinstance(cell, dict) else None
+        version = scenario.get("version") if isinstance(scenario, dict) else None
+        if type(version) is int and version > SCENARIO_VERSION:
+            raise NewerVersion(path, version, SCENARIO_VERSION)
 
 
 class _NoAlias(Composer):

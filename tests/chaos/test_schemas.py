@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from trainchaos.harness.compare.result.model import Comparison
 from trainchaos.harness.gating.gate import GateResult
 from trainchaos.harness.judge.results import Results
 
+NEWER = "was written by a newer version ({}; this one reads up to {}): upgrade trainchaos"
 SCENARIO = """\
 version: 1
 name: small
@@ -53,11 +55,57 @@ def test_a_log_from_before_versions_is_judged(run: Path) -> None:
 
 def test_a_newer_log_is_refused_by_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rewrite(run, 9)
-    with pytest.raises(LogError, match="version 9, and this chaos reads version 1: a newer one"):
+    with pytest.raises(LogError, match=re.escape(NEWER.format(9, 1))):
         read_log(next(run.glob("events/*")))
-    assert invoke(["analyze", str(run), "-q"]) not in (0, 1)
+    before = (run / "results.json").read_bytes()
+    refused(["analyze", str(run), "-q"], NEWER.format(9, 1), capsys)
+    assert (run / "results.json").read_bytes() == before
+
+
+def refused(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With these words, as a mistake of usage, and as nothing else."""
+    assert invoke(argv) == 2
     said = capsys.readouterr()
-    assert "version 9, and this chaos reads version 1" in said.out + said.err
+    assert words in said.out + said.err and "damaged" not in said.out + said.err
+
+
+def test_a_newer_resolved_scenario_is_refused_by_name(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "scenario.resolved.yaml"
+    path.write_text(path.read_text().replace("version: 1", "version: 2\n    novelty: 1"))
+    for command in ("analyze", "report"):
+        refused([command, str(run)], f"{path} {NEWER.format(2, 1)}", capsys)
+
+
+def test_newer_results_are_refused_by_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / "results.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 3}))
+    refused(["compare", str(run), str(run)], f"{path} {NEWER.format(3, 1)}", capsys)
+
+
+def test_a_newer_plan_of_a_comparison_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.json").write_text('{"schema_version": 2, "what": "is new"}')
+    words = f"{tmp_path / 'plan.json'} {NEWER.format(2, 1)}"
+    refused(["compare", str(tmp_path)], words, capsys)
+
+
+def test_a_newer_baseline_is_refused_by_name(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text('{"kind": "trainchaos baseline", "schema_version": 2}')
+    refused(["gate", str(run), "--baseline", str(path)], NEWER.format(2, 1), capsys)
+
+
+def test_a_newer_scenario_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new.yaml").write_text(SCENARIO.replace("version: 1", "version: 2"))
+    words = "was written for a newer version (2; this one reads up to 1): upgrade trainchaos"
+    refused(["validate", str(tmp_path / "new.yaml")], words, capsys)
 
 
 @pytest.mark.parametrize("kind", [Results, ComparisonPlan, Comparison, GateResult])
@@ -65,8 +113,8 @@ def test_every_stored_model_of_a_newer_schema_is_refused(
     kind: type[Results | ComparisonPlan | Comparison | GateResult],
 ) -> None:
     """And for this reason alone, whatever else it holds."""
-    with pytest.raises(ValueError, match="is of schema version 2, and this chaos reads version 1"):
+    with pytest.raises(ValueError, match=re.escape(NEWER.format(2, 1))):
         parse_model(b'{"schema_version": 2, "what": "is new"}', kind)
     with pytest.raises(ValueError) as missing:
         parse_model(b'{"schema_version": 1}', kind)
-    assert "schema version" not in str(missing.value)
+    assert "newer version" not in str(missing.value)

@@ -20,7 +20,13 @@ from typing import Any
 
 from pydantic import Field
 
-from trainchaos.chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
+from trainchaos.chaos.errors import (
+    InfrastructureError,
+    LogError,
+    NewerVersion,
+    NoRun,
+    ScenarioError,
+)
 from trainchaos.chaos.files import (
     open_regular,
     parse_model,
@@ -190,9 +196,11 @@ class Directory:
             raise _refused(self.plan, error) from error
 
     def read_plan(self) -> ComparisonPlan:
-        """Raises NoRun when there is none, LogError when it is damaged."""
+        """Raises NoRun when there is none, LogError when it is damaged, NewerVersion."""
         try:
             return read_model(self.plan, ComparisonPlan)
+        except NewerVersion:
+            raise
         except FileNotFoundError:
             raise NoRun(
                 f"{self.root} is not a comparison (no {self.plan.name})",

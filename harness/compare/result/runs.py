@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.errors import LogError, NewerVersion
 from trainchaos.chaos.events.budget import Budget
 from trainchaos.chaos.events.log import Kind, Log, read_log
 from trainchaos.chaos.files import read_model
@@ -75,10 +75,12 @@ def log_of(run: RunDirectory, budget: Budget) -> Log | None:
 
 def log_in(events: Path, budget: Budget) -> Log | None:
     """The log of one arm; None if there is none. Raises LogError if it could not be read
-    completely, as leaving out a trial would change the comparison.
+    completely, or is of a newer version, as leaving out a trial would change the comparison.
     """
     try:
         log = read_log(events, budget)
+    except NewerVersion:
+        raise
     except LogError:
         return None
     if log.unread:
@@ -87,9 +89,13 @@ def log_in(events: Path, budget: Budget) -> Log | None:
 
 
 def _record(run: RunDirectory, log: Log, arm: Arm) -> ArmRecord | None:
-    """The record; None if the run does not state its plan, or not in this version's format."""
+    """The record; None if the run does not state its plan, or not in this version's format.
+    Raises NewerVersion.
+    """
     try:
         resolved = read_resolved(run)
+    except NewerVersion:
+        raise
     except LogError:
         return None
     if log.first(Kind.RUN_STARTED) is None or not resolved.cells:
@@ -99,8 +105,10 @@ def _record(run: RunDirectory, log: Log, arm: Arm) -> ArmRecord | None:
 
 
 def read_results(run: RunDirectory) -> Results | None:
-    """The stored ``results.json``; None if it cannot be read."""
+    """The stored ``results.json``; None if it cannot be read. Raises NewerVersion."""
     try:
         return read_model(run.results, Results)
+    except NewerVersion:
+        raise
     except (OSError, ValueError):
         return None

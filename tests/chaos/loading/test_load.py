@@ -701,8 +701,8 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
             "version: 1",
             "version: 7\nnovelty: 1",
             [
-                "1:10: the scenario is of version 7, and this chaos reads version 1: it was written"
-                " for a newer one"
+                "1:10: the scenario was written for a newer version (7; this one reads up to 1):"
+                " upgrade trainchaos"
             ],
         ),
         ("name: example\n", "", ["1:1: 'name' is missing"]),

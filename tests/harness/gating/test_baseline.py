@@ -55,7 +55,7 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
         ('{"kind": "something else"}', "make one with: chaos baseline save RUN"),
         (
             '{"kind": "trainchaos baseline", "schema_version": 7}',
-            "schema version 7, this chaos reads 1",
+            "a newer version (7; this one reads up to 1): upgrade trainchaos",
         ),
         ('{"kind": "trainchaos baseline", "schema_version": 1}', "is damaged at scenario"),
     ],

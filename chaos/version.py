@@ -4,37 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import subprocess
-from pathlib import Path
 
 import click
 
+from trainchaos.chaos.commit import built_from, commit_of
 from trainchaos.chaos.home import HOME
 
 DISTRIBUTION = "trainchaos"
-GIT_LIMIT_S = 10.0
-
-
-def commit_of(root: Path) -> str:
-    """The commit of a checkout, with a + if tracked files differ from it; empty for any other
-    folder, even one inside a checkout of something else, such as site-packages.
-    """
-    if not (root / ".git").exists():
-        return ""
-    try:
-        outputs = [
-            subprocess.run(
-                ["git", "-C", str(root), *words],
-                capture_output=True,
-                text=True,
-                timeout=GIT_LIMIT_S,
-                check=True,
-            ).stdout.strip()
-            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
-        ]
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return outputs[0] + ("+" if outputs[1] else "")
 
 
 def installed_commit() -> str:
@@ -52,7 +28,7 @@ def version_text() -> str:
         number = importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         number = "of a folder that is not installed"
-    commit = commit_of(HOME) or installed_commit()
+    commit = commit_of(HOME) or built_from() or installed_commit()
     short = commit[:12] + ("+" if commit.endswith("+") else "")
     return f"chaos {number}" + (f" (commit {short})" if commit else "")
 

@@ -7,6 +7,8 @@ import click
 from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.say import say
 
+NAMES = ("chaos", "trainchaos")
+"""Of the installed program."""
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -17,7 +19,7 @@ def completion(shell: str) -> int:
     and runs.
 
     For bash add 'eval "$(chaos completion bash)"' to ~/.bashrc, for zsh the same with zsh to
-    ~/.zshrc; for fish write it to ~/.config/fish/completions/chaos.fish.
+    ~/.zshrc; for fish write it to ~/.config/fish/conf.d/chaos.fish.
     """
     from click.shell_completion import get_completion_class
 
@@ -27,7 +29,8 @@ def completion(shell: str) -> int:
     assert kind is not None
     if shell == "bash":  # else it splits builtin:NAME and CELL=VALUE into words
         say("COMP_WORDBREAKS=${COMP_WORDBREAKS//[:=]}")
-    say(kind(cli, {}, "chaos", "_CHAOS_COMPLETE").source())
+    for name in NAMES:  # both are asked by the variable of ``chaos``, as which both know themselves
+        say(kind(cli, {}, name, "_CHAOS_COMPLETE").source())
     return errors.EXIT_PASS
 
 

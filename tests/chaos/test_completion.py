@@ -23,7 +23,9 @@ def completed(*words: str, at: Path = ROOT) -> list[str]:
 eval "$({CHAOS} completion bash)"
 COMP_WORDS=({shlex.join(words)})
 COMP_CWORD={len(words) - 1}
-_chaos_completion {CHAOS}
+registered=$(complete -p {words[0]})
+registered=${{registered#*-F }}
+${{registered%% *}} {CHAOS.with_name(words[0])}
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
     done = subprocess.run(
@@ -51,6 +53,11 @@ def test_bash_completes(words: tuple[str, ...], offered: set[str]) -> None:
     assert set(completed("chaos", *words)) == offered
 
 
+@pytest.mark.skipif(not CHAOS.exists() or shutil.which("bash") is None, reason="needs both")
+def test_bash_completes_for_the_other_name_too() -> None:
+    assert completed("trainchaos", "anal") == ["analyze"]
+
+
 def test_runs_are_completed_newest_first(tmp_path: Path) -> None:
     for name in ("2026-01-01", "2026-01-02"):
         (tmp_path / "runs" / "kill" / name).mkdir(parents=True)
@@ -61,4 +68,10 @@ def test_runs_are_completed_newest_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_have_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["completion", shell]) == 0
-    assert "_CHAOS_COMPLETE" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "_CHAOS_COMPLETE" in said
+    registers = {
+        "zsh": "compdef _{0}_completion {0}\n",
+        "fish": "complete --no-files --command {0} ",
+    }
+    assert all(registers[shell].format(name) in said for name in ("chaos", "trainchaos"))

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 240.0
+WHO = ("-c", "user.name=Nobody", "-c", "user.email=nobody@example.com")
 SCRIPT = """
 import harness, recovery, reports
 from trainchaos import beacon
@@ -52,6 +53,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             there.symlink_to(os.readlink(here))
         elif here.is_file():
             there.write_bytes(here.read_bytes())
+    for command in (("init", "-q"), ("add", "--all"), (*WHO, "commit", "-q", "-m", "all of it")):
+        subprocess.run(["git", "-C", str(clone), *command], timeout=LIMIT_S, check=True)
     words = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(place), str(clone)]
     subprocess.run([sys.executable, *words], timeout=LIMIT_S, check=True)
     (wheel,) = place.glob("*.whl")
@@ -120,6 +123,16 @@ def test_the_rest_is_there(installed: Path, project: Path) -> None:
         done = python(installed, project, "-m", "trainchaos", *words)
         assert done.returncode == 0, done.stderr
     assert (project / "torchrun_ddp" / "train.py").is_file()
+
+
+def test_it_knows_the_commit_that_it_was_built_from(installed: Path, project: Path) -> None:
+    clone = installed.with_name("clone")
+    asked = ["git", "-C", str(clone), "rev-parse", "HEAD"]
+    commit = subprocess.run(
+        asked, capture_output=True, text=True, timeout=LIMIT_S, check=True
+    ).stdout
+    done = python(installed, project, "-m", "trainchaos", "--version")
+    assert done.stdout.endswith(f"(commit {commit[:12]})\n"), done.stdout + done.stderr
 
 
 def test_pins_are_found_before_anything_else_is_installed(installed: Path, project: Path) -> None:

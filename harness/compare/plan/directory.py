@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import Field
 
+from trainchaos.chaos.commit import commit_of
 from trainchaos.chaos.errors import (
     InfrastructureError,
     LogError,
@@ -36,7 +37,6 @@ from trainchaos.chaos.files import (
     write_whole,
 )
 from trainchaos.chaos.home import HOME
-from trainchaos.chaos.version import commit_of
 from trainchaos.harness.compare.environments.stack import Settings, Way
 from trainchaos.harness.compare.plan.plan import Arm
 from trainchaos.harness.host import dns_check, processes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +246,19 @@ def _regex(progress: Any) -> Iterator[Problem]:
         if group not in pattern.groupindex:
             message = f"the expression needs a group named {group}: {example!r}"
             yield Problem(loc=loc, message=message)
+        elif key == "regex":
+            yield from _epochs(progress, pattern.groupindex)
+
+
+def _epochs(progress: Mapping[str, Any], groups: Collection[str]) -> Iterator[Problem]:
+    """Keys that say nothing without a group of the expression."""
+    stated = "of" in groups or "epoch_steps" in progress
+    rows = (
+        ("epochs_from", "epoch" in groups, "a group epoch"),
+        ("epoch_steps", "epoch" in groups, "a group epoch"),
+        ("steps_from", stated, "a group of, or epoch_steps beside a group epoch"),
+    )
+    for key, useful, need in rows:
+        if key in progress and not useful:
+            message = f"{key} goes with {need} in the expression"
+            yield Problem(loc=("workload", "progress", key), message=message, on_key=True)

@@ -16,8 +16,8 @@ from trainchaos.chaos.scenario.fault import Strict
 class RegexProgress(Strict):
     """Progress read from a command's output: a regular expression with a group ``step``, searched
     in each line. Optional groups: ``loss``, ``samples``, ``rank`` and ``group``; ``of``, the total
-    that a progress bar states, which has to be workload.steps; with ``epoch`` (from 0), the steps
-    of an epoch.
+    that a progress bar states, which has to be workload.steps; with ``epoch``, the steps of an
+    epoch.
     """
 
     regex: str = Field(min_length=1, max_length=1000)
@@ -26,6 +26,21 @@ class RegexProgress(Strict):
         min_length=1,
         max_length=1000,
         description="an expression with a group loss, for losses in lines of their own",
+    )
+    epochs_from: int = Field(
+        default=0, ge=0, le=1, description="the number of the first epoch, in group epoch"
+    )
+    steps_from: int = Field(
+        default=1,
+        ge=0,
+        le=1,
+        description="the number of the first step, where group of or epoch_steps is given",
+    )
+    epoch_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**9,
+        description="the steps of an epoch, where the lines state none in a group of",
     )
 
 

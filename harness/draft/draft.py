@@ -23,9 +23,9 @@ from trainchaos.chaos.errors import (
     ScenarioError,
 )
 from trainchaos.chaos.scenario.model import Cell, RecoverySpec, Scenario, WorkloadSpec
-from trainchaos.harness.draft import facts as deciding
 from trainchaos.harness.draft import frameworks, launchers, text
-from trainchaos.harness.draft.facts import Command, Facts
+from trainchaos.harness.draft.decide import decide
+from trainchaos.harness.draft.facts import Command, Facts, command_of
 from trainchaos.harness.draft.progress import Proposal, propose
 from trainchaos.harness.draft.watch import Sighting, Watch
 from trainchaos.harness.host.rundir import RunDirectory
@@ -94,7 +94,7 @@ def draft(
     Raises ScenarioError if the command cannot be started or fails, WatchStopped after a signal.
     """
     script = frameworks.read_scripts(words, directory)
-    command = deciding.command_of(
+    command = command_of(
         words,
         env,
         launchers.recognise(words),
@@ -105,7 +105,7 @@ def draft(
     with _folder() as folder:
         seen, proposal = _watched(command, folder, directory, for_s, steps)
         _refuse_failed(seen, proposal)
-        facts = deciding.decide(command, seen, proposal, directory, steps)
+        facts = decide(command, seen, proposal, directory, steps)
         name = name_of(words, script)
         place = os.path.relpath(directory, target.absolute().parent)
         written = text.write(facts, name, directory=place)
@@ -144,7 +144,8 @@ def _watched(
             return None
         watched_s = seen.seconds - found.first_s
         saved = bool(seen.saved) or watched_s > LONG_ENOUGH_S
-        return found.distinct >= ENOUGH_STEPS and saved
+        # of steps that may begin again with the next epoch, one epoch says too little
+        return found.distinct >= ENOUGH_STEPS and saved and not found.one_epoch
 
     with interrupts.stop_on_signal(stop, run), heal.guarded(run) as ledger:
         prepared = _prepared(command, run, directory, steps)

@@ -11,7 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,10 +22,10 @@ from trainchaos.chaos.scenario.progress import (
     RegexProgress,
     expressions,
 )
+from trainchaos.harness.draft.epochs import counting
 from trainchaos.harness.draft.frameworks import Framework
 from trainchaos.harness.draft.watch import Sighting
 from trainchaos.harness.script.listen.derive import Derived, derive
-from trainchaos.harness.script.listen.numbers import whole
 from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader
 from trainchaos.harness.script.listen.trial import Trial, try_lines
 
@@ -42,7 +42,9 @@ class Proposal:
     """How progress is read. ``progress``: None if no step was seen; ``steps``: (seconds since the
     start, step) of those seen; ``losses``: how many were read; ``total``: the number of steps that
     the lines state, or ``per_epoch`` that of an epoch; ``trial``: of the lines, None for the
-    beacon; ``doubt``: why the steps may not be those of the run; ``ranks``: that report.
+    beacon; ``doubt``: why the steps may not be those of the run; ``ranks``: that report;
+    ``one_epoch``: an epoch is named beside the steps, and only one was seen, so that they may begin
+    again in the next.
     """
 
     progress: Progress | None = None
@@ -53,6 +55,7 @@ class Proposal:
     doubt: str = ""
     per_epoch: int | None = None
     ranks: frozenset[int] = field(default_factory=frozenset)
+    one_epoch: bool = False
 
     @property
     def first_s(self) -> float | None:
@@ -107,7 +110,8 @@ def propose(
     log = folder / "lines.log"
     log.write_text("".join(f"{line}\n" for _, line in lines), errors="replace")
     best = Proposal()
-    for one in _candidates(lines, frameworks, log, steps):
+    whole_log = seen.count <= len(lines)
+    for one in _candidates(lines, frameworks, log, steps, whole_log):
         if one.distinct < LEAST_STEPS:
             continue
         if _rated(one) > _rated(best):
@@ -127,26 +131,33 @@ def _candidates(
     frameworks: Sequence[Framework],
     log: Path,
     steps: int | None,
+    whole_log: bool,
 ) -> Iterator[Proposal]:
     names = [one.preset for one in frameworks if one.preset]
     # a bar of Lightning, which starts anew in each epoch, is also one of tqdm
     for name in dict.fromkeys([*names, "lightning", *PRESETS]):
         preset = PresetProgress.model_validate({"preset": name})
-        yield _tried(lines, preset, log, steps, _bar_total(lines, PRESETS[name], log))
+        total = _bar_total(lines, PRESETS[name], log)
+        yield _tried(lines, preset, log, steps, total, whole_log=whole_log)
     found = derive(line for _, line in lines)
     if found is not None:
-        yield _of_derived(lines, found, log, steps)
+        yield _of_derived(lines, found, log, steps, whole_log)
 
 
 def _of_derived(
-    lines: Sequence[tuple[float, str]], found: Derived, log: Path, steps: int | None
+    lines: Sequence[tuple[float, str]],
+    found: Derived,
+    log: Path,
+    steps: int | None,
+    whole_log: bool,
 ) -> Proposal:
     progress = RegexProgress(regex=found.regex, loss=found.loss)
     doubt = ""
     if found.epochs and not found.counted:
-        doubt = "the step begins again in each epoch, and no epoch that counts from 0 is beside it"
+        doubt = "the step begins again in each epoch, and no epoch is beside it"
     total = None if found.epochs else found.total
-    return _tried(lines, progress, log, steps, total, doubt)
+    one = _tried(lines, progress, log, steps, total, doubt, whole_log=whole_log)
+    return replace(one, one_epoch=found.one_epoch)
 
 
 def _tried(
@@ -156,9 +167,19 @@ def _tried(
     steps: int | None,
     total: int | None,
     doubt: str = "",
+    *,
+    whole_log: bool,
 ) -> Proposal:
     found = expressions(progress)
+    per_epoch = None
     epochs = "epoch" in re.compile(found.regex).groupindex
+    if epochs:
+        bars = isinstance(progress, PresetProgress)
+        texts = (line for _, line in lines)
+        counted = counting(texts, found, bars=bars, whole_log=whole_log)
+        per_epoch, doubt = counted.epoch_steps, doubt or counted.doubt
+        if counted.progress != found:
+            progress = found = counted.progress
     known = total or steps or UNKNOWN  # a bar is the judge of its total
     trial = try_lines(log, progress, known)
     if not trial.steps:
@@ -171,7 +192,7 @@ def _tried(
         total=None if epochs else total,
         trial=trial,
         doubt=doubt or "; ".join(trial.wrong),
-        per_epoch=_stated(lines, found) if epochs else None,
+        per_epoch=per_epoch,
     )
 
 
@@ -182,14 +203,6 @@ def _timed(
     with closing(GrowingFile(log)) as file:
         reader = RegexReader(file, progress, steps)
         return [(at, report.step) for at, line in lines for report in reader.parse(line)]
-
-
-def _stated(lines: Sequence[tuple[float, str]], progress: RegexProgress) -> int | None:
-    """The steps of an epoch, as the lines state them most often."""
-    pattern = re.compile(progress.regex)
-    matches = (pattern.search(line) for _, line in lines)
-    totals = Counter(whole(match["of"], UNKNOWN) for match in matches if match)
-    return totals.most_common(1)[0][0] if totals else None
 
 
 def _bar_total(

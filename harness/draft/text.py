@@ -165,7 +165,9 @@ def _progress_value(progress: Progress | None) -> str:
         return f"{{preset: {progress.preset}}}"
     if isinstance(progress, RegexProgress):
         loss = f", loss: {_quoted(progress.loss)}" if progress.loss else ""
-        return f"{{regex: {_quoted(progress.regex)}{loss}}}"
+        numbers = progress.model_dump(exclude={"regex", "loss"}, exclude_defaults=True)
+        said = "".join(f", {name}: {number}" for name, number in numbers.items())
+        return f"{{regex: {_quoted(progress.regex)}{loss}{said}}}"
     return "beacon"
 
 

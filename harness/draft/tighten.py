@@ -19,7 +19,7 @@ from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.load import LoadedScenario
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause
-from trainchaos.harness.draft.facts import readable
+from trainchaos.harness.draft.decide import readable
 from trainchaos.harness.host.rundir import open_run, read_resolved
 from trainchaos.harness.judge.measure.catalogue import METRICS
 from trainchaos.harness.judge.results import Results

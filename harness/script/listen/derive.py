@@ -69,8 +69,9 @@ class Token:
 class Derived:
     """``regex``: for steps, and for losses in the same line; ``loss``: for losses in lines of their
     own, or None; ``total``: that the lines state behind the step (``5/60``); ``epochs``: the step
-    begins anew in each epoch; ``counted``: epochs are counted in the expression; ``steps``: how
-    many different ones there are; ``sure``: the word beside them says that they are steps.
+    begins anew in each epoch; ``counted``: the expression finds the epoch as well; ``one_epoch``:
+    an epoch is beside the step, and it is the same one in all lines; ``steps``: how many different
+    ones there are; ``sure``: the word beside them says that they are steps.
     """
 
     regex: str
@@ -78,6 +79,7 @@ class Derived:
     total: int | None
     epochs: bool = False
     counted: bool = False
+    one_epoch: bool = False
     steps: int = 0
     sure: bool = False
 
@@ -185,7 +187,8 @@ def _expression(column: _Column, texts: Sequence[str]) -> Derived:
         loss=None if loss else _loss_alone(texts),
         total=None if total is None else int(re.sub("[,_]", "", total[1])),
         epochs=column.again,
-        counted=epoch is not None and total is not None,
+        counted=epoch is not None,
+        one_epoch=_one_epoch(column),
         steps=len(set(column.steps)),
         sure=column.rank >= SURE,
     )
@@ -229,8 +232,8 @@ def _joined(
         behind = next((m[0] for word, _ in _AFTER if (m := word.search(token.after))), "")
         fraction = _TOTAL.match(token.after)
         step += _literal(behind) or (r"\s*(?:/|of)\s*\d" if fraction else r"\b")
-    if epoch is not None and stated:
-        step += r"\s*(?:/|of)\s*(?P<of>\d[\d,_]*)"
+    if epoch is not None:
+        step += r"\s*(?:/|of)\s*(?P<of>\d[\d,_]*)" if stated else ""
         word = _EPOCH.search(epoch.before)
         front = _literal(word[0] if word else epoch.before) + r"(?P<epoch>\d+)"
         step = f"{front}.*?{step}" if epoch.start < token.start else f"{step}.*?{front}"
@@ -248,15 +251,30 @@ def _literal(text: str) -> str:
 
 
 def _epoch(column: _Column) -> Token | None:
-    """The epoch in the same line, if it counts from 0 and grows by one."""
+    """The epoch in the same line, if it never goes back."""
     for index, token in enumerate(column.rows[0][1]):
         if index == column.index or not _EPOCH.search(token.before):
             continue
         values = [tokens[index].whole for _, tokens in column.rows]
         known = [value for value in values if value is not None]
-        if len(known) == len(values) and known[0] == 0 and known == sorted(known):
+        if len(known) == len(values) and known == sorted(known):
             return token
     return None
+
+
+def _one_epoch(column: _Column) -> bool:
+    """Whether an epoch is beside the step and did not change, so that the step may begin anew. A
+    step that is called global does not.
+    """
+    tokens = column.rows[0][1]
+    if "global" in tokens[column.index].before.lower():
+        return False
+    places = [
+        index
+        for index, one in enumerate(tokens)
+        if index != column.index and _EPOCH.search(one.before)
+    ]
+    return len({row[index].text for _, row in column.rows for index in places}) == 1
 
 
 def _loss_in(column: _Column) -> Token | None:

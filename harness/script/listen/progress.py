@@ -149,6 +149,8 @@ class RegexReader:
         self._pattern = re.compile(progress.regex)
         self._loss = re.compile(progress.loss) if progress.loss else None
         self._steps = steps
+        self._epochs_from, self._steps_from = progress.epochs_from, progress.steps_from
+        self._epoch_steps = progress.epoch_steps
         self._last: ProgressReport | None = None
         self.refused = 0
         self.other_total: int | None = None
@@ -174,13 +176,20 @@ class RegexReader:
         if progress is None:
             self.refused += 1
             return []
-        if of is not None:
-            epoch = numbers.whole(groups.get("epoch"), STEP_LIMIT) or 0
-            progress = replace(progress, step=progress.step + epoch * of)
-            if progress.step == 0:
+        stated = self._epoch_steps if of is None else of
+        if stated is not None:
+            step = self._step_of_run(progress.step, groups.get("epoch"), stated)
+            if step <= 0:
                 return []  # a bar is drawn before the first step is done
+            progress = replace(progress, step=step)
         self._last = progress
         return [progress]
+
+    def _step_of_run(self, step: int, epoch: str | None, epoch_steps: int) -> int:
+        """The step of the whole run, from 1."""
+        before = numbers.whole(epoch, STEP_LIMIT)
+        epochs = 0 if before is None else before - self._epochs_from
+        return epochs * epoch_steps + step - self._steps_from + 1
 
     def _loss_alone(self, text: str) -> list[ProgressReport]:
         match = self._loss.search(text) if self._loss is not None and self._last else None

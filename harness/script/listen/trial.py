@@ -90,6 +90,7 @@ def _wrong(found: Trial, reader: RegexReader, key: str, steps: int) -> list[str]
     if back is not None and found.steps[back] <= max(low, 1):
         wrong.append(
             f"step {found.steps[back]} comes again after step {found.steps[back - 1]}: is it the"
-            " step of the epoch? groups epoch and of make it the step of the run"
+            " step of the epoch? groups epoch and of, or a group epoch and epoch_steps, make it the"
+            " step of the run"
         )
     return wrong

@@ -101,10 +101,10 @@ def test_nothing_is_made_of_lines_without_steps(lines: list[str]) -> None:
     assert derive(lines) is None
 
 
-def test_epochs_from_0_are_counted_and_others_are_doubtful() -> None:
+def test_an_epoch_beside_a_step_that_begins_again_is_found() -> None:
     lines = [f"Epoch {e} step {n}/5 loss 1.5" for e in range(3) for n in range(1, 6)]
     one = derive(lines)
-    assert one is not None and one.epochs and one.counted
+    assert one is not None and one.epochs and one.counted and not one.one_epoch
     match = re.search(one.regex, lines[-1])
     assert match is not None and match.groupdict() == {
         "epoch": "2",
@@ -112,8 +112,19 @@ def test_epochs_from_0_are_counted_and_others_are_doubtful() -> None:
         "of": "5",
         "loss": "1.5",
     }
-    one = derive(f"Epoch {e} step {n}/5 loss 1.5" for e in range(1, 4) for n in range(1, 6))
-    assert one is not None and one.epochs and not one.counted
+
+
+@pytest.mark.parametrize(
+    ("line", "one"),
+    [
+        ("epoch 1 step {n} loss 1.5", True),
+        ("epoch 1 global_step {n} loss 1.5", False),
+        ("step {n} loss 1.5", False),
+    ],
+)
+def test_a_step_may_begin_again_while_one_epoch_was_seen(line: str, one: bool) -> None:
+    found = derive(line.format(n=n) for n in STEPS)
+    assert found is not None and found.one_epoch is one
 
 
 def proposed(text: str, folder: Path, *names: str, steps: int | None = None) -> Proposal:
@@ -174,10 +185,45 @@ def test_few_steps_of_the_run_are_better_than_many_of_an_epoch(tmp_path: Path) -
 
 
 def test_a_doubt_is_said(tmp_path: Path) -> None:
-    lines = [f"epoch {e} step {n}/5 loss 1.5" for e in (1, 2) for n in range(1, 6)]
+    lines = [f"step {n}/5 loss 1.5" for _ in (1, 2) for n in range(1, 6)]
     assert "begins again in each epoch" in proposed("\n".join(lines), tmp_path).doubt
+    lines = [f"epoch {e} step {n}/5 loss 1.5" for e in (7, 8) for n in range(1, 6)]
+    assert "the first epoch seen is 7" in proposed("\n".join(lines), tmp_path).doubt
+    lines = [f"epoch {e} step {n} loss 1.5" for e in (0, 1) for n in range(0, 100, 10)]
+    got = proposed("\n".join(lines), tmp_path)
+    assert got.per_epoch == 100 and "epoch_steps: 100 is a guess" in got.doubt
     beyond = proposed("\n".join(rows(lambda n: f"step {n}")), tmp_path, steps=5)
     assert "step 10 is beyond" in beyond.doubt
+
+
+@pytest.mark.parametrize("of", ["", "/15"])
+@pytest.mark.parametrize("step_from", [0, 1])
+@pytest.mark.parametrize("epoch_from", [0, 1])
+def test_epochs_and_steps_count_from_0_or_1(
+    epoch_from: int, step_from: int, of: str, tmp_path: Path
+) -> None:
+    lines = [
+        f"\x1b[32mepoch {epoch} step {step}{of} loss 1.5"
+        for epoch in range(epoch_from, epoch_from + 4)
+        for step in range(step_from, step_from + 15)
+    ]
+    got = proposed("\n".join(lines), tmp_path)
+    assert ([step for _, step in got.steps], got.losses) == (list(range(1, 61)), 60)
+    assert (got.per_epoch, got.doubt) == (15, "")
+
+
+def test_a_bar_of_each_epoch_may_count_epochs_from_1(tmp_path: Path) -> None:
+    lines = [f"Epoch {e}: {n}/5 [00:01, loss=1.5]" for e in (1, 2) for n in range(6)]
+    got = proposed("\n".join(lines), tmp_path)
+    # that of 0 is drawn before the first step, or after the last one of the epoch before
+    assert [step for _, step in got.steps] == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10]
+
+
+def test_the_first_epoch_is_not_known_of_the_end_of_a_log(tmp_path: Path) -> None:
+    lines = [f"epoch {e} step {n} loss 1.5" for e in (1, 2) for n in range(1, 6)]
+    seen = Sighting(count=len(lines) + 5)
+    seen.lines.extend((1.0, line) for line in lines)
+    assert "epochs_from" in propose(seen, [], tmp_path, steps=None).doubt
 
 
 def test_the_beacon_is_preferred(tmp_path: Path) -> None:

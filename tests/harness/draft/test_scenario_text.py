@@ -11,13 +11,16 @@ import pytest
 
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.loading.load import LoadedScenario, load
+from trainchaos.chaos.scenario.progress import RegexProgress
 from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.draft import frameworks, launchers
-from trainchaos.harness.draft.facts import Facts, command_of, decide
+from trainchaos.harness.draft.decide import decide
+from trainchaos.harness.draft.facts import Facts, command_of
 from trainchaos.harness.draft.progress import propose
 from trainchaos.harness.draft.text import ScenarioText, shown, write
 from trainchaos.harness.draft.watch import Sighting
 from trainchaos.harness.draft.written import Listing, checkpoints, listing
+from trainchaos.harness.script.listen.trial import try_lines
 from trainchaos.harness.script.processes.command import CommandEnded
 from trainchaos.harness.script.processes.tree import FoundRank
 
@@ -191,9 +194,42 @@ def test_the_steps_of_epochs_are_those_of_the_run(tmp_path: Path) -> None:
     lines = [f"Epoch {e} step {n}/5 loss 1.5" for e in range(3) for n in range(1, 6)]
     facts = decided(tmp_path, "python train.py --epochs 8", saw(lines))
     assert facts.steps == 40 and missing(facts) == []
-    lines = [f"Epoch {e} step {n}/5 loss 1.5" for e in range(1, 4) for n in range(1, 6)]
+    lines = [f"Epoch {e} step {n}/5 loss 1.5" for e in range(7, 10) for n in range(1, 6)]
     facts = decided(tmp_path, "python train.py --epochs 8", saw(lines))
     assert missing(facts) == ["progress", "steps"]
+
+
+@pytest.mark.parametrize("of", ["", "/5"])
+@pytest.mark.parametrize("step_from", [0, 1])
+@pytest.mark.parametrize("epoch_from", [0, 1])
+def test_a_run_reads_the_steps_of_epochs_as_they_are_written(
+    epoch_from: int, step_from: int, of: str, tmp_path: Path
+) -> None:
+    lines = [
+        f"epoch {epoch} step {step}{of} loss 1.5"
+        for epoch in range(epoch_from, epoch_from + 3)
+        for step in range(step_from, step_from + 5)
+    ]
+    facts = decided(tmp_path, "python train.py --steps 5", saw(lines, ended=WELL))
+    assert missing(facts) == [] and facts.steps == 15
+    spec = workload(tmp_path, facts)
+    assert isinstance(spec.progress, RegexProgress) and spec.steps == 15
+    (tmp_path / "log").write_text("\n".join(lines) + "\n")
+    trial = try_lines(tmp_path / "log", spec.progress, spec.steps)
+    assert (trial.steps, trial.wrong) == (list(range(1, 16)), [])
+
+
+def test_epochs_that_are_reported_in_part_are_whole(tmp_path: Path) -> None:
+    lines = [f"epoch {e} step {n}/100 loss 1.5" for e in range(3) for n in range(0, 100, 10)]
+    facts = decided(tmp_path, "python train.py", saw(lines, ended=WELL))
+    assert missing(facts) == [] and facts.steps == 300
+
+
+def test_an_only_epoch_is_said(tmp_path: Path) -> None:
+    lines = [f"epoch 1 step {n} loss 1.5" for n in range(1, 20)]
+    facts = decided(tmp_path, "python train.py", saw(lines), steps=40)
+    (finding,) = (one for one in facts.findings if one.name == "progress")
+    assert "begins again" in finding.change
 
 
 def test_a_command_that_went_on_from_an_old_checkpoint_is_noticed(tmp_path: Path) -> None:

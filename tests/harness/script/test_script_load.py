@@ -148,6 +148,19 @@ BAD = [
         ["s.yaml:9:21: the expression needs a group named step"],
     ),
     (
+        "[0-9]+)'}",
+        "[0-9]+)', epochs_from: 1, steps_from: 0, epoch_steps: 5}",
+        [
+            "epochs_from goes with a group epoch in the expression",
+            "epoch_steps goes with a group epoch in the expression",
+        ],
+    ),
+    (
+        "[0-9]+)'}",
+        "[0-9]+)', steps_from: 0}",
+        ["steps_from goes with a group of, or epoch_steps beside a group epoch"],
+    ),
+    (
         "step (?P<step>[0-9]+)",
         "step (?P<step>[0-9+",
         ["s.yaml:9:21: not a regular expression"],

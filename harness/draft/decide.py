@@ -1,0 +1,151 @@
+"""Decides what a scenario says of a command, from its words and from what was seen of it.
+
+Each decision says where it is from, or that it could not be made and what to do.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from trainchaos.harness.draft.facts import (
+    LEAST_DEADLINE_S,
+    LEAST_HOLD_S,
+    LEAST_START_S,
+    Command,
+    Facts,
+    Finding,
+)
+from trainchaos.harness.draft.progress import Proposal
+from trainchaos.harness.draft.saving import find_checkpoints
+from trainchaos.harness.draft.training import find_progress, find_steps
+from trainchaos.harness.draft.watch import Sighting
+
+RESTARTS = 2
+READABLE = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 900, 1200, 1800)
+
+
+def decide(
+    command: Command, seen: Sighting, proposal: Proposal, directory: Path, steps: int | None
+) -> Facts:
+    """All facts. ``steps``: those that were asked for, if any."""
+    facts = Facts(command=command, proposal=proposal)
+    facts.findings.append(_launcher(command))
+    _ranks(facts, seen)
+    find_progress(facts, seen)
+    find_steps(facts, seen, steps)
+    find_checkpoints(facts, seen, directory)
+    _restarts(facts)
+    _times(facts)
+    return facts
+
+
+def _launcher(command: Command) -> Finding:
+    names = ", ".join(one.name for one in command.frameworks)
+    kind = command.launched.kind
+    return Finding(
+        name="launcher",
+        text=command.launched.name + (f"; the script uses {names}" if names else ""),
+        key="command",
+        change=f"{' and '.join(kind.env)} is set: {kind.note}" if kind and kind.env else "",
+    )
+
+
+def _ranks(facts: Facts, seen: Sighting) -> None:
+    launched = facts.command.launched
+    hidden = any(one.hidden for one in facts.command.frameworks)
+    seen_ranks, said = len(seen.ranks), launched.ranks
+    if seen.grouped:
+        facts.group = facts.command.group
+    if seen_ranks:
+        facts.ranks = max(seen_ranks, said or 0)
+        how = "by their beacons" if seen.hinted else "by the rank in their environments"
+        how += f", in groups named by {facts.group}" if facts.group else ""
+        text = f"found {how}"
+        short = said is not None and said > seen_ranks
+        change = ""
+        if short and launched.nodes > 1:
+            change = "those of other nodes are not seen here: a run needs all ranks on this machine"
+        elif short:
+            text = f"{seen_ranks} {text}, and the command line says {said}"
+            change = "correct ranks, or see why the others do not start"
+        facts.findings.append(
+            Finding(
+                name="ranks",
+                text=text,
+                value="" if short else str(seen_ranks),
+                key="ranks",
+                change=change,
+                found=not short,
+                needed=short,
+            )
+        )
+        return
+    if not hidden and (said or 1) == 1 and facts.command.launched.name not in ("srun", "ray"):
+        text = "no process names a rank, so the process that prints the steps is the only one"
+        facts.findings.append(Finding(name="ranks", text=text, value="1", key="ranks"))
+        return
+    facts.ranks = said or max(1, len(facts.proposal.ranks))
+    kind = launched.kind
+    notes = [one.note for one in facts.command.frameworks if one.hidden]
+    notes += [kind.note] if kind and not kind.env and kind.note else []
+    facts.findings.append(
+        Finding(
+            name="ranks",
+            text="no process was found whose environment or beacon names its rank",
+            key="ranks",
+            change="; ".join(
+                [
+                    *notes,
+                    "set RANK where the ranks are started, or call chaos.beacon.step(...) in each,"
+                    " and correct ranks",
+                ]
+            ),
+            found=False,
+            needed=True,
+        )
+    )
+
+
+def _restarts(facts: Facts) -> None:
+    launched = facts.command.launched
+    facts.restarts = 0 if launched.restarts else RESTARTS
+    text = (
+        f"{launched.name} starts its ranks again, up to {launched.restarts} times"
+        if launched.restarts
+        else f"the job does not start its ranks again by itself: a run starts the command again, up"
+        f" to {RESTARTS} times"
+    )
+    facts.findings.append(Finding(name="restarts", text=text, key="restarts"))
+
+
+def _times(facts: Facts) -> None:
+    """Hold of the hang, deadlines and the step of the faults."""
+    proposal = facts.proposal
+    report_s = (proposal.step_s or 0.0) * proposal.stride
+    start_s = proposal.first_s or 0.0
+    # twice what the harness takes for a hang, at least (harness.script.listen.observer)
+    facts.hold_s = readable(max(LEAST_HOLD_S, 40 * report_s, 8 * proposal.longest_s))
+    facts.deadline_s = readable(max(LEAST_DEADLINE_S, 2 * facts.hold_s + 3 * start_s))
+    facts.start_s = readable(max(LEAST_START_S, 5 * start_s))
+    reports = _middle(facts.steps // proposal.stride)
+    # after a report, so that it comes at once
+    facts.at = max(1, reports * proposal.stride + (proposal.stride > 1))
+
+
+def _middle(count: int) -> int:
+    """Somewhat behind the middle: the harness knows the usual time by then, and steps are left to
+    go on with. Not where most checkpoints are saved: a fault right after one costs nothing.
+    """
+    half = count // 2
+    for digit, every in ((7, 10), (3, 5)):
+        near = half + (digit - half) % every
+        if near <= 0.7 * count:
+            return near
+    return half
+
+
+def readable(seconds: float) -> float:
+    """The next number above that people like to read."""
+    steps = next((one for one in READABLE if one >= seconds), None)
+    return float(steps or math.ceil(seconds / 600) * 600)

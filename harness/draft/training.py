@@ -1,0 +1,119 @@
+"""What was found of a command's steps: how they are read, and how many there are."""
+
+from __future__ import annotations
+
+from trainchaos.harness.draft import arguments
+from trainchaos.harness.draft.facts import Facts, Finding
+from trainchaos.harness.draft.progress import MOST_LINES, Proposal
+from trainchaos.harness.draft.watch import Sighting
+
+ENDED = "the command ended by itself after these"
+
+
+def find_progress(facts: Facts, seen: Sighting) -> None:
+    """How its progress is read."""
+    proposal = facts.proposal
+    if proposal.progress is None:
+        facts.findings.append(
+            Finding(
+                name="progress",
+                text=f"no step was seen in {_count(seen.count, 'line')} within"
+                f" {seen.seconds:.0f} s",
+                key="progress",
+                change="watch longer (--for 5m), call chaos.beacon.step(...) after each step, or"
+                " give progress: {regex: ...} and try it with chaos try-progress",
+                found=False,
+                needed=True,
+            )
+        )
+        return
+    steps = [step for _, step in proposal.steps]
+    text = (
+        f"steps {min(steps)} to {max(steps)}, the first after {proposal.first_s or 0:.0f} s,"
+        f" {_losses(proposal)}"
+    )
+    if proposal.step_s is not None:
+        text += f", about {proposal.step_s:.2g} s a step"
+    if proposal.stride > 1:
+        text += f", reported every {proposal.stride} steps"
+    change = f"{proposal.doubt}: report the step of the run, or use the beacon"
+    if not proposal.doubt:
+        old = seen.count <= MOST_LINES and steps[0] > max(1, proposal.stride)
+        change = "it goes on from an old checkpoint: move that away" if old else ""
+        if proposal.one_epoch:
+            change = (
+                "one epoch was seen only: if the step begins again in the next one, watch longer"
+                " (--for 5m), until that has begun"
+            )
+    facts.findings.append(
+        Finding(
+            name="progress",
+            text=text,
+            key="progress",
+            change=change,
+            found=not proposal.doubt,
+            needed=bool(proposal.doubt),
+        )
+    )
+
+
+def _losses(proposal: Proposal) -> str:
+    return f"{proposal.losses} losses" if proposal.losses else "no loss"
+
+
+def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
+    """How many steps it trains."""
+    proposal, command = facts.proposal, facts.command
+    given = arguments.find(command.words, arguments.STEPS, r"\d{1,12}")
+    epochs = arguments.find(command.words, arguments.EPOCHS, r"\d{1,6}")
+    steps = [step for _, step in proposal.steps]
+    ended = seen.ended is not None and seen.ended.well and bool(steps)
+    guess = command.script.steps_guess
+    change, found = "", True
+    if proposal.total:
+        facts.steps, text = proposal.total, "the lines state that many"
+        if asked not in (None, proposal.total):
+            change = f"--steps says {asked}, and the lines are the judge of that"
+    elif asked is not None:
+        facts.steps, text = asked, "as --steps says"
+    elif ended and proposal.stride == 1:
+        facts.steps, text = max(steps) + (min(steps) == 0), ENDED
+    elif given is not None and int(given.value) != proposal.per_epoch:
+        facts.steps, text = int(given.value), f"{given.name} says so"
+        change = "correct it if those are the steps of an epoch" if proposal.per_epoch else ""
+    elif proposal.per_epoch and epochs is not None:
+        facts.steps = proposal.per_epoch * int(epochs.value)
+        text = f"{epochs.name} {epochs.value}, and the lines state {proposal.per_epoch} an epoch"
+    elif ended and proposal.per_epoch:
+        facts.steps = -(-max(steps) // proposal.per_epoch) * proposal.per_epoch
+        text = f"{ENDED}, in whole epochs of {proposal.per_epoch}"
+    elif ended:
+        facts.steps, text = max(steps) + (min(steps) == 0) * proposal.stride, ENDED
+    elif guess is not None:
+        facts.steps = guess[0]
+        text = f"a guess by the script's text: {guess[1]}"
+        change = "correct it if that is another number"
+    else:
+        facts.steps = max(100, 10 * max(steps, default=0))
+        text, found = "neither the lines nor the arguments say how many there are", False
+        change = "say how many steps it trains, or give chaos init --steps N"
+    if found and proposal.doubt:
+        found, change = False, "the steps seen are not those of the run: say how many it trains"
+    elif found and steps and max(steps) > facts.steps:
+        found, change = False, f"step {max(steps)} was seen: correct it"
+    facts.findings.append(
+        Finding(
+            name="steps",
+            text=text,
+            value=str(facts.steps) if found else "",
+            key="steps",
+            change=change,
+            found=found,
+            needed=not found,
+        )
+    )
+
+
+def _count(number: int, what: str) -> str:
+    plural = what + ("es" if what.endswith("s") else "s")
+    return f"{number} {what if number == 1 else plural}"

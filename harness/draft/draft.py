@@ -24,6 +24,7 @@ from trainchaos.chaos.errors import (
 )
 from trainchaos.chaos.scenario.model import Cell, RecoverySpec, Scenario, WorkloadSpec
 from trainchaos.harness.draft import frameworks, launchers, text
+from trainchaos.harness.draft.changes import places
 from trainchaos.harness.draft.decide import decide
 from trainchaos.harness.draft.facts import Command, Facts, command_of
 from trainchaos.harness.draft.progress import Proposal, propose
@@ -149,7 +150,8 @@ def _watched(
 
     with interrupts.stop_on_signal(stop, run), heal.guarded(run) as ledger:
         prepared = _prepared(command, run, directory, steps)
-        watch = Watch(prepared, group=command.group, ledger=ledger)
+        named = places([*command.words, *command.env.values()], prepared.directory)
+        watch = Watch(prepared, group=command.group, ledger=ledger, places=named)
         try:
             seen = watch.run(for_s, enough, stop)
         finally:

@@ -6,7 +6,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainchaos.harness.draft.facts import SCRATCH, Facts, Finding
+from trainchaos.harness.draft.changes import SURE, Kept
+from trainchaos.harness.draft.changes import kept as kept_by_changes
+from trainchaos.harness.draft.facts import SCRATCH, Command, Facts, Finding
+from trainchaos.harness.draft.progress import Proposal
+from trainchaos.harness.draft.training import longer
 from trainchaos.harness.draft.watch import Sighting
 from trainchaos.harness.draft.written import checkpoints
 
@@ -14,45 +18,78 @@ SHOWN = 3
 
 
 def find_checkpoints(facts: Facts, seen: Sighting, directory: Path) -> None:
-    """Where its checkpoints go."""
+    """Where its checkpoints go: by their names, else by what changed while it was watched."""
     kept, command = checkpoints(seen.saved, directory), facts.command
     changed = {*seen.after.since(seen.before), *(path for path in seen.opened if path.exists())}
+    changed |= {path for path in seen.files if path.exists()} - set(seen.saved)
     beside = sorted(checkpoints(changed, directory))
-    if kept:
-        names = ", ".join(dict.fromkeys(path.name for path in kept[:SHOWN]))
-        finding = Finding(
-            name="checkpoints",
-            text=f"in {SCRATCH} ({names}), {command.sent or 'by the script itself'}",
-            key="checkpoints",
+    told = [] if kept or beside else _by_changes(facts, seen)
+    scratch = [one for one in told if set(one.paths) & set(seen.saved)]
+    if kept or scratch:
+        finding = _in_scratch(
+            kept or scratch[0].paths, "" if kept else _how_sure(scratch[0]), command
         )
-    elif beside:
-        finding = Finding(
-            name="checkpoints",
-            text=f"written outside {SCRATCH}: {_shown(beside, directory)}",
-            key="checkpoints",
-            change="send them there, by an option (command: [..., $CHAOS_SCRATCH]) or a variable"
-            " (env: {CHECKPOINT_DIR: $CHAOS_SCRATCH}): otherwise one arm goes on from those of the"
-            " last; remove what this watch left, so that the first arm begins at step 1",
-            found=False,
-            needed=True,
-        )
+    elif beside or told:
+        finding = _outside(beside, told, directory)
     else:
-        finding = Finding(
-            name="checkpoints",
-            text="none was written while it was watched"
-            + (f" (they are sent to {SCRATCH} {command.sent})" if command.sent else ""),
-            key="checkpoints",
-            change="watch longer (--for 5m); without one the job begins again from step 1 after"
-            " each fault",
-            found=False,
-        )
+        finding = _none(seen, facts.proposal, command)
     facts.findings.append(finding)
-    others = sorted(changed - set(beside))
-    others = [path for path in others if path.is_relative_to(directory)]
+    shown = {*beside, *(path for one in told for path in one.paths)}
+    others = [path for path in sorted(changed - shown) if path.is_relative_to(directory)]
     if others:
         facts.findings.append(
             Finding(name="files", text=f"the command also wrote {_shown(others, directory)}")
         )
+
+
+def _by_changes(facts: Facts, seen: Sighting) -> list[Kept]:
+    proposal = facts.proposal
+    return kept_by_changes(
+        seen.files,
+        steps=[step for _, step in proposal.steps],
+        first_s=proposal.first_s,
+        log_size=seen.printed,
+    )
+
+
+def _how_sure(one: Kept) -> str:
+    return f"{SURE[one.grade]}, by what changed: {one.why}"
+
+
+def _in_scratch(paths: Sequence[Path], how: str, command: Command) -> Finding:
+    names = ", ".join(dict.fromkeys(path.name for path in paths[:SHOWN]))
+    text = f"in {SCRATCH} ({names}), {command.sent or 'by the script itself'}"
+    text += f"; {how}" if how else ""
+    return Finding(name="checkpoints", text=text, key="checkpoints")
+
+
+def _outside(beside: Sequence[Path], told: Sequence[Kept], directory: Path) -> Finding:
+    """``beside``: those known by their names; else ``told``, of which the surest one counts."""
+    text = f"written outside {SCRATCH}: {_shown(beside or told[0].paths, directory)}"
+    text += " (by their names)" if beside else f" ({_how_sure(told[0])})"
+    return Finding(
+        name="checkpoints",
+        text=text,
+        key="checkpoints",
+        change="send them there, by an option (command: [..., $CHAOS_SCRATCH]) or a variable"
+        " (env: {CHECKPOINT_DIR: $CHAOS_SCRATCH}): otherwise one arm goes on from those of the"
+        " last; remove what this watch left, so that the first arm begins at step 1",
+        found=False,
+        needed=bool(beside) or told[0].grade > 1,
+    )
+
+
+def _none(seen: Sighting, proposal: Proposal, command: Command) -> Finding:
+    text = "none was written while it was watched"
+    text += f" (they are sent to {SCRATCH} {command.sent})" if command.sent else ""
+    return Finding(
+        name="checkpoints",
+        text=text,
+        key="checkpoints",
+        change=f"{longer(seen, proposal)}; without one the job begins again from step 1 after each"
+        " fault",
+        found=False,
+    )
 
 
 def _shown(paths: Sequence[Path], directory: Path) -> str:

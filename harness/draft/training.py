@@ -20,7 +20,7 @@ def find_progress(facts: Facts, seen: Sighting) -> None:
                 text=f"no step was seen in {_count(seen.count, 'line')} within"
                 f" {seen.seconds:.0f} s",
                 key="progress",
-                change="watch longer (--for 5m), call chaos.beacon.step(...) after each step, or"
+                change=f"{longer(seen, proposal)}, call chaos.beacon.step(...) after each step, or"
                 " give progress: {regex: ...} and try it with chaos try-progress",
                 found=False,
                 needed=True,
@@ -42,8 +42,8 @@ def find_progress(facts: Facts, seen: Sighting) -> None:
         change = "it goes on from an old checkpoint: move that away" if old else ""
         if proposal.one_epoch:
             change = (
-                "one epoch was seen only: if the step begins again in the next one, watch longer"
-                " (--for 5m), until that has begun"
+                "one epoch was seen only: if the step begins again in the next one,"
+                f" {longer(seen, proposal, 'two epochs')}"
             )
     facts.findings.append(
         Finding(
@@ -55,6 +55,14 @@ def find_progress(facts: Facts, seen: Sighting) -> None:
             needed=bool(proposal.doubt),
         )
     )
+
+
+def longer(seen: Sighting, proposal: Proposal, need: str = "more steps") -> str:
+    """What to do if too little was seen; ``need``: what has to be seen."""
+    if seen.ended is None:
+        return "watch longer (--for 5m)"
+    steps = f" and {_count(proposal.distinct, 'step')}" if proposal.distinct else ""
+    return f"the command ended by itself after {seen.seconds:.1f} s{steps}: have it train {need}"
 
 
 def _losses(proposal: Proposal) -> str:

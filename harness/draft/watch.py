@@ -10,11 +10,12 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainchaos.harness.draft.changes import Changes, FileHistory
 from trainchaos.harness.draft.written import Listing, listing, open_for_writing
 from trainchaos.harness.script.listen.outputlog import OutputLog
 from trainchaos.harness.script.listen.progress import BeaconReader, GrowingFile, ProgressReport
@@ -46,7 +47,9 @@ class Sighting:
     """What was seen. ``lines``: the newest, each with the seconds since the start at which it came;
     ``count``: of all; ``ranks``: the most that were there at once; ``hinted``: they were known by
     their beacons alone; ``grouped``: by their replica groups; ``opened``: files open for writing at
-    some time; ``before``, ``after``: the working directory; ``error``: why it could not be started.
+    some time; ``before``, ``after``: the working directory; ``files``: those that changed, there,
+    in scratch and in places that the command line names; ``printed``: bytes; ``error``: why it
+    could not be started.
     """
 
     lines: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
@@ -59,6 +62,8 @@ class Sighting:
     opened: set[Path] = field(default_factory=set)
     before: Listing = field(default_factory=lambda: Listing(files={}))
     after: Listing = field(default_factory=lambda: Listing(files={}))
+    files: dict[Path, FileHistory] = field(default_factory=dict)
+    printed: int = 0
     saved: list[Path] = field(default_factory=list)
     ended: CommandEnded | None = None
     seconds: float = 0.0
@@ -76,9 +81,18 @@ Enough = Callable[[Sighting], bool | None]
 
 
 class Watch:
-    """One watch of a command. ``group``: the variable that may name replica groups."""
+    """One watch of a command. ``group``: the variable that may name replica groups; ``places``:
+    where it may write besides its directory and scratch.
+    """
 
-    def __init__(self, prepared: PreparedCommand, *, group: str, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        prepared: PreparedCommand,
+        *,
+        group: str,
+        ledger: Ledger,
+        places: Iterable[Path] = (),
+    ) -> None:
         self._prepared = prepared
         self._group = group
         self._ledger = ledger
@@ -89,6 +103,8 @@ class Watch:
         self._leftovers = CommandLeftovers()
         self._hints: dict[int, int] = {}
         self.seen = Sighting(before=listing(prepared.directory))
+        self._changes = Changes([prepared.directory, prepared.scratch, *places])
+        self.seen.files = self._changes.files
 
     def run(self, for_s: float, enough: Enough, stop: StopFlag) -> Sighting:
         """Start the command, watch its steps until enough was seen, for ``for_s`` at most, and end
@@ -122,6 +138,7 @@ class Watch:
                         break
             seen.ended = command.ended
         self._listen(to_end=True)
+        self._changes.look(seen.seconds, at_once=True)
         seen.after = listing(self._prepared.directory)
         seen.saved = sorted(listing(self._prepared.scratch).files)
         return seen
@@ -160,7 +177,7 @@ class Watch:
         most = LOOKS_AT_END if to_end else LOOKS_AT_ONCE  # of a flood only a part is read
         for _ in range(min(self._output.looks_left(), most)):
             seen.lines.extend((seen.seconds, line) for line in self._output.read())
-        seen.count = self._output.count
+        seen.count, seen.printed = self._output.count, self._output.taken
         self._kept.cut(self._output.taken)
         for report in self._beacon.read():
             if report.pid is not None and report.rank is not None:
@@ -174,6 +191,7 @@ class Watch:
         """At its processes: ranks, open files, shared memory."""
         seen, rows = self.seen, tree.below(command.guard_pid)
         seen.opened |= open_for_writing(rows)
+        self._changes.look(seen.seconds)
         self._leftovers.look(command.guard_pid, lambda pid: None)
         grouped = bool(self._group) and any(self._group in tree.environment(pid) for pid in rows)
         hints = self._hints

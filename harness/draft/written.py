@@ -21,7 +21,8 @@ CHECKPOINT = re.compile(
     r"ckpt|checkpoint|\.pth?$|\.safetensors$|\.distcp$|\.bin$|\.npz$|optimizer|model", re.IGNORECASE
 )
 """Names of files, or of a directory of theirs, that hold a checkpoint."""
-_NO_CHECKPOINT = re.compile(r"\.(?:log|txt|out|err|py|pyc|yaml|csv|jsonl)$|events\.out\.tfevents")
+NO_CHECKPOINT = re.compile(r"\.(?:log|txt|out|err|py|pyc|yaml|csv|jsonl)$|events\.out\.tfevents")
+"""Names of files that hold none."""
 _WRITES = 0o3  # O_WRONLY | O_RDWR
 
 
@@ -94,6 +95,6 @@ def checkpoints(paths: Iterable[Path], root: Path) -> list[Path]:
     found = []
     for path in paths:
         name = str(path.relative_to(root)) if path.is_relative_to(root) else path.name
-        if CHECKPOINT.search(name) and not _NO_CHECKPOINT.search(name):
+        if CHECKPOINT.search(name) and not NO_CHECKPOINT.search(name):
             found.append(path)
     return found

@@ -162,6 +162,26 @@ def test_a_command_without_steps_has_a_scenario_that_says_so(
     assert scenario(folder / "chaos-quiet.yaml").workload.progress == "beacon"
 
 
+def test_checkpoints_of_any_name_are_found_where_the_command_line_says(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "odd.py").write_text(
+        "import pathlib, sys, time\n"
+        "for n in range(1, 21):\n"
+        "    print('step', n, 'loss 1.5')\n"
+        "    time.sleep(0.1)\n"
+        "    if n % 5 == 0:\n"
+        "        place = pathlib.Path(sys.argv[1], f'after_{n}')\n"
+        "        place.mkdir(parents=True)\n"
+        "        (place / 'rank0').write_bytes(bytes(10000))\n"
+    )
+    words = [sys.executable, "odd.py", "../elsewhere"]
+    assert invoke(["init", "--", *words]) == EXIT_INCONCLUSIVE
+    said = capsys.readouterr().out
+    assert "elsewhere/after_5/rank0" in said and "surely checkpoints, by what changed" in said
+    assert "correct checkpoints in" in said and left(folder) == []
+
+
 def test_a_beacon_is_heard(folder: Path) -> None:
     (folder / "rings.py").write_text(
         "import os, sys\nsys.path.insert(0, sys.argv[1])\nfrom trainchaos import beacon\n"

@@ -275,7 +275,15 @@ def test_a_job_without_checkpoints_is_told_what_that_means(tmp_path: Path) -> No
     facts = decided(tmp_path, "python train.py", saw(saved=()))
     (finding,) = (one for one in facts.findings if not one.found)
     assert finding.name == "checkpoints" and "begins again from step 1" in finding.change
-    assert not finding.needed
+    assert not finding.needed and "watch longer (--for 5m)" in finding.change
+
+
+def test_a_command_that_ended_is_not_to_be_watched_longer(tmp_path: Path) -> None:
+    for lines in (LINES, ["hello"], [f"epoch 1 step {n} loss 1.5" for n in range(1, 21)]):
+        facts = decided(tmp_path, "python train.py", saw(lines, saved=(), ended=WELL))
+        changes = " ".join(one.change for one in facts.findings)
+        assert "longer" not in changes and "ended by itself after 30.0 s" in changes
+        assert ("and 20 steps: have it train more steps" in changes) is (len(lines) > 1)
 
 
 @pytest.mark.parametrize(

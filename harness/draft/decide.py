@@ -16,10 +16,11 @@ from trainchaos.harness.draft.facts import (
     Facts,
     Finding,
 )
+from trainchaos.harness.draft.frameworks import GROUP
 from trainchaos.harness.draft.progress import Proposal
 from trainchaos.harness.draft.saving import find_checkpoints
 from trainchaos.harness.draft.training import find_progress, find_steps
-from trainchaos.harness.draft.watch import Sighting
+from trainchaos.harness.draft.watching.watch import Sighting
 
 RESTARTS = 2
 READABLE = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 900, 1200, 1800)
@@ -30,7 +31,7 @@ def decide(
 ) -> Facts:
     """All facts. ``steps``: those that were asked for, if any."""
     facts = Facts(command=command, proposal=proposal)
-    facts.findings.append(_launcher(command))
+    facts.findings.append(_launcher(command, seen))
     _ranks(facts, seen)
     find_progress(facts, seen)
     find_steps(facts, seen, steps)
@@ -40,12 +41,17 @@ def decide(
     return facts
 
 
-def _launcher(command: Command) -> Finding:
+def _launcher(command: Command, seen: Sighting) -> Finding:
     names = ", ".join(one.name for one in command.frameworks)
     kind = command.launched.kind
+    text = command.launched.name
+    text += f", started by {command.launched.by}" if command.launched.by else ""
+    if seen.meets and not (kind and kind.ranks):
+        meets = ", ".join(f"{name} {value}" for name, value in seen.meets.items())
+        text += f", which sets {meets} for its ranks"
     return Finding(
         name="launcher",
-        text=command.launched.name + (f"; the script uses {names}" if names else ""),
+        text=text + (f"; the script uses {names}" if names else ""),
         key="command",
         change=f"{' and '.join(kind.env)} is set: {kind.note}" if kind and kind.env else "",
     )
@@ -54,9 +60,12 @@ def _launcher(command: Command) -> Finding:
 def _ranks(facts: Facts, seen: Sighting) -> None:
     launched = facts.command.launched
     hidden = any(one.hidden for one in facts.command.frameworks)
-    seen_ranks, said = len(seen.ranks), launched.ranks
+    seen_ranks, said, by = len(seen.ranks), launched.ranks, "the command line says"
+    worlds = [one.world for one in seen.ranks.values() if one.world]
+    if said is None and worlds and not seen.grouped:
+        said, by = max(worlds), "their environments say"
     if seen.grouped:
-        facts.group = facts.command.group
+        facts.group = facts.command.group or GROUP
     if seen_ranks:
         facts.ranks = max(seen_ranks, said or 0)
         how = "by their beacons" if seen.hinted else "by the rank in their environments"
@@ -67,7 +76,7 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
         if short and launched.nodes > 1:
             change = "those of other nodes are not seen here: a run needs all ranks on this machine"
         elif short:
-            text = f"{seen_ranks} {text}, and the command line says {said}"
+            text = f"{seen_ranks} {text}, and {by} {said}"
             change = "correct ranks, or see why the others do not start"
         facts.findings.append(
             Finding(

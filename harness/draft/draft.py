@@ -24,11 +24,12 @@ from trainchaos.chaos.errors import (
 )
 from trainchaos.chaos.scenario.model import Cell, RecoverySpec, Scenario, WorkloadSpec
 from trainchaos.harness.draft import frameworks, launchers, text
-from trainchaos.harness.draft.changes import places
+from trainchaos.harness.draft.behind import behind
 from trainchaos.harness.draft.decide import decide
 from trainchaos.harness.draft.facts import Command, Facts, command_of
 from trainchaos.harness.draft.progress import Proposal, propose
-from trainchaos.harness.draft.watch import Sighting, Watch
+from trainchaos.harness.draft.watching.changes import places
+from trainchaos.harness.draft.watching.watch import Sighting, Watch
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.workload import DataInfo
@@ -104,7 +105,9 @@ def draft(
         steps,
     )
     with _folder() as folder:
-        seen, proposal = _watched(command, folder, directory, for_s, steps)
+        seen = _watched(command, folder, directory, for_s, steps)
+        command = behind(command, seen.ran)
+        proposal = propose(seen, command.frameworks, folder, steps=steps)
         _refuse_failed(seen, proposal)
         facts = decide(command, seen, proposal, directory, steps)
         name = name_of(words, script)
@@ -131,16 +134,13 @@ def name_of(words: Sequence[str], script: frameworks.ScriptText) -> str:
 
 def _watched(
     command: Command, folder: Path, directory: Path, for_s: float, steps: int | None
-) -> tuple[Sighting, Proposal]:
+) -> Sighting:
     run, stop = RunDirectory(folder / "run"), StopFlag()
     run.root.mkdir()
     run.make_arm(ARM)
 
-    def proposal(seen: Sighting) -> Proposal:
-        return propose(seen, command.frameworks, folder, steps=steps)
-
     def enough(seen: Sighting) -> bool | None:
-        found = proposal(seen)
+        found = propose(seen, command.frameworks, folder, steps=steps)
         if found.first_s is None:
             return None
         watched_s = seen.seconds - found.first_s
@@ -151,7 +151,9 @@ def _watched(
     with interrupts.stop_on_signal(stop, run), heal.guarded(run) as ledger:
         prepared = _prepared(command, run, directory, steps)
         named = places([*command.words, *command.env.values()], prepared.directory)
-        watch = Watch(prepared, group=command.group, ledger=ledger, places=named)
+        watch = Watch(
+            prepared, group=command.group or frameworks.GROUP, ledger=ledger, places=named
+        )
         try:
             seen = watch.run(for_s, enough, stop)
         finally:
@@ -165,7 +167,7 @@ def _watched(
         )
     ours = run.root.absolute()
     seen.opened = {path for path in seen.opened if not path.is_relative_to(ours)}
-    return seen, proposal(seen)
+    return seen
 
 
 def _prepared(

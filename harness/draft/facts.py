@@ -36,7 +36,8 @@ class Finding:
 @dataclass(kw_only=True)
 class Command:
     """The command as the scenario starts it. ``words``, ``env``: with checkpoints sent to
-    $CHAOS_SCRATCH where that is possible; ``sent``: how they are sent there, for people.
+    $CHAOS_SCRATCH where that is possible; ``sent``: how they are sent there, for people; ``inner``:
+    words of the scripts that it was seen to start.
     """
 
     words: list[str]
@@ -45,6 +46,7 @@ class Command:
     frameworks: list[Framework]
     script: ScriptText
     sent: str = ""
+    inner: list[str] = field(default_factory=list)
 
     @property
     def group(self) -> str:

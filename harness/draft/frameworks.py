@@ -82,6 +82,8 @@ FRAMEWORKS = (
     ),
 )
 """In the order in which their presets are tried."""
+GROUP = next(one.group for one in FRAMEWORKS if one.group)
+"""Variable that names replica groups, also where the framework is not recognised."""
 
 PLACE = re.compile(
     r"environ(?:\.get\(|\[)\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*)['\"]"

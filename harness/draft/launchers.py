@@ -89,13 +89,15 @@ LAUNCHERS = (
 @dataclass(frozen=True, kw_only=True)
 class Launched:
     """What the command line says. ``ranks``: None if it does not say; ``nodes`` that it waits for;
-    ``restarts``: how often the launcher starts its ranks again.
+    ``restarts``: how often the launcher starts its ranks again; ``by``: what started it, if that is
+    not the command itself.
     """
 
     kind: LauncherKind | None
     ranks: int | None = None
     nodes: int = 1
     restarts: int = 0
+    by: str = ""
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ from trainchaos.chaos.scenario.progress import (
 )
 from trainchaos.harness.draft.epochs import counting
 from trainchaos.harness.draft.frameworks import Framework
-from trainchaos.harness.draft.watch import Sighting
+from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.listen.derive import Derived, derive
 from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader
 from trainchaos.harness.script.listen.trial import Trial, try_lines

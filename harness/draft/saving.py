@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainchaos.harness.draft.changes import SURE, Kept
-from trainchaos.harness.draft.changes import kept as kept_by_changes
 from trainchaos.harness.draft.facts import SCRATCH, Command, Facts, Finding
 from trainchaos.harness.draft.progress import Proposal
 from trainchaos.harness.draft.training import longer
-from trainchaos.harness.draft.watch import Sighting
-from trainchaos.harness.draft.written import checkpoints
+from trainchaos.harness.draft.watching.changes import SURE, Kept
+from trainchaos.harness.draft.watching.changes import kept as kept_by_changes
+from trainchaos.harness.draft.watching.watch import Sighting
+from trainchaos.harness.draft.watching.written import checkpoints
 
 SHOWN = 3
 
@@ -30,7 +30,7 @@ def find_checkpoints(facts: Facts, seen: Sighting, directory: Path) -> None:
             kept or scratch[0].paths, "" if kept else _how_sure(scratch[0]), command
         )
     elif beside or told:
-        finding = _outside(beside, told, directory)
+        finding = _outside(beside, told, directory, command.script.place_variables)
     else:
         finding = _none(seen, facts.proposal, command)
     facts.findings.append(finding)
@@ -63,16 +63,22 @@ def _in_scratch(paths: Sequence[Path], how: str, command: Command) -> Finding:
     return Finding(name="checkpoints", text=text, key="checkpoints")
 
 
-def _outside(beside: Sequence[Path], told: Sequence[Kept], directory: Path) -> Finding:
-    """``beside``: those known by their names; else ``told``, of which the surest one counts."""
+def _outside(
+    beside: Sequence[Path], told: Sequence[Kept], directory: Path, variables: Sequence[str]
+) -> Finding:
+    """``beside``: those known by their names; else ``told``, of which the surest one counts;
+    ``variables``: that may say where they go.
+    """
     text = f"written outside {SCRATCH}: {_shown(beside or told[0].paths, directory)}"
     text += " (by their names)" if beside else f" ({_how_sure(told[0])})"
+    variable = next(iter(variables), "CHECKPOINT_DIR")
+    read = ", which the script reads" if variables else ""
     return Finding(
         name="checkpoints",
         text=text,
         key="checkpoints",
         change="send them there, by an option (command: [..., $CHAOS_SCRATCH]) or a variable"
-        " (env: {CHECKPOINT_DIR: $CHAOS_SCRATCH}): otherwise one arm goes on from those of the"
+        f" (env: {{{variable}: $CHAOS_SCRATCH}}{read}): otherwise one arm goes on from those of the"
         " last; remove what this watch left, so that the first arm begins at step 1",
         found=False,
         needed=bool(beside) or told[0].grade > 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainchaos.harness.draft import arguments
 from trainchaos.harness.draft.facts import Facts, Finding
 from trainchaos.harness.draft.progress import MOST_LINES, Proposal
-from trainchaos.harness.draft.watch import Sighting
+from trainchaos.harness.draft.watching.watch import Sighting
 
 ENDED = "the command ended by itself after these"
 
@@ -72,8 +72,9 @@ def _losses(proposal: Proposal) -> str:
 def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
     """How many steps it trains."""
     proposal, command = facts.proposal, facts.command
-    given = arguments.find(command.words, arguments.STEPS, r"\d{1,12}")
-    epochs = arguments.find(command.words, arguments.EPOCHS, r"\d{1,6}")
+    words = [*command.inner, *command.words]  # the last counts
+    given = arguments.find(words, arguments.STEPS, r"\d{1,12}")
+    epochs = arguments.find(words, arguments.EPOCHS, r"\d{1,6}")
     steps = [step for _, step in proposal.steps]
     ended = seen.ended is not None and seen.ended.well and bool(steps)
     guess = command.script.steps_guess

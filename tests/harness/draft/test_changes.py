@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainchaos.harness.draft.changes import SURE, Changes, FileHistory, kept, places
+from trainchaos.harness.draft.watching.changes import SURE, Changes, FileHistory, kept, places
 
 STEPS = range(1, 41)
 BYTES = bytes(range(256)) * 20

@@ -182,6 +182,30 @@ def test_checkpoints_of_any_name_are_found_where_the_command_line_says(
     assert "correct checkpoints in" in said and left(folder) == []
 
 
+def test_a_launcher_behind_a_shell_script_is_found(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "tools").mkdir()
+    (folder / "tools" / "torchrun").write_text(
+        "import os, subprocess, sys\n"
+        "for rank in '01':\n"
+        "    env = dict(os.environ, RANK=rank, WORLD_SIZE='2')\n"
+        "    ranks = subprocess.Popen([sys.executable, *sys.argv[5:]], env=env)\n"
+        "ranks.wait()\n"
+    )
+    (folder / "job.py").write_text(
+        "import time\nfor n in range(1, 21):\n    print('step', n)\n    time.sleep(0.1)\n"
+    )
+    line = "torchrun --nproc-per-node 2 --max-restarts 3 job.py"
+    (folder / "train.sh").write_text(f"export MASTER_ADDR=::1\n{sys.executable} tools/{line}\n")
+    assert invoke(["init", "--", "bash", "train.sh"]) == EXIT_PASS
+    said = capsys.readouterr().out
+    assert "torchrun, started by bash train.sh" in said
+    spec = scenario(folder / "chaos-train.yaml").workload
+    assert (spec.ranks, spec.steps, spec.restarts) == (2, 20, 0)
+    assert left(folder) == []
+
+
 def test_a_beacon_is_heard(folder: Path) -> None:
     (folder / "rings.py").write_text(
         "import os, sys\nsys.path.insert(0, sys.argv[1])\nfrom trainchaos import beacon\n"

@@ -12,7 +12,7 @@ from tests.harness.script.test_progress_presets import LINES
 from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress
 from trainchaos.harness.draft.frameworks import FRAMEWORKS
 from trainchaos.harness.draft.progress import Proposal, propose
-from trainchaos.harness.draft.watch import Sighting
+from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.listen.derive import derive, grows
 from trainchaos.harness.script.listen.progress import ProgressReport
 

@@ -18,8 +18,8 @@ from trainchaos.harness.draft.decide import decide
 from trainchaos.harness.draft.facts import Facts, command_of
 from trainchaos.harness.draft.progress import propose
 from trainchaos.harness.draft.text import ScenarioText, shown, write
-from trainchaos.harness.draft.watch import Sighting
-from trainchaos.harness.draft.written import Listing, checkpoints, listing
+from trainchaos.harness.draft.watching.watch import Sighting
+from trainchaos.harness.draft.watching.written import Listing, checkpoints, listing
 from trainchaos.harness.script.listen.trial import try_lines
 from trainchaos.harness.script.processes.command import CommandEnded
 from trainchaos.harness.script.processes.tree import FoundRank

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainchaos.harness.draft.changes import Changes, FileHistory
-from trainchaos.harness.draft.written import Listing, listing, open_for_writing
+from trainchaos.harness.draft.watching import ran
+from trainchaos.harness.draft.watching.changes import Changes, FileHistory
+from trainchaos.harness.draft.watching.written import Listing, listing, open_for_writing
 from trainchaos.harness.script.listen.outputlog import OutputLog
 from trainchaos.harness.script.listen.progress import BeaconReader, GrowingFile, ProgressReport
 from trainchaos.harness.script.processes import tree
@@ -48,7 +49,8 @@ class Sighting:
     ``count``: of all; ``ranks``: the most that were there at once; ``hinted``: they were known by
     their beacons alone; ``grouped``: by their replica groups; ``opened``: files open for writing at
     some time; ``before``, ``after``: the working directory; ``files``: those that changed, there,
-    in scratch and in places that the command line names; ``printed``: bytes; ``error``: why it
+    in scratch and in places that the command line names; ``printed``: bytes; ``ran``: command
+    lines of its processes; ``meets``: where ranks meet, by their environments; ``error``: why it
     could not be started.
     """
 
@@ -64,6 +66,8 @@ class Sighting:
     after: Listing = field(default_factory=lambda: Listing(files={}))
     files: dict[Path, FileHistory] = field(default_factory=dict)
     printed: int = 0
+    ran: dict[tuple[str, ...], Path] = field(default_factory=dict)
+    meets: dict[str, str] = field(default_factory=dict)
     saved: list[Path] = field(default_factory=list)
     ended: CommandEnded | None = None
     seconds: float = 0.0
@@ -192,6 +196,9 @@ class Watch:
         seen, rows = self.seen, tree.below(command.guard_pid)
         seen.opened |= open_for_writing(rows)
         self._changes.look(seen.seconds)
+        if len(seen.ran) < ran.MOST:
+            seen.ran = {**seen.ran, **ran.running(rows)}
+        seen.meets = seen.meets or ran.rendezvous(rows, self._prepared.env)
         self._leftovers.look(command.guard_pid, lambda pid: None)
         grouped = bool(self._group) and any(self._group in tree.environment(pid) for pid in rows)
         hints = self._hints

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainchaos.harness.draft.written import NO_CHECKPOINT, Listing, listing
+from trainchaos.harness.draft.watching.written import NO_CHECKPOINT, Listing, listing
 
 LOOK_EVERY_S = 0.5
 REST = 20.0

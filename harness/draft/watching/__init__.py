@@ -1,0 +1,1 @@
+"""What is seen of a command while it is watched: lines, processes and files."""

@@ -20,9 +20,11 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -46,6 +48,8 @@ SORTS = {
 DIRECTORIES = "CHAOS_PLUGINS"
 """Environment variable with directories of plugins, as in ``PATH``; processes of a run inherit it.
 """
+OPTION = "--plugins"
+"""Option of every command that names one."""
 T = TypeVar("T")
 
 
@@ -83,6 +87,16 @@ def directories() -> list[Path]:
     return [
         place for place in dict.fromkeys(Path(one).absolute() for one in told) if place.is_dir()
     ]
+
+
+def named_in(command_line: str) -> list[str]:
+    """The directories that a stored command line names with ``--plugins``, as they were written."""
+    try:
+        words = shlex.split(command_line)
+    except ValueError:  # written by another version, or by hand
+        return []
+    given = [after for word, after in pairwise(words) if word == OPTION]
+    return given + [word.partition("=")[2] for word in words if word.startswith(f"{OPTION}=")]
 
 
 def with_outside(path: Sequence[str], sort: str) -> list[str]:

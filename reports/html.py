@@ -80,7 +80,7 @@ def _context(run: RunDirectory, results: Results, gate: Results | None) -> dict[
         **_files(run, results),
         **_history(run, results),
         "facts": [("machine", flatten(results.system)), ("workload", flatten(results.workload))],
-        "analyze": analyze_command(run),
+        "analyze": analyze_command(run, results),
     }
 
 

@@ -186,7 +186,7 @@ def _suites(run: RunDirectory, results: Results, *, allow_inconclusive: bool) ->
         "run": results.run_id,
         "seed": results.seed,
         "reproduce": results.reproduce,
-        "analyze": analyze_command(run),
+        "analyze": analyze_command(run, results),
         "system": results.system,
     }
     for name, value in flatten(facts):

@@ -86,7 +86,12 @@ def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> It
         yield from section("Not real")
         yield from (f"- {escape(line)}" for line in results.fidelity)
     yield from section("Reproduce")
-    yield from ("```sh", *code_lines(results.reproduce), *code_lines(analyze_command(run)), "```")
+    yield from (
+        "```sh",
+        *code_lines(results.reproduce),
+        *code_lines(analyze_command(run, results)),
+        "```",
+    )
 
 
 def _comparison(results: Results) -> Iterator[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainchaos.chaos import plugins
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import PHASE_NAMES, Incident
@@ -229,6 +230,9 @@ def latest_or_own(run: RunDirectory) -> Path:
     return link if link.is_symlink() and link.resolve() == run.root.resolve() else run.root
 
 
-def analyze_command(run: RunDirectory) -> str:
-    """The command that judges the stored run again."""
-    return f"chaos analyze {shlex.quote(shown_path(run.root))}"
+def analyze_command(run: RunDirectory, results: Results) -> str:
+    """The command that judges the stored run again, with the plugins that it was played with."""
+    words = ["chaos", "analyze", shown_path(run.root)]
+    for place in plugins.named_in(results.reproduce):
+        words += [plugins.OPTION, place]
+    return shlex.join(words)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,25 @@ def test_plugins_of_a_directory_take_part_in_a_run(place: Path) -> None:
     assert (place / "runs" / "outside" / "latest" / "brief.txt").read_text() == "pass"
     chosen = chaos(place, "validate", "outside.yaml")
     assert chosen.returncode == 2 and "unknown fault kind 'late-kill'" in chosen.stderr
+
+
+def test_a_run_is_judged_again_with_its_plugins(place: Path) -> None:
+    done = chaos(place, "run", "outside.yaml", "--plugins", "mine", "--launcher", "sim")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (judge,) = (one for one in done.stdout.splitlines() if one.startswith("judge   "))
+    words = shlex.split(judge)
+    assert words[1:3] == ["chaos", "analyze"] and words[-2:] == ["--plugins", "mine"]
+    again = chaos(place, *words[2:])
+    assert again.returncode == 0, again.stdout + again.stderr
+    without = chaos(place, "analyze", words[3])
+    assert without.returncode == 3
+    assert "no fault kind here is called 'late-kill': give --plugins mine" in without.stdout
+    assert "KeyError" not in without.stdout
+    resolved = place / words[3] / "scenario.resolved.yaml"
+    resolved.write_text(resolved.read_text().replace("kind: sim", "kind: hers"))
+    nowhere = chaos(place, "analyze", words[3])
+    assert nowhere.returncode == 2
+    assert "no launcher here is called 'hers': give --plugins mine" in nowhere.stderr
 
 
 def test_the_current_directory_may_be_one(place: Path) -> None:

@@ -10,7 +10,7 @@ import click
 
 from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import PATH
-from trainchaos.chaos.plugins import DIRECTORIES, SORTS, forget
+from trainchaos.chaos.plugins import DIRECTORIES, OPTION, SORTS, forget
 
 SETTINGS = Path("chaos.yaml")
 """File of the current directory with settings of a project: ``plugins``, a list of directories
@@ -69,7 +69,7 @@ def with_plugins(command: click.Command) -> None:
     else:
         command.params.append(
             click.Option(
-                ["--plugins"],
+                [OPTION],
                 type=PATH,
                 multiple=True,
                 metavar="DIR",

@@ -28,7 +28,9 @@ def running(pids: Iterable[int]) -> Ran:
             place = Path(os.readlink(f"/proc/{pid}/cwd"))
         except OSError:
             continue
-        words = tuple(word.decode(errors="replace") for word in raw.removesuffix(b"\0").split(b"\0"))
+        words = tuple(
+            word.decode(errors="replace") for word in raw.removesuffix(b"\0").split(b"\0")
+        )
         if words[0] and len(found) < MOST:
             found.setdefault(words, place)
     return MappingProxyType(found)

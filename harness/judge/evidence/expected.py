@@ -18,6 +18,7 @@ from trainchaos.chaos.scenario.model import Cell, FaultSpec, ResolvedRun, Target
 from trainchaos.chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
 from trainchaos.chaos.schedule.trigger import triggers
 from trainchaos.harness.inject.occurrence import announcement
+from trainchaos.harness.judge.evidence.absent import absent_plugin
 from trainchaos.recovery.policy.strategy import Strategy
 
 Facts = Mapping[str, Any]
@@ -51,6 +52,8 @@ def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Exp
     """
     seed = repeat_seed(resolved.seed, repeat)
     scenario, spares = cell.scenario, 0
+    if missing := absent_plugin(resolved, scenario):
+        return Expected(repeat=repeat, seed=seed, problem=missing)
     try:
         if scenario.workload.command is None:
             strategies = load(STRATEGIES, Strategy)

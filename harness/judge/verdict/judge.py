@@ -22,6 +22,7 @@ from trainchaos.chaos.plugins import FAULTS, LAUNCHERS, load
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.harness.host.rundir import RunDirectory, read_resolved
 from trainchaos.harness.judge.checkers.job import observed
+from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.flops import mfu, work_of
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels
@@ -54,8 +55,9 @@ class _JudgedCell:
 
 
 def judge(run: RunDirectory) -> Results:
-    """Judge a run. Raises LogError when the directory holds no readable resolved scenario."""
+    """Judge a run. Raises LogError for an unreadable scenario, ScenarioError for its launcher."""
     resolved = read_resolved(run)
+    refuse_unknown_launcher(resolved)
     logs, unread = _read_logs(run, resolved)
     system = _read_system(run)
     arms, senseless = judge_arms(

@@ -56,10 +56,12 @@ def find(name: str, *, among: dict[str, Path] | None = None) -> Path:
     if len(ends) == 1:
         return ends[0]
     near = nearest(wanted, list(known))
-    raise ScenarioError(
-        f"nothing built in is called {wanted!r}",
-        hint=(f"did you mean {PREFIX}{near}? " if near else "") + "chaos list scenarios shows all",
-    )
+    more = [one for one in known if one.startswith(tuple(f"{folder}/" for folder in _COPIED))]
+    hint = f"did you mean {PREFIX}{near}? " if near else ""
+    hint += "chaos list scenarios shows all" + (" scenarios" if more else "")
+    if more:
+        hint += f"; there are also {', '.join(PREFIX + one for one in more)}"
+    raise ScenarioError(f"nothing built in is called {wanted!r}", hint=hint)
 
 
 def copy(name: str, directory: Path, *, force: bool = False) -> list[Path]:

@@ -37,6 +37,17 @@ def test_another_name_is_refused(name: str, said: str, capsys: pytest.CaptureFix
     assert said in capsys.readouterr().err
 
 
+def test_what_may_be_copied_is_named_for_an_unknown_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert invoke(["copy", "builtin:torchrun", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert builtin.others() and all(f"builtin:{name}" in said for name in builtin.others())
+    assert "chaos list scenarios shows all scenarios" in said
+    assert invoke(["validate", "builtin:torchrun"]) == 2, "which takes scenarios alone"
+    assert "builtin:examples/" not in capsys.readouterr().err
+
+
 def test_it_is_run_and_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["plan", "builtin:kill-one-rank"]) == 0
     assert invoke(["list", "scenarios"]) == 0

@@ -34,7 +34,9 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.harness.run import heal, interrupts
+from trainchaos.harness.script import outcome_text
 from trainchaos.harness.script.check import refuse_unstartable
+from trainchaos.harness.script.listen.errors import first_error
 from trainchaos.harness.script.processes.environment import PreparedCommand, prepare
 from trainchaos.recovery.supervise.supervision import StopFlag
 
@@ -43,7 +45,6 @@ ENOUGH_STEPS = 12
 LONG_ENOUGH_S = 10.0
 """How long steps are watched in which no checkpoint was written yet."""
 SHOWN_LINES = 8
-SHOWN_WIDTH = 160
 NOMINAL_STEPS = 100
 
 
@@ -199,10 +200,11 @@ def _refuse_failed(seen: Sighting, proposal: Proposal) -> None:
         return
     steps = [step for _, step in proposal.steps]
     when = f"after step {max(steps)}" if steps else "before any step was seen"
-    lines = "\n".join(f"    | {line[:SHOWN_WIDTH]}" for line in seen.last[-SHOWN_LINES:])
+    first = first_error([line for _, line in seen.lines])
+    lines = outcome_text.printed(seen.last[-SHOWN_LINES:], first) if seen.last else ""
     raise ScenarioError(
         f"the command ended with {seen.ended.how} after {seen.seconds:.1f} s, {when}"
-        + (f"; its last lines:\n{lines}" if lines else "; it printed nothing"),
+        + f"; {lines or 'it printed nothing'}",
         hint="no scenario was written: it has to train by itself first",
     )
 

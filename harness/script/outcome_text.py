@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainchaos.chaos.scenario.progress import key_of
 from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.script.listen import errors
 from trainchaos.harness.script.listen.derive import Derived, derive
 from trainchaos.harness.script.listen.listening import CommandListener
 from trainchaos.harness.script.listen.observer import Observer
@@ -85,7 +87,7 @@ def outcome_of(found: Findings, ended: CommandEnded | None) -> tuple[str, str]:
     if not found.reports and not ended.well:
         return (
             "gave-up",
-            f"the command ended with {ended.how} before any progress was seen{_shown(found)}",
+            f"the command ended with {ended.how} before any progress was seen{_failed(found)}",
         )
     if not found.reports:
         return (
@@ -97,7 +99,7 @@ def outcome_of(found: Findings, ended: CommandEnded | None) -> tuple[str, str]:
     where = f"at step {found.committed} of {found.spec.steps}"
     if ended.well:
         return "gave-up", f"the command ended with exit code 0 {where}: {_why_short(found)}"
-    return "gave-up", f"the command ended with {ended.how} {where}{_shown(found)}"
+    return "gave-up", f"the command ended with {ended.how} {where}{_failed(found)}"
 
 
 def unread_steps(found: Findings, seen: Derived) -> str:
@@ -178,8 +180,26 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _shown(found: Findings) -> str:
+def _failed(found: Findings) -> str:
+    """The first error, if the last lines do not show it, and the last lines."""
+    return _shown(found, errors.first_error(found.recent))
+
+
+def _shown(found: Findings, first: Sequence[str] = ()) -> str:
     if not found.last:
         return "; it printed nothing"
-    lines = "\n".join(f"    | {line[:SHOWN_WIDTH]}" for line in found.last[-SHOWN_LINES:])
-    return f"; its last lines:\n{lines}"
+    return "; " + printed(found.last[-SHOWN_LINES:], first)
+
+
+def printed(last: Sequence[str], first: Sequence[str] = ()) -> str:
+    """Lines of a command for people: the newest, and before them its first error if they do not
+    show it.
+    """
+    text = f"its last lines:\n{_rows(last)}"
+    if first and first[-1] not in last:
+        return f"its first error:\n{_rows(first)}\n    {text}"
+    return text
+
+
+def _rows(lines: Sequence[str]) -> str:
+    return "\n".join(f"    | {line[:SHOWN_WIDTH]}" for line in lines)

@@ -4,6 +4,8 @@ next steps.
 
 from __future__ import annotations
 
+import re
+
 from trainchaos.chaos.columns import fold, table
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
@@ -106,7 +108,7 @@ def _verdict(results: Results, word: str) -> str:
     witnesses = [finding.witness for cell in results.cells for finding in cell.invariants.values()]
     if any(witness in tail for witness in witnesses if witness):
         # the lines quoted follow below
-        tail = tail.split("\n")[0].removesuffix("; its last lines:")
+        tail = re.sub(r"; its (?:first error|last lines):$", "", tail.split("\n")[0])
     return "   ".join(part for part in (line, facts, tail) if part)
 
 

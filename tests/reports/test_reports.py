@@ -293,9 +293,10 @@ def test_summary_says_what_failed_where_and_what_to_do(finished: Finished) -> No
     assert "\x1b" not in text
 
 
-def test_summary_quotes_a_command_once(finished: Finished) -> None:
+@pytest.mark.parametrize("title", ["first error", "last lines"])
+def test_summary_quotes_a_command_once(finished: Finished, title: str) -> None:
     run, results = finished
-    said = "it ended before any progress was seen; its last lines:\n    | cannot find data"
+    said = f"it ended before any progress was seen; its {title}:\n    | cannot find data"
     cell = results.cells[0].model_copy(
         update={"invariants": {"progress": Finding(verdict="inconclusive", witness=said)}}
     )
@@ -307,6 +308,7 @@ def test_summary_quotes_a_command_once(finished: Finished) -> None:
         "reason": f"r0: {said}",
     }
     text = summary(results.model_copy(update=changed), run)
+    assert text.count(f"its {title}:") == 1
     assert text.count("cannot find data") == 1 and text.count("before any progress was seen") == 2
 
 

@@ -15,6 +15,7 @@ from trainchaos.harness.judge.results import Results
 from trainchaos.reports.content.facts import incidents_of, median_incident
 from trainchaos.reports.content.figures import number, percent, plural
 from trainchaos.reports.content.series import Pair
+from trainchaos.reports.page import bands
 from trainchaos.reports.page.plot import HALF, OTHER_LOOK, WIDE, Plot, legend
 from trainchaos.reports.page.svg import (
     FAULT,
@@ -209,6 +210,7 @@ def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
             title,
             "Line of throughput over time; the fault is shaded.",
             hints,
+            bands.of_throughput(ax, pair, faulted, control),
         )
     return Plot(title=title, svg=svg)
 
@@ -325,6 +327,7 @@ def loss(pair: Pair, index: int) -> Plot | None:
             title,
             "Loss by step of the faulted and the unfaulted arm, and their difference.",
             hints,
+            [band for ax in (top, low) for band in bands.of_loss(ax, faulted, control)],
         )
     return Plot(title=title, svg=svg)
 

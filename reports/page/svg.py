@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -40,6 +41,8 @@ _VARIABLES = (
     (GREY_MID, "grey-mid"),
     (GREY_LIGHT, "grey-light"),
 )
+BAND_HEIGHT = 0.94
+"""Share of the height of axes that a band covers; the marks of faults are above it."""
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "trainchaos",
@@ -98,8 +101,25 @@ def axes(fig: Figure, *, grid: str = "y") -> Axes:
     return ax
 
 
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A stretch of a plot from ``low`` to ``high`` on its horizontal axis; ``words`` are shown when
+    it is pointed at.
+    """
+
+    ax: Axes
+    low: float
+    high: float
+    words: str
+
+
 def to_svg(
-    fig: Figure, name: str, title: str, description: str, hints: Mapping[str, str] | None = None
+    fig: Figure,
+    name: str,
+    title: str,
+    description: str,
+    hints: Mapping[str, str] | None = None,
+    bands: Iterable[Band] = (),
 ) -> str:
     """A well-formed ``<svg>`` element; ``name`` keeps its ids apart from those of other plots on
     the page. ``hints``: what is shown when the artist with a gid is pointed at.
@@ -120,7 +140,23 @@ def to_svg(
     for gid, words in (hints or {}).items():
         opened = f'<g id="{name}-{gid}">'
         text = text.replace(opened, f"{opened}<title>{escape(words)}</title>", 1)
+    over = "".join(_band(fig, band) for band in bands)
+    text = text[: text.rindex("</svg>")] + over + text[text.rindex("</svg>") :]
     return _labelled(text, name, title, description)
+
+
+def _band(fig: Figure, band: Band) -> str:
+    """Drawn over the lines, and below the marks of faults, which have words of their own."""
+    unit, height = 72 / fig.dpi, fig.get_figheight() * 72  # SVG has 72 units an inch, from the top
+    bottom = band.ax.transAxes.transform((0, 0))[1] * unit
+    top = band.ax.transAxes.transform((0, BAND_HEIGHT))[1] * unit
+    ends = [band.ax.transData.transform((x, 0))[0] for x in (band.low, band.high)]
+    left, right = (float(min(max(end, band.ax.bbox.x0), band.ax.bbox.x1)) * unit for end in ends)
+    return (
+        f'<rect x="{left:.1f}" y="{height - top:.1f}" width="{right - left:.1f}"'
+        f' height="{top - bottom:.1f}" fill="none" pointer-events="all">'
+        f"<title>{escape(band.words)}</title></rect>"
+    )
 
 
 def _labelled(text: str, name: str, title: str, description: str) -> str:

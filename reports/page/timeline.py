@@ -31,9 +31,10 @@ FINEST_S = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class ArmTimeline:
-    """What the page shows of an arm."""
+    """What the page shows of an arm. ``verdict``: the group of findings that it is shown with."""
 
     arm: str
+    verdict: str
     outcome: Markup
     summary: str
     strip: Markup
@@ -46,7 +47,8 @@ def shown(timelines: Sequence[Timeline]) -> list[ArmTimeline]:
     return [
         ArmTimeline(
             arm=one.arm.id,
-            outcome=mark("pass" if one.ended_well else _worst(one), one.arm.outcome),
+            verdict=_verdict(one),
+            outcome=mark(_verdict(one), one.arm.outcome),
             summary=_summary(one),
             strip=strip(one),
             moments=_table(one),
@@ -56,7 +58,9 @@ def shown(timelines: Sequence[Timeline]) -> list[ArmTimeline]:
     ]
 
 
-def _worst(one: Timeline) -> str:
+def _verdict(one: Timeline) -> str:
+    if one.ended_well:
+        return "pass"
     verdicts = {finding.verdict for finding in one.arm.invariants.values()}
     return "fail" if "fail" in verdicts or one.arm.outcome != "completed" else "inconclusive"
 

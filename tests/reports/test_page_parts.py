@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -20,6 +21,7 @@ from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind, 
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Finding, Results
 from trainchaos.reports.content import artifacts, history, timeline
+from trainchaos.reports.page import bands
 from trainchaos.reports.page import history as history_page
 
 RUN = "2026-11-20T18-02-11-17"
@@ -166,6 +168,22 @@ def test_passes_are_behind_a_count_and_failures_open(tmp_path: Path) -> None:
     css = (Path(reports.__file__).parent / "templates" / "report.css").read_text()
     for verdict in ("fail", "inconclusive", "pass"):
         assert f"#only-{verdict}:checked ~ section .group:not(.{verdict})" in css
+        assert f"#only-{verdict}:checked ~ section .lived:not(.{verdict})" in css
+    assert "#only-pass:checked ~ section details.group.pass::details-content" in css
+
+
+def test_timelines_are_filtered_with_the_findings(tmp_path: Path) -> None:
+    run, results = big_run(tmp_path / "run")
+    text, _ = page_of(run, results)
+    section = text.split('<section id="timeline">')[1].split("</section>")[0]
+    lived = re.findall(r'<div class="lived (\w+)"><details class="arm"( open)?>', section)
+    assert ("pass", "") in lived and {verdict for verdict, _ in lived} > {"pass"}
+    assert all(opened for verdict, opened in lived if verdict != "pass")
+    passed = re.search(r'<label for="only-pass">passed: (\d+)</label>', text)
+    assert passed is not None
+    assert int(passed[1]) >= sum(verdict == "pass" for verdict, _ in lived) > 0
+    for verdict in {"fail", "inconclusive", "pass"} - {verdict for verdict, _ in lived}:
+        assert f'<p class="note none {verdict}">None of these.</p>' in section
 
 
 # --- hints
@@ -182,6 +200,31 @@ def test_points_and_heads_say_what_they_are(tmp_path: Path) -> None:
     )
     assert re.search(r'<g id="throughput0-fault0"><title>process-kill at [\d.]+ s; ', text)
     assert re.search(r'<g id="loss0-fault0"><title>process-kill in step 77; ', text)
+    for name, words in (
+        ("throughput", r"[\d.e-]+ to [\d.e-]+ s: [\d.]+ samples/s; [\d.]+ without the fault"),
+        ("loss", r"step \d+: loss [\d.]+; [\d.]+ without the fault, difference -?[\d.e-]+"),
+    ):
+        section = text.split(f'<section id="{name}">')[1].split("</section>")[0]
+        said = re.findall(r'pointer-events="all"><title>([^<]*)</title></rect>', section)
+        assert any(re.fullmatch(words, band) for band in said), said[:4]
+
+
+def test_the_bands_of_a_plot_cover_it_once_and_are_few(tmp_path: Path) -> None:
+    text, _ = page_of(*build(tmp_path / "run"))
+    section = text.split('<section id="throughput">')[1].split("</section>")[0]
+    for plot in re.findall(r"<svg.*?</svg>", section, re.DOTALL):
+        rects = re.findall(
+            r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="[\d.]+" fill="none"', plot
+        )
+        edges = [(float(left), float(left) + float(wide)) for left, wide in rects]
+        assert 5 < len(edges) <= bands.MOST
+        assert all(abs(a[1] - b[0]) < 0.3 for a, b in pairwise(edges))
+        box = re.search(r'viewBox="0 0 ([0-9.]+)', plot)
+        assert box is not None and edges[-1][1] <= float(box[1])
+
+
+def test_heads_of_tables_say_what_they_are(tmp_path: Path) -> None:
+    text, _ = page_of(*build(tmp_path / "run"))
     assert re.search(r'<abbr title="recovery_time: [^"]+\[s\]">recovery</abbr>', text)
     assert re.search(r'<abbr title="steps_lost: [^"]+">steps_lost</abbr>', text)
 

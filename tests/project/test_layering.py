@@ -74,6 +74,7 @@ AS_THEIR_USERS_DO = ("harness.peers",)
 """
 
 PLOTS_AT_TOP = (
+    "reports.page.bands",
     "reports.page.plot",
     "reports.page.plots",
     "reports.content.series",

@@ -11,6 +11,7 @@ from typing import Any
 from trainchaos.chaos.fault.base import Fault, Need, Where
 from trainchaos.chaos.loading.explain import valid
 from trainchaos.chaos.scenario.fault import FaultSpec, StepsDuration
+from trainchaos.chaos.scenario.progress import RegexProgress
 from trainchaos.chaos.scenario.workload import COMMAND, ONLY_BUILT_IN, ONLY_COMMAND
 from trainchaos.chaos.source.diagnostics import Loc, Problem
 
@@ -252,13 +253,15 @@ def _regex(progress: Any) -> Iterator[Problem]:
 
 def _epochs(progress: Mapping[str, Any], groups: Collection[str]) -> Iterator[Problem]:
     """Keys that say nothing without a group of the expression."""
-    stated = "of" in groups or "epoch_steps" in progress
+    stated = "of" in groups or progress.get("epoch_steps") is not None
     rows = (
         ("epochs_from", "epoch" in groups, "a group epoch"),
         ("epoch_steps", "epoch" in groups, "a group epoch"),
         ("steps_from", stated, "a group of, or epoch_steps beside a group epoch"),
     )
     for key, useful, need in rows:
-        if key in progress and not useful:
+        # a scenario that was written from its model says defaults as well
+        default = RegexProgress.model_fields[key].default
+        if progress.get(key, default) != default and not useful:
             message = f"{key} goes with {need} in the expression"
             yield Problem(loc=("workload", "progress", key), message=message, on_key=True)

@@ -244,6 +244,13 @@ def test_bad_input(tmp_path: Path, old: str, new: str, errors: list[str]) -> Non
         assert part in line
 
 
+def test_a_progress_that_was_written_from_its_model_loads(tmp_path: Path) -> None:
+    progress = RegexProgress(regex="step (?P<step>[0-9]+)")
+    text = GOOD.replace("{regex: 'step (?P<step>[0-9]+)'}", progress.model_dump_json())
+    assert text != GOOD
+    assert load(write(tmp_path, text), CATALOGUE).cells[0].scenario.workload.progress == progress
+
+
 @pytest.mark.parametrize(
     "key",
     [

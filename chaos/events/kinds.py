@@ -158,6 +158,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # witness: source of the evidence, never the injector; evidence: what was observed
         Kind.FAULT_LANDED: frozenset({"fault", "occurrence", "witness", "evidence"}),
         Kind.FAULT_FAILED: frozenset({"fault", "occurrence", "reason"}),
+        # begun_ns: when its undoing began, on this log's clock: its target may be free from then on
+        # (missing in older logs, and where nothing was undone)
         Kind.FAULT_HEALED: frozenset({"fault", "occurrence", "how"}),
         # failure: running number; cause: see recovery.policy.strategy.Cause
         # (exit|hang|error|nonfinite|diverged|start-timeout|unfit|notice); process and rank blamed.

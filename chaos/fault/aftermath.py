@@ -77,11 +77,14 @@ class Aftermath:
 
     @property
     def undone_ns(self) -> int:
-        """When the fault was undone; the end of the log if never."""
+        """When the undoing of the fault began; the end of the log if never. On a busy machine its
+        target may work for long before its heal is written.
+        """
         healed = self.healed
         if healed is None or str(healed.data["how"]).startswith(OVER_WHEN_DONE):
             return self.end_ns
-        return healed.time_ns
+        begun_ns = healed.data.get("begun_ns")
+        return int(begun_ns) if isinstance(begun_ns, int) else healed.time_ns
 
     @property
     def end_ns(self) -> int:

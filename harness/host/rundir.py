@@ -21,7 +21,7 @@ from ruamel.yaml.composer import Composer
 from ruamel.yaml.events import AliasEvent
 
 from trainchaos.chaos.errors import InfrastructureError, LogError, NewerVersion, NoRun
-from trainchaos.chaos.files import is_part, read_bytes, reason
+from trainchaos.chaos.files import is_part, read_bytes, read_json, reason
 from trainchaos.chaos.scenario.model import ResolvedRun
 from trainchaos.chaos.source.source import VERSION as SCENARIO_VERSION
 
@@ -200,3 +200,16 @@ def _cannot_write(path: Path, error: OSError) -> InfrastructureError:
         f"cannot create {path}: {error.strerror}",
         hint="choose another place with --runs, or free disk space",
     )
+
+
+def read_system(run: RunDirectory) -> dict[str, Any]:
+    """Facts about the machine of a run; empty if they cannot be read."""
+    try:
+        found = read_json(run.system)
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    if not isinstance(found.get("versions", {}), dict):
+        del found["versions"]  # readers of system facts iterate over it as a mapping
+    return found

@@ -176,6 +176,7 @@ class Occurrences:
         """
         if live.healed:
             return
+        begun_ns = self._scene.now_ns()
         remark = undone(live)
         if remark is None:
             return
@@ -183,7 +184,7 @@ class Occurrences:
             remark += f"; its effect is left to occurrence {after.occurrence.number}"
         for record in live.records:
             self._scene.ledger.undone(record, how + remark)
-        self._healed(live, how + remark)
+        self._healed(live, how + remark, begun_ns=begun_ns)
 
     def _still_on(self, live: LiveOccurrence) -> LiveOccurrence | None:
         """Another occurrence of the same fault that acts on the same target from outside and is not
@@ -353,13 +354,14 @@ class Occurrences:
         elif not live.lasts and not live.healed:
             self.heal(live, OVER_WHEN_DONE)
 
-    def _healed(self, live: LiveOccurrence, how: str) -> None:
+    def _healed(self, live: LiveOccurrence, how: str, **more: Any) -> None:
         live.healed = True
         self._scene.record(
             Kind.FAULT_HEALED,
             fault=live.occurrence.fault,
             occurrence=live.occurrence.number,
             how=how,
+            **more,
         )
 
     def _tails(self, processes: Sequence[str]) -> list[Follower]:

@@ -76,6 +76,10 @@ def _fault_pairs(log: Log) -> Iterator[Pair]:
         what = event.kind.value.removeprefix("fault_")
         if first is not None:
             yield first, event, f"{event.data['fault']} {what} before it was injected", 0
+            if isinstance(begun_ns := event.data.get("begun_ns"), int):
+                lag_ns, name = event.time_ns - begun_ns, event.data["fault"]
+                yield first, event, f"the undoing of {name} began before it was injected", lag_ns
+                yield event, event, f"{name} healed before its undoing began", -lag_ns
 
 
 def _life_pairs(log: Log) -> Iterator[Pair]:

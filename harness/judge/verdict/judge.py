@@ -17,10 +17,10 @@ from trainchaos.chaos.events.budget import Budget
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, Log, SenselessLog, read_log
 from trainchaos.chaos.fault.base import Fault, Fidelity
 from trainchaos.chaos.fault.build import build
-from trainchaos.chaos.files import read_json, write_whole
+from trainchaos.chaos.files import write_whole
 from trainchaos.chaos.plugins import FAULTS, LAUNCHERS, load
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
-from trainchaos.harness.host.rundir import RunDirectory, read_resolved
+from trainchaos.harness.host.rundir import RunDirectory, read_resolved, read_system
 from trainchaos.harness.judge.checkers.job import observed
 from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher
 from trainchaos.harness.judge.incident import Incident
@@ -59,7 +59,7 @@ def judge(run: RunDirectory) -> Results:
     resolved = read_resolved(run)
     refuse_unknown_launcher(resolved)
     logs, unread = _read_logs(run, resolved)
-    system = _read_system(run)
+    system = read_system(run)
     arms, senseless = judge_arms(
         resolved, logs, complete=lambda arm: _make_all(arm, resolved, system)
     )
@@ -387,15 +387,3 @@ def _fidelity(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:
         f"{kind}: emulated ({(kinds[kind].__doc__ or kind).strip().splitlines()[0]})"
         for kind in sorted(imitating)
     ]
-
-
-def _read_system(run: RunDirectory) -> dict[str, Any]:
-    try:
-        found = read_json(run.system)
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    if not isinstance(found.get("versions", {}), dict):
-        del found["versions"]  # readers of system facts iterate over it as a mapping
-    return found

@@ -249,6 +249,24 @@ def test_a_fault_from_outside_needs_nobody_to_hold(tmp_path: Path, trigger: dict
     assert len(rig.scene.told("fault_healed")) == 1
 
 
+def test_a_heal_says_when_its_undoing_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target is free from then on, and the heal may be written much later."""
+    rig = Rig(tmp_path, "process-stop", {"time": 1}, duration=3.0)
+    rig.train()
+    rig.scene.now = 2 * SECOND
+    rig.injector.tick(3)
+    rig.scene.now = 6 * SECOND
+
+    def slow(process: str, signum: int) -> None:
+        rig.scene.now += SECOND
+
+    monkeypatch.setattr(rig.scene, "signal", slow)
+    rig.injector.tick(3)
+    assert rig.scene.told("fault_healed")[0]["begun_ns"] == 6 * SECOND
+
+
 def said(rig: Rig, topic: str, occurrence: int) -> None:
     """Rank 2's agent speaks of an occurrence."""
     rig.injector.on_said(

@@ -105,6 +105,14 @@ MOVES: dict[str, tuple[Callable[[Script], None], str]] = {
         _earlier(Kind.FAULT_HEALED, 2000),
         "kill healed before it was injected",
     ),
+    "undone before it was injected": (
+        lambda script: script.edit(Kind.FAULT_HEALED, {"begun_ns": 1}),
+        "the undoing of kill began before it was injected",
+    ),
+    "undone after its heal": (
+        lambda script: script.edit(Kind.FAULT_HEALED, {"begun_ns": 10**18}),
+        "kill healed before its undoing began",
+    ),
     "landed before it was injected": (
         _earlier(Kind.FAULT_LANDED, 100),
         "kill landed before it was injected",

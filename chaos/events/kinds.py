@@ -107,7 +107,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.PROCESS_SPAWNED: frozenset({"process", "pid", "role", "mode"}),
         Kind.PROCESS_READY: frozenset({"process"}),
         # exit_code or signal is set, the other None; expected: we asked for it (asked_ns: when
-        # first, if we did); last_seq: number of the last event the process had written
+        # first, if we did); last_seq: number of the last event the process had written; hung_s:
+        # seconds for which a keeper had not answered, and was ended for that (missing otherwise)
         Kind.PROCESS_EXITED: frozenset(
             {"process", "pid", "exit_code", "signal", "expected", "last_seq"}
         ),

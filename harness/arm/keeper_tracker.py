@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.launch.launcher import Exited, KeeperStarted
@@ -72,6 +72,8 @@ class KeeperTracker:
             )
             return
         pid = self._living.pop(name)
+        hung_s = self._keepers.hung_s(name) if self._keepers is not None else None
+        more: dict[str, Any] = {} if hung_s is None else {"hung_s": hung_s}
         if self._records[name]:
             self._scene.ledger.undone(self._records[name], f"{name} has ended")
         self._scene.record(
@@ -84,4 +86,5 @@ class KeeperTracker:
             last_seq=None,
             asked_ns=asked_ns,
             role=ROLE,
+            **more,
         )

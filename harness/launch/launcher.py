@@ -199,6 +199,9 @@ class KeeperControl(Protocol):
     def keeper_of(self, node: int) -> str:
         """Name of the node's current keeper process."""
 
+    def hung_s(self, process: str) -> float | None:
+        """Seconds without an answer, of a keeper that was ended for that."""
+
     def signal(self, process: str, signum: int) -> None:
         """Signal a keeper; no error if it is already gone."""
 

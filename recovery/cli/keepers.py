@@ -83,6 +83,8 @@ class JobKeepers:
             )
             return
         assert self._keepers is not None
+        hung_s = self._keepers.hung_s(news.process)
+        more: dict[str, Any] = {} if hung_s is None else {"hung_s": hung_s}
         self._write(
             Kind.PROCESS_EXITED,
             process=news.process,
@@ -92,4 +94,5 @@ class JobKeepers:
             expected=expected,
             last_seq=None,
             role=ROLE,
+            **more,
         )

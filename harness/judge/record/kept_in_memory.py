@@ -137,6 +137,8 @@ def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
                 if event.data["signal"]
                 else f"exit code {event.data['exit_code']}"
             )
+            if event.data.get("hung_s") is not None:
+                how += f", as it had not answered for {event.data['hung_s']} s"
             found.append(f"{name}, the keeper of node {node}, ended by itself: {how}")
     return found
 

@@ -14,6 +14,7 @@ from trainchaos.harness.sim.rank.state import State
 from trainchaos.harness.sim.world.clock import NS_PER_S, Clock
 from trainchaos.harness.sim.world.settings import MS
 from trainchaos.recovery.checkpoint.memory.header import Key, Moment, complete, name_of, shards_at
+from trainchaos.recovery.checkpoint.memory.pulse import HUNG_S
 from trainchaos.recovery.policy.doubts import Doubt, in_doubt, together
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ KEPT = 2  # complete checkpoints, as recovery.checkpoint.memory.keeper_store kee
 COPY_MS = 0.3  # training waits
 KEEP_MS = 4.0  # checksums, and the copy on another node
 END_MS = 3.0
+WAIT_MS = 50.0
 PLACE = "memory"
 
 Copies = tuple[int, ...]
@@ -36,6 +38,7 @@ class _Keeper:
     node: int
     held: dict[Key, State] = field(default_factory=dict)
     stopped: bool = False
+    stops: int = 0
 
 
 class SimKeepers:
@@ -51,6 +54,7 @@ class SimKeepers:
         self._numbers = itertools.count()
         self._keepers: dict[int, _Keeper] = {}
         self._gone: dict[str, _Keeper] = {}
+        self._hung: set[str] = set()
         self._news: list[KeeperStarted | Exited] = []
         self._doubts: tuple[Doubt, ...] = ()
         for node in range(nodes):
@@ -74,9 +78,25 @@ class SimKeepers:
             return
         if signum in (signals.SIGSTOP, signals.SIGCONT):
             keeper.stopped = signum == signals.SIGSTOP
-        if signum != signals.SIGKILL:
-            return
-        self._gone[process] = keeper
+            keeper.stops += keeper.stopped
+            stop = keeper.stops
+            if keeper.stopped:
+                self._clock.after(round(HUNG_S * NS_PER_S), lambda: self._hangs(keeper, stop))
+        if signum == signals.SIGKILL:
+            self._kill(keeper)
+
+    def hung_s(self, process: str) -> float | None:
+        """Seconds without an answer, of a keeper that was ended for that."""
+        return HUNG_S if process in self._hung else None
+
+    def _hangs(self, keeper: _Keeper, stop: int) -> None:
+        """Replace a keeper that has been stopped ever since."""
+        if keeper.stopped and keeper.stops == stop and keeper.process not in self._gone:
+            self._hung.add(keeper.process)
+            self._kill(keeper)
+
+    def _kill(self, keeper: _Keeper) -> None:
+        self._gone[keeper.process] = keeper
         keeper.held.clear()
         self._clock.after(END_MS * MS, lambda: self._ended(keeper, follows=True))
 
@@ -111,13 +131,16 @@ class SimKeepers:
 
     # ---- the ranks' side
 
+    def answers(self, node: int) -> bool:
+        """Whether the node's own keeper does."""
+        keeper = self._keepers[node]
+        return not keeper.stopped and keeper.process not in self._gone
+
     def take(self, node: int, key: Key, state: State) -> Copies | None:
-        """Keep a part, and a copy on the next node; returns the nodes with a copy. None: the node's
-        own keeper is stopped, or the part was to be forgotten and came too late.
+        """Keep a part, and a copy on the next node; returns the nodes with a copy. None: the part
+        was to be forgotten and came too late.
         """
-        if self._keepers[node].stopped or in_doubt(
-            self._doubts, generation=key.generation, step=key.step
-        ):
+        if in_doubt(self._doubts, generation=key.generation, step=key.step):
             return None
         other = (node + 1) % self._nodes
         copies = (other,) if self._replicate and not self._keepers[other].stopped else ()
@@ -171,9 +194,12 @@ class SimMemoryCheckpointer:
         self._node = node
         self._job = job
         self._done: list[Callable[[], None]] = []
+        self._pending: Key | None = None
 
     def after_commit(self, number: int) -> Generator[float | None, Any, None]:
-        """Save if a save is due, and report the results of earlier saves."""
+        """Save if a save is due, and report the results of earlier saves. A save waits for the one
+        before.
+        """
         job = self._job
         for tell in self._done:
             tell()
@@ -183,9 +209,14 @@ class SimMemoryCheckpointer:
         shard, shards = job.layout.shard_of(job.rank), job.layout.shards
         part = {"checkpoint": name_of(number), "place": PLACE, "shard": shard, "shards": shards}
         job.write(Kind.CHECKPOINT_SAVING, step=number, **part)
+        while self._pending is not None:
+            yield WAIT_MS * MS
+            job.mark.touch()
+            job.check()
         key = Key(generation=job.generation, step=number, shard=shard, shards=shards)
         state, began = job.state, job.process.clock.now_ns
         yield job.about(COPY_MS * MS)
+        self._pending = key
         job.process.clock.after(
             job.about(KEEP_MS * MS), lambda: self._keep(key, state, began, part)
         )
@@ -211,13 +242,17 @@ class SimMemoryCheckpointer:
         job = self._job
         if job.process.state in ("X", "Z"):
             return  # killed before its keeper had it
+        if not self._keepers.answers(self._node):
+            job.process.clock.after(WAIT_MS * MS, lambda: self._keep(key, state, began, part))
+            return
+        self._pending = None
         if not state.finite:
             error = "RuntimeError: the state is not finite, so it is not saved"
             self._done.append(lambda: self._tell(key, Kind.CHECKPOINT_FAILED, error=error, **part))
             return
         copies = self._keepers.take(self._node, key, state)
         if copies is None:
-            error = "TimeoutError: the keeper does not answer"
+            error = "what this checkpoint holds is in doubt"
             self._done.append(lambda: self._tell(key, Kind.CHECKPOINT_FAILED, error=error, **part))
             return
         seconds = round((job.process.clock.now_ns - began) / NS_PER_S, 6)

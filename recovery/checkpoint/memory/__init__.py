@@ -5,7 +5,7 @@ It outlives the ranks, so that a restart reads memory instead of a disk; whateve
 another one holds too. No torch here, and nothing is unpickled. ``header``: describes a piece of
 state; ``protocol``: messages; ``keeper_store``: the parts that a keeper holds; ``keeper``: the
 process; ``peers``: keepers among themselves; ``client``: a rank's side; ``keepers``: the
-supervisor's side; ``keeper_host``: starts keepers.
+supervisor's side; ``pulse``: which of them answer; ``keeper_host``: starts keepers.
 """
 
 ROLE = "keeper"

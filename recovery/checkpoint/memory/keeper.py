@@ -51,6 +51,7 @@ KEEPER = b'{"be":"keeper"'
 """First field of a KeeperConfig, as JSON."""
 TOPIC = "keeper"
 PEERS_TOPIC = "peers"
+PULSE_TOPIC = "pulse"
 # bits of a version that count a keeper's notes; the bits above number the keeper
 NOTES_BITS = 40
 LOOK_MS = 60_000
@@ -338,14 +339,16 @@ def be_keeper(config: KeeperConfig, channel: Channel) -> NoReturn:
     try:
         while (messages := channel.receive()) is not None:
             for message in messages:
-                _obey(keeper, message)
+                _obey(keeper, message, channel)
     except WireError as error:
         say(str(error), who=f"keeper of node {config.node}")
     keeper.close()
     os._exit(0)
 
 
-def _obey(keeper: Keeper, message: Any) -> None:
+def _obey(keeper: Keeper, message: Any, channel: Channel) -> None:
+    if isinstance(message, Extra) and message.topic == PULSE_TOPIC:
+        channel.send(message)
     if isinstance(message, Extra) and message.topic == PEERS_TOPIC:
         peers = message.payload["peers"].items()
         keeper.update(

@@ -1,5 +1,5 @@
-"""The supervisor's side: starts one keeper per node, and replaces a keeper that ends, as soon as
-its node takes another.
+"""The supervisor's side: starts one keeper per node, ends a keeper that does not answer, and
+replaces one that ends, as soon as its node takes another.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from trainchaos.chaos.errors import InfrastructureError
-from trainchaos.recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, KeeperConfig
+from trainchaos.recovery.checkpoint.memory.keeper import (
+    PEERS_TOPIC,
+    PULSE_TOPIC,
+    TOPIC,
+    KeeperConfig,
+)
 from trainchaos.recovery.checkpoint.memory.keeper_host import KeeperHost
 from trainchaos.recovery.checkpoint.memory.peers import Address
+from trainchaos.recovery.checkpoint.memory.pulse import Pulse
 from trainchaos.recovery.process.local import Exited, MessageReceived
 from trainchaos.recovery.transport.wire import Extra
 
@@ -58,6 +64,8 @@ class Keepers:
         self._gone: deque[str] = deque()
         self._lacking: set[int] = set()  # nodes without one, as soon as they take one
         self._ports: dict[str, int] = {}
+        self._pulse = Pulse(START_LIMIT_S)
+        self._hung: dict[str, float] = {}
         self._news: list[KeeperStarted | Exited] = []
         try:
             for node in range(nodes):
@@ -91,6 +99,10 @@ class Keepers:
         """The node that it runs, or ran, on; see ``owns``."""
         return self._node_of[process]
 
+    def hung_s(self, process: str) -> float | None:
+        """Seconds without an answer, of a keeper that was ended for that; see ``owns``."""
+        return self._hung.get(process)
+
     def signal(self, process: str, signum: int) -> None:
         """Signal a keeper through its pidfd."""
         self._keeper_host.signal(process, signum)
@@ -109,19 +121,19 @@ class Keepers:
                 self._news.append(report)
                 node = self._node_of[report.process]
                 self._gone.append(report.process)
+                self._pulse.ended(report.process)
                 changed |= {node} if self._ports.pop(report.process, None) is not None else set()
                 wanted = not self._ending and self._keeper[node] == report.process
                 if wanted and self._count < MAX_KEEPERS * self._nodes:
                     self._lacking.add(node)
-            elif (
-                isinstance(report, MessageReceived)
-                and isinstance(report.message, Extra)
-                and report.message.topic == TOPIC
-            ):
+            elif isinstance(report, MessageReceived) and isinstance(report.message, Extra):
                 if report.process not in self._node_of:
                     continue
-                self._ports[report.process] = int(report.message.payload["port"])
-                changed.add(self._node_of[report.process])
+                self._pulse.heard(report.process)
+                if report.message.topic == TOPIC:
+                    self._ports[report.process] = int(report.message.payload["port"])
+                    changed.add(self._node_of[report.process])
+        self._feel_pulse()
         if changed and not self._ending:
             self._introduce(changed)
         for node in sorted(self._lacking) if not self._ending else ():
@@ -131,6 +143,7 @@ class Keepers:
         while len(self._gone) > KEPT_GONE + len(self._news):
             oldest = self._gone.popleft()
             del self._pids[oldest], self._node_of[oldest]
+            self._hung.pop(oldest, None)
         news, self._news = self._news, []
         return news
 
@@ -151,6 +164,17 @@ class Keepers:
     def close(self) -> dict[int, str]:
         """End all; what could not be removed, as ``Children.close``."""
         return self._keeper_host.close()
+
+    def _feel_pulse(self) -> None:
+        """Ask keepers for a sign of life, and end those that hang."""
+        asked, hung = self._pulse.turn(
+            lambda process: self._keeper_host.takes(self._node_of[process])
+        )
+        for process in asked:
+            self._keeper_host.send(process, Extra(topic=PULSE_TOPIC, payload={}))
+        for process, waited_s in hung.items():
+            self._hung[process] = round(waited_s, 3)
+            self._keeper_host.signal(process, signal.SIGKILL)
 
     def _start(self, node: int) -> None:
         process = f"k{self._count}"
@@ -174,6 +198,7 @@ class Keepers:
             return  # its node is lost, and lacks a keeper until it is back
         self._lacking.discard(node)
         self._pids[process], self._node_of[process], self._keeper[node] = pid, node, process
+        self._pulse.started(process)
         self._news.append(KeeperStarted(process=process, pid=pid, node=node))
 
     def _peers(self) -> dict[int, Address]:
@@ -202,6 +227,7 @@ class Keepers:
                 raise InfrastructureError(f"node {lost[0]} was lost before its keeper had started")
             for report in self._keeper_host.wait(0.1):
                 if isinstance(report, MessageReceived):
+                    self._pulse.heard(report.process)
                     self._ports[report.process] = int(report.message.payload["port"])
                 elif isinstance(report, Exited):
                     raise InfrastructureError(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainchaos.chaos.events.following import Follower
-from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.fault.base import Fault, Occurrence, Where
 from trainchaos.chaos.fault.witness import effects_of
 from trainchaos.chaos.schedule.plan import DEFAULT_PHASE, PlannedFault, Point
@@ -96,6 +96,12 @@ class LiveOccurrence:
         """Whether its process held for it when it was injected."""
         ranked = self.occurrence.rank is not None
         return self.act.held and ranked and self.fault.where in (Where.PROCESS, Where.RANK)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every process that it hit was seen to end since."""
+        ended = {e.data["process"] for e in self.seen if e.kind is Kind.PROCESS_EXITED}
+        return bool(self.occurrence.processes) and ended.issuperset(self.occurrence.processes)
 
     @property
     def until_ns(self) -> int | None:

@@ -38,6 +38,7 @@ effect of all others shows only in what the job does next.
 OVERDUE_S = 1.0
 NS_PER_S = 1_000_000_000
 _BROKEN = (Kind.ABORT_SENT, Kind.GENERATION_STARTED)
+ENDED_BEFORE = "its target ended, for another reason, before an effect was seen"
 UNSEEN = "it was over before an effect was seen: too mild, or no target present"
 
 
@@ -232,7 +233,8 @@ class Occurrences:
         if past_s > LONGEST_S + limit_s or (waited_s > limit_s and not acts):
             over = live.lasts and live.healed
             of = "" if live.fault.where in AT_ONCE else " of training"
-            self.fail(live, UNSEEN if over else f"no evidence within {waited_s:.0f} s{of}")
+            why = ENDED_BEFORE if live.all_ended else f"no evidence within {waited_s:.0f} s{of}"
+            self.fail(live, UNSEEN if over else why)
 
     def _uncover(self, live: LiveOccurrence, now_ns: int) -> None:
         """Notify the rank of an overdue fault that hides itself. A rank normally ends its fault

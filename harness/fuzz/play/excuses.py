@@ -196,6 +196,7 @@ NEVER_DUE = (
 NOT_LANDED = (
     "could not be injected: it was over before an effect was seen",
     "could not be injected: the run ended before an effect was seen",
+    "could not be injected: its target ended, for another reason, before an effect was seen",
     "could not be injected: no process holds rank",
     "could not be injected: the process was gone",
     r"could not be injected: no spare \d+ waits",

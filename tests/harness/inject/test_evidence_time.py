@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.inject.test_injector import SECOND, Rig
 from trainchaos.chaos.events.log import Kind
-from trainchaos.harness.inject.occurrences import EVIDENCE_LIMIT_S, LONGEST_S
+from trainchaos.harness.inject.occurrences import ENDED_BEFORE, EVIDENCE_LIMIT_S, LONGEST_S
 
 LIMIT = int(EVIDENCE_LIMIT_S * SECOND)
 
@@ -52,6 +52,17 @@ def test_what_the_kernel_shows_is_waited_for_whatever_the_job_does(tmp_path: Pat
     rig.scene.record(Kind.ABORT_SENT, processes=["w0", "w1", "w3"])
     later(rig, LIMIT + 2 * SECOND)
     assert reasons(rig) == ["no evidence within 16 s"]
+
+
+def test_a_target_that_ended_for_another_reason_is_named_as_such(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "process-kill", {"time": 1})
+    rig.train()
+    rig.scene.now = 2 * SECOND
+    rig.injector.tick(3)
+    ended = {"process": "w2", "pid": 1, "exit_code": None, "signal": 11, "expected": False}
+    rig.injector.observe(rig.scene.record(Kind.PROCESS_EXITED, **ended, last_seq=None))
+    later(rig, LIMIT + 2 * SECOND)
+    assert reasons(rig) == [ENDED_BEFORE]
 
 
 @pytest.mark.parametrize(("rank", "counts"), [(None, True), (1, False)])

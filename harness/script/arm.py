@@ -210,7 +210,7 @@ class ScriptArm:
         command = self._attempts.command
         if command is not None:
             command.look()
-        self._listener.listen()
+        self._watch.listen()
         if command is not None and self._watch.find_ranks(command):
             self.scene.look_at_storage()
         self._watch.take_progress()  # reports that it made before its death count
@@ -296,7 +296,7 @@ class ScriptArm:
         ended = command.ended
         assert ended is not None
         self._hear_points()
-        self._watch.take_last_words()
+        self._watch.take_last_words(well=ended.well)
         if command.lost:
             self.stop("broken", "the command's guard process was killed")
             return
@@ -311,6 +311,7 @@ class ScriptArm:
         if not again:
             self.stop(*outcome_of(self._findings(), ended))
             return
+        self._watch.take_last_words(well=False)  # of processes that were ended with it
         reason = f"the command ended with {ended.how}: started again ({attempt} of {most})"
         self.record(Kind.DECISION, actions=[{"start": "command"}], reason=reason)
         self.start()

@@ -71,6 +71,13 @@ class RankWatch:
         """Wait for the exit of a rank, or news of the command."""
         self._gone += self._ranks.wait(timeout_s)
 
+    def listen(self) -> None:
+        """Read new output; of ranks that have just ended all of it, as others write after them."""
+        self._listener.listen()
+        if self._gone:
+            mine = set(self._observer.members.values())
+            self._listener.hear_out(over=bool(mine) and mine.isdisjoint(self._ranks.living()))
+
     def find_ranks(self, command: Command) -> bool:
         """Scan for ranks, if a scan is due; returns whether it was. A generation starts once all
         ranks have been found.
@@ -112,7 +119,7 @@ class RankWatch:
     def _close_generation(self) -> None:
         """Process the reports and exits of the old ranks before those of their replacements."""
         self.wait(0.0)
-        self._listener.listen()
+        self.listen()
         self.take_progress(self._ranks.ended(self._observer.members.values()))
         self.take_exits()
 
@@ -138,12 +145,15 @@ class RankWatch:
         if (self._observer.generation, self._observer.committed) != before:
             self.sign_ns = self.progress_ns = self._now_ns()
 
-    def take_last_words(self) -> None:
-        """The command has ended: process all its output, whether or not its ranks were found."""
+    def take_last_words(self, *, well: bool) -> None:
+        """The command has ended: process all its output, whether or not its ranks were found.
+        ``well``: without an error.
+        """
         self.wait(0.0)
         self.take_exits()
         self._missing = False
         self._listener.listen(to_end=True)
+        self._listener.hear_out(over=True, sure=well)
         self.take_progress()
 
     def take_exits(self) -> None:

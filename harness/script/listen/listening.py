@@ -18,6 +18,7 @@ from trainchaos.harness.script.listen.progress import (
 from trainchaos.harness.script.processes.environment import PreparedCommand
 
 PENDING_S = 3.0  # how long reports wait for all ranks to be found
+SETTLED_S = 0.05  # a frame of a bar that nothing has followed for so long is complete
 LOOKS_AT_ONCE = 8  # a flood of output must not block the arm's other work
 NS = 1e9
 
@@ -44,7 +45,7 @@ class CommandListener:
         )  # every reporter is the only rank of its group
         self._pending: list[ProgressReport] = []
         self._pending_ns = 0
-        self._look_ns = now_ns()
+        self._look_ns = self._grown_ns = now_ns()
 
     @property
     def source(self) -> str:
@@ -89,6 +90,7 @@ class CommandListener:
 
     def listen(self, *, to_end: bool = False) -> None:
         """Read new output; of a flood only a part. ``to_end``: read everything there is now."""
+        taken = self._output.taken
         if self._reader.source == "beacon":
             for _ in self._looks(self._output, to_end):
                 for _ in self._output.read():  # keeps its last lines for error messages
@@ -98,6 +100,27 @@ class CommandListener:
             [one for _ in self._looks(lines, to_end) for one in self._reader.read()]
         )
         self._kept.cut(self._output.taken)
+        self._hold(found)
+        if self._output.taken > taken:
+            self._grown_ns = self._look_ns
+        elif (self._look_ns - self._grown_ns) / NS >= SETTLED_S:
+            self._hold(self._as_written(self._reader.read_unended()))
+
+    def hear_out(self, *, over: bool, sure: bool = False) -> None:
+        """A process has ended: read what it wrote last, though no end of line followed. ``over``:
+        none is left that may go on with that line; ``sure``: they were not killed while they wrote.
+        """
+        self._hold(self._as_written(self._reader.read_unended(over=over, sure=sure)))
+        if over:
+            for _ in self._output.unended(over=True):  # a line for error messages
+                pass
+
+    def _as_written(self, found: list[ProgressReport]) -> list[ProgressReport]:
+        """Give the newest line of output the time at which it was first seen."""
+        return [replace(one, time_ns=self._grown_ns) for one in found]
+
+    def _hold(self, found: list[ProgressReport]) -> None:
+        """Hold reports back until they are taken."""
         self.hints.update(
             (one.pid, one.rank or 0)
             for one in found

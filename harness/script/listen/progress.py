@@ -29,6 +29,7 @@ SAMPLES_LIMIT = 10**12
 PID_LIMIT = 1 << 31
 BUSY_LIMIT_S = 7 * 86_400.0
 WHAT_LIMIT = 40  # characters, as the beacon writes
+WHOLE_FRAMES = 3  # frames in succession that a later write ended: what has no end is one as well
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -62,12 +63,19 @@ class ProgressReader(Protocol):
     def read(self) -> list[ProgressReport]:
         """Reports since the last look."""
 
+    def read_unended(self, *, over: bool = False, sure: bool = False) -> list[ProgressReport]:
+        """The report in the last line, which has no end yet. See ``GrowingFile.unended``."""
+
 
 class GrowingFile:
     """The whole lines of a growing file. ``last``: the newest lines, for people; ``recent``: more
     of them; ``count``: lines so far.
 
     ``taken``: bytes read so far; ``raised``: the newest lines about an exception raised by a point.
+
+    A progress bar may begin its frames with a carriage return instead of ending them, so that the
+    newest has no end. That it is whole shows in how the frames before it came: each ended with the
+    first byte of the next write. A program whose output is buffered stops anywhere in a line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,6 +84,8 @@ class GrowingFile:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._rest = b""
         self._cut = False
+        self._given = False  # the last line was read without its end
+        self._whole = 0  # frames in succession that ended with the first byte of a write
         self.count = self.taken = 0
         self.last: deque[str] = deque(maxlen=KEPT_LINES)
         self.recent: deque[str] = deque(maxlen=RECENT_LINES)
@@ -85,24 +95,48 @@ class GrowingFile:
         """New lines, without line ends, each cut to ``LINE_LIMIT`` bytes."""
         data = os.read(self._fd, READ_LIMIT)
         self.taken += len(data)
+        if data and (self._rest or self._cut):
+            self._whole = self._whole + 1 if data[:1] in (b"\r", b"\n") else 0
         *lines, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         for line in lines:
+            given, self._given = self._given, False
             if self._cut:  # the rest of an overlong line
                 self._cut = False
                 continue
-            text = line[:LINE_LIMIT].decode(errors="replace")
-            if text.strip():
-                self.count += 1
-                self.last.append(text)
-                self.recent.append(text)
-                if SAID in text:
-                    self.raised.append(text)
+            text = self._noted(line)
+            if text.strip() and not given:
                 yield text
         if len(rest) > LINE_LIMIT:
-            if not self._cut:
+            if not (self._cut or self._given):
                 yield rest[:LINE_LIMIT].decode(errors="replace")
-            self._cut, rest = True, b""
+            self._cut, self._given, rest = True, False, b""
         self._rest = rest
+
+    def unended(self, *, over: bool = False, sure: bool = False) -> Iterator[str]:
+        """The last line, without waiting for its end, if it is whole; once. ``over``: its writer
+        has ended, so that what comes next is another line; ``sure``: having written all it had.
+        """
+        whole = sure or self._whole >= (1 if over else WHOLE_FRAMES)
+        text = self._rest.decode(errors="replace")
+        found = whole and not self._given and bool(text.strip())
+        if over:
+            self._noted(self._rest)
+            self._rest, self._cut, self._given = b"", False, False
+        else:
+            self._given = self._given or found
+        if found:
+            yield text
+
+    def _noted(self, line: bytes) -> str:
+        """The text of a line, which is kept for people."""
+        text = line[:LINE_LIMIT].decode(errors="replace")
+        if text.strip():
+            self.count += 1
+            self.last.append(text)
+            self.recent.append(text)
+            if SAID in text:
+                self.raised.append(text)
+        return text
 
     def looks_left(self) -> int:
         """How many reads reach the present end of the file, at least one."""
@@ -136,6 +170,10 @@ class BeaconReader:
                 found.append(progress)
         return found
 
+    def read_unended(self, *, over: bool = False, sure: bool = False) -> list[ProgressReport]:
+        """None: the beacon ends each line with the write that begins it."""
+        return []
+
 
 class RegexReader:
     """Reports in the command's output. ``steps``: how many the command trains; ``other_total``:
@@ -160,6 +198,11 @@ class RegexReader:
         of the step read last.
         """
         return [progress for line in self._lines.read() for progress in self.parse(line)]
+
+    def read_unended(self, *, over: bool = False, sure: bool = False) -> list[ProgressReport]:
+        """The report of a frame that no later one has ended yet."""
+        lines = self._lines.unended(over=over, sure=sure)
+        return [progress for line in lines for progress in self.parse(line)]
 
     def parse(self, line: str) -> list[ProgressReport]:
         """What one line reports: one report at the most, or none."""

@@ -43,6 +43,9 @@ class Replaced:
     def ended(self, names: Iterable[str]) -> Set[int]:
         return {11}
 
+    def living(self) -> list[str]:
+        return ["w0", "w2"]
+
 
 class Said:
     """The dead rank had reported a step, and so has the new one."""
@@ -58,6 +61,9 @@ class Said:
 
     def listen(self) -> None:
         pass
+
+    def hear_out(self, *, over: bool) -> None:
+        assert not over, "w0 lives"
 
     def overdue(self) -> bool:
         return False

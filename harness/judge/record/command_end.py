@@ -1,7 +1,9 @@
-"""The end of a command that lost a rank for good: part of the incident that the lost rank began.
+"""What follows from the loss of a rank and is part of the incident that it began: the end of the
+survivors, and of the command.
 
 A command that waits for all its processes fails once the survivors are through, long after one of
-them died: their steps look like a recovery until then.
+them died. A launcher may end survivors only some seconds after one rank died. In both cases their
+steps look like a recovery until then.
 """
 
 from __future__ import annotations
@@ -12,30 +14,48 @@ from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.record.history import History
 
 
-def end_that_follows(history: History, failure: Event) -> Event | None:
-    """The failure of the command itself that follows from the failure of one of its processes; None
-    if there is none. It follows if the command was not started again in between and ended with
-    fewer processes than it had at the first failure.
+def follows(history: History, failure: Event, event: Event) -> bool:
+    """Whether a failure of a command, or of one of its processes, follows from an earlier failure
+    of a process.
     """
-    until = _started_again_ns(history, failure)
-    for event in history.log.of(Kind.FAILURE_DETECTED):
-        if event.data["process"] is None and event.data["cause"] == "exit":
-            in_time = failure.time_ns < event.time_ns < (until or event.time_ns + 1)
-            if in_time and _lost_for_good(history, failure, event.generation):
-                return event
-    return None
+    late = event.data["cause"] == "exit" and event.time_ns > failure.time_ns
+    if not (late and history.info.observed):
+        return False
+    if event.data["process"] is None:
+        again = _started_again_ns(history, failure)
+        in_time = again is None or event.time_ns < again
+        return in_time and _lost_for_good(history, failure, event.generation)
+    return _of_survivors(history, failure, event)
 
 
 def ended_ns(history: History, failure: Event) -> int | None:
-    """When a command failed because of the failure of one of its processes, started again or not,
-    ns; None if it did not.
+    """When a command, or its survivors, failed last because of the failure of one of its processes,
+    started again or not, ns; None if they did not.
     """
-    end = end_that_follows(history, failure)
-    if end is not None:
-        return end.time_ns
+    ends = [
+        e.time_ns for e in history.log.of(Kind.FAILURE_DETECTED) if follows(history, failure, e)
+    ]
+    if ends:
+        return max(ends)
     last = history.generations[-1].number if history.generations else 0
     gave_up = history.outcome == "gave-up" and _started_again_ns(history, failure) is None
     return history.end_ns if gave_up and _lost_for_good(history, failure, last) else None
+
+
+def _of_survivors(history: History, failure: Event, event: Event) -> bool:
+    """Whether a process failed that was left after another one was lost: no process was started in
+    between, and no fault injected.
+    """
+    before = history.generation(failure.generation)
+    since = [g for g in history.generations if failure.generation < g.number <= event.generation]
+    if before is None or not since or since[-1].world >= before.world:
+        return False
+    if not all(set(before.members).issuperset(g.members) for g in since):
+        return False
+    return not any(
+        failure.time_ns < fault.time_ns <= event.time_ns
+        for fault in history.log.of(Kind.FAULT_INJECTED)
+    )
 
 
 def _started_again_ns(history: History, failure: Event) -> int | None:
@@ -52,15 +72,13 @@ def _lost_for_good(history: History, failure: Event, generation: int) -> bool:
 
 
 def take_ends(history: History, explained: Iterable[list[Event]], left: list[Event]) -> list[Event]:
-    """Add each end of a command to the list of failures that holds the one it follows from.
+    """Add what follows from a failure to the list of failures that holds that one.
 
     ``explained``: for each episode the failures that it explains; ``left``: failures that none
     explains, of which the remaining ones are returned.
     """
     for failures in explained:
-        for failure in tuple(failures):
-            end = end_that_follows(history, failure)
-            if end in left and end not in failures:
-                failures.append(end)
+        first = tuple(failures)
+        failures += [end for end in left if any(follows(history, one, end) for one in first)]
         left = [failure for failure in left if failure not in failures]
     return left

@@ -9,13 +9,13 @@ steps follow it, at least ``STEPS`` of them and until at least ``LASTING_S`` lat
 - a generation starts that resumes before that step, so that it was not kept,
 - the job ends unfinished.
 
-Moreover, no stall may be seen while the fault still acts, the command may not fail later for want
-of the process that was lost (``command_end``), and the job must not crawl: of the ``RATED`` new
-steps that follow (near the end, of the last ``RATED`` of all), at least one takes no more than
-``CRAWL`` times the usual step before the failure. A job that lost ranks is slower than before, but
-not by that much, and on a busy machine too one step in so many is fast. Steps that cannot follow
-any more are not required: the next fault is injected, the job is done, or it was cut short. A step
-that was not a recovery counts as work before the failure, which is then redone.
+Moreover, no stall may be seen while the fault still acts, neither the command nor a survivor may
+fail later for want of the process that was lost (``command_end``), and the job must not crawl: of
+the ``RATED`` new steps that follow (near the end, of the last ``RATED`` of all), at least one takes
+no more than ``CRAWL`` times the usual step before the failure. A job that lost ranks is slower than
+before, but not by that much, and on a busy machine too one step in so many is fast. Steps that
+cannot follow any more are not required: the next fault is injected, the job is done, or it was cut
+short. A step that was not a recovery counts as work before the failure, which is then redone.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def lasting(
     history: History, number: int, mark: int, *, acting_until_ns: int, ended_ns: int | None
 ) -> SustainedRecovery:
     """The recovery from a failure of generation ``number``, before which ``mark`` was the highest
-    step. ``acting_until_ns``: until when the fault acts; ``ended_ns``: when the command failed for
-    the same reason, if it did.
+    step. ``acting_until_ns``: until when the fault acts; ``ended_ns``: when the command or a
+    survivor failed for the same reason, if it did.
     """
     later = sorted(
         (run for run in history.runs if run.generation > number and run.committed_ns is not None),

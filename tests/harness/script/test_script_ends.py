@@ -11,10 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from tests.harness.script.test_script_observer import Job
+from tests.harness.script.test_script_observer import COMMAND, Job
 from tests.harness.script.test_script_sustained import incident_of, inject, since_injection
+from tests.support import arms
 from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers import Evidence
+from trainchaos.harness.judge.checkers.faults.noticed import detection
 from trainchaos.harness.judge.measure.measure import measure
+from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.script.arm import ScriptArm
 from trainchaos.harness.script.attempts import Attempts
 from trainchaos.harness.script.processes.command import CommandEnded
@@ -150,6 +154,97 @@ def test_no_job_is_at_full_rate_before_it_recovered() -> None:
     incident = incident_of(job)
     assert incident.recovery_time is not None and incident.time_to_full_rate is not None
     assert incident.time_to_full_rate >= incident.recovery_time
+
+
+# ---- survivors that are ended some seconds later
+
+
+def blamed(job: Job) -> Finding:
+    """What the detection checker says of a fault that hit rank 1."""
+    fault = {"id": "hit", "kind": "process-kill", "target": {"rank": 1}, "at": {"step": 30}}
+    return detection(
+        Evidence(
+            arm="faulted",
+            cell=arms.cell_of("none", [fault], workload=COMMAND),
+            log=job.log(),
+        )
+    )
+
+
+@pytest.fixture
+def torn() -> Job:
+    """One of two ranks was lost in step 30, the other goes on and is ended by its launcher."""
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*range(1, 31))
+    inject(job)
+    return job
+
+
+def started_again(job: Job) -> float:
+    """All ranks go on from a checkpoint of step 20; returns when the first new step is done."""
+    job.now += 10**9
+    job.found("w2", "w3")
+    job.train(*range(21, 57))
+    due = since_injection(job)
+    job.train(*range(57, 101))
+    return due
+
+
+def test_survivors_that_a_launcher_ends_later_fail_because_of_the_one_that_was_lost(
+    torn: Job,
+) -> None:
+    killed(torn)
+    torn.train(*range(31, 56))
+    killed(torn, "w0")
+    due = started_again(torn)
+    incident = incident_of(torn)
+    assert torn.causes() == ["start", "shrunk", "restart"]
+    assert (incident.outcome, incident.steps_lost, incident.first_new_step) == ("recovered", 35, 56)
+    assert incident.recovery_time == pytest.approx(due), "nor were their steps a recovery"
+    assert blamed(torn).verdict == "pass"
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_so_they_do_if_it_was_stopped_and_is_killed_by_the_launcher(
+    torn: Job, silent: bool
+) -> None:
+    torn.stopped.add("w1")
+    if silent:
+        torn.wait(11)
+    else:
+        torn.train(*range(31, 41))
+    killed(torn)
+    torn.train(*range(31 if silent else 41, 56))
+    killed(torn, "w0")
+    due = started_again(torn)
+    incident = incident_of(torn)
+    assert torn.failures() == [("hang" if silent else "exit", "w1"), ("exit", "w0")]
+    assert (incident.outcome, incident.steps_lost, incident.first_new_step) == ("recovered", 35, 56)
+    assert incident.recovery_time == pytest.approx(due)
+    assert blamed(torn).verdict == "pass"
+
+
+@pytest.mark.parametrize("own", ["another fault", "a new process"])
+def test_what_fails_for_a_reason_of_its_own_does_not(torn: Job, own: str) -> None:
+    killed(torn)
+    torn.train(*range(31, 34))
+    if own == "a new process":
+        torn.found("w2")
+        torn.train(*range(34, 61))
+        killed(torn, "w2")
+    else:
+        torn.train(*range(34, 61))
+        torn.observer.members = {1: "w0"}
+        inject(torn, fault="second")
+        killed(torn, "w0")
+    torn.found("w4", "w5")
+    torn.train(*range(21, 101))
+    found = measure(torn.log(), None)
+    assert found.episodes[0].others == ()
+    assert found.incidents[0].first_new_step == 32
+    if own == "a new process":
+        assert "a failure that no fault explains: w2" in blamed(torn).witness
 
 
 # ---- the arm

@@ -16,6 +16,7 @@ from trainchaos.harness.judge.evidence.evidence import (
     verdict_of,
 )
 from trainchaos.harness.judge.measure.incidents import recovery_of
+from trainchaos.harness.judge.record.command_end import follows
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import Generation
 from trainchaos.harness.judge.record.kept_in_memory import lost_keepers
@@ -140,7 +141,7 @@ def _detection(evidence: Evidence, failures: list[Event]) -> Finding:
             problems.append(
                 f"a failure that no fault explains: {_describe(event)}, {event.data['detail']}"
             )
-        else:
+        elif not _follows(evidence, episode, event):
             problems += _wrong_blame(evidence, episode, event)
     for episode in evidence.measures.episodes:
         fault = evidence.fault(episode.fault)
@@ -152,6 +153,14 @@ def _detection(evidence: Evidence, failures: list[Event]) -> Finding:
     if not failures and not problems:
         return passed("no failure was declared and none was due")
     return verdict_of(problems, some([_describe(event) for event in failures]))
+
+
+def _follows(evidence: Evidence, episode: Episode, event: Event) -> bool:
+    """Whether a survivor failed, which rightly blames a process that the fault did not hit."""
+    if event.data["process"] in (None, *episode.processes):
+        return False
+    mine = (episode.failure, *episode.others)
+    return any(one and follows(evidence.history, one, event) for one in mine)
 
 
 def _is_consequence(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -> bool:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.model import Scenario
+from trainchaos.harness.judge.checkers.job.jumps import jump_of
 from trainchaos.harness.judge.checkers.job.values import unread_shown
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
 from trainchaos.harness.judge.record.history import NS, History
@@ -90,6 +91,8 @@ def progress(evidence: Evidence) -> Finding:
         )
     if many := _too_many_samples(evidence):
         return failed(many)
+    if jump := jump_of(evidence):
+        return failed(jump.words) if jump.sure else unknown(jump.words)
     if odd := _beyond(evidence, reports) or _went_back(evidence) or _outlived(history, stride):
         return unknown(odd)
     if history.finished and history.finished.data.get("unused") and not evidence.is_control:

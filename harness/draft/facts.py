@@ -12,6 +12,8 @@ from trainchaos.harness.draft.launchers import Launched
 from trainchaos.harness.draft.progress import Proposal
 
 SCRATCH = "$CHAOS_SCRATCH"
+FEW_STEPS = 2
+"""Lost steps that are not worth reporting, as for the checker kept-progress."""
 LEAST_HOLD_S = 15.0
 LEAST_DEADLINE_S = 60.0
 LEAST_START_S = 120.0
@@ -69,6 +71,14 @@ class Facts:
     deadline_s: float = LEAST_DEADLINE_S
     start_s: float = LEAST_START_S
     findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def most_lost(self) -> int:
+        """Steps that a fault may cost: fewer than were done when it hit, however late it comes. A
+        job that goes on from a checkpoint loses those since then.
+        """
+        done = self.at - 1  # the fault is due as soon as step ``at`` is under way
+        return max(done - 1, FEW_STEPS)
 
     @property
     def arm_s(self) -> float | None:

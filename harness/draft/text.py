@@ -155,8 +155,8 @@ def _faults(out: _Writer, facts: Facts) -> None:
         comment="from the fault to the first new step",
     )
     out.add(
-        f'  steps_lost: ["max <= {2 * facts.at}"]',
-        comment="twice as many as there are by then: on a busy machine a fault comes late",
+        f'  steps_lost: ["max <= {facts.most_lost}"]',
+        comment="fewer than are done by then: a job that begins again from step 1 loses more",
     )
 
 

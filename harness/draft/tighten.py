@@ -20,6 +20,7 @@ from trainchaos.chaos.loading.load import LoadedScenario
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause
 from trainchaos.harness.draft.decide import readable
+from trainchaos.harness.draft.facts import FEW_STEPS
 from trainchaos.harness.host.rundir import open_run, read_resolved
 from trainchaos.harness.judge.measure.catalogue import METRICS
 from trainchaos.harness.judge.results import Results
@@ -67,7 +68,8 @@ def tighten(path: Path, out: Path | None, *, load: Load) -> Tightened:
     said, edits = [], []
     for metric, index, clause in _clauses(loaded):
         place = _place(text, metric, index)
-        new, why = _tightened(clause, _values(results, metric))
+        again = _began_again(results) if metric == "steps_lost" else ""
+        new, why = (None, again) if again else _tightened(clause, _values(results, metric))
         where = f"{source}:{place.line + 1}  {metric}" if place else f"{source}  {metric}"
         if new is None or place is None or place.text != clause.text:
             why = why if new is None else f"{why}; it is not written here as it is: change it there"
@@ -143,6 +145,20 @@ def _values(results: Results, metric: str) -> list[list[float]]:
     """The values of each cell that has any."""
     rows = {one.cell: one.values for one in results.slas if one.metric == metric}
     return [values for values in rows.values() if values]
+
+
+def _began_again(results: Results) -> str:
+    """Which job lost all its steps to a fault, for people; "" if none did."""
+    return next(
+        (
+            f"the job began again from step 1 after {one.fault} in {one.cell}, repeat {one.repeat},"
+            f" and lost all {one.steps_lost} steps, of which no limit is made: have it go on from a"
+            " checkpoint"
+            for one in results.faults
+            if one.restored_step == 0 and one.steps_lost > FEW_STEPS
+        ),
+        "",
+    )
 
 
 def _tightened(clause: Clause, cells: Sequence[list[float]]) -> tuple[str | None, str]:

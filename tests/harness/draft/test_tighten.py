@@ -34,6 +34,12 @@ sla:
   detection_time: ["max < 1us"]
 """
 LOOSE = SCENARIO.replace('  detection_time: ["max < 1us"]\n', "")
+FORGETS = (
+    LOOSE.replace("name: mine", "name: forgets")
+    .replace('--restarts, "2"', '--restarts, "2", --save-every, "99"')
+    .replace("invariants: observable", "invariants: [kept-progress]")
+    .replace('  goodput: ["min > 0.001"]\n', "")
+)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +89,17 @@ def test_two_clauses_of_one_line_are_replaced_each_at_its_place() -> None:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory with a scenario that has passed and one that has failed, and their runs."""
+    """A directory with scenarios of which one has failed, the others passed, and their runs."""
     folder = tmp_path_factory.mktemp("played")
-    for name, text in (("mine", LOOSE), ("other", SCENARIO.replace("name: mine", "name: other"))):
+    texts = {
+        "mine": LOOSE,
+        "other": SCENARIO.replace("name: mine", "name: other"),
+        "forgets": FORGETS,
+    }
+    for name, text in texts.items():
         (folder / f"{name}.yaml").write_text(text)
         code = invoke(["run", str(folder / f"{name}.yaml"), "--runs", str(folder / "runs"), "-q"])
-        assert code == (0 if name == "mine" else 1)
+        assert code == (1 if name == "other" else 0)
     yield folder
 
 
@@ -115,6 +126,17 @@ def test_the_limits_of_a_run_that_passed(played: Path, capsys: pytest.CaptureFix
     assert invoke(["validate", str(source)]) == EXIT_PASS
     assert invoke(["init", "--from", str(played / "runs/mine/latest")]) == EXIT_PASS
     assert "nothing to tighten" in capsys.readouterr().out and source.read_text() == text
+
+
+@pytest.mark.real
+def test_no_limit_is_made_of_a_job_that_began_again(
+    played: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["init", "--from", str(played / "runs/forgets/latest")]) == EXIT_PASS
+    said = capsys.readouterr().out
+    assert "stays: the job began again from step 1 after hit in default, repeat 0" in said
+    text = (played / "forgets.yaml").read_text()
+    assert "max <= 25" in text and "max < 300s" not in text
 
 
 @pytest.mark.real

@@ -181,7 +181,16 @@ def test_a_job_that_begins_again_fails_unless_the_scenario_says_how_much_may_be_
         found.verdict == "fail"
         and "began again from step 1, and 30 steps had been done" in found.witness
     )
-    assert "kept-progress" not in checked(again(1), sla={"steps_lost": ["max <= 100"]})
+    for limits in (["max <= 100"], ["max < 31", "median <= 30"], ["max <= 30", "min >= 0"]):
+        said = checked(again(1), sla={"steps_lost": limits})["kept-progress"]
+        assert said.verdict == "pass" and "sla.steps_lost allows" in said.witness, limits
+    for limits in (["max <= 29"], ["max < 30"], ["max <= 100", "median <= 5"], ["min >= 0"]):
+        said = checked(again(1), sla={"steps_lost": limits})["kept-progress"]
+        assert said.verdict == "fail", limits
+        assert "sla.steps_lost allows fewer" in said.witness or limits == ["min >= 0"]
+    assert (
+        checked(again(21), sla={"steps_lost": ["max <= 5"]})["kept-progress"].verdict == "pass"
+    ), "the limit is judged as an SLA"
     assert "kept-progress" not in checked(
         again(1), invariants=InvariantExclusion(leave_out=["kept-progress"])
     )

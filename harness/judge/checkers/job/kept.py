@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause
 from trainchaos.harness.judge.checkers.job.observed import progress
 from trainchaos.harness.judge.checkers.job.values import LEAVE_OUT
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
@@ -14,14 +17,14 @@ FEW = 2  # steps; losing no more than these is not worth reporting
 
 
 def kept_progress(evidence: Evidence) -> Finding | None:
-    """After a fault the job did not restart from its first step. None if it never went back, if an
-    SLA bounds the lost steps, or if its steps are unknown.
+    """After a fault the job did not restart from its first step. None if it never went back, or if
+    its steps are unknown. An SLA that admits as many lost steps as had been done allows it.
     """
-    history, bounded = evidence.history, "steps_lost" in evidence.cell.scenario.sla
+    history, limits = evidence.history, _limits(evidence)
     hit = min((event.time_ns for event in evidence.log.of(Kind.FAULT_INJECTED)), default=None)
-    if evidence.is_control or bounded or hit is None or progress(evidence).verdict != "pass":
+    if evidence.is_control or hit is None or progress(evidence).verdict != "pass":
         return None
-    stride, back = stride_of(history), 0
+    stride, back, where = stride_of(history), 0, "never to its first step"
     for generation in history.worked:
         done = history.high_water(generation.number - 1)
         if (
@@ -33,10 +36,10 @@ def kept_progress(evidence: Evidence) -> Finding | None:
         back += 1
         if generation.resume_step > 0 or done < max(FEW + 1, 2 * stride):
             continue
-        cure = (
-            "say how many may be lost, sla: {steps_lost:"
-            f" [...]}}{LEAVE_OUT.format('kept-progress')}"
-        )
+        if limits and all(evaluate(clause, [float(done)])[0] for clause in limits):
+            where = f"to its first step after {done} steps, which sla.steps_lost allows"
+            continue
+        cure = _cure(limits)
         mine = (e for e in evidence.log.of(Kind.STEP_REPORTED) if e.generation == generation.number)
         reported = min(event.step or 0 for event in mine)
         if reported <= 1:
@@ -48,7 +51,23 @@ def kept_progress(evidence: Evidence) -> Finding | None:
             f"{done} steps had been done, and the first one reported after a restart was"
             f" {reported}: whether the job began again from step 1 is not known; {cure}"
         )
-    return passed(f"the job went back {back} times, never to its first step") if back else None
+    return passed(f"the job went back {back} times, {where}") if back else None
+
+
+def _limits(evidence: Evidence) -> list[Clause]:
+    """The clauses that say how many steps may be lost at most."""
+    checks = evidence.cell.scenario.sla.get("steps_lost", ())
+    clauses = [parse_clause(check.check, "steps") for check in checks]
+    return [clause for clause in clauses if not clause.op.startswith(">")]
+
+
+def _cure(limits: Sequence[Clause]) -> str:
+    said = (
+        f"sla.steps_lost allows fewer, {limits[0].text}"
+        if limits
+        else "say how many may be lost, sla: {steps_lost: [...]}"
+    )
+    return f"{said}{LEAVE_OUT.format('kept-progress')}"
 
 
 def full_strength(evidence: Evidence) -> Finding:

@@ -106,7 +106,7 @@ class Fault(BaseModel):
     with wrong values; ``changes_state``: it can leave a rank with a state that differs from the
     others' without a non-finite value. ``on_saves``: a RANK fault on checkpoint saves, which rank 0
     alone makes unless they are sharded. ``by_script``: a RANK fault that a script can do itself
-    when ``chaos.beacon.point`` answers with this word. ``seems_still``: the target keeps working
+    when ``beacon.point`` answers with this word. ``seems_still``: the target keeps working
     but appears hung, so another rank, or none, may be declared hung. ``gives_notice``: it tells the
     target to end, which a command may do well, with exit code 0.
     """

@@ -20,7 +20,7 @@ class RaiseError(Fault):
     """An uncaught exception on the training thread: a bug, a bad file, a driver error. Real.
 
     ``message``: its text. Landed: the process ended with an exit code, not a signal. A script that
-    calls ``chaos.beacon.point`` may catch the exception and live on: there, the script reports that
+    calls ``beacon.point`` may catch the exception and live on: there, the script reports that
     it raises, and the evidence includes the error if it was printed.
     """
 

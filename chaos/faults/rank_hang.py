@@ -25,7 +25,7 @@ class RankHang(HoldsTraining):
     default. ``hold_s``: seconds until the thread continues; only the end of the process ends the
     hang earlier. For a stopped process, the fourth way to hang, see ``process-stop``. Landed: the
     supervisor saw the rank's progress marks stand still, or the rank itself reported a step that
-    long; in a script that calls ``chaos.beacon.point``: the script reports the hang, and the
+    long; in a script that calls ``beacon.point``: the script reports the hang, and the
     kernel's account shows that its main thread used a processor meanwhile (``spin``, ``kernel``) or
     did not (``sleep``).
     """

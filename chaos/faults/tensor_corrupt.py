@@ -31,7 +31,7 @@ class TensorCorrupt(Fault):
     (float32: 0-22 mantissa, 23-30 exponent, 31 sign), scale by ``factor``, zero, or stale (the
     value of this step returns in the next step). ``count``: elements hit, chosen with the seed.
     Landed: the rank's own digest of the tensor differs from the one taken just before. A script
-    that calls ``chaos.beacon.point`` fills all of its gradients with NaN: there, the script reports
+    that calls ``beacon.point`` fills all of its gradients with NaN: there, the script reports
     that it did, with a value computed from the gradients if it gave one.
     """
 

@@ -24,7 +24,7 @@ EVENTS = ("recovery_started", "regroup")
 CAUSES = ("exit", "hang")
 _GROUPS = {"regex": ("step", "step (?P<step>[0-9]+)"), "loss": ("loss", r"loss (?P<loss>\S+)")}
 """Key of workload.progress -> the group that its expression needs, and an example."""
-POINTS = "workload.points: true, for a script that calls chaos.beacon.point"
+POINTS = "workload.points: true, for a script that calls beacon.point"
 
 
 def is_command(tree: Mapping[str, Any]) -> bool:
@@ -160,7 +160,7 @@ def works_from_outside(model: type[Fault]) -> bool:
 
 
 def works_by_script(model: type[Fault]) -> bool:
-    """Whether a script that calls ``chaos.beacon.point`` can apply the fault to itself."""
+    """Whether a script that calls ``beacon.point`` can apply the fault to itself."""
     return bool(model.by_script)
 
 

@@ -261,7 +261,7 @@ class WorkloadSpec(Strict):
     )
     points: bool = Field(
         default=False,
-        description="of a command: its script calls chaos.beacon.point, where faults can act",
+        description="of a command: its script calls beacon.point, where faults can act",
     )
 
     group: str | None = Field(

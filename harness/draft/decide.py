@@ -21,6 +21,7 @@ from trainchaos.harness.draft.progress import Proposal
 from trainchaos.harness.draft.saving import find_checkpoints
 from trainchaos.harness.draft.training import find_progress, find_steps
 from trainchaos.harness.draft.watching.watch import Sighting
+from trainchaos.harness.script.outcome_text import BEACON
 
 RESTARTS = 2
 READABLE = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 900, 1200, 1800)
@@ -106,7 +107,7 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
             change="; ".join(
                 [
                     *notes,
-                    "set RANK where the ranks are started, or call chaos.beacon.step(...) in each,"
+                    f"set RANK where the ranks are started, or call {BEACON} in each,"
                     " and correct ranks",
                 ]
             ),

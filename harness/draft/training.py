@@ -6,6 +6,7 @@ from trainchaos.harness.draft import arguments
 from trainchaos.harness.draft.facts import Facts, Finding
 from trainchaos.harness.draft.progress import MOST_LINES, Proposal
 from trainchaos.harness.draft.watching.watch import Sighting
+from trainchaos.harness.script.outcome_text import BEACON
 
 ENDED = "the command ended by itself after these"
 
@@ -20,7 +21,7 @@ def find_progress(facts: Facts, seen: Sighting) -> None:
                 text=f"no step was seen in {_count(seen.count, 'line')} within"
                 f" {seen.seconds:.0f} s",
                 key="progress",
-                change=f"{longer(seen, proposal)}, call chaos.beacon.step(...) after each step, or"
+                change=f"{longer(seen, proposal)}, call {BEACON} after each step, or"
                 " give progress: {regex: ...} and try it with chaos try-progress",
                 found=False,
                 needed=True,

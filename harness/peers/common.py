@@ -41,7 +41,7 @@ Point = Literal["data", "forward", "backward", "gradient", "optimizer", "saving"
 
 
 def point(name: Point, step: int) -> str | None:
-    """Where a fault can be put; see ``chaos.beacon.point``."""
+    """Where a fault can be put; see ``beacon.point``."""
     return beacon.point(name, step)
 
 

@@ -13,6 +13,8 @@ from trainchaos.harness.script.listen.listening import CommandListener
 from trainchaos.harness.script.listen.observer import Observer
 from trainchaos.harness.script.processes.command import CommandEnded
 
+BEACON = "beacon.step(...) (from trainchaos import beacon)"
+"""What a script calls, for people."""
 SHOWN_LINES = 6
 SHOWN_WIDTH = 160
 
@@ -108,8 +110,8 @@ def unread_steps(found: Findings, seen: Derived) -> str:
     cure = f"progress: {{regex: {_quoted(seen.regex)}{loss}}}"
     if found.spec.progress == "beacon":
         return (
-            f"no beacon was heard: call chaos.beacon.step(...) after each step, or, as {seen.steps}"
-            f" steps were printed, give {cure}{_shown(found)}"
+            f"no beacon was heard: call {BEACON} after each step, or, as {seen.steps} steps were"
+            f" printed, give {cure}{_shown(found)}"
         )
     return (
         f"{key_of(found.spec.progress)} matched none of {found.lines} lines, of which {seen.steps}"
@@ -166,13 +168,13 @@ def _why_none(found: Findings, *, late: bool = False) -> str:
         return (
             f"{found.refused} lines of the beacon were not understood: copy chaos/beacon.py again"
         )
-    cure = "call chaos.beacon.step(...) after each step, or give progress: {regex: ...}"
+    cure = f"call {BEACON} after each step, or give progress: {{regex: ...}}"
     return f"no beacon was heard: {cure}{_shown(found)}"
 
 
 def _or_else(found: Findings) -> str:
     if found.spec.progress == "beacon":
-        return ", or call chaos.beacon.step(...) after each step"
+        return f", or call {BEACON} after each step"
     return f"; else correct {key_of(found.spec.progress)}, which matched none"
 
 

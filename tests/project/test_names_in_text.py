@@ -64,3 +64,11 @@ def test_what_a_text_names_is_there() -> None:
     found = {str(path.relative_to(ROOT)): list(named(path)) for path in (*DOCUMENTS, *CODE)}
     found = {path: names for path, names in found.items() if names and path not in RECORDS}
     assert found == {}
+
+
+def test_a_beacon_is_called_as_users_import_it() -> None:
+    wrong = re.compile(r"(?<!\w\.)\bchaos\.beacon\.\w+")
+    product = [path for path in (*DOCUMENTS, *CODE) if not path.is_relative_to(ROOT / "tests")]
+    found = {str(path.relative_to(ROOT)): wrong.findall(path.read_text()) for path in product}
+    found = {path: names for path, names in found.items() if names}
+    assert found == {}, "from trainchaos import beacon: beacon.step(...), beacon.point(...)"

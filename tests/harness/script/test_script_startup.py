@@ -111,7 +111,7 @@ def test_the_same_with_a_beacon_that_is_not_heard() -> None:
     begun = Begun(progress="beacon")
     begun.prints(STEPS)
     why = stopped(begun, begun.startup(), 10)
-    assert "no beacon was heard: call chaos.beacon.step(...)" in why
+    assert "no beacon was heard: call beacon.step(...)" in why
     assert "as 60 steps were printed, give progress: {regex: " in why
 
 

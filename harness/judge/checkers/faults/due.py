@@ -201,7 +201,7 @@ def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired
         if evidence.cell.scenario.workload.points:
             return (
                 f"{fault.id} was due at step {due}, and no rank it was for reached its point: call"
-                " chaos.beacon.point there, in the process of the rank, with the step as it is"
+                " beacon.point there, in the process of the rank, with the step as it is"
                 " reported"
             )
         return f"{fault.id} was due at step {due}, {_why_not(evidence, at, due)}"

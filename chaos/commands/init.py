@@ -5,6 +5,7 @@ limits of one that has run.
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import click
@@ -86,7 +87,7 @@ def _draft(
     target = out or target_of(command, Path.cwd())
     _refuse_existing(target, force)
     catalogue = build_catalogue()
-    say(f"watching {' '.join(command)}", err=True)
+    say(f"watching {shlex.join(command)}", err=True)
     drafted = draft(
         command,
         target=target,

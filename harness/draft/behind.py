@@ -6,6 +6,7 @@ are, and whether they are started again.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def behind(command: Command, ran: Ran) -> Command:
         if launched.kind is None or not (launched.kind.ranks or launched.kind.note):
             one = launchers.recognise(plain)
             if one.kind is not None and one.kind.ranks:
-                launched = replace(one, by=" ".join(command.words[:2]))
+                launched = replace(one, by=shlex.join(command.words[:2]))
     script = frameworks.ScriptText(
         name=command.script.name, text="\n".join(one.text for one in texts)
     )

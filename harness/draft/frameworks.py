@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -122,15 +123,32 @@ class ScriptText:
         return next(iter(found.items())) if len(found) == 1 else None
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long for a name: a line for a shell
+        return False
+
+
+def _names(word: str) -> list[str]:
+    """Names of scripts in a word: the word itself, what an option says, or words for a shell."""
+    try:
+        inner = shlex.split(word)
+    except ValueError:  # not all words are a line for a shell
+        inner = []
+    whole = [one for one in (word, word.partition("=")[2], *inner) if one.endswith((".py", ".sh"))]
+    return list(dict.fromkeys([*whole, *_NAMES.findall(word)]))
+
+
 def read_scripts(words: Sequence[str], directory: Path) -> ScriptText:
     """The text of the scripts among a command's words, and of ``-m module`` below its directory."""
-    paths = [directory / name for word in words for name in _NAMES.findall(word)]
+    paths = [directory / name for word in words for name in _names(word)]
     for flag, module in pairwise(words):
         if flag in ("-m", "--module") and re.fullmatch(r"[\w.]+", module):
             stem = directory / module.replace(".", "/")
             paths += [stem.with_suffix(".py"), stem / "__main__.py"]
     texts, name = [], ""
-    for path in paths[:MOST_SCRIPTS]:
+    for path in list(dict.fromkeys(path for path in paths if _is_file(path)))[:MOST_SCRIPTS]:
         try:
             with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
                 texts.append(stream.read(MOST_TEXT).decode(errors="replace"))

@@ -217,6 +217,20 @@ def test_a_beacon_is_heard(folder: Path) -> None:
     assert (spec.progress, spec.steps, spec.ranks) == ("beacon", 20, 1)
 
 
+def test_a_script_in_a_directory_with_a_blank_is_shown_as_a_shell_reads_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "my dir").mkdir()
+    (folder / "my dir" / "quiet.py").write_text("print('done')\n")
+    assert invoke(["init", "--", sys.executable, "my dir/quiet.py"]) == EXIT_INCONCLUSIVE
+    said = capsys.readouterr()
+    assert f"watching {sys.executable} 'my dir/quiet.py'" in said.err
+    assert scenario(folder / "chaos-quiet.yaml").workload.command == [
+        sys.executable,
+        "my dir/quiet.py",
+    ]
+
+
 def test_a_file_that_exists_is_not_overwritten(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -171,3 +171,19 @@ def test_scripts_are_read_by_their_words_and_as_modules(tmp_path: Path) -> None:
     assert frameworks.read_scripts(["python", "missing.py"], tmp_path).name == ""
     words = ["bash", "-c", "cd x; python3 'pkg/train.py' > log"]
     assert frameworks.read_scripts(words, tmp_path).name == "train"
+
+
+@pytest.mark.parametrize("place", ["my dir", "a=b", "(1) & more", "it's"])
+def test_a_script_is_read_whatever_its_path_is(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).mkdir()
+    path = tmp_path / place / "my train.py"
+    path.write_text('os.environ["SAVE_DIR"]\n')
+    name = f"{place}/my train.py"
+    for words in (
+        ["python", name],
+        ["python", str(path)],
+        ["run", f"--script={name}"],
+        ["bash", "-c", f"cd . && python {shlex.quote(name)} > log"],
+    ):
+        found = frameworks.read_scripts(words, tmp_path)
+        assert (found.name, found.place_variables) == ("my train", ["SAVE_DIR"]), words

@@ -317,7 +317,9 @@ class ScriptArm:
         self.start()
 
     def _findings(self) -> Findings:
-        return Findings.of(self._spec, self.observer, self._listener, self._injected)
+        return Findings.of(
+            self._spec, self.observer, self._listener, self._injected, self._attempts.number
+        )
 
     def _hear_points(self) -> None:
         """Serve processes that hold at a point of their script."""

@@ -25,6 +25,7 @@ class Findings:
     ``recent``: of its output; ``again``: its steps began again by themselves; ``refused``:
     malformed reports;
     ``injected``: kind of the newest fault; ``preempted``: a fault told it to end;
+    ``starts``: how often the command was started;
     ``other_total``: a number of steps that it stated and that is not workload.steps.
     """
 
@@ -41,6 +42,7 @@ class Findings:
     other_total: int | None = None
     injected: str = ""
     preempted: bool = False
+    starts: int = 1
 
     @classmethod
     def of(
@@ -49,6 +51,7 @@ class Findings:
         observer: Observer,
         listener: CommandListener,
         injected: str = "",
+        starts: int = 1,
     ) -> Findings:
         """Collect them from the observer and the listener."""
         return cls(
@@ -65,6 +68,7 @@ class Findings:
             other_total=listener.other_total,
             injected=injected,
             preempted=observer.preempted,
+            starts=starts,
         )
 
 
@@ -130,8 +134,13 @@ def _why_short(found: Findings) -> str:
         return f"its steps were read, and no rank was found{_shown(found)}"
     if found.preempted:
         return (
-            f"{found.injected} had told it to end; workload.restarts: 1 starts it again, as a"
-            f" scheduler does{_shown(found)}"
+            f"{found.injected} had told it to end; workload.restarts: {found.starts} starts it"
+            f" again, as a scheduler does{_shown(found)}"
+        )
+    if found.injected and found.starts > 1:
+        return (
+            f"it was started again after {found.injected}, and ended with exit code 0 without doing"
+            f" its remaining steps: have it go on until its last step{_shown(found)}"
         )
     if found.injected:
         return (

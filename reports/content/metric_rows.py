@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainchaos.chaos.scenario.sla import samples_needed
+from trainchaos.harness.judge.checkers.job.observed import LOSSES
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.measure import per_arm
 from trainchaos.harness.judge.results import CellResult, Results, Spares, Survival
@@ -67,12 +68,19 @@ def absent(results: Results) -> list[str]:
         f"{name} is absent: {why}" for cell in results.cells for name, why in cell.absent.items()
     ]
     for cell in results.cells:
-        if cell.unjudged:
-            listed = ", ".join(f"{name} ({why})" for name, why in cell.unjudged.items())
+        told = {name: why for name, why in cell.unjudged.items() if name != LOSSES}
+        if told:
+            listed = ", ".join(f"{name} ({why})" for name, why in told.items())
             found.append(
                 f"not judged, as the command does not tell: {listed}; a workload of kind script"
-                " does, and a beacon or an expression tells losses"
+                " does"
             )
+    names = labels(results) if len(results.cells) > 1 else {}
+    found += [
+        f"{LOSSES} is not judged{f' in {names[cell.id]}' if names else ''}: {cell.unjudged[LOSSES]}"
+        for cell in results.cells
+        if LOSSES in cell.unjudged
+    ]
     return list(dict.fromkeys(found))
 
 

@@ -200,6 +200,22 @@ def test_a_preempted_command_that_ends_well_is_started_again(tmp_path: Path, res
         assert "process-term had told it to end; workload.restarts: 1 starts it" in results.reason
 
 
+def test_a_preempted_command_that_does_no_more_steps_was_started_again(tmp_path: Path) -> None:
+    trainer = f"{sys.executable} {TRAINER} --steps 30 --late-s 0.15 --polite"
+    once = f"test -e $CHAOS_SCRATCH/saved/checkpoint.json || exec {trainer} --save-every 99"
+    scenario = write(
+        tmp_path / "s.yaml",
+        ["sh", "-c", once],
+        fault=TERM,
+        ranks=1,
+        workload="  restarts: 2",
+    )
+    code, results = run(tmp_path, scenario)
+    assert code == 1
+    assert "it was started again after process-term, and ended with exit code 0" in results.reason
+    assert "by nobody" not in results.reason
+
+
 def test_one_plain_process_is_its_own_rank(tmp_path: Path) -> None:
     argv = [sys.executable, str(TRAINER), "--steps", "30", "--late-s", "0.15"]
     fault = "{id: hit, kind: process-kill, target: {rank: 0}, at: {step: 12}}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.script.listen import numbers
 from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader, parse_beacon
+from trainchaos.reports.content import metric_rows
 
 READ = {
     "4.47": 4.47,
@@ -222,7 +224,15 @@ def test_losses_that_cannot_be_compared_are_not_judged(
     findings = found(trained(mine), trained(theirs), invariants=OBSERVABLE)
     assert findings["loss-equality"].verdict == verdict
     scenario = evidence(trained(mine), invariants=OBSERVABLE).cell.scenario
-    assert ("loss-equality" not in unjudged(scenario, findings)) is judged
+    left_out = unjudged(scenario, findings)
+    assert ("loss-equality" not in left_out) is judged
+    if not judged:
+        why = "the control arm had 4.0" if mine else "no losses of the same rank and step"
+        assert why in left_out["loss-equality"] and "leave_out" not in left_out["loss-equality"]
+        cell = SimpleNamespace(id="c", absent={}, unjudged=left_out)
+        results: Any = SimpleNamespace(cells=[cell])
+        said = f"loss-equality is not judged: {left_out['loss-equality']}"
+        assert said in metric_rows.absent(results)
     assert not unjudged(evidence(trained(), invariants="default").cell.scenario, findings)
 
 

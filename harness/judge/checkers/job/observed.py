@@ -13,7 +13,7 @@ from types import MappingProxyType
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.model import Scenario
 from trainchaos.harness.judge.checkers.job.jumps import jump_of
-from trainchaos.harness.judge.checkers.job.values import unread_shown
+from trainchaos.harness.judge.checkers.job.values import LEAVE_OUT, unread_shown
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
 from trainchaos.harness.judge.record.history import NS, History
 from trainchaos.harness.judge.record.observed import samples_of_steps, stride_of
@@ -43,13 +43,14 @@ LOSSES = "loss-equality"
 
 def unjudged(scenario: Scenario, findings: Mapping[str, Finding]) -> dict[str, str]:
     """Checker -> the evidence that a command does not give, of those that ``observable`` leaves out
-    of a verdict. ``findings``: of an arm or a whole cell.
+    of a verdict; of losses, what was found of them. ``findings``: of an arm or a whole cell.
     """
     if scenario.workload.command is None or scenario.invariants != OBSERVABLE:
         return {}
     losses = findings.get(LOSSES)
-    comparable = losses is None or losses.verdict != "inconclusive"
-    return {**LACKING, **({} if comparable else {LOSSES: "losses that two runs have in common"})}
+    if losses is None or losses.verdict != "inconclusive":
+        return dict(LACKING)
+    return {**LACKING, LOSSES: losses.witness.removesuffix(LEAVE_OUT.format(LOSSES))}
 
 
 def lacking(name: str) -> Finding:

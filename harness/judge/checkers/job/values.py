@@ -75,7 +75,8 @@ def loss_equality(evidence: Evidence) -> Finding:
         return unknown(f"{lacking}{cure}")
     if not pairs:
         return unknown(
-            f"the command reports no losses of the same rank and step that could be compared{cure}"
+            "the command reports no losses of the same rank and step that could be compared: a"
+            f" beacon or an expression tells them{cure}"
         )
     different = next((pair for pair in pairs if not _same(pair[2], pair[3])), None)
     if different is None:

@@ -34,10 +34,10 @@ def decide(
     facts = Facts(command=command, proposal=proposal)
     facts.findings.append(_launcher(command, seen))
     _ranks(facts, seen)
-    find_progress(facts, seen)
+    find_progress(facts, seen, directory)
     find_steps(facts, seen, steps)
     find_checkpoints(facts, seen, directory)
-    _restarts(facts)
+    _restarts(facts, seen)
     _times(facts)
     return facts
 
@@ -93,6 +93,8 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
         return
     if not hidden and (said or 1) == 1 and facts.command.launched.name not in ("srun", "ray"):
         text = "no process names a rank, so the process that prints the steps is the only one"
+        if facts.proposal.progress is None:
+            text = "no process names a rank, so the command is taken for the only one"
         facts.findings.append(Finding(name="ranks", text=text, value="1", key="ranks"))
         return
     facts.ranks = said or max(1, len(facts.proposal.ranks))
@@ -117,16 +119,27 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
     )
 
 
-def _restarts(facts: Facts) -> None:
-    launched = facts.command.launched
+def _restarts(facts: Facts, seen: Sighting) -> None:
+    launched, kind = facts.command.launched, facts.command.launched.kind
     facts.restarts = 0 if launched.restarts else RESTARTS
-    text = (
-        f"{launched.name} starts its ranks again, up to {launched.restarts} times"
-        if launched.restarts
-        else f"the job does not start its ranks again by itself: a run starts the command again, up"
-        f" to {RESTARTS} times"
+    ours = f"a run starts the command again, up to {RESTARTS} times"
+    unseen = any(one.key == "ranks" and not one.found for one in facts.findings)
+    alone = facts.ranks == 1 and len(seen.ran) <= 1 and not unseen
+    change = ""
+    if launched.restarts:
+        text = f"{launched.name} starts its ranks again, up to {launched.restarts} times"
+    elif kind and kind.ranks:
+        options = " or ".join(f"--{one}" for one in sorted(kind.restarts))
+        without = f" without {options}" if options else ""
+        text = f"{launched.name} does not start its ranks again{without}: {ours}"
+    elif kind and kind.name == "python" and alone:
+        text = f"one process, which nothing starts again: {ours}"
+    else:
+        text = f"whether the job starts its ranks again by itself is not known: {ours}"
+        change = "set restarts: 0 if it does"
+    facts.findings.append(
+        Finding(name="restarts", text=text, key="restarts", change=change, found=not change)
     )
-    facts.findings.append(Finding(name="restarts", text=text, key="restarts"))
 
 
 def _times(facts: Facts) -> None:

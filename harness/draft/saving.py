@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainchaos.harness.draft.facts import SCRATCH, Command, Facts, Finding
 from trainchaos.harness.draft.progress import Proposal
-from trainchaos.harness.draft.training import longer
+from trainchaos.harness.draft.training import ended_after, longer
 from trainchaos.harness.draft.watching.changes import SURE, Kept
 from trainchaos.harness.draft.watching.changes import kept as kept_by_changes
 from trainchaos.harness.draft.watching.watch import Sighting
@@ -88,12 +88,15 @@ def _outside(
 def _none(seen: Sighting, proposal: Proposal, command: Command) -> Finding:
     text = "none was written while it was watched"
     text += f" (they are sent to {SCRATCH} {command.sent})" if command.sent else ""
+    more = longer(seen, proposal)
+    if seen.ended is not None and proposal.distinct:
+        more = f"have it save them, or more often ({ended_after(seen, proposal)})"
     return Finding(
         name="checkpoints",
         text=text,
         key="checkpoints",
-        change=f"{longer(seen, proposal)}; without one the job begins again from step 1 after each"
-        " fault",
+        change=f"{more}; without one the job begins again from step 1 after each fault, which"
+        " fails a run",
         found=False,
     )
 

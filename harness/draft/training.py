@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 from trainchaos.harness.draft import arguments
 from trainchaos.harness.draft.facts import Facts, Finding
 from trainchaos.harness.draft.progress import MOST_LINES, Proposal
+from trainchaos.harness.draft.watching.logs import log_of_steps
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.outcome_text import BEACON
 
+SHOWN = 3
 ENDED = "the command ended by itself after these"
 
 
-def find_progress(facts: Facts, seen: Sighting) -> None:
-    """How its progress is read."""
+def find_progress(facts: Facts, seen: Sighting, directory: Path) -> None:
+    """How its progress is read. ``directory``: of the command."""
     proposal = facts.proposal
     if proposal.progress is None:
-        facts.findings.append(
-            Finding(
-                name="progress",
-                text=f"no step was seen in {_count(seen.count, 'line')} within"
-                f" {seen.seconds:.0f} s",
-                key="progress",
-                change=f"{longer(seen, proposal)}, call {BEACON} after each step, or"
-                " give progress: {regex: ...} and try it with chaos try-progress",
-                found=False,
-                needed=True,
-            )
-        )
+        facts.findings.append(_unseen(seen, proposal, directory))
         return
     steps = [step for _, step in proposal.steps]
     text = (
@@ -58,12 +52,45 @@ def find_progress(facts: Facts, seen: Sighting) -> None:
     )
 
 
+def _unseen(seen: Sighting, proposal: Proposal, directory: Path) -> Finding:
+    """That no step was seen, and where they may be."""
+    text = f"no step was seen in {_count(seen.count, 'line')} within {seen.seconds:.0f} s"
+    change = (
+        f"{longer(seen, proposal)}, call {BEACON} after each step, or give progress: {{regex: ...}}"
+        " and try it with chaos try-progress"
+    )
+    written = {*seen.after.since(seen.before), *seen.files, *seen.opened}
+    log = log_of_steps(path for path in written if path.is_file())
+    if log is not None:
+        path, steps = log
+        name = str(path.relative_to(directory) if path.is_relative_to(directory) else path)
+        text += f", and {_count(steps, 'step')} seem to be in {name}"
+        change = (
+            f"have the command print them as well (2>&1 | tee {shlex.quote(name)}, and set -o"
+            f" pipefail in a shell), or call {BEACON} after each step"
+        )
+    if seen.remains:
+        names = ", ".join(seen.remains[:SHOWN])
+        text += f"; the command ended and left processes running: {names}"
+        change = (
+            f"have it run them in the foreground (without & and nohup) and wait for them; {change}"
+        )
+    return Finding(
+        name="progress", text=text, key="progress", change=change, found=False, needed=True
+    )
+
+
 def longer(seen: Sighting, proposal: Proposal, need: str = "more steps") -> str:
     """What to do if too little was seen; ``need``: what has to be seen."""
     if seen.ended is None:
         return "watch longer (--for 5m)"
+    return f"have it train {need} ({ended_after(seen, proposal)})"
+
+
+def ended_after(seen: Sighting, proposal: Proposal) -> str:
+    """That it ended by itself, and when."""
     steps = f" and {_count(proposal.distinct, 'step')}" if proposal.distinct else ""
-    return f"the command ended by itself after {seen.seconds:.1f} s{steps}: have it train {need}"
+    return f"it ended by itself after {seen.seconds:.1f} s{steps}"
 
 
 def _losses(proposal: Proposal) -> str:

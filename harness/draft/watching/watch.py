@@ -51,7 +51,8 @@ class Sighting:
     some time; ``before``, ``after``: the working directory; ``files``: those that changed, there,
     in scratch and in places that the command line names; ``printed``: bytes; ``ran``: command
     lines of its processes; ``meets``: where ranks meet, by their environments; ``error``: why it
-    could not be started.
+    could not be started; ``remains``: names of processes that outlived a command that ended
+    well.
     """
 
     lines: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
@@ -69,6 +70,7 @@ class Sighting:
     ran: dict[tuple[str, ...], Path] = field(default_factory=dict)
     meets: dict[str, str] = field(default_factory=dict)
     saved: list[Path] = field(default_factory=list)
+    remains: list[str] = field(default_factory=list)
     ended: CommandEnded | None = None
     seconds: float = 0.0
     error: str = ""
@@ -141,6 +143,9 @@ class Watch:
                     if state or seen.seconds > limit_s:
                         break
             seen.ended = command.ended
+            if command.ended is not None and command.ended.well:
+                left = self._leftovers.processes(command.guard_pid, command.pid)
+                seen.remains = sorted({str(one["name"]) for one in left})
         self._listen(to_end=True)
         self._changes.look(seen.seconds, at_once=True)
         seen.after = listing(self._prepared.directory)

@@ -231,6 +231,26 @@ def test_a_script_in_a_directory_with_a_blank_is_shown_as_a_shell_reads_it(
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "left_running"), [("{} t.py > t_0.log", False), ("nohup {} t.py > t_0.log &", True)]
+)
+def test_steps_that_are_printed_elsewhere_are_found(
+    folder: Path, capsys: pytest.CaptureFixture[str], line: str, left_running: bool
+) -> None:
+    (folder / "t.py").write_text(
+        "import time\nfor n in range(1, 21):\n    print('step', n, 'loss', 1 / n, flush=True)\n"
+        f"time.sleep({60 if left_running else 0})\n"
+    )
+    words = ["sh", "-c", line.format(sys.executable)]
+    assert invoke(["init", "--for", "20s", "--", *words]) == EXIT_INCONCLUSIVE
+    said = capsys.readouterr().out
+    assert ", and 20 steps seem to be in t_0.log" in said and "2>&1 | tee t_0.log" in said
+    assert "train more steps" not in said.split("checkpoints")[0]
+    assert ("ended and left processes running: python" in said) is left_running
+    assert ("in the foreground (without & and nohup)" in said) is left_running
+    assert left(folder) == []
+
+
 def test_a_file_that_exists_is_not_overwritten(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

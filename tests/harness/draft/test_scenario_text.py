@@ -135,6 +135,7 @@ def test_findings_name_the_line_that_says_them(tmp_path: Path) -> None:
     [
         ("python train.py", 0, 1, False),
         ("python train.py", 3, 3, False),
+        ("deepspeed --num_gpus 3 train.py", 3, 3, False),
         ("torchrun --nproc-per-node 4 train.py", 4, 4, False),
         ("torchrun --nproc-per-node 4 train.py", 2, 4, True),
         ("torchrun --nproc-per-node 2 --nnodes 2 train.py", 2, 4, True),
@@ -145,12 +146,13 @@ def test_findings_name_the_line_that_says_them(tmp_path: Path) -> None:
 def test_ranks(tmp_path: Path, line: str, found: int, count: int, short: bool) -> None:
     facts = decided(tmp_path, line, saw(found=found))
     assert workload(tmp_path, facts).ranks == count
-    assert missing(facts) == (["ranks"] if short else [])
+    unclear = ["restarts"] if line.startswith("python") and found > 1 else []  # who starts them?
+    assert missing(facts) == (["ranks"] if short else unclear)
 
 
 def test_ranks_that_multiprocessing_names_later_are_not_found(tmp_path: Path) -> None:
     facts = decided(tmp_path, "python train.py", saw(), text="mp.spawn(main, nprocs=2)\n")
-    assert missing(facts) == ["ranks"]
+    assert missing(facts) == ["ranks", "restarts"]
     assert "beacon" in next(one.change for one in facts.findings if one.name == "ranks")
 
 
@@ -284,8 +286,44 @@ def test_a_command_that_ended_is_not_to_be_watched_longer(tmp_path: Path) -> Non
     for lines in (LINES, ["hello"], [f"epoch 1 step {n} loss 1.5" for n in range(1, 21)]):
         facts = decided(tmp_path, "python train.py", saw(lines, saved=(), ended=WELL))
         changes = " ".join(one.change for one in facts.findings)
-        assert "longer" not in changes and "ended by itself after 30.0 s" in changes
-        assert ("and 20 steps: have it train more steps" in changes) is (len(lines) > 1)
+        assert "longer" not in changes and "(it ended by itself after 30.0 s" in changes
+        saving = next(one.change for one in facts.findings if one.name == "checkpoints")
+        assert ("have it save them, or more often" in saving) is (len(lines) > 1)
+        assert ("have it train more steps" in saving) is (len(lines) == 1)
+        epoch = "in the next one, have it train two epochs (it ended by itself after 30.0 s and"
+        assert (epoch in changes) is lines[0].startswith("epoch")
+
+
+@pytest.mark.parametrize(
+    ("line", "found", "ran", "said"),
+    [
+        ("torchrun --nproc-per-node 2 train.py", 2, 3, "does not start its ranks again without"),
+        ("srun -n 2 python train.py", 2, 1, "srun does not start its ranks again: a run"),
+        ("python train.py", 0, 1, "one process, which nothing starts again"),
+        ("python train.py", 0, 2, ""),
+        ("python launch.py", 3, 4, ""),
+        ("bash -c 'until python train.py; do :; done'", 0, 2, ""),
+        ("./launch train.py", 2, 3, ""),
+    ],
+)
+def test_who_starts_ranks_again_is_said_only_where_it_is_known(
+    tmp_path: Path, line: str, found: int, ran: int, said: str
+) -> None:
+    seen = saw(found=found)
+    seen.ran = {(f"process {number}",): tmp_path for number in range(ran)}
+    facts = decided(tmp_path, line, seen)
+    (finding,) = (one for one in facts.findings if one.name == "restarts")
+    assert finding.found is bool(said) and not finding.needed and facts.restarts == 2
+    assert (said or "by itself is not known") in finding.text
+    assert ("set restarts: 0 if it does" in finding.change) is not bool(said)
+    loaded(tmp_path, facts)
+
+
+def test_no_process_is_said_to_print_steps_where_none_was_printed(tmp_path: Path) -> None:
+    for lines in (LINES, ["hello"]):
+        facts = decided(tmp_path, "python train.py", saw(lines))
+        (finding,) = (one for one in facts.findings if one.name == "ranks")
+        assert ("prints the steps" in finding.text) is (lines is LINES)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def _restarts(facts: Facts, seen: Sighting) -> None:
     facts.restarts = 0 if launched.restarts else RESTARTS
     ours = f"a run starts the command again, up to {RESTARTS} times"
     unseen = any(one.key == "ranks" and not one.found for one in facts.findings)
-    alone = facts.ranks == 1 and len(seen.ran) <= 1 and not unseen
+    alone = facts.ranks == 1 and seen.together <= 1 and not unseen
     change = ""
     if launched.restarts:
         text = f"{launched.name} starts its ranks again, up to {launched.restarts} times"

@@ -50,9 +50,9 @@ class Sighting:
     their beacons alone; ``grouped``: by their replica groups; ``opened``: files open for writing at
     some time; ``before``, ``after``: the working directory; ``files``: those that changed, there,
     in scratch and in places that the command line names; ``printed``: bytes; ``ran``: command
-    lines of its processes; ``meets``: where ranks meet, by their environments; ``error``: why it
-    could not be started; ``remains``: names of processes that outlived a command that ended
-    well.
+    lines of its processes; ``together``: how many different ones were there at last; ``meets``:
+    where ranks meet, by their environments; ``error``: why it could not be started; ``remains``:
+    names of processes that outlived a command that ended well.
     """
 
     lines: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
@@ -68,6 +68,7 @@ class Sighting:
     files: dict[Path, FileHistory] = field(default_factory=dict)
     printed: int = 0
     ran: dict[tuple[str, ...], Path] = field(default_factory=dict)
+    together: int = 0
     meets: dict[str, str] = field(default_factory=dict)
     saved: list[Path] = field(default_factory=list)
     remains: list[str] = field(default_factory=list)
@@ -201,8 +202,10 @@ class Watch:
         seen, rows = self.seen, tree.below(command.guard_pid)
         seen.opened |= open_for_writing(rows)
         self._changes.look(seen.seconds)
+        if now := ran.running(rows):
+            seen.together = len(now)
         if len(seen.ran) < ran.MOST:
-            seen.ran = {**seen.ran, **ran.running(rows)}
+            seen.ran = {**seen.ran, **now}
         seen.meets = seen.meets or ran.rendezvous(rows, self._prepared.env)
         self._leftovers.look(command.guard_pid, lambda pid: None)
         grouped = bool(self._group) and any(self._group in tree.environment(pid) for pid in rows)

@@ -231,6 +231,21 @@ def test_a_script_in_a_directory_with_a_blank_is_shown_as_a_shell_reads_it(
     ]
 
 
+@pytest.mark.parametrize("end", ["exec {} t.py", "{} t.py; true"])
+def test_a_process_that_became_the_job_is_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str], end: str
+) -> None:
+    (folder / "t.py").write_text(
+        "import time\nfor n in range(1, 21):\n    print('step', n)\n    time.sleep(0.1)\n"
+    )
+    shim = folder / "python3"
+    shim.write_text(f"#!/bin/bash\nsleep 0.6\n{end.format(sys.executable)}\n")
+    shim.chmod(0o755)
+    assert invoke(["init", "--", "./python3", "t.py"]) == EXIT_PASS
+    said = capsys.readouterr().out
+    assert ("one process, which nothing starts again" in said) is end.startswith("exec")
+
+
 @pytest.mark.parametrize(
     ("line", "left_running"), [("{} t.py > t_0.log", False), ("nohup {} t.py > t_0.log &", True)]
 )

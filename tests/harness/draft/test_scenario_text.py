@@ -295,7 +295,7 @@ def test_a_command_that_ended_is_not_to_be_watched_longer(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("line", "found", "ran", "said"),
+    ("line", "found", "together", "said"),
     [
         ("torchrun --nproc-per-node 2 train.py", 2, 3, "does not start its ranks again without"),
         ("srun -n 2 python train.py", 2, 1, "srun does not start its ranks again: a run"),
@@ -307,10 +307,10 @@ def test_a_command_that_ended_is_not_to_be_watched_longer(tmp_path: Path) -> Non
     ],
 )
 def test_who_starts_ranks_again_is_said_only_where_it_is_known(
-    tmp_path: Path, line: str, found: int, ran: int, said: str
+    tmp_path: Path, line: str, found: int, together: int, said: str
 ) -> None:
     seen = saw(found=found)
-    seen.ran = {(f"process {number}",): tmp_path for number in range(ran)}
+    seen.together = together
     facts = decided(tmp_path, line, seen)
     (finding,) = (one for one in facts.findings if one.name == "restarts")
     assert finding.found is bool(said) and not finding.needed and facts.restarts == 2

@@ -279,7 +279,7 @@ BAD = {
     "no beacon": (
         command("--steps", "30"),
         {"progress": "beacon"},
-        r"no beacon was heard: call chaos\.beacon",
+        r"no beacon was heard: call beacon\.step",
     ),
     "no ranks": (
         ["bash", "-c", "for i in $(seq 30); do echo step $i loss 1.0; sleep 0.05; done"],

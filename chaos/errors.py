@@ -76,7 +76,7 @@ def newer(what: object, version: object, reads: int, *, written: str = "by") -> 
     )
 
 
-class NewerVersion(LogError, ValueError):
+class NewerVersion(ChaosError):
     """A stored file was written by a newer version: it may be whole, and is not understood."""
 
     exit_code = EXIT_USAGE

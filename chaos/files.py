@@ -98,14 +98,14 @@ def read_json(path: Path, *, follow: bool = False) -> Any:
 
 def read_model(path: Path, kind: type[Found], *, follow: bool = False) -> Found:
     """The content of a JSON file as a model. Raises OSError, ValueError if it does not fit the
-    model, and NewerVersion, which is one, if it is of a newer schema.
+    model, and NewerVersion if it is of a newer schema.
     """
     return parse_model(read_bytes(path, follow=follow), kind, what=path)
 
 
 def parse_model(data: bytes, kind: type[Found], *, what: object = "it") -> Found:
     """A JSON text as a model. ``what``: where it is from. Raises ValueError if it does not fit the
-    model, and NewerVersion, which is one, if it is of a newer schema.
+    model, and NewerVersion if it is of a newer schema.
     """
     raw = parse_json(data)
     field = kind.model_fields.get(SCHEMA)

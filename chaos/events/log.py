@@ -285,8 +285,6 @@ def read_log(directory: Path, budget: Budget | None = None) -> Log:
         log = make_log(actors)
         _refuse_newer(log, directory)
         return log
-    except NewerVersion:
-        raise
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise SenselessLog(
             f"what {directory} holds makes no sense: {type(error).__name__}: {error}"[:MOST_SAID],

@@ -15,9 +15,9 @@ from itertools import pairwise
 
 from trainchaos.chaos.scenario.progress import RegexProgress
 from trainchaos.harness.script.listen.numbers import whole
+from trainchaos.harness.script.listen.progress import ESCAPES
 
 _MOST = 10**9
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def _read(texts: Iterable[str], progress: RegexProgress) -> tuple[dict[int, list
     pattern = re.compile(progress.regex)
     epochs: dict[int, list[int]] = {}
     totals: Counter[int] = Counter()
-    for match in filter(None, (pattern.search(_ESCAPES.sub("", text)) for text in texts)):
+    for match in filter(None, (pattern.search(ESCAPES.sub("", text)) for text in texts)):
         groups = match.groupdict()
         epoch, step = whole(groups.get("epoch"), _MOST), whole(groups.get("step"), _MOST)
         if epoch is not None and step is not None:

@@ -146,8 +146,6 @@ def read_resolved(run: RunDirectory) -> ResolvedRun:
         tree = _plain_yaml(read_bytes(run.resolved, most=MAX_RESOLVED_BYTES))
         _refuse_newer(tree, run.resolved)
         return ResolvedRun.model_validate(tree)
-    except NewerVersion:
-        raise
     except (ValueError, YAMLError, OSError, RecursionError, TypeError, LookupError) as error:
         raise LogError(f"{run.resolved} is damaged: {reason(error)}") from error
 

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainchaos.chaos.errors import NewerVersion
 from trainchaos.chaos.files import parse_model, read_bytes
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.figures import Metric
@@ -137,7 +138,7 @@ def _read(root: Path, left: int) -> tuple[Results | None, int]:
         return None, 0
     try:
         return parse_model(data, Results), len(data)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, NewerVersion):
         return None, len(data)
 
 

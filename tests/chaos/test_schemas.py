@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainchaos.chaos.cli import invoke
-from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.errors import NewerVersion
 from trainchaos.chaos.events.log import read_log
 from trainchaos.chaos.files import parse_model
 from trainchaos.harness.compare.plan.directory import ComparisonPlan
@@ -55,7 +55,7 @@ def test_a_log_from_before_versions_is_judged(run: Path) -> None:
 
 def test_a_newer_log_is_refused_by_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rewrite(run, 9)
-    with pytest.raises(LogError, match=re.escape(NEWER.format(9, 1))):
+    with pytest.raises(NewerVersion, match=re.escape(NEWER.format(9, 1))):
         read_log(next(run.glob("events/*")))
     before = (run / "results.json").read_bytes()
     refused(["analyze", str(run), "-q"], NEWER.format(9, 1), capsys)
@@ -113,7 +113,7 @@ def test_every_stored_model_of_a_newer_schema_is_refused(
     kind: type[Results | ComparisonPlan | Comparison | GateResult],
 ) -> None:
     """And for this reason alone, whatever else it holds."""
-    with pytest.raises(ValueError, match=re.escape(NEWER.format(2, 1))):
+    with pytest.raises(NewerVersion, match=re.escape(NEWER.format(2, 1))):
         parse_model(b'{"schema_version": 2, "what": "is new"}', kind)
     with pytest.raises(ValueError) as missing:
         parse_model(b'{"schema_version": 1}', kind)

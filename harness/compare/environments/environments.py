@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from trainchaos.chaos import plugins
-from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.errors import NewerVersion, ScenarioError
 from trainchaos.chaos.files import read_model
 from trainchaos.chaos.home import HOME, cache
 from trainchaos.chaos.scenario.sla import nearest
@@ -234,7 +234,7 @@ def read_mark(directory: Path) -> ReadyMark | None:
     """The mark of a directory; None if it is missing or unreadable."""
     try:
         return read_model(directory / MARK, ReadyMark)
-    except (OSError, ValueError):
+    except (OSError, ValueError, NewerVersion):
         return None
 
 

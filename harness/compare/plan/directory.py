@@ -21,13 +21,7 @@ from typing import Any
 from pydantic import Field
 
 from trainchaos.chaos.commit import commit_of
-from trainchaos.chaos.errors import (
-    InfrastructureError,
-    LogError,
-    NewerVersion,
-    NoRun,
-    ScenarioError,
-)
+from trainchaos.chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
 from trainchaos.chaos.files import (
     open_regular,
     parse_model,
@@ -199,8 +193,6 @@ class Directory:
         """Raises NoRun when there is none, LogError when it is damaged, NewerVersion."""
         try:
             return read_model(self.plan, ComparisonPlan)
-        except NewerVersion:
-            raise
         except FileNotFoundError:
             raise NoRun(
                 f"{self.root} is not a comparison (no {self.plan.name})",

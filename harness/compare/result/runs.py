@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainchaos.chaos.errors import LogError, NewerVersion
+from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.budget import Budget
 from trainchaos.chaos.events.log import Kind, Log, read_log
 from trainchaos.chaos.files import read_model
@@ -79,8 +79,6 @@ def log_in(events: Path, budget: Budget) -> Log | None:
     """
     try:
         log = read_log(events, budget)
-    except NewerVersion:
-        raise
     except LogError:
         return None
     if log.unread:
@@ -94,8 +92,6 @@ def _record(run: RunDirectory, log: Log, arm: Arm) -> ArmRecord | None:
     """
     try:
         resolved = read_resolved(run)
-    except NewerVersion:
-        raise
     except LogError:
         return None
     if log.first(Kind.RUN_STARTED) is None or not resolved.cells:
@@ -108,7 +104,5 @@ def read_results(run: RunDirectory) -> Results | None:
     """The stored ``results.json``; None if it cannot be read. Raises NewerVersion."""
     try:
         return read_model(run.results, Results)
-    except NewerVersion:
-        raise
     except (OSError, ValueError):
         return None

@@ -15,6 +15,7 @@ from trainchaos.harness.fuzz.play import unlanded
 from trainchaos.harness.fuzz.play.play import PlayResult, kinds
 from trainchaos.harness.fuzz.play.uncompared import uncompared
 from trainchaos.harness.fuzz.play.unlanded import Tree, faulted_log
+from trainchaos.harness.inject.occurrences import ENDED_BEFORE
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY
 from trainchaos.recovery.detection.hangs import STALLS, HangLimits
 
@@ -196,7 +197,6 @@ NEVER_DUE = (
 NOT_LANDED = (
     "could not be injected: it was over before an effect was seen",
     "could not be injected: the run ended before an effect was seen",
-    "could not be injected: its target ended, for another reason, before an effect was seen",
     "could not be injected: no process holds rank",
     "could not be injected: the process was gone",
     r"could not be injected: no spare \d+ waits",
@@ -230,6 +230,12 @@ EXCUSES: tuple[Excuse, ...] = (
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.displaced),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.thrown_away),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.stopped_before),
+    Excuse(
+        name="fault-landed",
+        verdict="inconclusive",
+        says=f"could not be injected: {ENDED_BEFORE}",
+        when=unlanded.ended_otherwise,
+    ),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_DEVICE, when=unlanded.lost_devices),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.left_out_before),
     Excuse(name="fault-landed", verdict="inconclusive", says=NO_OTHER_FILE, when=unlanded.swaps),

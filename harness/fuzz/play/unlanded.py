@@ -10,6 +10,8 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.harness.fuzz.play.play import PlayResult
+from trainchaos.harness.inject.occurrences import ENDED_BEFORE
+from trainchaos.harness.judge.record.episode import processes_hit
 
 Tree = Mapping[str, Any]
 NOTICED_S = 1.0
@@ -113,6 +115,24 @@ def stopped_before(tree: Tree, played: PlayResult) -> bool:
         and event.data["target"].get("process") in killed
         for event in log.of(Kind.FAULT_INJECTED)
     )
+
+
+def ended_otherwise(tree: Tree, played: PlayResult) -> bool:
+    """Whether each process hit by a fault without an effect was ordered to end, or was hit by
+    another fault as well.
+    """
+    log = faulted_log(played)
+    if log is None:
+        return False
+    failed = {
+        _occurrence(e)
+        for e in log.of(Kind.FAULT_FAILED)
+        if str(e.data["reason"]).startswith(ENDED_BEFORE)
+    }
+    ordered = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if e.data["expected"]}
+    hits = [(_occurrence(e), set(processes_hit(e))) for e in log.of(Kind.FAULT_INJECTED)]
+    others = ordered.union(*(names for key, names in hits if key not in failed))
+    return all(names <= others for key, names in hits if key in failed)
 
 
 def names_a_sample(tree: Tree, played: PlayResult) -> bool:

@@ -242,8 +242,9 @@ def _time_to_full_rate(
         return None
     first, paused = incident.first_new_step, pauses(history)
     since = episode.injected.time_ns
-    if first is None and math.isfinite(incident.recovery_time or math.inf):
-        since += int((incident.recovery_time or 0.0) * NS)  # until then, steps were done again
+    again_s = incident.recovery_time if first is None else None
+    if again_s is not None and math.isfinite(again_s):
+        since += int(again_s * NS)  # until then, steps were done again
     runs = [r for r in history.lineage.values() if r.step >= (first or 0) and _done_ns(r) > since]
     for start in range(len(runs) - FULL_RATE_STEPS + 1):
         window = runs[start : start + FULL_RATE_STEPS]
@@ -261,7 +262,7 @@ def _done_ns(run: StepRun) -> int:
     """When a step was known to be done: of a command that reports every so many steps, later than
     it ended.
     """
-    return run.end_ns if run.committed_ns is None else max(run.end_ns, run.committed_ns)
+    return max(run.end_ns, run.committed_ns or 0)
 
 
 def _add_arm(

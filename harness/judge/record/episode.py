@@ -14,6 +14,15 @@ KEPT = ("parameter", "optimizer_state")
 _NEVER_REPLACED = (Where.LINK, Where.STORAGE, Where.STORE)
 
 
+def processes_hit(injected: Event) -> tuple[str, ...]:
+    """The processes that an injection names as its targets: all of a node, if it hit one."""
+    target = injected.data["target"] or {}
+    several = target.get("processes")
+    if isinstance(several, list):
+        return tuple(several)
+    return (target["process"],) if target.get("process") is not None else ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Episode:
     """One occurrence of one fault, or a planned fault that never fired (``injected`` is None).

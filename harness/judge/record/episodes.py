@@ -19,7 +19,7 @@ from functools import partial
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.record.command_end import take_ends
-from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.episode import Episode, processes_hit
 from trainchaos.harness.judge.record.history import NS, History
 from trainchaos.harness.judge.record.split import changed_by, explained_by_state, holders
 
@@ -64,7 +64,7 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
                 landed=marks[Kind.FAULT_LANDED].get(key),
                 failed=failed,
                 healed=marks[Kind.FAULT_HEALED].get(key),
-                processes=_all_hit(event, process),
+                processes=processes_hit(event) or ((process,) if process is not None else ()),
                 replica=_replica(history, event, process),
                 over_ns=_over_ns(history, marks[Kind.FAULT_EFFECT].get(key)),
             )
@@ -97,13 +97,6 @@ def _target_of(history: History, event: Event) -> tuple[str | None, int | None]:
     if process in members:
         rank = members.index(process)
     return process, rank
-
-
-def _all_hit(event: Event, process: str | None) -> tuple[str, ...]:
-    several = (event.data["target"] or {}).get("processes")
-    if isinstance(several, list) and several:
-        return tuple(several)
-    return (process,) if process is not None else ()
 
 
 def _replica(history: History, event: Event, process: str | None) -> tuple[str, ...]:

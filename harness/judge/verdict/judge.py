@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainchaos.chaos.errors import InfrastructureError, LogError, NewerVersion
+from trainchaos.chaos.errors import InfrastructureError, LogError
 from trainchaos.chaos.events.budget import Budget
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, Log, SenselessLog, read_log
 from trainchaos.chaos.fault.base import Fault, Fidelity
@@ -135,8 +135,6 @@ def _read_logs(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log]
         for name, _, _ in planned_arms(cell):
             try:
                 log = read_log(run.events(name), budget)
-            except NewerVersion:
-                raise
             except SenselessLog as error:
                 unread[name] = error.message
                 continue

@@ -30,7 +30,8 @@ PID_LIMIT = 1 << 31
 BUSY_LIMIT_S = 7 * 86_400.0
 WHAT_LIMIT = 40  # characters, as the beacon writes
 WHOLE_FRAMES = 3  # frames in succession that a later write ended: what has no end is one as well
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+"""What a terminal takes for colours and the like."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +207,7 @@ class RegexReader:
 
     def parse(self, line: str) -> list[ProgressReport]:
         """What one line reports: one report at the most, or none."""
-        text = _ESCAPES.sub("", line)
+        text = ESCAPES.sub("", line)
         match = self._pattern.search(text)
         if match is None:
             return self._loss_alone(text)

@@ -15,6 +15,8 @@ HUNG_S = 5.0
 """A keeper answers from a thread that does nothing else: at once, on a busy machine in less than a
 second.
 """
+LOOK_S = 0.1
+"""Between two looks: a supervisor of many keepers turns a thousand times a second."""
 TURN_S = 0.5
 """A turn of the supervisor counts for no more: while it was itself paused it heard nobody."""
 
@@ -52,19 +54,24 @@ class Pulse:
     def turn(self, reachable: Callable[[str], bool]) -> tuple[list[str], dict[str, float]]:
         """Those to be asked now, and those that hang, with the seconds for which they have not
         answered; they are forgotten. Call it after what came was read. One that cannot be reached
-        is not waited for meanwhile.
+        is neither asked nor waited for meanwhile.
         """
         now_s = self._now_s()
+        if now_s - self._turned_s < LOOK_S:
+            return [], {}
         passed_s, self._turned_s = min(now_s - self._turned_s, TURN_S), now_s
         asked: list[str] = []
         hung: dict[str, float] = {}
         for process, wait in self._waits.items():
-            wait.waited_s = wait.waited_s + passed_s if reachable(process) else 0.0
-            if wait.waited_s > wait.limit_s:
+            wait.waited_s += passed_s
+            if math.isinf(wait.limit_s):
+                if wait.waited_s >= REST_S and reachable(process):
+                    self._waits[process] = _Wait(limit_s=HUNG_S)
+                    asked.append(process)
+            elif not reachable(process):
+                wait.waited_s = 0.0
+            elif wait.waited_s > wait.limit_s:
                 hung[process] = wait.waited_s
-            elif math.isinf(wait.limit_s) and wait.waited_s >= REST_S:
-                self._waits[process] = _Wait(limit_s=HUNG_S)
-                asked.append(process)
         for process in hung:
             del self._waits[process]
         return asked, hung

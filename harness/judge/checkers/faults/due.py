@@ -7,7 +7,7 @@ from typing import Any
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.fault import PHASES, FaultSpec, TraceSpec
 from trainchaos.harness.judge.evidence.evidence import Evidence
-from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.episode import Episode, processes_hit
 from trainchaos.harness.judge.record.history import NS
 
 SAVE = "checkpoint"
@@ -164,12 +164,11 @@ def _hit_ranks(evidence: Evidence, injected: Event, ranks: set[int]) -> list[str
     """Processes that a fault hit as it was injected, or the whole node they were on, and that held
     one of these ranks.
     """
-    target = injected.data["target"] or {}
-    several = target.get("processes")
-    hit = several if isinstance(several, list) else [target.get("process")]
     generation = evidence.history.generation(injected.generation)
     members = generation.members if generation else ()
-    return [name for name in hit if name in members and members.index(name) in ranks]
+    return [
+        name for name in processes_hit(injected) if name in members and members.index(name) in ranks
+    ]
 
 
 def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired: int) -> int:

@@ -360,6 +360,7 @@ def test_history_ignores_what_is_damaged_hostile_or_behind_a_link(
         "2026-11-18T10-00-00-3": b"\xff\xfe",
         "2026-11-18T10-00-00-4": b" " * (history.MAX_RESULTS_BYTES + 1),
         "2026-11-18T10-00-00-5": b'{"scenario": "kill-one-rank", "simulated": NaN}',
+        "2026-11-18T10-00-00-12": b'{"schema_version": 9, "what": "a newer version wrote it"}',
     }
     for name, data in damaged.items():
         (store(base, name, sample) / "results.json").write_bytes(data)

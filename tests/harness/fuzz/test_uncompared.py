@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from tests.mutations.tape import Tape
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.fuzz.play import unlanded
 from trainchaos.harness.fuzz.play.oracle import find_in
 from trainchaos.harness.fuzz.play.play import PlayResult, SimPlayer
 from trainchaos.harness.fuzz.play.uncompared import uncompared
@@ -97,3 +98,17 @@ def test_replicas_that_are_alike_need_no_excuse() -> None:
             row.data |= dict.fromkeys(("parameters", "optimizer", "scheduler"), "0" * 16)
 
     assert not excused(COPIED, alike)
+
+
+def test_a_target_that_nothing_else_ended_is_not_excused() -> None:
+    """A kill without an effect, of a process that died: the witness may be at fault."""
+    tree, one = played("checkpoint-restart-process-segv-rack-kill-bb2cd5")
+    log = one.logs["faulted"]
+    assert unlanded.ended_otherwise(tree, one)
+    tape = Tape.of({actor: each.events for actor, each in log.actors.items()})
+    for event in tape.find(Kind.FAULT_INJECTED):
+        if event.data["fault"] == "f0":
+            event.data["target"] = {}
+    spoilt = replace(one, logs={"faulted": tape.log()})
+    assert not unlanded.ended_otherwise(tree, spoilt)
+    assert find_in(tree, spoilt) is not None

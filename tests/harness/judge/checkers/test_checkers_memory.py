@@ -4,6 +4,7 @@ lives.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -43,36 +44,9 @@ def job(
     committed = script.find(Kind.STEP_COMMITTED, step=SAVED, actor="w0")[0]
     add = script.lines.append
     for number in (0, 1):
-        data: dict[str, Any] = {
-            "process": f"k{number}",
-            "pid": 90 + number,
-            "role": "keeper",
-            "mode": "warm",
-            "node": number,
-        }
-        add(Line(ORCHESTRATOR, Kind.PROCESS_SPAWNED, first + 10 + number, 0, None, data))
         early = f"k{number}" in ends
         when = detected + 5 if early else script.now - MS // 2
-        exited = {
-            "process": f"k{number}",
-            "pid": 90 + number,
-            "exit_code": None,
-            "signal": 9,
-            "expected": not early,
-            "last_seq": None,
-        }
-        if early and lost:
-            add(
-                Line(
-                    ORCHESTRATOR,
-                    Kind.NODE_LOST,
-                    when + number - 2,
-                    1,
-                    None,
-                    {"node": number, "why": "it ended"},
-                )
-            )
-        add(Line(ORCHESTRATOR, Kind.PROCESS_EXITED, when + number, 1, None, exited))
+        script.lines += _keeper(number, first + 10 + number, when + number, early=early, lost=lost)
     for shard in shards:
         part = {"checkpoint": name_of(SAVED), "place": "memory", "shard": shard, "shards": of}
         when = committed.time_ns + 100 + shard
@@ -83,6 +57,20 @@ def job(
         bad = {"checkpoint": name_of(SAVED), "place": "memory", "reason": "damaged"}
         add(Line("w4", Kind.CHECKPOINT_REFUSED, restored.time_ns - 10, 2, SAVED, bad))
     return script
+
+
+def _keeper(
+    number: int, begins_ns: int, ends_ns: int, *, early: bool, lost: bool
+) -> Iterator[Line]:
+    """Of one keeper. ``early``: it ends unasked, ``lost``: with its node."""
+    own = {"process": f"k{number}", "pid": 90 + number}
+    began = {**own, "role": "keeper", "mode": "warm", "node": number}
+    yield Line(ORCHESTRATOR, Kind.PROCESS_SPAWNED, begins_ns, 0, None, began)
+    if early and lost:
+        gone = {"node": number, "why": "it ended"}
+        yield Line(ORCHESTRATOR, Kind.NODE_LOST, ends_ns - 2, 1, None, gone)
+    exited = {**own, "exit_code": None, "signal": 9, "expected": not early, "last_seq": None}
+    yield Line(ORCHESTRATOR, Kind.PROCESS_EXITED, ends_ns, 1, None, exited)
 
 
 def _placed(line: Line) -> Line:

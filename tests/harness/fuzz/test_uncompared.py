@@ -109,6 +109,7 @@ def test_a_target_that_nothing_else_ended_is_not_excused() -> None:
     for event in tape.find(Kind.FAULT_INJECTED):
         if event.data["fault"] == "f0":
             event.data["target"] = {}
+    tape.find(Kind.PROCESS_EXITED, process="w1")[0].data["expected"] = False
     spoilt = replace(one, logs={"faulted": tape.log()})
     assert not unlanded.ended_otherwise(tree, spoilt)
     assert find_in(tree, spoilt) is not None

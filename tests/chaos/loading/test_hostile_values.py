@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.errors import NewerVersion
+from trainchaos.chaos.events.log import LOG_VERSION
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
@@ -50,6 +52,8 @@ ODD: tuple[Any, ...] = (
     [[[[]]]],
     "0" * 5000,
 )
+VERSION = ("run_started", "log_version")
+"""The one place where an odd value is a statement: a newer program wrote this, which is refused."""
 LONGEST_S = 20.0
 """For one judgement of a small run; a healthy one takes 0.1 s."""
 
@@ -113,7 +117,11 @@ def verdict_after(played: Path, folder: Path, chosen: list[Any]) -> str:
         whole = there.read_text()
         there.write_text(with_value(there, number, which[1], value))
         try:
-            judged(root)
+            if which == VERSION and type(value) is int and value > LOG_VERSION:
+                with pytest.raises(NewerVersion):
+                    judged(root)
+            else:
+                judged(root)
         except Exception as error:
             raise AssertionError(f"{which} = {value!r:.60}") from error
         finally:

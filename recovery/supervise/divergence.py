@@ -61,14 +61,23 @@ class DigestBook:
         self._saved: set[int] = set()
         self._ever_saved = False
         self._doubtful = False
+        self._unsupervised = False  # steps of a time without a supervisor are not compared yet
         self._doubts: tuple[Doubt, ...] = ()
+
+    @property
+    def _in_doubt(self) -> bool:
+        """Whether checkpoints since the last agreement may hold a corrupted state: replicas
+        differed, or trained without a supervisor for a time and only some have repeated their
+        digest, so that nobody has compared what they saved in that time.
+        """
+        return self._doubtful or (self._unsupervised and bool(self._open))
 
     @property
     def trust(self) -> int:
         """Checkpoints of later steps may hold a corrupted state; -1: no reason for doubt, or no
         step is known.
         """
-        return self.agreed if self._doubtful and self.agreed is not None else -1
+        return self.agreed if self._in_doubt and self.agreed is not None else -1
 
     @property
     def word(self) -> CheckpointAdvice:
@@ -122,6 +131,7 @@ class DigestBook:
     def began(self, generation: int, members: Sequence[str], *, shards: int) -> None:
         """A generation is about to form; its members have received ``word``."""
         self._doubts = self._open_doubts(generation)
+        self._doubtful, self._unsupervised = self._in_doubt, False
         self._generation, self._members, self._open = generation, tuple(members), {}
         self._compared = 0
         self._awaited = frozenset(members)
@@ -160,6 +170,7 @@ class DigestBook:
         self._open = {other: found for other, found in self._open.items() if other > step}
         self._compared = step
         found = self._compare(step, digests)
+        self._unsupervised = False
         if found is None:
             self.agreed = max(self.agreed or 0, step)
         else:
@@ -187,9 +198,10 @@ class DigestBook:
             self.saved(saved)
         self.began(generation, members, shards=shards)
         self._doubtful, self._doubts = doubtful, together(doubts)
+        self._unsupervised = True
 
     def _trusted(self) -> set[int]:
-        if not self._doubtful:
+        if not self._in_doubt:
             return self._saved
         return {step for step in self._saved if self.agreed is not None and step <= self.agreed}
 

@@ -10,7 +10,8 @@ non-finite that would show it. Recovery can only detect that when states are com
 
 Digests sent while there was no supervisor are compared after the takeover, and so are those of
 which the lost supervisor had read only some: members repeat their last one to the new supervisor,
-except those that were gone before.
+except those that were gone before. Where one is gone and another repeats its own, what was saved
+since the last comparison is in doubt and no generation begins with it.
 
 A comparison shows the change only while some members hold it and others do not, for the same part
 of the model. Once all hold it (a spare copied it from the last survivor), or none does (all went
@@ -43,6 +44,7 @@ from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.record.split import origins
 from trainchaos.recovery.policy.interval import compared
+from trainchaos.recovery.policy.strategy import StateFrom
 
 Tree = Mapping[str, Any]
 NS_PER_S = 1_000_000_000
@@ -202,8 +204,8 @@ def _steps_compared(
 
 
 def _unheard(history: History, generation: Generation, step: int) -> bool:
-    """Whether a member's digest after a step reached no supervisor, and the member had ended before
-    the takeover.
+    """Whether a member's digest after a step reached no supervisor, the member had ended before the
+    takeover, and the job did not go back to a checkpoint on the word of another member.
     """
     log = history.log
     made = {
@@ -212,10 +214,13 @@ def _unheard(history: History, generation: Generation, step: int) -> bool:
         if (event.generation, event.step) == (generation.number, step)
     }
     ended = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
-    return any(
-        adopted.time_ns - adopted.data["down_s"] * NS_PER_S <= made_ns + UNDER_WAY_NS
-        and ended.get(name, adopted.time_ns) < adopted.time_ns
-        for adopted in log.of(Kind.COORDINATOR_ADOPTED)
-        for name, made_ns in made.items()
-        if made_ns < adopted.time_ns
-    )
+    later = [one for one in history.generations if one.number > generation.number]
+    went_back = bool(later) and later[0].state == StateFrom.CHECKPOINT.value
+    for adopted in log.of(Kind.COORDINATOR_ADOPTED):
+        before = {name for name, made_ns in made.items() if made_ns < adopted.time_ns}
+        gone = {name for name in before if ended.get(name, adopted.time_ns) < adopted.time_ns}
+        down_ns = adopted.time_ns - adopted.data["down_s"] * NS_PER_S
+        unread = any(made[name] + UNDER_WAY_NS >= down_ns for name in gone)
+        if unread and not (went_back and before - gone):
+            return True
+    return False

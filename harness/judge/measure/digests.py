@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.measure.refused import answered, refused_states
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.split import agreed_before, holders
+from trainchaos.recovery.policy.strategy import StateFrom
 
 
 def diverged(history: History, step: int | None = None) -> list[Event]:
@@ -30,17 +32,40 @@ def sound_digests(history: History) -> Iterator[Event]:
     or was not named because the supervisor was lost meanwhile.
     Where the answer kept no state of the generation in which it was found, all digests of its later
     steps are left out: they were given up unseen, whatever else differed in them.
-    Left out too are digests of a state with a planted non-finite value, until it was refused. If
-    the job completes without an answer to the failure, it ends with the wrong state: all count.
+    Left out too are those of steps that the job gave up because nobody had compared them
+    (``_given_up_in_doubt``), and digests of a state with a planted non-finite value, until it was
+    refused. If the job completes without an answer to the failure, it ends with the wrong state:
+    all count.
     """
     digests, refused = list(history.log.of(Kind.STATE_DIGEST)), refused_states(history)
+    doubted = _given_up_in_doubt(history)
     differed: set[int] = set()
     for failure in diverged(history):
         if answered(history, failure):
             differed |= _that_differed(history, failure, digests)
     for event in digests:
-        if id(event) not in differed and not any(one.has(event) for one in refused):
+        left_out = id(event) in differed or any(one.has(event) for one in refused)
+        if not left_out and (event.step or 0) <= doubted.get(event.generation, math.inf):
             yield event
+
+
+def _given_up_in_doubt(history: History) -> dict[int, int]:
+    """Generation -> the step after which its states were doubted, for each one whose successor was
+    told so as it formed, and went back to a checkpoint of that step or an earlier one.
+    """
+    given_up: dict[int, int] = {}
+    told = {event.generation: event for event in history.log.of(Kind.GENERATION_STARTED)}
+    for before, after in itertools.pairwise(history.worked):
+        doubts = told[after.number].data.get("doubts") if after.number in told else None
+        for doubt in doubts if isinstance(doubts, list) else ():
+            match doubt:
+                case [int(until), int(since)] if (
+                    until > before.number
+                    and after.state == StateFrom.CHECKPOINT.value
+                    and (after.resume_step or 0) <= since
+                ):
+                    given_up[before.number] = min(since, given_up.get(before.number, since))
+    return given_up
 
 
 def _that_differed(history: History, failure: Event, digests: Sequence[Event]) -> set[int]:

@@ -163,6 +163,36 @@ def test_a_digest_that_is_repeated_to_who_takes_over_is_compared_once() -> None:
     assert len(tell(made, 30, w0="b", w1="a", w2="a")) == 1
 
 
+def test_what_was_saved_without_a_supervisor_is_trusted_once_it_is_compared() -> None:
+    """A member that is lost before it has repeated its digest leaves nothing to compare with."""
+
+    def taken_over() -> DigestBook:
+        made = DigestBook()
+        made.adopted(3, FOUR[:2], shards=1, agreed=10, saved=10)
+        made.saved(20)
+        return made
+
+    lost = taken_over()
+    lost.note("w1", 3, 25, "a")
+    assert (lost.trust, lost.newest, lost.word.doubts) == (10, 10, ((4, 10),))
+    lost.began(4, FOUR[:2], shards=1)
+    assert lost.word.doubts == ((5, 10),), "the generation may be broken while it forms"
+    lost.formed(restored=10, checkpoint=True)
+    assert (lost.trust, lost.newest, lost.doubts) == (-1, 10, ((4, 10),))
+    lost.note("w0", 4, 15, "a")
+    assert lost.trust == -1, "a comparison under way is no reason for doubt under a supervisor"
+
+    whole = taken_over()
+    for name in FOUR[:2]:
+        whole.note(name, 3, 25, "a")
+    assert (whole.trust, whole.newest, whole.word.doubts) == (-1, 20, ())
+    whole.note("w1", 3, 26, "a")
+    assert (whole.trust, whole.newest) == (-1, 20)
+
+    silent = taken_over()
+    assert (silent.trust, silent.newest) == (-1, 20), "digests may not be asked for"
+
+
 def test_what_is_remembered_of_checkpoints_does_not_grow() -> None:
     made = book()
     for step in range(10, 100_000, 10):

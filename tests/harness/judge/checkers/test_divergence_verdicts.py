@@ -4,6 +4,7 @@ it, it is one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,35 @@ def test_a_step_back_beyond_the_last_agreement_is_lost_work(tape: Any) -> None:
                 row.step = 44  # the agreement is said to be newer than it was
 
     assert judged(tape, further)["no-lost-commit"] == "fail"
+
+
+@pytest.mark.parametrize("change", ["", "nobody was told", "it went on with it", "of no number"])
+def test_a_difference_that_nobody_compared_is_no_matter_once_all_of_it_is_given_up(
+    tmp_path: Path, change: str
+) -> None:
+    """Two replicas train apart without a supervisor, save, and one is lost before the next takes
+    over: what they saved is in doubt, and the job goes back behind it.
+    """
+    faults = [
+        {"id": "c", "kind": "coordinator-kill", "at": {"step": 11}},
+        {"id": "d", "kind": "replica-desync", "at": {"step": 12}, "target": {"rank": 1}},
+        {"id": "k", "kind": "process-kill", "at": {"step": 21}, "target": {"rank": 0}},
+    ]
+    cell = cell_of("checkpoint-restart", faults, ranks=2, every=10, verify_every=1)
+    played = play(cell, tmp_path, seed=5)
+    made = Tape.of(
+        {path.stem: read_actor(path).events for path in played.directory.glob("*.jsonl")}
+    )
+    told = made.find(Kind.GENERATION_STARTED, generation=2)[0]
+    assert (told.data["doubts"], told.data["state"]) == ([[2, 10]], "checkpoint")
+    if change == "nobody was told":
+        del told.data["doubts"]
+    elif change == "it went on with it":
+        told.data["doubts"] = [[2, 9]]
+    elif change == "of no number":
+        told.data["doubts"] = [["2", None], 7]
+    found = check(CHECKERS["replica-equality"], evidence(replace(played, log=made.log()), None))
+    assert found.verdict == ("fail" if change else "pass"), found
 
 
 def test_a_checkpoint_in_doubt_that_is_restored_is_seen(

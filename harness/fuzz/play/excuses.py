@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
@@ -17,7 +18,9 @@ from trainchaos.harness.fuzz.play.uncompared import uncompared
 from trainchaos.harness.fuzz.play.unlanded import Tree, faulted_log
 from trainchaos.harness.inject.occurrences import ENDED_BEFORE
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY
+from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.recovery.detection.hangs import STALLS, HangLimits
+from trainchaos.recovery.detection.pace import WINDOW
 
 TRUSTED = 4
 """Samples of the smallest batch whose gradient is expected to train."""
@@ -162,6 +165,23 @@ def _slow_to_start(tree: Tree, played: PlayResult) -> bool:
     return any(limit and waited >= float(limit[1]) / 2 for limit in limits)
 
 
+def _taught_patience(tree: Tree, played: PlayResult) -> bool:
+    """Whether most steps that the supervisor saw took so long, for a fault that held a rank, that
+    the usual multiple of them is more than the job's time limit.
+    """
+    log = faulted_log(played)
+    if log is None:
+        return False
+    began_ns = max((e.time_ns for e in log.of(Kind.COORDINATOR_ADOPTED)), default=0)
+    injected = [e.time_ns for e in log.of(Kind.FAULT_INJECTED)]
+    seen = [run for run in history_of(log).runs if run.committed_ns and run.start_ns >= began_ns]
+    lately = seen[-WINDOW:]
+    held = any(run.start_ns <= at <= run.end_ns for run in lately for at in injected)
+    limits = [SECONDS.search(str(rule["when"])) for rule in tree["stop_conditions"]]
+    patience_s = HangLimits().factor * median([run.seconds for run in lately] or [0.0])
+    return held and any(limit and patience_s >= float(limit[1]) for limit in limits)
+
+
 def _never_began(tree: Tree, played: PlayResult) -> bool:
     return played.outcomes.get("faulted") != "completed"
 
@@ -267,6 +287,12 @@ EXCUSES: tuple[Excuse, ...] = (
     ),
     Excuse(
         name="liveness", verdict="fail", says="the job did not finish: halted", when=_slow_to_start
+    ),
+    Excuse(
+        name="liveness",
+        verdict="fail",
+        says="the job did not finish: halted",
+        when=_taught_patience,
     ),
     Excuse(
         name="loss-equality", verdict="inconclusive", says="common steps are too few to smooth over"

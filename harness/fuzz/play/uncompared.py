@@ -96,14 +96,27 @@ def uncompared(tree: Tree, log: Log, step: int | None = None) -> bool:
 def _changes(history: History, groups: list[list[Event]]) -> list[StateChange]:
     """What faults changed, by generation and step."""
     hit: dict[tuple[int, int], list[str]] = defaultdict(list)
+    written = _written(history.log)
     for one in episodes_of(history):
         if one.injected and one.changed_state:
-            hit[one.injected.generation, one.injected.step or 0] += one.processes
+            step = written.get((one.fault, one.occurrence), one.injected.step or 0)
+            hit[one.injected.generation, step] += one.processes
     changes = [
         StateChange(processes=tuple(dict.fromkeys(names)), generation=generation, step=step)
         for (generation, step), names in hit.items()
     ]
     return [replace(one, alike=_alike(history, groups, one)) for one in changes]
+
+
+def _written(log: Log) -> dict[tuple[str, int], int]:
+    """(fault, occurrence) -> the step in which a rank changed its state. A value that misses an
+    update is written a step after the injection.
+    """
+    return {
+        (event.data["fault"], event.data["occurrence"]): event.step
+        for event in log.of(Kind.FAULT_EFFECT)
+        if event.step is not None and "after" in (event.data["evidence"] or {})
+    }
 
 
 def _alike(history: History, groups: list[list[Event]], change: StateChange) -> dict[str, str]:

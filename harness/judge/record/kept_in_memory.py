@@ -15,6 +15,7 @@ PLACE = "memory"
 REMEMBERED = "memory-"
 """Prefix of an in-memory checkpoint's name."""
 STOPPED = ("T", "t")
+STOP_SIGNAL = "SIGSTOP"
 
 
 def keepers(log: Log) -> dict[str, Event]:
@@ -144,8 +145,9 @@ def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
 
 
 def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
-    """Processes that the kernel showed as stopped by a fault at any time in the interval. The stop
-    lasts until the fault's heal, or indefinitely if the fault does not undo it.
+    """Processes that a fault stopped at any time in the interval: it sent them the signal, or the
+    kernel showed them as stopped. The stop lasts until the fault's heal, or indefinitely if the
+    fault does not undo it.
     """
     hit = {(e.data["fault"], e.data["occurrence"]): e for e in log.of(Kind.FAULT_INJECTED)}
     ends = {
@@ -154,9 +156,11 @@ def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
         if e.data["how"] != OVER_WHEN_DONE
     }
     found: set[str] = set()
-    for event in log.of(Kind.FAULT_LANDED):
+    for event in log.of(Kind.FAULT_EFFECT, Kind.FAULT_LANDED):
         key = event.data["fault"], event.data["occurrence"]
-        if (event.data["evidence"] or {}).get("os_state") not in STOPPED or key not in hit:
+        seen = event.data["evidence"] or {}
+        stopped = seen.get("os_state") in STOPPED or seen.get("signal") == STOP_SIGNAL
+        if not stopped or key not in hit:
             continue
         if hit[key].time_ns <= until_ns and ends.get(key, until_ns) >= since_ns:
             target = hit[key].data["target"] or {}

@@ -24,6 +24,8 @@ from trainchaos.harness.fuzz.play.uncompared import uncompared
 FOLDER = Path(__file__).resolve().parents[3] / "scenarios" / "regressions"
 COPIED = "changed-state-copied-from-the-last-survivor"
 ALIKE = "a-majority-changed-alike"
+LATER = "checkpoint-restart-tensor-corrupt-exception-df0813"
+SLOW = "checkpoint-restart-collective-skip-gil-deadlock-gpu-hang-8d2b45"
 DISCARDED = "changed-state-discarded-before-replicas-were-compared"
 
 
@@ -66,6 +68,28 @@ def test_a_difference_after_all_took_one_state_is_not() -> None:
         tape.find(Kind.STATE_DIGEST, step=4, generation=2)[0].data["optimizer"] = "0" * 16
 
     assert not excused(DISCARDED, after)
+
+
+def test_a_value_that_misses_an_update_is_changed_in_the_step_after() -> None:
+    def at_once(tape: Tape) -> None:
+        for row in tape.find(Kind.FAULT_EFFECT, step=11):
+            row.step = 10
+
+    assert excused(LATER)
+    assert not excused(LATER, at_once), "a comparison was due after that step"
+    assert not excused(LATER, verify_every=1)
+
+
+def test_patience_that_faults_taught_is_longer_than_the_time_limit_only_where_they_did() -> None:
+    tree, one = played(SLOW)
+    assert find_in(tree, one) is None
+    rule = [{"when": "no_committed_step_for > 1000s"}]
+    assert find_in({**tree, "stop_conditions": rule}, one) is not None, "it could have waited"
+    tape = Tape.of({actor: each.events for actor, each in one.logs["faulted"].actors.items()})
+    for row in tape.find(Kind.FAULT_INJECTED):
+        row.time_ns = 0
+    untouched = replace(one, logs={"faulted": tape.log()})
+    assert find_in(tree, untouched) is not None, "the job is slow by itself"
 
 
 def test_a_generation_that_holds_both_states_was_compared_as_it_formed() -> None:

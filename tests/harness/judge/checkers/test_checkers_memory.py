@@ -134,6 +134,14 @@ def test_the_last_good_one_on_disk_is_not_replaced_by_one_in_memory() -> None:
 
 
 @pytest.mark.parametrize(
+    ("seen", "evidence"),
+    [
+        (Kind.FAULT_LANDED, {"os_state": "T"}),
+        (Kind.FAULT_EFFECT, {"signal": "SIGSTOP"}),  # the run may end before the kernel was asked
+    ],
+    ids=["kernel", "signal"],
+)
+@pytest.mark.parametrize(
     ("stopped", "how", "verdict"),
     [
         (["k0", "k1"], "over when done", None),
@@ -143,7 +151,7 @@ def test_the_last_good_one_on_disk_is_not_replaced_by_one_in_memory() -> None:
     ],
 )
 def test_a_keeper_that_is_stopped_does_not_answer_until_it_goes_on(
-    stopped: list[str], how: str, verdict: str | None
+    seen: Kind, evidence: dict[str, Any], stopped: list[str], how: str, verdict: str | None
 ) -> None:
     script = job(20)
     when = script.find(Kind.FAILURE_DETECTED)[0].time_ns
@@ -153,10 +161,24 @@ def test_a_keeper_that_is_stopped_does_not_answer_until_it_goes_on(
             Kind.FAULT_INJECTED,
             {"kind": "node-stop", "target": {"nodes": [0], "processes": stopped}},
         ),
-        (Kind.FAULT_LANDED, {"witness": "kernel: process state", "evidence": {"os_state": "T"}}),
+        (seen, {"witness": "kernel: process state", "evidence": evidence}),
         (Kind.FAULT_HEALED, {"how": how}),
     ]
     for number, (kind, data) in enumerate(lines):
         script.lines.append(Line(ORCHESTRATOR, kind, when + 1 + number, 1, None, {**about, **data}))
     script.lines.sort(key=lambda line: line.time_ns)
     assert verdicts(script).get("no-lost-commit") == verdict
+
+
+@pytest.mark.parametrize("evidence", [{"signal": "SIGTERM"}, {}])
+def test_a_keeper_that_was_hit_otherwise_answers(evidence: dict[str, str]) -> None:
+    script = job(20)
+    when = script.find(Kind.FAILURE_DETECTED)[0].time_ns
+    about: dict[str, Any] = {"fault": "stop", "occurrence": 0}
+    hit = {"kind": "node-stop", "target": {"processes": ["k0", "k1"]}}
+    for after, (kind, data) in enumerate(
+        [(Kind.FAULT_INJECTED, hit), (Kind.FAULT_EFFECT, {"evidence": evidence})], start=1
+    ):
+        script.lines.append(Line(ORCHESTRATOR, kind, when + after, 1, None, {**about, **data}))
+    script.lines.sort(key=lambda line: line.time_ns)
+    assert verdicts(script).get("no-lost-commit") == FAIL

@@ -36,9 +36,8 @@ def rank_main(args: argparse.Namespace) -> int:
     if args.shared and rank == 0:
         # nobody will remove it
         os.open(f"/dev/shm/fake_trainer_{os.getpid()}", os.O_CREAT | os.O_WRONLY)
-    slow = (
-        args.late_s is not None and state["step"] == 0 and os.environ.get("CHAOS_ARM") != "control"
-    )
+    first = attempt == "0" and state["step"] == 0
+    slow = args.late_s is not None and first and os.environ.get("CHAOS_ARM") != "control"
     for step in range(state["step"] + 1, args.steps + 1):
         pause(args.late_s if slow and step > FAULTED_AT else args.step_s)
         if args.points:

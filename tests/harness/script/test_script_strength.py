@@ -37,7 +37,9 @@ def train(job: Job, first: int, last: int, *ranks: int) -> None:
             job.train(step, seconds=0.1 / max(1, len(ranks)), rank=rank)
 
 
-def checked(job: Job, outcome: str = "completed", **more: Any) -> dict[str, Finding]:
+def checked(
+    job: Job, outcome: str = "completed", control: Job | None = None, **more: Any
+) -> dict[str, Finding]:
     fault = {
         "id": "hit",
         "kind": "process-kill",
@@ -47,7 +49,10 @@ def checked(job: Job, outcome: str = "completed", **more: Any) -> dict[str, Find
     cell = arms.cell_of(
         "own", [fault], workload=COMMAND | {"ranks": job.ranks}, **{"invariants": ASKED, **more}
     )
-    return check_all(Evidence(arm="faulted", cell=cell, log=job.log(outcome)))
+    beside = control.log() if control is not None else None
+    logs = (beside,) if beside is not None else ()
+    made = Evidence(arm="faulted", cell=cell, log=job.log(outcome), control=beside, controls=logs)
+    return check_all(made)
 
 
 def incident_of(job: Job) -> Incident:
@@ -165,10 +170,11 @@ def test_blame_and_counts_prove_nothing_where_half_the_ranks_were_found() -> Non
     assert incident_of(half()).outcome == "recovered", "as far as it was ever seen"
 
 
-def again(first: int, *, done: int = 30, every: int = 1) -> Job:
+def again(first: int, *, done: int = 30, every: int = 1, hit: bool = True) -> Job:
     job = job_of()
     job.train(*range(every, done + 1, every))
-    inject(job)
+    if hit:
+        inject(job)
     job.lose("w1", signum=signal.SIGKILL)
     job.found("w2", "w3")
     job.train(*range(first, 101, every))
@@ -195,6 +201,13 @@ def test_a_job_that_begins_again_fails_unless_the_scenario_says_how_much_may_be_
         again(1), invariants=InvariantExclusion(leave_out=["kept-progress"])
     )
     assert checked(again(1), invariants=[])["kept-progress"].verdict == "fail"
+
+
+def test_one_that_begins_again_without_a_fault_too_proves_nothing() -> None:
+    said = checked(again(1), control=again(1, hit=False))["kept-progress"]
+    assert said.verdict == "inconclusive" and "the control arm began again too" in said.witness
+    for control in (again(21, hit=False), again(1, done=2, hit=False)):
+        assert checked(again(1), control=control)["kept-progress"].verdict == "fail"
 
 
 def test_one_that_goes_on_from_a_checkpoint_does_not() -> None:

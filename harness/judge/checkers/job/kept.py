@@ -9,6 +9,7 @@ from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause
 from trainchaos.harness.judge.checkers.job.observed import progress
 from trainchaos.harness.judge.checkers.job.values import LEAVE_OUT
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
+from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.observed import stride_of, unseen
 from trainchaos.harness.judge.record.strength import half_known, strength_of
 from trainchaos.harness.judge.results import Finding
@@ -18,7 +19,8 @@ FEW = 2  # steps; losing no more than these is not worth reporting
 
 def kept_progress(evidence: Evidence) -> Finding | None:
     """After a fault the job did not restart from its first step. None if it never went back, or if
-    its steps are unknown. An SLA that admits as many lost steps as had been done allows it.
+    its steps are unknown. An SLA that admits as many lost steps as had been done allows it. Where
+    the control arm did the same without a fault, it is not known to be the fault's doing.
     """
     history, limits = evidence.history, _limits(evidence)
     hit = min((event.time_ns for event in evidence.log.of(Kind.FAULT_INJECTED)), default=None)
@@ -43,15 +45,26 @@ def kept_progress(evidence: Evidence) -> Finding | None:
         mine = (e for e in evidence.log.of(Kind.STEP_REPORTED) if e.generation == generation.number)
         reported = min(event.step or 0 for event in mine)
         if reported <= 1:
-            return failed(
-                f"after a fault the job began again from step 1, and {done} steps had been done:"
-                f" {cure}"
-            )
+            again = f"the job began again from step 1, and {done} steps had been done"
+            if (control := evidence.control_history) is not None and _begins_again(control):
+                return unknown(
+                    f"{again}; the control arm began again too, without a fault: correct the"
+                    " command first, until it ends well without one"
+                )
+            return failed(f"after a fault {again}: {cure}")
         return unknown(
             f"{done} steps had been done, and the first one reported after a restart was"
             f" {reported}: whether the job began again from step 1 is not known; {cure}"
         )
     return passed(f"the job went back {back} times, {where}") if back else None
+
+
+def _begins_again(history: History) -> bool:
+    """Whether a job left more than a few steps behind and began from its first one."""
+    few = max(FEW + 1, 2 * stride_of(history))
+    return any(
+        one.resume_step == 0 and history.high_water(one.number - 1) >= few for one in history.worked
+    )
 
 
 def _limits(evidence: Evidence) -> list[Clause]:

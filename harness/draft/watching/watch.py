@@ -187,6 +187,9 @@ class Watch:
         most = LOOKS_AT_END if to_end else LOOKS_AT_ONCE  # of a flood only a part is read
         for _ in range(min(self._output.looks_left(), most)):
             seen.lines.extend((seen.seconds, line) for line in self._output.read())
+        if to_end and seen.ended is not None:  # it wrote all it had
+            rest = self._output.unended(over=True, sure=True)
+            seen.lines.extend((seen.seconds, line) for line in rest)
         seen.count, seen.printed = self._output.count, self._output.taken
         self._kept.cut(self._output.taken)
         for report in self._beacon.read():

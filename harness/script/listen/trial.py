@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,33 +38,32 @@ def try_lines(log: Path, progress: RegexProgress | PresetProgress, steps: int) -
     last: tuple[ProgressReport, str] | None = None
     kept: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
-    for _ in range(file.looks_left() + 1):
-        for line in file.read():
-            refused, total = reader.refused, reader.other_total
-            reader.other_total = None
-            reports = reader.parse(line)
-            other, reader.other_total = reader.other_total, reader.other_total or total
-            why = ""
-            for report in reports:
-                found.steps.append(report.step)
-                if report.loss is not None:
-                    found.losses.append(report.loss)
-                last = report, line.strip()[:WIDTH]
-                if len(found.shown) < SHOWN:
-                    found.shown.append(last)
-                if report.unread:
-                    why = f"group {next(iter(report.unread))} is no number"
-            if reader.refused > refused:
-                why = "group step is no number"
-            elif other is not None:
-                why = "other totals than workload.steps are stated, as by bars of an evaluation"
-            elif not reports:
-                why = "nothing matched"
-            if why:
-                counts[why] = counts.get(why, 0) + 1
-                some = kept.setdefault(why, [])
-                if len(some) < SHOWN:
-                    some.append(line.strip()[:WIDTH])
+    for line in _lines(file):
+        refused, total = reader.refused, reader.other_total
+        reader.other_total = None
+        reports = reader.parse(line)
+        other, reader.other_total = reader.other_total, reader.other_total or total
+        why = ""
+        for report in reports:
+            found.steps.append(report.step)
+            if report.loss is not None:
+                found.losses.append(report.loss)
+            last = report, line.strip()[:WIDTH]
+            if len(found.shown) < SHOWN:
+                found.shown.append(last)
+            if report.unread:
+                why = f"group {next(iter(report.unread))} is no number"
+        if reader.refused > refused:
+            why = "group step is no number"
+        elif other is not None:
+            why = "other totals than workload.steps are stated, as by bars of an evaluation"
+        elif not reports:
+            why = "nothing matched"
+        if why:
+            counts[why] = counts.get(why, 0) + 1
+            some = kept.setdefault(why, [])
+            if len(some) < SHOWN:
+                some.append(line.strip()[:WIDTH])
     file.close()
     found.lines = file.count
     if last is not None and last not in found.shown:
@@ -71,6 +71,13 @@ def try_lines(log: Path, progress: RegexProgress | PresetProgress, steps: int) -
     found.odd = [(f"{counts[why]} lines: {why}", some) for why, some in kept.items()]
     found.wrong = list(_wrong(found, reader, key_of(progress), steps))
     return found
+
+
+def _lines(file: GrowingFile) -> Iterator[str]:
+    """Every line, the last one too if it has no end: nobody writes to the file any more."""
+    for _ in range(file.looks_left() + 1):
+        yield from file.read()
+    yield from file.unended(over=True, sure=True)
 
 
 def _wrong(found: Trial, reader: RegexReader, key: str, steps: int) -> list[str]:

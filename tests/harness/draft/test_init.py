@@ -217,6 +217,19 @@ def test_a_beacon_is_heard(folder: Path) -> None:
     assert (spec.progress, spec.steps, spec.ranks) == ("beacon", 20, 1)
 
 
+def test_a_last_line_without_an_end_is_a_step_too(folder: Path) -> None:
+    job = (
+        "import time\n"
+        "for n in range(1, 13):\n"
+        "    time.sleep(0.05)\n"
+        "    print(f'step {n} loss {1 / n:.3f}', end='\\n' if n < 12 else '', flush=True)\n"
+    )
+    (folder / "job.py").write_text(job)
+    assert invoke(["init", "--out", "s.yaml", "--", sys.executable, "job.py"]) == EXIT_PASS
+    assert scenario(folder / "s.yaml").workload.steps == 12
+    assert left(folder) == []
+
+
 def test_a_script_in_a_directory_with_a_blank_is_shown_as_a_shell_reads_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,6 +137,12 @@ def test_it_shows_what_was_found_and_what_was_not(
     assert "2 lines: other totals than workload.steps are stated" in said
 
 
+def test_the_last_line_may_have_no_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    regex = "workload.progress={regex: 'step (?P<step>[0-9]+)'}"
+    code, said = tried(tmp_path, capsys, "step 1\nstep 2", "--set", regex)
+    assert code == EXIT_PASS and "steps 1 to 2" in said and "2 lines, 2 report a step" in said
+
+
 @pytest.mark.parametrize(
     ("log", "more", "says"),
     [

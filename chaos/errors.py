@@ -48,6 +48,10 @@ class InfrastructureError(ChaosError):
     exit_code = EXIT_HARNESS
 
 
+class NoPlaceLeft(InfrastructureError):
+    """No node is left on which a process of the job can start: the job cannot continue."""
+
+
 class MissingCapability(ChaosError):
     """This machine or launcher lacks what the scenario requires; the run is skipped, never
     passed.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.errors import NoPlaceLeft
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.arm.fault_context import Scene
 from trainchaos.harness.arm.placement import Placement
@@ -48,7 +48,7 @@ class Roster:
         spare.
 
         If the chosen node is lost at that moment or does not answer, the process starts on another
-        node under another name. Raises InfrastructureError when no node has answered for
+        node under another name. Raises NoPlaceLeft when no node is left or none has answered for
         ``PATIENCE_S``.
         """
         name, pid, node, device = self._start(role, mode)
@@ -95,7 +95,7 @@ class Roster:
             except ConnectionError as error:
                 why, first = str(error), False
                 failed.add(node)
-        raise InfrastructureError(
+        raise NoPlaceLeft(
             f"no node is left that {name} can start on: {why}",
             hint="give the run more nodes, or a spare one",
         )

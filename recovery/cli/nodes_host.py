@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
 from trainchaos.recovery.cli.process_host import ProcessPlacement
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
 from trainchaos.recovery.nodes.coordinator.software import refuse_other
@@ -90,7 +90,7 @@ class NodesProcessHost:
                 for name in cuda or ["cpu"] * self._slots
             ]
         if not found:
-            raise InfrastructureError("no node is left", hint="start agents, and the job again")
+            raise NoPlaceLeft("no node is left", hint="start agents, and the job again")
         if self._device == "cuda" and any(spot.device == "cpu" for spot in found):
             bare = sorted({spot.node for spot in found if spot.device == "cpu"})
             raise InfrastructureError(f"no NVIDIA GPU on node {', '.join(map(str, bare))}")

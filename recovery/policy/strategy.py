@@ -266,6 +266,12 @@ class Decision:
     reason: str
     again_s: float | None = None
 
+    @property
+    def starts_members(self) -> bool:
+        """Whether the next generation has members that this decision starts."""
+        forms = (action for action in self.actions if isinstance(action, Form))
+        return any(name.startswith("new-") for form in forms for name in form.members)
+
 
 class Strategy(BaseModel):
     """Base of a strategy; its fields are its YAML parameters.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from trainchaos.chaos.errors import NoPlaceLeft
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.replacement_delay import ReplacementDelay
 from trainchaos.recovery.policy.strategy import (
@@ -165,6 +166,15 @@ class RecoveryCycle:
             return
         actions = [describe(action) for action in decision.actions]
         self._job.hands.record(Kind.DECISION, actions=actions, reason=decision.reason)
+        try:
+            self._carry_out(decision)
+        except NoPlaceLeft as error:
+            if decision.starts_members:
+                self.stop("gave-up", error.message)
+            else:  # of a spare: the job goes on without it
+                self._again_s = self._job.hands.now_s() + self._job.timing.settle_timeout_s
+
+    def _carry_out(self, decision: Decision) -> None:
         table = self._job.table
         new: list[str] = []
         form: Form | None = None
@@ -178,7 +188,7 @@ class RecoveryCycle:
                     self._pause(save=action.save)
                 case Form():
                     form = action
-                    if not any(name.startswith("new-") for name in form.members):
+                    if not decision.starts_members:
                         # When no process is awaited, the group forms before replacements cost any
                         # time.
                         self._take(form, new)

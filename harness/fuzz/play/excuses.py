@@ -61,6 +61,13 @@ def _unrecovered(tree: Tree, played: PlayResult) -> bool:
     return tree["recovery"]["strategy"] == "none"
 
 
+def _no_node_left(tree: Tree, played: PlayResult) -> bool:
+    """Whether a fault took the last node, and nothing starts another."""
+    log = faulted_log(played)
+    lost = {e.data["node"] for e in log.of(Kind.NODE_LOST)} if log is not None else set()
+    return len(lost) >= tree["launcher"].get("nodes", 1)
+
+
 def _never_agreed(tree: Tree, played: PlayResult) -> bool:
     """Whether a fault made replicas differ before they had agreed on any state in a checkpoint:
     then it is unknown which of two is right, and there is no state to return to.
@@ -280,6 +287,9 @@ EXCUSES: tuple[Excuse, ...] = (
     ),
     Excuse(
         name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_never_agreed
+    ),
+    Excuse(
+        name="liveness", verdict="fail", says="the job did not finish: gave-up", when=_no_node_left
     ),
     Excuse(name="liveness", verdict="fail", says="the job did not finish: halted", when=_cut_off),
     Excuse(

@@ -90,6 +90,17 @@ def test_a_lost_node_is_taken_over_by_a_spare_one_and_begins_anew(tmp_path: Path
     assert ours["cells"] == theirs["cells"] and ours.keys() == theirs.keys()
 
 
+@pytest.mark.long
+def test_a_job_whose_only_node_is_lost_gives_up_and_is_judged(tmp_path: Path) -> None:
+    more = NODES.replace("nodes: 3", "nodes: 1")
+    code, results = run(tmp_path, workload=MLP, recovery=SPARES, faults=LOST, more=more)
+    assert code == 1, results.reason
+    assert "liveness: r0.faulted: the job did not finish: gave-up at step " in results.reason
+    ended = one(log_of(tmp_path), Kind.RUN_FINISHED)
+    assert ended.data["reason"].startswith("no node is left that w4 can start on")
+    assert nobody_left(tmp_path)
+
+
 @pytest.mark.soak
 def test_memory_checkpoints_outlive_the_node_that_took_them(tmp_path: Path) -> None:
     code, results = run(

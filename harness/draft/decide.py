@@ -67,6 +67,9 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
         said, by = max(worlds), "their environments say"
     if seen.grouped:
         facts.group = facts.command.group or GROUP
+    least = max(seen.ranks, default=-1) + 1  # of those that there are
+    if least > max(seen_ranks, said or 0):
+        said, by = least, f"one names itself rank {least - 1}: there are at least"
     if seen_ranks:
         facts.ranks = max(seen_ranks, said or 0)
         how = "by their beacons" if seen.hinted else "by the rank in their environments"
@@ -79,6 +82,8 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
         elif short:
             text = f"{seen_ranks} {text}, and {by} {said}"
             change = "correct ranks, or see why the others do not start"
+        if short and hidden:
+            change = "; ".join([*_notes(facts), f"call {BEACON} in each"])
         facts.findings.append(
             Finding(
                 name="ranks",
@@ -97,10 +102,8 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
             text = "no process names a rank, so the command is taken for the only one"
         facts.findings.append(Finding(name="ranks", text=text, value="1", key="ranks"))
         return
-    facts.ranks = said or max(1, len(facts.proposal.ranks))
-    kind = launched.kind
-    notes = [one.note for one in facts.command.frameworks if one.hidden]
-    notes += [kind.note] if kind and not kind.env and kind.note else []
+    # with one, a run would take what starts the ranks for the only rank
+    facts.ranks = said or max(2, len(facts.proposal.ranks))
     facts.findings.append(
         Finding(
             name="ranks",
@@ -108,7 +111,7 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
             key="ranks",
             change="; ".join(
                 [
-                    *notes,
+                    *_notes(facts),
                     f"set RANK where the ranks are started, or call {BEACON} in each,"
                     " and correct ranks",
                 ]
@@ -117,6 +120,13 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
             needed=True,
         )
     )
+
+
+def _notes(facts: Facts) -> list[str]:
+    """What is known of how the ranks of these frameworks and of this launcher name themselves."""
+    kind = facts.command.launched.kind
+    notes = [one.note for one in facts.command.frameworks if one.hidden]
+    return notes + ([kind.note] if kind and not kind.env and kind.note else [])
 
 
 def _restarts(facts: Facts, seen: Sighting) -> None:

@@ -66,8 +66,9 @@ def _unseen(seen: Sighting, proposal: Proposal, directory: Path) -> Finding:
         name = str(path.relative_to(directory) if path.is_relative_to(directory) else path)
         text += f", and {_count(steps, 'step')} seem to be in {name}"
         change = (
-            f"have the command print them as well (2>&1 | tee {shlex.quote(name)}, and set -o"
-            f" pipefail in a shell), or call {BEACON} after each step"
+            "have the command print them as well (where its output is sent there,"
+            f" 2>&1 | tee {shlex.quote(name)}, and set -o pipefail in a shell; where it writes the"
+            f" file itself, a second handler of its logger), or call {BEACON} after each step"
         )
     if seen.remains:
         names = ", ".join(seen.remains[:SHOWN])

@@ -79,10 +79,23 @@ class Startup:
         self._judged_ns = now
         if self._observer.reports and self._observer.generation:
             self._check = False  # its steps are read, and its ranks were found
-            return ""
+            return self._beyond()
         if self._observer.reports:
             return self._unranked(now)
         return "" if self._listener.waiting else self._unread(now)
+
+    def _beyond(self) -> str:
+        """That a process names itself a rank that the scenario does not count: then there are more,
+        and one of those that it counts may not be found at all.
+        """
+        last = max(self._observer.members, default=0)
+        if last < self._spec.ranks:
+            return ""
+        return (
+            f"a process names itself rank {last}, so that there are {last + 1} ranks at least, and"
+            f" workload.ranks is {self._spec.ranks}: correct it, and have each rank name itself"
+            " (RANK in its environment, or a beacon)"
+        )
 
     def _unranked(self, now: int) -> str:
         self._unranked_ns = self._unranked_ns or now

@@ -200,7 +200,9 @@ def _only(column: _Column, found: list[int]) -> bool:
     """
     if found == column.steps:
         return True
-    return set(column.steps) <= set(found) and not column.again and grows(found)
+    more = set(column.steps) <= set(found) and not column.again
+    # steps of an evaluation, which are counted anew each time, would all be steps seen before
+    return more and not begins_again(found) and grows(found)
 
 
 def _heads(text: str, tokens: Sequence[Token], index: int) -> list[str]:

@@ -217,6 +217,23 @@ def test_a_beacon_is_heard(folder: Path) -> None:
     assert (spec.progress, spec.steps, spec.ranks) == ("beacon", 20, 1)
 
 
+def test_a_rank_that_names_itself_shows_that_there_are_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with Lightning's own launcher: the first process is rank 0 and starts the others."""
+    (folder / "job.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " env={**os.environ, 'RANK': '1'})\n"
+        "for n in range(1, 31):\n    time.sleep(0.05)\n    print('step', n, 'loss', 1 / n)\n"
+        "other.kill()\n"
+    )
+    assert invoke(["init", "--out", "s.yaml", "--", sys.executable, "job.py"]) == EXIT_INCONCLUSIVE
+    assert "one names itself rank 1: there are at least 2" in capsys.readouterr().out
+    assert scenario(folder / "s.yaml").workload.ranks == 2
+    assert left(folder) == []
+
+
 def test_a_last_line_without_an_end_is_a_step_too(folder: Path) -> None:
     job = (
         "import time\n"

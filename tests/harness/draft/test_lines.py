@@ -81,6 +81,18 @@ def test_lines_of_an_evaluation_are_not_taken_for_steps() -> None:
     assert found(lines) == (STEPS, ["1.5"] * 10)
 
 
+def test_an_evaluation_that_counts_its_own_steps_is_told_by_the_word_before_them() -> None:
+    lines = [
+        text
+        for n in range(1, 11)
+        for text in (
+            f"[train] step {n}/80 loss={1 / n:.3f}",
+            *(f"[eval] step {m}/3 loss=9" for m in range(1, 4) if n % 5 == 0),
+        )
+    ]
+    assert found(lines) == (STEPS, [f"{1 / n:.3f}" for n in STEPS])
+
+
 def test_ranks_may_all_print_their_steps() -> None:
     lines = [f"[rank{rank}]: step {n} loss 1.5" for n in STEPS for rank in (0, 1)]
     assert found(lines)[0] == [n for n in STEPS for _ in (0, 1)]

@@ -107,6 +107,19 @@ def test_the_same_where_the_ranks_were_found() -> None:
     assert "look like steps" in stopped(begun, begun.startup(), 10)
 
 
+@pytest.mark.parametrize(("ranks", "number", "stops"), [(1, 0, False), (1, 1, True), (2, 1, False)])
+def test_a_rank_beyond_those_of_the_scenario_stops_the_run(
+    ranks: int, number: int, stops: bool
+) -> None:
+    begun = Begun(ranks=ranks)
+    begun.observer.reports, begun.observer.generation = 5, 1
+    begun.observer.members = {number: "w0"}
+    why = stopped(begun, begun.startup(), 3)
+    assert bool(why) is stops
+    assert not stops or why.startswith("a process names itself rank 1, so that there are 2 ranks")
+    assert stopped(begun, begun.startup(check=False), 3) == ""
+
+
 def test_the_same_with_a_beacon_that_is_not_heard() -> None:
     begun = Begun(progress="beacon")
     begun.prints(STEPS)

@@ -63,7 +63,8 @@ def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> It
     if facts:
         yield ""
         yield escape(" · ".join(facts))
-    for note in (*notes, *(f"degraded: {line}" for line in degraded(results))):
+    lines = [f"degraded: {line}" for line in degraded(results)]
+    for note in (*notes, *metric_rows.not_restored(results), *lines):
         yield ""
         yield escape(note)
     yield from _comparison(results)

@@ -82,8 +82,8 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
         elif short:
             text = f"{seen_ranks} {text}, and {by} {said}"
             change = "correct ranks, or see why the others do not start"
-        if short and hidden:
-            change = "; ".join([*_notes(facts), f"call {BEACON} in each"])
+        if short and seen_ranks < least:
+            change = f"have each rank name itself: call {BEACON} in each"
         facts.findings.append(
             Finding(
                 name="ranks",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trainchaos.chaos.scenario.sla import samples_needed
 from trainchaos.harness.judge.checkers.job.observed import LOSSES
+from trainchaos.harness.judge.checkers.job.values import NOT_RESTORED
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.measure import per_arm
 from trainchaos.harness.judge.results import CellResult, Results, Spares, Survival
@@ -79,9 +80,19 @@ def absent(results: Results) -> list[str]:
     found += [
         f"{LOSSES} is not judged{f' in {names[cell.id]}' if names else ''}: {cell.unjudged[LOSSES]}"
         for cell in results.cells
-        if LOSSES in cell.unjudged
+        if LOSSES in cell.unjudged and NOT_RESTORED not in cell.unjudged[LOSSES]
     ]
     return list(dict.fromkeys(found))
+
+
+def not_restored(results: Results) -> list[str]:
+    """Of commands that are not judged by their losses: that these show a state not restored."""
+    names = labels(results)
+    return [
+        f"{LOSSES} is not judged, but see {names[cell.id]}: {cell.unjudged[LOSSES]}"
+        for cell in results.cells
+        if NOT_RESTORED in cell.unjudged.get(LOSSES, "")
+    ]
 
 
 def _row(metric: Metric) -> tuple[str, ...]:

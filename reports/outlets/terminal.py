@@ -154,6 +154,7 @@ def _doubts(results: Results) -> list[str]:
         for name, finding in cell.invariants.items():
             if finding.verdict == "inconclusive":
                 lines.append(f"  {cell.id}  {name}  inconclusive: {finding.witness}")
+    lines += [f"  {line}" for line in metric_rows.not_restored(results)]
     return lines + _skipped(results)
 
 

@@ -39,6 +39,19 @@ def losses_of(history: History) -> dict[int, dict[int | None, list[float]]]:
     return {step: dict(found[step]) for step in sorted(found)}
 
 
+def losses_before(history: History, step: int, rank: int | None) -> list[float]:
+    """Losses that a rank reported for a step in generations before the one whose run survived."""
+    run = history.lineage.get(step)
+    return [
+        float(event.data["loss"])
+        for event in history.log.of(Kind.STEP_REPORTED)
+        if run is not None
+        and (event.step, event.data["rank"]) == (step, rank)
+        and event.generation < run.generation
+        and event.data["loss"] is not None
+    ]
+
+
 def unread_of(history: History, since: int = 0) -> Mapping[str, UnreadValues]:
     """Name (``loss``, ``rank``, ``samples``) -> values reported for it that could not be read, in
     reports of step ``since`` and later ones.

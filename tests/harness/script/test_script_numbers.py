@@ -210,6 +210,31 @@ def test_what_a_command_does_not_tell_is_only_judged_where_it_is_asked_for() -> 
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "proven"), [(4.5, 4.75, True), (4.25, 4.75, False), (4.75, 4.75, False)]
+)
+def test_a_step_that_is_done_again_with_another_loss_shows_a_state_that_was_not_restored(
+    before: float, after: float, proven: bool
+) -> None:
+    """Proven only where the arm itself had the control arm's loss at that step before."""
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*range(1, 21), loss=4.5)
+    job.train(*range(21, 31), loss=before)
+    job.lose("w1", signum=signal.SIGKILL)
+    job.found("w2", "w3")
+    job.train(*range(21, 101), loss=after)
+    findings = found(job, trained(), invariants=OBSERVABLE)
+    assert findings["loss-equality"].verdict == "inconclusive"
+    left_out = unjudged(evidence(job, invariants=OBSERVABLE).cell.scenario, findings)
+    results: Any = SimpleNamespace(
+        cells=[SimpleNamespace(id="c", label="", absent={}, unjudged=left_out)]
+    )
+    assert any("loss-equality" in line for line in metric_rows.not_restored(results)) is proven
+    assert any("loss-equality is" in line for line in metric_rows.absent(results)) is not proven
+    assert ("it may not restore all" in left_out["loss-equality"]) is proven
+
+
+@pytest.mark.parametrize(
     ("mine", "theirs", "verdict", "judged"),
     [
         (4.5, 4.5, "pass", True),

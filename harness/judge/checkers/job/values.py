@@ -7,9 +7,19 @@ from collections.abc import Sequence
 
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
 from trainchaos.harness.judge.record.history import History
-from trainchaos.harness.judge.record.reported import LAST, losses_of, spoilt_since, unread_of
+from trainchaos.harness.judge.record.reported import (
+    LAST,
+    losses_before,
+    losses_of,
+    spoilt_since,
+    unread_of,
+)
 from trainchaos.harness.judge.results import Finding
 
+NOT_RESTORED = (
+    "so had this one before the fault, so that the script is deterministic; it may not restore all"
+    " that it goes on with: the optimizer, random numbers, its place in the data"
+)
 LEAVE_OUT = "; leave it out by saying so, invariants: {{leave_out: [{}]}}"
 
 
@@ -84,9 +94,12 @@ def loss_equality(evidence: Evidence) -> Finding:
             f"the reported losses are the same in {len({step for step, *_ in pairs})} steps"
         )
     step, rank, ours, others = different
+    before = losses_before(evidence.history, step, rank)
+    proven = before and _same(before, others) and not _same(before, ours)
+    why = NOT_RESTORED if proven else "whether the script is deterministic is not known"
     return unknown(
         f"{_rank_prefix(rank)}reported loss {_as_text(ours)} at step {step}, the control arm had"
-        f" {_as_text(others)}: whether the script is deterministic is not known{cure}"
+        f" {_as_text(others)}: {why}{cure}"
     )
 
 

@@ -12,6 +12,9 @@ from trainchaos.harness.draft.watching.logs import log_of_steps
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.outcome_text import BEACON
 
+QUIET_S = 3.0
+QUIET = 2.0
+"""No step for so many times the longest wait for one: training is over."""
 SHOWN = 3
 ENDED = "the command ended by itself after these"
 
@@ -131,6 +134,9 @@ def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
         facts.steps = guess[0]
         text = f"a guess by the script's text: {guess[1]}"
         change = "correct it if that is another number"
+    elif (quiet_s := _quiet_s(seen, proposal)) is not None:
+        facts.steps, text = max(steps), f"none came for {quiet_s:.0f} s after these"
+        change = "correct it if it goes on"
     else:
         facts.steps = max(100, 10 * max(steps, default=0))
         text, found = "neither the lines nor the arguments say how many there are", False
@@ -150,6 +156,17 @@ def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
             needed=not found,
         )
     )
+
+
+def _quiet_s(seen: Sighting, proposal: Proposal) -> float | None:
+    """For how long no step has come, if that is much longer than any wait between two: a command
+    may take its time to end after the last one. None: steps still came.
+    """
+    if not proposal.steps:
+        return None
+    quiet_s = seen.seconds - max(seconds for seconds, _ in proposal.steps)
+    usual_s = max(proposal.longest_s, proposal.first_s or 0.0)
+    return quiet_s if quiet_s > max(QUIET_S, QUIET * usual_s) else None
 
 
 def _count(number: int, what: str) -> str:

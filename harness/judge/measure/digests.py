@@ -10,7 +10,7 @@ from typing import Any
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.measure.refused import answered, refused_states
 from trainchaos.harness.judge.record.history import History
-from trainchaos.harness.judge.record.split import agreed_before, holders
+from trainchaos.harness.judge.record.split import agreed_before, doubts_told, holders
 from trainchaos.recovery.policy.strategy import StateFrom
 
 
@@ -56,15 +56,11 @@ def _given_up_in_doubt(history: History) -> dict[int, int]:
     given_up: dict[int, int] = {}
     told = {event.generation: event for event in history.log.of(Kind.GENERATION_STARTED)}
     for before, after in itertools.pairwise(history.worked):
-        doubts = told[after.number].data.get("doubts") if after.number in told else None
-        for doubt in doubts if isinstance(doubts, list) else ():
-            match doubt:
-                case [int(until), int(since)] if (
-                    until > before.number
-                    and after.state == StateFrom.CHECKPOINT.value
-                    and (after.resume_step or 0) <= since
-                ):
-                    given_up[before.number] = min(since, given_up.get(before.number, since))
+        if after.number not in told or after.state != StateFrom.CHECKPOINT.value:
+            continue
+        for until, since in doubts_told(told[after.number]):
+            if until > before.number and (after.resume_step or 0) <= since:
+                given_up[before.number] = min(since, given_up.get(before.number, since))
     return given_up
 
 

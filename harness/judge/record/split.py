@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import Generation, History
+from trainchaos.recovery.policy.doubts import Doubt, in_doubt
 
 KEEPING = ("peer", "kept")
 """State sources of a generation whose members go on with what they hold."""
@@ -141,3 +142,31 @@ def explained_by_state(
             if named in held or (by_number and held & set(members)):
                 found.setdefault(index, []).append(failure)
     return found
+
+
+def doubts_told(started: Event) -> tuple[Doubt, ...]:
+    """The doubts of which the members of a generation learned as it started; see
+    ``recovery.policy.doubts``.
+    """
+    told = started.data.get("doubts")
+    found: list[Doubt] = []
+    for doubt in told if isinstance(told, list) else ():
+        match doubt:
+            case [int(before), int(step)]:
+                found.append((before, step))
+    return tuple(found)
+
+
+def left_uncompared(history: History, *, step: int, saved_in: int, until_ns: float) -> bool:
+    """Whether a checkpoint was saved in a time without a supervisor, at the latest before another
+    took over, and the next generation was told by then that nobody had compared it.
+    """
+    for started in history.log.of(Kind.GENERATION_STARTED):
+        taken_over = any(
+            saved_in <= adopted.generation < started.generation
+            for adopted in history.log.of(Kind.COORDINATOR_ADOPTED)
+        )
+        told = in_doubt(doubts_told(started), generation=saved_in, step=step)
+        if told and taken_over and started.time_ns <= until_ns:
+            return True
+    return False

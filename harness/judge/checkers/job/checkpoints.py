@@ -10,7 +10,7 @@ from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, passed, verdict_of
 from trainchaos.harness.judge.measure.digests import diverged
 from trainchaos.harness.judge.record.history import History
-from trainchaos.harness.judge.record.split import agreed_before
+from trainchaos.harness.judge.record.split import agreed_before, left_uncompared
 from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.checkpoint.memory.header import is_memory
 
@@ -162,10 +162,12 @@ def _agreed_by(
 
 
 def _in_doubt(history: History, deleted: Event, step: int, saved_in: int) -> bool:
-    """Whether a checkpoint may hold the state of a replica that was found to differ, so that it is
-    rightly deleted.
+    """Whether a checkpoint may hold the state of a replica that was found to differ, or that nobody
+    compared, so that it is rightly deleted.
     """
     until_ns = deleted.time_ns + history.log.clocks.bound_ns(deleted)
+    if left_uncompared(history, step=step, saved_in=saved_in, until_ns=until_ns):
+        return True
     found = (f for f in diverged(history) if f.time_ns <= until_ns and saved_in <= f.generation)
     return any(step > agreed_before(history, failure)[0] for failure in found)
 

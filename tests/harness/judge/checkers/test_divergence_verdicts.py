@@ -15,6 +15,7 @@ from tests.support.search.simulate import cell_of, evidence, play
 from trainchaos.chaos.events.log import Event, Kind, read_actor
 from trainchaos.harness.judge.checkers import CHECKERS, Evidence, check
 from trainchaos.recovery.checkpoint.files.custody import Custody
+from trainchaos.recovery.supervise.divergence import DigestBook
 from trainchaos.recovery.supervise.failures import FailureBook
 
 DESYNC: dict[str, Any] = {"id": "d", "kind": "replica-desync", "at": {"step": 35}}
@@ -100,7 +101,9 @@ def test_a_difference_that_nobody_compared_is_no_matter_once_all_of_it_is_given_
         {"id": "d", "kind": "replica-desync", "at": {"step": 12}, "target": {"rank": 1}},
         {"id": "k", "kind": "process-kill", "at": {"step": 21}, "target": {"rank": 0}},
     ]
-    cell = cell_of("checkpoint-restart", faults, ranks=2, every=10, verify_every=1)
+    cell = cell_of(
+        "checkpoint-restart", faults, ranks=2, every=10, verify_every=1, memory={"every": 7}
+    )
     played = play(cell, tmp_path, seed=5)
     made = Tape.of(
         {path.stem: read_actor(path).events for path in played.directory.glob("*.jsonl")}
@@ -113,8 +116,22 @@ def test_a_difference_that_nobody_compared_is_no_matter_once_all_of_it_is_given_
         told.data["doubts"] = [[2, 9]]
     elif change == "of no number":
         told.data["doubts"] = [["2", None], 7]
-    found = check(CHECKERS["replica-equality"], evidence(replace(played, log=made.log()), None))
+    judged = evidence(replace(played, log=made.log()), None)
+    found = check(CHECKERS["replica-equality"], judged)
     assert found.verdict == ("fail" if change else "pass"), found
+    lost = check(CHECKERS["no-lost-commit"], judged)  # what was in memory was dropped
+    assert lost.verdict == ("fail" if "told" in change or "number" in change else "pass"), lost
+
+
+def test_a_doubt_without_a_reason_is_lost_work(tmp_path: Path) -> None:
+    """Nothing differed, and there was a supervisor all the time."""
+    fault = {"id": "k", "kind": "process-kill", "at": {"step": 25}, "target": {"rank": 0}}
+    cell = cell_of("checkpoint-restart", [fault], ranks=2, every=10, memory={"every": 2})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DigestBook, "_in_doubt", True)
+        played = play(cell, tmp_path, seed=5)
+    found = check(CHECKERS["no-lost-commit"], evidence(played, None))
+    assert found.verdict == "fail", found
 
 
 def test_a_checkpoint_in_doubt_that_is_restored_is_seen(

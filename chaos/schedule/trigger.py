@@ -61,6 +61,7 @@ class Trigger:
     _let_go: set[Point] = field(init=False, default_factory=set)
     _holds: dict[Point, Hold] = field(init=False, default_factory=dict)
     _at_next_step: set[int] = field(init=False, default_factory=set)
+    _first_left: int = field(init=False, default=0)
     _begun: dict[int, int] = field(init=False, default_factory=dict)
     _begun_at: set[Point] = field(init=False, default_factory=set)
 
@@ -159,9 +160,11 @@ class Trigger:
 
     def due_by_time(self, seconds: float) -> tuple[Point, ...]:
         """Points of all times due ``seconds`` after the first step starts."""
-        times = enumerate(self.planned.times_s)
-        points = ((number, "") for number, time_s in times if time_s <= seconds)
-        return tuple(point for point in points if self._is_left(point))
+        times = self.planned.times_s
+        while self._first_left < len(times) and not self._is_left((self._first_left, "")):
+            self._first_left += 1  # of hundreds of arrivals, most are over
+        points = ((number, "") for number in range(self._first_left, len(times)))
+        return tuple(p for p in points if times[p[0]] <= seconds and self._is_left(p))
 
     def due_by_event(self, name: str, nth: int) -> bool:
         """Whether it is due at the ``nth`` occurrence (from 1) of an event: at the planned ``nth``,

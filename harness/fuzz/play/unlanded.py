@@ -77,8 +77,9 @@ def displaced(tree: Tree, played: PlayResult) -> bool:
 
 
 def thrown_away(tree: Tree, played: PlayResult) -> bool:
-    """Whether values were changed in a pass of a step that its generation, ended by another
-    failure, never committed.
+    """Whether values were changed, or a rank was held for a while, in a pass of a step that its
+    generation, ended by another failure, never committed. How long a rank was held shows in the
+    time of its step; that another fault broke the step must be seen.
     """
     log = faulted_log(played)
     if log is None:
@@ -86,12 +87,18 @@ def thrown_away(tree: Tree, played: PlayResult) -> bool:
     seen = {_occurrence(e) for e in log.of(Kind.FAULT_LANDED)}
     committed = {(e.generation, e.step) for e in log.of(Kind.STEP_COMMITTED)}
     broken = {e.generation for e in log.of(Kind.FAILURE_DETECTED)}
+    held = {_occurrence(e) for e in log.of(Kind.FAULT_EFFECT) if "held_s" in e.data["evidence"]}
+    hits = list(log.of(Kind.FAULT_INJECTED))
+    struck = {e.generation for e in hits if _occurrence(e) in seen}
     return any(
-        event.data["kind"] == "tensor-corrupt"
+        (
+            event.data["kind"] == "tensor-corrupt"
+            or (_occurrence(event) in held and event.generation in struck)
+        )
         and _occurrence(event) not in seen
         and event.generation in broken
         and (event.generation, event.step) not in committed
-        for event in log.of(Kind.FAULT_INJECTED)
+        for event in hits
     )
 
 

@@ -137,3 +137,11 @@ def test_a_target_that_nothing_else_ended_is_not_excused() -> None:
     spoilt = replace(one, logs={"faulted": tape.log()})
     assert not unlanded.ended_otherwise(tree, spoilt)
     assert find_in(tree, spoilt) is not None
+
+
+def test_a_rank_held_in_a_step_that_another_fault_broke_is_excused_only_with_that_fault() -> None:
+    tree, one = played("checkpoint-restart-partition-gpu-hang-1491b0")
+    assert unlanded.thrown_away(tree, one) and find_in(tree, one) is None
+    tape = Tape.of({actor: each.events for actor, each in one.logs["faulted"].actors.items()})
+    tape.drop(tape.find(Kind.FAULT_LANDED, fault="f0"))
+    assert not unlanded.thrown_away(tree, replace(one, logs={"faulted": tape.log()}))

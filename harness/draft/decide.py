@@ -71,30 +71,7 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
     if least > max(seen_ranks, said or 0):
         said, by = least, f"one names itself rank {least - 1}: there are at least"
     if seen_ranks:
-        facts.ranks = max(seen_ranks, said or 0)
-        how = "by their beacons" if seen.hinted else "by the rank in their environments"
-        how += f", in groups named by {facts.group}" if facts.group else ""
-        text = f"found {how}"
-        short = said is not None and said > seen_ranks
-        change = ""
-        if short and launched.nodes > 1:
-            change = "those of other nodes are not seen here: a run needs all ranks on this machine"
-        elif short:
-            text = f"{seen_ranks} {text}, and {by} {said}"
-            change = "correct ranks, or see why the others do not start"
-        if short and seen_ranks < least:
-            change = f"have each rank name itself: call {BEACON} in each"
-        facts.findings.append(
-            Finding(
-                name="ranks",
-                text=text,
-                value="" if short else str(seen_ranks),
-                key="ranks",
-                change=change,
-                found=not short,
-                needed=short,
-            )
-        )
+        facts.findings.append(_found(facts, seen, said, by, least))
         return
     if not hidden and (said or 1) == 1 and facts.command.launched.name not in ("srun", "ray"):
         text = "no process names a rank, so the process that prints the steps is the only one"
@@ -119,6 +96,35 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
             found=False,
             needed=True,
         )
+    )
+
+
+def _found(facts: Facts, seen: Sighting, said: int | None, by: str, least: int) -> Finding:
+    """Ranks that were found. ``said``: how many there are ``by`` what, if anything says so;
+    ``least``: by the numbers that they name.
+    """
+    seen_ranks = len(seen.ranks)
+    facts.ranks = max(seen_ranks, said or 0)
+    how = "by their beacons" if seen.hinted else "by the rank in their environments"
+    how += f", in groups named by {facts.group}" if facts.group else ""
+    text = f"found {how}"
+    short = said is not None and said > seen_ranks
+    change = ""
+    if short and facts.command.launched.nodes > 1:
+        change = "those of other nodes are not seen here: a run needs all ranks on this machine"
+    elif short:
+        text = f"{seen_ranks} {text}, and {by} {said}"
+        change = "correct ranks, or see why the others do not start"
+    if short and seen_ranks < least:
+        change = f"have each rank name itself: call {BEACON} in each"
+    return Finding(
+        name="ranks",
+        text=text,
+        value="" if short else str(seen_ranks),
+        key="ranks",
+        change=change,
+        found=not short,
+        needed=short,
     )
 
 

@@ -57,19 +57,22 @@ def play(scenario: Path, runs: Path, *options: str) -> tuple[Results, Sequence[E
 
 
 def passes(name: str, runs: Path, *options: str) -> None:
-    """Every step of both ranks was reported, with a loss; rank 1 was killed in step 25, blamed, and
-    the job went on after the checkpoint of step 20.
+    """Every step of both ranks was reported, with a loss; rank 1 was killed in step 25, or later on
+    a busy machine, blamed, and the job went on after the checkpoint of step 20.
     """
     results, reports = play(FOLDER / f"{name}.yaml", runs, *options)
     (incident,) = results.faults
-    assert (incident.outcome, incident.blamed_rank, incident.steps_lost) == ("recovered", 1, 4)
+    assert (incident.outcome, incident.blamed_rank) == ("recovered", 1)
     assert incident.restored_step == 20
+    done = set[int]()
     for rank in (0, 1):
         own = [event for event in reports if event.data["rank"] == rank]
         begins = next(n for n, e in enumerate(own) if n and (e.step or 0) <= (own[n - 1].step or 0))
         steps = [event.step for event in own]
         assert steps[begins:] == list(range(21, 41)), (rank, steps)
         assert steps[:begins] == list(range(1, begins + 1)), (rank, steps)
+        done.add(begins)
+    assert incident.steps_lost in {step - 20 for step in done} and min(done) >= 24
     assert {event.data["rank"] for event in reports} == {0, 1}
     losses = [event.data["loss"] for event in reports]
     assert all(isinstance(loss, float) and 0 < loss < 10 for loss in losses)

@@ -157,7 +157,8 @@ class LoaderSearch:
         if find.key in self.finds:
             self.again += 1
             return None
-        most = MOST_SLOW_READS if find.key.startswith("too") else MOST_READS
+        slow = find.key.startswith(("too", "crash: no end"))  # each read takes its whole time limit
+        most = MOST_SLOW_READS if slow else MOST_READS
 
         def shows(data: bytes) -> bool:
             if time.monotonic() >= self.until_s:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainchaos.chaos.errors import NoPlaceLeft
+from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
 from trainchaos.recovery.cli.process_host import ProcessHost, ProcessPlacement, least_taken
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
 from trainchaos.recovery.policy.backoff import Reputation
@@ -57,7 +57,7 @@ class JobProcesses:
 
         Tries node after node, and again while any may come back, unless the job is ``stopped``.
         Each try uses up a name: a process that seemed not to start may exist, and begin late.
-        Raises NoPlaceLeft.
+        Raises NoPlaceLeft when none may come back, and InfrastructureError when it is stopped.
         """
         kind = "s" if role == "spare" else "w"
         taken = [self._spots[other] for other in self.pids]
@@ -78,7 +78,8 @@ class JobProcesses:
                     self.pids[name], self._spots[name] = pid, (spot.node, spot.device)
                     return StartedProcess(name=name, pid=pid, spot=spot)
             if stopped() or not self._host.may_return():
-                raise NoPlaceLeft(
+                lacking = InfrastructureError if stopped() else NoPlaceLeft
+                raise lacking(
                     f"cannot start a process: {why}", hint="see what the nodes' agents say"
                 )
 

@@ -17,6 +17,7 @@ from tests.mutations.tape import Tape
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.fuzz.play import unlanded
+from trainchaos.harness.fuzz.play.excuses import _no_node_left
 from trainchaos.harness.fuzz.play.oracle import find_in
 from trainchaos.harness.fuzz.play.play import PlayResult, SimPlayer
 from trainchaos.harness.fuzz.play.uncompared import uncompared
@@ -145,3 +146,15 @@ def test_a_rank_held_in_a_step_that_another_fault_broke_is_excused_only_with_tha
     tape = Tape.of({actor: each.events for actor, each in one.logs["faulted"].actors.items()})
     tape.drop(tape.find(Kind.FAULT_LANDED, fault="f0"))
     assert not unlanded.thrown_away(tree, replace(one, logs={"faulted": tape.log()}))
+
+
+def test_giving_up_for_want_of_a_node_needs_the_loss_of_all_of_them() -> None:
+    tree, one = played(COPIED)
+    tape = Tape.of({actor: each.events for actor, each in one.logs["faulted"].actors.items()})
+    tree = {**tree, "launcher": {"kind": "agents", "nodes": 1}}
+    assert not _no_node_left(tree, one)
+    hit = tape.find(Kind.FAULT_INJECTED)[0]
+    tape.add(hit, kind=Kind.NODE_LOST, data={"node": 0, "why": "its agent has ended"})
+    lost = replace(one, logs={"faulted": tape.log()})
+    assert _no_node_left(tree, lost)
+    assert not _no_node_left({**tree, "launcher": {"kind": "agents", "nodes": 2}}, lost)

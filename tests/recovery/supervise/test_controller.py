@@ -824,7 +824,7 @@ def test_recoveries_that_bring_no_new_step_end_in_giving_up(strategy: Strategy) 
         assert rig.stage is Stage.TRAINING
     rig.park(*rig.members, step=10, why="failed", error="refused")
     rig.wait(0.4)
-    assert rig.control.outcome == "gave-up"
+    assert (rig.stage, rig.control.outcome) == (Stage.ENDING, "gave-up")
     assert "brought no new step after 10" in rig.control.reason
 
 

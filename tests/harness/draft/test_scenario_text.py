@@ -154,6 +154,7 @@ def test_ranks(tmp_path: Path, line: str, found: int, count: int, short: bool) -
 def test_ranks_that_multiprocessing_names_later_are_not_found(tmp_path: Path) -> None:
     facts = decided(tmp_path, "python train.py", saw(), text="mp.spawn(main, nprocs=2)\n")
     assert missing(facts) == ["ranks", "restarts"]
+    assert facts.ranks == 2, "with one, what starts them would be taken for the only rank"
     assert "beacon" in next(one.change for one in facts.findings if one.name == "ranks")
 
 

@@ -90,7 +90,7 @@ def _draft(
     say(f"watching {shlex.join(command)}", err=True)
     drafted = draft(
         command,
-        target=target,
+        named=out,
         directory=Path.cwd(),
         env=_variables(env),
         for_s=for_s,

@@ -30,6 +30,9 @@ from trainchaos.chaos.schedule.blast import NO_COSTS
 from trainchaos.chaos.schedule.plan import most_occurrences
 from trainchaos.chaos.source.diagnostics import Loc, Problem, unknown
 
+ALWAYS_JUDGED = ("progress", "finished", "expectation", "steady-state")
+"""Findings that no list of invariants selects: each is judged wherever it applies."""
+
 
 def normalise(
     tree: Mapping[str, Any], catalogue: Catalogue
@@ -300,7 +303,11 @@ def _invariants(raw: Any, checkers: Collection[str]) -> Iterator[Problem]:
     if isinstance(raw, dict):
         raw, base = raw.get("leave_out"), (*base, "leave_out")
     for index, name in enumerate(_items(raw)):
-        if isinstance(name, str) and name not in checkers:
+        if name in ALWAYS_JUDGED:
+            fix = "it cannot be left out" if "leave_out" in base else "remove it"
+            message = f"{name} is judged wherever it applies, whatever is listed: {fix}"
+            yield Problem(loc=(*base, index), message=message)
+        elif isinstance(name, str) and name not in checkers:
             yield Problem(loc=(*base, index), message=unknown("checker", name, checkers))
         elif name == "fault-landed" and "leave_out" in base:
             message = (

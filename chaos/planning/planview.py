@@ -47,14 +47,15 @@ class CellPlan:
 class RunPlan:
     """A whole run.
 
-    ``estimate_s``: roughly estimated wall time in seconds; ``arms``: number of trainings, controls
-    included.
+    ``estimate_s``: roughly estimated wall time in seconds; ``guessed``: nobody knows how long a step
+    takes, as it is a command's; ``arms``: number of trainings, controls included.
     """
 
     scenario: str
     seed: int
     arms: int
     estimate_s: float
+    guessed: bool
     cells: tuple[CellPlan, ...]
     warnings: tuple[str, ...]
 
@@ -80,6 +81,7 @@ def plan_run(
         seed=chosen,
         arms=sum(cell.scenario.repeat * _arms_per_repeat(cell.scenario) for cell in cells),
         estimate_s=sum(_cell_estimate_s(cell.scenario, catalogue, cores) for cell in cells),
+        guessed=any(cell.scenario.workload.command is not None for cell in cells),
         cells=planned,
         warnings=loaded.warnings
         + (crowd_warnings([cell.scenario for cell in cells], cores) if cores else ()),
@@ -107,7 +109,7 @@ def as_json(run: RunPlan) -> dict[str, Any]:
         "scenario": run.scenario,
         "seed": run.seed,
         "arms": run.arms,
-        "estimate_s": round(run.estimate_s, 1),
+        "estimate_s": None if run.guessed else round(run.estimate_s, 1),
         "cells": [
             {
                 "id": each.cell.id,
@@ -156,6 +158,8 @@ def headline(run: RunPlan) -> str:
     shape = f"{cells} x {repeats} x ({arms}){beside} = {_count(run.arms, 'arm')}"
     what = work.title
     takes = f"about {_minutes(run.estimate_s)} (an estimate)"
+    if run.guessed:
+        takes = "each takes as long as the command"
     return f"{run.scenario} · {what}, {who}, {work.steps} steps · {shape} · {takes}"
 
 

@@ -84,19 +84,21 @@ class Drafted:
 def draft(
     words: Sequence[str],
     *,
-    target: Path,
+    named: Path | None,
     directory: Path,
     env: Mapping[str, str],
     for_s: float,
     steps: int | None,
     check: Callable[[Path], object],
 ) -> Drafted:
-    """Watch a command in a directory and draft its scenario. ``target``: where it will be written;
-    ``check``: loads a scenario file, and raises ScenarioError.
+    """Watch a command in a directory and draft its scenario. ``named``: the file to write, if a
+    person has named one: the scenario is called by it; ``check``: loads a scenario file, and raises
+    ScenarioError.
 
     Raises ScenarioError if the command cannot be started or fails, WatchStopped after a signal.
     """
     script = frameworks.read_scripts(words, directory)
+    target = named or target_of(words, directory)
     command = command_of(
         words,
         env,
@@ -111,7 +113,7 @@ def draft(
         proposal = propose(seen, command.frameworks, folder, steps=steps)
         _refuse_failed(seen, proposal)
         facts = decide(command, seen, proposal, directory, steps)
-        name = name_of(words, script)
+        name = name_of(words, script) if named is None else plain_name(named.stem)
         place = os.path.relpath(directory, target.absolute().parent)
         written = text.write(facts, name, directory=place)
         trial = folder / "scenario.yaml"
@@ -128,7 +130,11 @@ def target_of(words: Sequence[str], directory: Path) -> Path:
 
 def name_of(words: Sequence[str], script: frameworks.ScriptText) -> str:
     """Name of the scenario: that of the script, or else of the program."""
-    stem = script.name or Path(words[0]).name
+    return plain_name(script.name or Path(words[0]).name)
+
+
+def plain_name(stem: str) -> str:
+    """The stem of a file as a scenario may be called."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")
     return plain[:60] or "job"
 

@@ -27,7 +27,13 @@ from trainchaos.harness.judge.results import Results
 from trainchaos.harness.judge.verdict.judge import judge
 
 TIMES = 2.0
-"""A limit of time, as a multiple of the worst observed: machines differ from day to day."""
+"""A limit of time or of lost steps, as a multiple of the worst observed: machines differ from day to
+day, and nothing holds a command at the step of its fault.
+"""
+PLACES = 3
+"""Steps at which faults must have hit before a job is known to lose next to nothing wherever it is
+hit.
+"""
 NOT_COMPARED = ("sla", "description", "tags", "vars")
 """Of a scenario, what may have changed since the run."""
 
@@ -68,8 +74,8 @@ def tighten(path: Path, out: Path | None, *, load: Load) -> Tightened:
     said, edits = [], []
     for metric, index, clause in _clauses(loaded):
         place = _place(text, metric, index)
-        again = _began_again(results) if metric == "steps_lost" else ""
-        new, why = (None, again) if again else _tightened(clause, _values(results, metric))
+        unfit = _began_again(results) or _too_few(results) if metric == "steps_lost" else ""
+        new, why = (None, unfit) if unfit else _tightened(clause, _values(results, metric))
         where = f"{source}:{place.line + 1}  {metric}" if place else f"{source}  {metric}"
         if new is None or place is None or place.text != clause.text:
             why = why if new is None else f"{why}; it is not written here as it is: change it there"
@@ -161,6 +167,22 @@ def _began_again(results: Results) -> str:
     )
 
 
+def _too_few(results: Results) -> str:
+    """Why the few steps that were lost say nothing of a fault at another step, for people; "" if
+    more were lost, or faults hit at several steps. Right behind a checkpoint a fault costs nothing,
+    and a moment before it all steps since the last one.
+    """
+    hits = [one for one in results.faults if one.landed]
+    steps = sorted({one.step for one in hits if one.step is not None})
+    if len(steps) >= PLACES or not hits or max(one.steps_lost for one in hits) > FEW_STEPS:
+        return ""
+    where = f"step{'s' * (len(steps) > 1)} {' and '.join(map(str, steps))}" if steps else "one time"
+    return (
+        f"at {where} next to nothing was lost, as it is right behind a checkpoint: have a fault hit"
+        " further from one"
+    )
+
+
 def _tightened(clause: Clause, cells: Sequence[list[float]]) -> tuple[str | None, str]:
     """The new clause, None if it stays; and why."""
     if not cells:
@@ -180,12 +202,14 @@ def _tightened(clause: Clause, cells: Sequence[list[float]]) -> tuple[str | None
 
 
 def _limit(worst: float, clause: Clause) -> float:
-    """Times: twice the worst. Counts: the worst. What should be high: half of the worst."""
+    """Times and lost steps: twice the worst. Other counts: the worst. What should be high: half of
+    the worst.
+    """
     if clause.op.startswith(">"):
         return float(f"{worst / TIMES:.1g}")
     if clause.unit == "s":
         return _readable_time(TIMES * worst)
-    return worst
+    return TIMES * worst if clause.unit == "steps" else worst
 
 
 def _readable_time(seconds: float) -> float:

@@ -161,7 +161,7 @@ class ScriptArm:
     @property
     def observed(self) -> bool:
         """Whether its steps were read, and its ranks found."""
-        return bool(self.observer.reports and self.observer.generation)
+        return self._startup.observed
 
     @property
     def ending(self) -> bool:

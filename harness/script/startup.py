@@ -44,6 +44,7 @@ class Startup:
         self._observer = observer
         self._now_ns = now_ns
         self._check = check
+        self._miscount = ""
         self._began_ns = now_ns()
         self._judged_ns = 0
         self._unread_ns = self._unranked_ns = 0  # since when
@@ -69,6 +70,11 @@ class Startup:
         words.append(f"start-up {self._seconds(self._began_ns):.0f} s")
         return ", ".join(words)
 
+    @property
+    def observed(self) -> bool:
+        """Whether its steps were read, and its ranks found, all of them where that was checked."""
+        return bool(self._observer.reports and self._observer.generation) and not self._miscount
+
     def blind(self) -> str:
         """Why the command cannot be observed as the scenario says, for people; empty: it can, or
         that is not known yet.
@@ -78,8 +84,9 @@ class Startup:
             return ""
         self._judged_ns = now
         if self._observer.reports and self._observer.generation:
-            self._check = False  # its steps are read, and its ranks were found
-            return self._beyond()
+            self._check = False  # its steps are read, and ranks were found
+            self._miscount = self._beyond() or self._short()
+            return self._miscount
         if self._observer.reports:
             return self._unranked(now)
         return "" if self._listener.waiting else self._unread(now)
@@ -96,6 +103,13 @@ class Startup:
             f" workload.ranks is {self._spec.ranks}: correct it, and have each rank name itself"
             " (RANK in its environment, or a beacon)"
         )
+
+    def _short(self) -> str:
+        """That fewer ranks were found than there are: a run proves nothing with part of them."""
+        found, spec = len(self._observer.members), self._spec
+        if found >= spec.ranks:
+            return ""
+        return f"steps are reported, and {found} of {spec.ranks} ranks were found"
 
     def _unranked(self, now: int) -> str:
         self._unranked_ns = self._unranked_ns or now

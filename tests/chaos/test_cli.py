@@ -105,6 +105,28 @@ def test_plan_shows_what_would_happen(chaos: Invoke, scenario: Path, tmp_path: P
     assert sorted(tmp_path.iterdir()) == [scenario], "plan touches nothing"
 
 
+def test_how_long_a_command_takes_is_not_guessed(chaos: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "version: 1\nname: mine\n"
+        "workload: {command: [python, train.py], ranks: 1, steps: 50, progress: beacon}\n"
+        "faults: [{id: kill, kind: process-kill, target: {rank: 0}, at: {step: 20}}]\n"
+    )
+    code, out, _ = chaos("plan", path)
+    head = out.splitlines()[0]
+    assert code == 0 and head.endswith("= 2 arms · each takes as long as the command")
+    assert json.loads(chaos("plan", path, "--format", "json")[1])["estimate_s"] is None
+
+
+@pytest.mark.parametrize("verb", ["run", "plan", "validate"])
+def test_a_program_in_place_of_a_scenario_is_told_where_it_belongs(
+    chaos: Invoke, verb: str
+) -> None:
+    code, _, err = chaos(verb, "--", "python3", "train.py", "--steps", "10")
+    assert code == 2 and "python3 is a program, and no scenario" in err
+    assert "chaos init -- python3 ..." in err
+
+
 def test_plan_as_json_is_the_same_for_the_same_seed(chaos: Invoke, scenario: Path) -> None:
     first = json.loads(chaos("plan", scenario, "--format", "json")[1])
     again = json.loads(chaos("plan", scenario, "--format", "json", "--seed", 17)[1])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, split_arg_string
+
+from trainchaos.chaos.errors import ScenarioError
 
 PATH: click.Path = click.Path(path_type=Path)
 RUNS_DIRECTORY = Path("runs")
@@ -27,11 +30,16 @@ class ScenarioPath(click.Path):
         super().__init__(path_type=Path, readable=False)  # loading says why it cannot read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As in the base. Raises ScenarioError for a name that is not built in."""
+        """As in the base. Raises ScenarioError for a name that is not built in, and for a program."""
         from trainchaos.chaos.loading import builtin
 
         if isinstance(value, str) and value.startswith(builtin.PREFIX):
             return builtin.find(value)
+        if isinstance(value, str) and not os.path.exists(value) and shutil.which(value):
+            raise ScenarioError(
+                f"{value} is a program, and no scenario",
+                hint=f"chaos init -- {value} ...  writes a scenario for a command of yours",
+            )
         return super().convert(value, param, ctx)
 
     def shell_complete(

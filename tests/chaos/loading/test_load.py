@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.fake_catalogue import CATALOGUE
 from trainchaos.chaos.errors import ScenarioError
-from trainchaos.chaos.loading import cautions
+from trainchaos.chaos.loading import cautions, checks
 from trainchaos.chaos.loading.interpolate import ReferenceScope, interpolate
 from trainchaos.chaos.loading.load import LoadedScenario, load
 from trainchaos.chaos.loading.matrix import expand, value_name
@@ -639,6 +639,19 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
         ),
         (
             "invariants: default",
+            "invariants: [finished]",
+            ["11:14: finished is judged wherever it applies, whatever is listed: remove it"],
+        ),
+        (
+            "invariants: default",
+            "invariants: {leave_out: [progress]}",
+            [
+                "11:26: progress is judged wherever it applies, whatever is listed: it cannot be"
+                " left out"
+            ],
+        ),
+        (
+            "invariants: default",
             "invariants: al",
             [
                 "11:13: invariants needs default, observable, a list of checker names, or"
@@ -983,6 +996,14 @@ def test_healthy_steps_are_those_of_the_checker() -> None:
     from trainchaos.harness.judge.checkers.job import world
 
     assert cautions.HEALTHY_STEPS == world.HEALTHY_STEPS
+
+
+def test_what_no_list_selects_is_called_as_the_judge_calls_it() -> None:
+    from trainchaos.harness.judge import checkers
+    from trainchaos.harness.judge.checkers.job.observed import PROGRESS
+
+    names = {PROGRESS, checkers.FINISHED, checkers.EXPECTATION, checkers.STEADY_STATE}
+    assert names == set(checks.ALWAYS_JUDGED) and not names & set(checkers.NAMES)
 
 
 def test_times_are_not_replayed(write: Any) -> None:

@@ -213,8 +213,10 @@ def test_a_beacon_is_heard(folder: Path) -> None:
     )
     words = [sys.executable, "rings.py", str(ROOT)]
     assert invoke(["init", "--out", "x.yaml", "--", *words]) == EXIT_PASS
-    spec = scenario(folder / "x.yaml").workload
+    written = scenario(folder / "x.yaml")
+    spec = written.workload
     assert (spec.progress, spec.steps, spec.ranks) == ("beacon", 20, 1)
+    assert written.name == "x", "it is called by the file that was named"
 
 
 def test_a_rank_that_names_itself_shows_that_there_are_others(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import EXIT_PASS, EXIT_USAGE
 from trainchaos.chaos.scenario.sla import parse_clause
-from trainchaos.harness.draft.tighten import _edited, _place, _tightened
+from trainchaos.harness.draft.tighten import _edited, _place, _tightened, _too_few
 
 TRAINER = Path(__file__).parents[2] / "support" / "fake_trainer.py"
 SCENARIO = f"""# mine
@@ -22,7 +24,7 @@ workload:
   ranks: 2
   steps: 30
   progress: {{regex: 'step (?P<step>\\d+) loss (?P<loss>[0-9.]+)'}}
-faults: [{{id: hit, kind: process-kill, target: {{rank: 1}}, at: {{step: 13}}}}]
+faults: [{{id: hit, kind: process-kill, target: {{rank: 1}}, at: {{step: 15}}}}]
 baseline: none
 invariants: observable
 sla:
@@ -52,9 +54,10 @@ FORGETS = (
         ("max < 10s", "recovery_time", [[5.1]], None),
         ("max < 300s", "recovery_time", [[float("inf")]], None),
         ("max < 300s", "recovery_time", [], None),
-        ("max <= 25", "steps_lost", [[3.0], [7.0]], "max <= 7"),
-        ("max < 25", "steps_lost", [[3.0], [7.0]], "max <= 7"),
+        ("max <= 25", "steps_lost", [[3.0], [7.0]], "max <= 14"),
+        ("max < 25", "steps_lost", [[3.0], [7.0]], "max < 14"),
         ("max <= 7", "steps_lost", [[7.0]], None),
+        ("max <= 13", "steps_lost", [[7.0]], None),
         ("max == 7", "steps_lost", [[7.0]], None),
         ("min > 0.1", "goodput", [[0.84], [0.66]], "min > 0.3"),
         ("min > 0.4", "goodput", [[0.66]], None),
@@ -85,6 +88,32 @@ def test_two_clauses_of_one_line_are_replaced_each_at_its_place() -> None:
         (one, new) for one, new in zip(places, ("max < 111111", "max < 2"), strict=True) if one
     ]
     assert _edited(text, edits) == text.replace('"max < 9"', '"max < 111111"').replace("99", "2")
+
+
+def hit(*hits: tuple[int, int]) -> Any:
+    """Results of faults at steps that lost so many."""
+    return SimpleNamespace(
+        faults=[SimpleNamespace(landed=True, step=step, steps_lost=lost) for step, lost in hits]
+    )
+
+
+@pytest.mark.parametrize(
+    ("hits", "few"),
+    [
+        ([(77, 0)], True),
+        ([(77, 2), (77, 0), (78, 1)], True),
+        ([(77, 3)], False),
+        ([(77, 0), (37, 9)], False),
+        ([(77, 0), (53, 1), (31, 0)], False),
+        ([], False),
+    ],
+)
+def test_no_limit_is_made_of_a_fault_right_behind_a_checkpoint(
+    hits: list[tuple[int, int]], few: bool
+) -> None:
+    why = _too_few(hit(*hits))
+    assert ("right behind a checkpoint" in why) is few
+    assert not few or "at step" in why
 
 
 @pytest.fixture(scope="module")

@@ -113,11 +113,30 @@ def test_a_rank_beyond_those_of_the_scenario_stops_the_run(
 ) -> None:
     begun = Begun(ranks=ranks)
     begun.observer.reports, begun.observer.generation = 5, 1
-    begun.observer.members = {number: "w0"}
+    begun.observer.members = dict.fromkeys(range(ranks - 1), "w1") | {number: "w0"}
     why = stopped(begun, begun.startup(), 3)
     assert bool(why) is stops
     assert not stops or why.startswith("a process names itself rank 1, so that there are 2 ranks")
     assert stopped(begun, begun.startup(check=False), 3) == ""
+
+
+def test_part_of_the_ranks_stops_the_run() -> None:
+    begun = Begun(ranks=3)
+    begun.observer.reports, begun.observer.generation = 5, 1
+    begun.observer.members = {0: "w0", 2: "w1"}
+    why = stopped(begun, begun.startup(), 3)
+    assert why == "steps are reported, and 2 of 3 ranks were found"
+    assert stopped(begun, begun.startup(check=False), 3) == ""
+
+
+def test_a_job_that_goes_on_with_fewer_ranks_was_observed() -> None:
+    begun = Begun(ranks=3)
+    startup = begun.startup()
+    begun.observer.reports, begun.observer.generation = 5, 1
+    begun.observer.members = {0: "w0", 1: "w1", 2: "w2"}
+    assert stopped(begun, startup, 3) == "" and startup.observed
+    begun.observer.members = {0: "w3"}
+    assert stopped(begun, startup, 3) == "" and startup.observed
 
 
 def test_the_same_with_a_beacon_that_is_not_heard() -> None:
@@ -158,7 +177,7 @@ def test_ranks_that_are_found_late_are_waited_for() -> None:
     begun.observer.reports = 1
     startup = begun.startup()
     assert stopped(begun, startup, UNRANKED_S - 2) == ""
-    begun.observer.generation = 1
+    begun.observer.generation, begun.observer.members = 1, {0: "w0", 1: "w1"}
     assert stopped(begun, startup, 60) == ""
     begun.observer.generation = 0  # whatever comes later is no start
     assert stopped(begun, startup, 60) == ""
@@ -297,8 +316,14 @@ ALONE = [sys.executable, "-c", ENDLESS]
             r"s\.yaml:\d+ .*no beacon was heard: call .* \d+ steps were printed",
         ),
         (ALONE, r"{regex: 'step (?P<step>\d+)'}", 2, r"s\.yaml:6 .*0 of 2 ranks were found"),
+        (
+            command("--steps", "5000", "--step-s", "0.01"),
+            r"{regex: 'step (?P<step>\d+)'}",
+            3,
+            r"s\.yaml:6 .*2 of 3 ranks were found",
+        ),
     ],
-    ids=["unread", "unheard", "unranked"],
+    ids=["unread", "unheard", "unranked", "in part"],
 )
 def test_a_run_stops_at_its_first_arm(
     tmp_path: Path, argv: list[str], progress: str, ranks: int, words: str

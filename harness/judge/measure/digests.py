@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -51,16 +50,20 @@ def sound_digests(history: History) -> Iterator[Event]:
 
 def _given_up_in_doubt(history: History) -> dict[int, int]:
     """Generation -> the step after which its states were doubted, for each one whose successor was
-    told so as it formed, and went back to a checkpoint of that step or an earlier one.
+    told so as it formed, and went back to a checkpoint of that step or an earlier one, or found
+    none to go back to before the job gave up.
     """
     given_up: dict[int, int] = {}
-    told = {event.generation: event for event in history.log.of(Kind.GENERATION_STARTED)}
-    for before, after in itertools.pairwise(history.worked):
-        if after.number not in told or after.state != StateFrom.CHECKPOINT.value:
+    numbers = [one.number for one in history.worked]
+    resumed = {one.number: one.resume_step or 0 for one in history.worked}
+    for started in history.log.of(Kind.GENERATION_STARTED):
+        earlier = [number for number in numbers if number < started.generation]
+        if not earlier or started.data["state"] != StateFrom.CHECKPOINT.value:
             continue
-        for until, since in doubts_told(told[after.number]):
-            if until > before.number and (after.resume_step or 0) <= since:
-                given_up[before.number] = min(since, given_up.get(before.number, since))
+        back_to = resumed.get(started.generation, 0 if earlier == numbers else math.inf)
+        for until, since in doubts_told(started):
+            if until > earlier[-1] and back_to <= since:
+                given_up[earlier[-1]] = min(since, given_up.get(earlier[-1], since))
     return given_up
 
 

@@ -123,6 +123,34 @@ def test_a_difference_that_nobody_compared_is_no_matter_once_all_of_it_is_given_
     assert lost.verdict == ("fail" if "told" in change or "number" in change else "pass"), lost
 
 
+@pytest.mark.parametrize("change", ["", "nobody was told", "it went on with survivors"])
+def test_a_difference_is_given_up_too_where_nothing_is_left_to_go_back_to(
+    tmp_path: Path, change: str
+) -> None:
+    """The only checkpoint is in doubt when another supervisor takes over: the job gives up."""
+    faults = [
+        {"id": "d", "kind": "replica-desync", "at": {"step": 1}},
+        {"id": "c", "kind": "coordinator-kill", "at": {"step": 1}},
+        {"id": "k", "kind": "gpu-error", "at": {"step": 2}},
+    ]
+    cell = cell_of("checkpoint-restart", faults, ranks=2, steps=10, every=1)
+    played = play(cell, tmp_path, seed=3068)
+    assert played.log.first(Kind.RUN_FINISHED).data["outcome"] == "gave-up"
+    made = Tape.of(
+        {path.stem: read_actor(path).events for path in played.directory.glob("*.jsonl")}
+    )
+    told = made.find(Kind.GENERATION_STARTED, generation=2)[0]
+    assert (told.data["doubts"], told.data["state"]) == ([[2, 0]], "checkpoint")
+    if change == "nobody was told":
+        del told.data["doubts"]
+    elif change == "it went on with survivors":
+        told.data["state"] = "survivors"
+    found = check(
+        CHECKERS["replica-equality"], evidence(replace(played, log=made.log()), None)
+    )
+    assert found.verdict == ("fail" if change else "inconclusive"), found
+
+
 def test_a_doubt_without_a_reason_is_lost_work(tmp_path: Path) -> None:
     """Nothing differed, and there was a supervisor all the time."""
     fault = {"id": "k", "kind": "process-kill", "at": {"step": 25}, "target": {"rank": 0}}

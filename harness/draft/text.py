@@ -186,10 +186,16 @@ def _word(word: str) -> str:
 
 
 def shown(facts: Facts, lines: dict[str, int], path: str) -> list[str]:
-    """The findings for a person: found, then not found, each with its line and what to change."""
+    """The findings for a person, each with its line and what to change: found, then uncertain (a
+    run can do without it), then not found.
+    """
+    groups = {
+        "found": [one for one in facts.findings if one.found],
+        "not certain": [one for one in facts.findings if not one.found and not one.needed],
+        "not found": [one for one in facts.findings if not one.found and one.needed],
+    }
     rows: list[str] = []
-    for title, found in (("found", True), ("not found", False)):
-        some = [one for one in facts.findings if one.found is found]
+    for title, some in groups.items():
         rows += [title] if some else []
         rows += [row for one in some for row in _rows(one, lines, path)]
     return rows

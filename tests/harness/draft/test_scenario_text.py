@@ -122,7 +122,9 @@ def test_findings_name_the_line_that_says_them(tmp_path: Path) -> None:
     facts = decided(tmp_path, "python train.py", saw(["hello"], saved=()))
     _, written = loaded(tmp_path, facts)
     said = shown(facts, written.lines, "chaos-train.yaml")
-    assert said.index("found") < said.index("not found")
+    at = [said.index(title) for title in ("found", "not certain", "not found")]
+    assert at == sorted(at)
+    assert any("checkpoints" in line for line in said[at[1] : at[2]]), "a run can do without them"
     place = f"[chaos-train.yaml:{written.lines['steps']}]"
     assert any("steps" in line and line.endswith(place) for line in said)
     assert written.text.split("\n")[written.lines["steps"] - 1].strip().startswith("steps:")

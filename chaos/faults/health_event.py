@@ -14,8 +14,10 @@ from trainchaos.chaos.fault.targets import HealthTarget
 
 class HealthEvent(Fault):
     """An event in the health source that monitors read, as a driver would report it: an XID, ECC,
-    thermal or NVLink event. Emulated: the device itself is healthy. Strategies do not react to it
-    yet.
+    thermal or NVLink event. Emulated: the device itself is healthy.
+
+    One that announces a failure (``recovery.health.credible``) warns the job: the strategy moves
+    the rank to a spare or saves a checkpoint. Another one is only recorded.
 
     ``what``: kind of event. ``code``: number of the XID (79: fallen off the bus, 94: contained
     ECC), else a count or degrees. Landed: the reader of the health source reported the event.

@@ -47,8 +47,8 @@ class CellPlan:
 class RunPlan:
     """A whole run.
 
-    ``estimate_s``: roughly estimated wall time in seconds; ``guessed``: nobody knows how long a step
-    takes, as it is a command's; ``arms``: number of trainings, controls included.
+    ``estimate_s``: roughly estimated wall time in seconds; ``guessed``: how long a step takes is
+    not known, as it is a command's; ``arms``: number of trainings, controls included.
     """
 
     scenario: str

@@ -230,7 +230,9 @@ class ExpectSpec(Strict):
     outcome: (
         Literal["masked", "recovered", "fail-stop", "sdc-escape", "degraded", "hang"] | None
     ) = None
-    detected_by: Literal["exit", "hang", "error", "nonfinite", "diverged", "notice"] | None = None
+    detected_by: (
+        Literal["exit", "hang", "error", "nonfinite", "diverged", "notice", "warning"] | None
+    ) = None
     blame: Literal["rank", "none"] | None = None
 
 

@@ -36,6 +36,7 @@ class Roster:
         self._board = DeviceBoard(cluster.places_on, range(topology.nodes))
         self._placement = Placement(topology, spares=spares)
         self._reputation = Reputation()
+        self._failing: set[int] = set()
         self._count = 0
         self.asked_ns: dict[str, int] = {}
         self.device_of = self._board.device_of
@@ -72,7 +73,7 @@ class Roster:
         failed: set[int] = set()
         now_ns = self._scene.now_ns()
         first, until_ns = True, now_ns + int(PATIENCE_S * 1e9)
-        bad = {
+        bad = self._failing | {
             node for node in self._cluster.usable() if self._reputation.avoids(node, now_ns / 1e9)
         }
         while True:
@@ -99,6 +100,15 @@ class Roster:
             f"no node is left that {name} can start on: {why}",
             hint="give the run more nodes, or a spare one",
         )
+
+    def avoid(self, *, node: int | None = None, device: str | None = None) -> None:
+        """Start processes on a node or device that is about to fail only where there is no other,
+        for the rest of the arm.
+        """
+        if node is not None:
+            self._failing.add(node)
+        if device is not None:
+            self._board.avoid(device)
 
     def note_exit(self, report: Exited) -> int:
         """Record that the exit is known; returns the pid that the process had."""

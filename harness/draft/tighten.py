@@ -27,8 +27,8 @@ from trainchaos.harness.judge.results import Results
 from trainchaos.harness.judge.verdict.judge import judge
 
 TIMES = 2.0
-"""A limit of time or of lost steps, as a multiple of the worst observed: machines differ from day to
-day, and nothing holds a command at the step of its fault.
+"""A limit of time or of lost steps, as a multiple of the worst observed: machines differ from day
+to day, and nothing holds a command at the step of its fault.
 """
 PLACES = 3
 """Steps at which faults must have hit before a job is known to lose next to nothing wherever it is

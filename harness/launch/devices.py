@@ -85,6 +85,7 @@ class DeviceBoard:
         self._places_on = places_on
         self._nodes = nodes
         self._refused: set[str] = set()
+        self._avoided: set[str] = set()
         self._device_of: dict[str, str] = {}
 
     def takes(self, node: int) -> bool:
@@ -92,13 +93,16 @@ class DeviceBoard:
         return bool(self._free(node))
 
     def assign(self, process: str, living: Collection[str], node: int = 0) -> str:
-        """The device for a process about to start on a node: of those not refused, the one with the
-        fewest living processes, the first of equals, so that a replacement gets the lost rank's
-        device.
+        """The device for a process about to start on a node: of those not refused, and not avoided
+        where there are others, the one with the fewest living processes, the first of equals, so
+        that a replacement gets the lost rank's device.
         """
         taken = [device for name, device in self._device_of.items() if name in living]
         free = self._free(node)
-        device = min(free, key=lambda place: (taken.count(place), free.index(place)))
+        device = min(
+            free,
+            key=lambda place: (place in self._avoided, taken.count(place), free.index(place)),
+        )
         self._device_of[process] = device
         return device
 
@@ -116,6 +120,10 @@ class DeviceBoard:
             raise RuntimeError(f"{device} is the last device there is")
         self._refused.add(device)
         return device
+
+    def avoid(self, device: str) -> None:
+        """Use a device from now on only where a node has no other."""
+        self._avoided.add(device)
 
     def accept(self, process: str) -> None:
         """Admit new processes on its device again."""

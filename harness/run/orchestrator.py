@@ -28,6 +28,7 @@ from trainchaos.harness.launch.launcher import (
     Report,
 )
 from trainchaos.harness.run.coordinator import Coordinator
+from trainchaos.harness.run.health_watch import HealthWatch
 from trainchaos.harness.run.scene import BuiltInScene
 from trainchaos.harness.run.timeouts import timing_of
 from trainchaos.recovery.policy.strategy import Strategy
@@ -72,6 +73,7 @@ class Orchestrator:
             setup, cluster, self._coordinator, timers, record=self.record, spares=spares
         )
         self._roster, self._keepers = self.scene.roster, self.scene.keepers
+        self._health = HealthWatch(self.scene, self._coordinator)
         plan = plan_of(setup, kinds, spares=spares)
         self._injector = Injector(self.scene, plan, kinds)
         self._loop = ArmLoop(
@@ -187,9 +189,11 @@ class Orchestrator:
         self._injector.tick(self.committed)
 
     def settle(self) -> None:
-        """Record what the hardware monitors report."""
+        """Record what the hardware monitors report, and warn the coordinator of what will fail."""
         for reading in (*self._cluster.hardware(), *self.scene.health.read()):
             self.record(Kind.HEALTH_REPORTED, **reading.model_dump())
+            self._health.heard(reading)
+        self._health.tell()
 
     def vitals(self) -> Vitals:
         """Count healthy replicas by live processes, once a generation has trained."""

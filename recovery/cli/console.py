@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
-from trainchaos.recovery.policy.strategy import Cause
+from trainchaos.recovery.policy.strategy import ANNOUNCED
 from trainchaos.recovery.process.output import say
 
 
@@ -61,7 +61,7 @@ def _describe(event: Event) -> str:
         case Kind.FAILURE_DETECTED:
             who = data["process"] or "no rank"
             who = who if data["rank"] is None else f"rank {data['rank']} ({who})"
-            word = "notice" if data["cause"] == Cause.NOTICE else "failure"
+            word = data["cause"] if data["cause"] in ANNOUNCED else "failure"
             return f"{word}: {who}, {data['cause']}: {data['detail']}"
         case Kind.DECISION:
             return f"decision: {data['reason']}"

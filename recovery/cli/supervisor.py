@@ -19,7 +19,7 @@ from trainchaos.recovery.cli.takeover_log import TakeoverLog
 from trainchaos.recovery.nodes.coordinator.node_events import event_of
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.policy import strategies
-from trainchaos.recovery.policy.strategy import Cause, StateFrom, Strategy
+from trainchaos.recovery.policy.strategy import ANNOUNCED, Cause, StateFrom, Strategy
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, start_store
 from trainchaos.recovery.process.logroom import LogRoom
 from trainchaos.recovery.process.starvation import Pulse
@@ -33,7 +33,7 @@ from trainchaos.recovery.transport.wire import CheckpointNote, Failed, Message, 
 # bytes: a failure takes about 2,500, so that many can be written down on a full disk
 LOG_RESERVE = 4 << 20
 LOST = "unknown: it was killed"
-_NOT_OF_A_PLACE = (Cause.NOTICE, Cause.NONFINITE)
+_NOT_OF_A_PLACE = (*ANNOUNCED, Cause.NONFINITE)
 
 
 class JobListener(Protocol):
@@ -329,7 +329,7 @@ class Supervisor:
         stops = (
             kind is Kind.FAILURE_DETECTED
             and data["rank"] is not None
-            and data["cause"] != Cause.NOTICE
+            and data["cause"] not in ANNOUNCED
         )
         if kind is Kind.FAILURE_DETECTED and data["cause"] not in _NOT_OF_A_PLACE:
             self._processes.failed(data["process"])

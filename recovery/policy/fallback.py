@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from trainchaos.recovery.policy.backoff import BackoffSchedule
 from trainchaos.recovery.policy.rank_assignment import by_shard, common_step, missing_shards, seat
 from trainchaos.recovery.policy.strategy import (
+    SAVED,
     Cause,
     ClusterView,
     Decision,
@@ -175,9 +176,8 @@ def grow(view: ClusterView) -> Decision:
     there = set(view.members)
     joining = [name for name in form.members if name not in there]
     if not joining:
-        return Decision(
-            actions=(form,), reason="whoever was to join is gone: the same members go on"
-        )
+        gone = "whoever was to join is gone: the same members go on"
+        return Decision(actions=(form,), reason=SAVED if view.pause_saves else gone)
     verb = "joins" if len(joining) == 1 else "join"
     return Decision(actions=(form,), reason=f"{', '.join(joining)} {verb} with a peer's state")
 
@@ -188,10 +188,10 @@ def make_way(view: ClusterView) -> Decision:
 
     When no other process holds some shard, a checkpoint keeps the state.
     """
-    names = ", ".join(view.leaving)
-    leaving, shards = set(view.leaving), range(view.shards)
-    alone = any(leaving.issuperset(view.members[shard :: view.shards]) for shard in shards)
-    return Decision(actions=(Pause(save=alone),), reason=f"{names} will be ended soon")
+    return Decision(
+        actions=(Pause(save=_alone(view, view.leaving)),),
+        reason=f"{', '.join(view.leaving)} will be ended soon",
+    )
 
 
 def relieve(view: ClusterView) -> Decision | None:
@@ -201,29 +201,62 @@ def relieve(view: ClusterView) -> Decision | None:
     When the last holder of some shard was noticed too late for that pause to save anything, the
     same members continue, until a further pause that saves.
     """
-    leaving = view.leaving
-    if not leaving:
+    if not view.leaving:
         return None
-    stay = [p for name in view.members if not (p := view.process(name)).noticed]
+    return _without(view, view.leaving, Cause.NOTICE, "will be ended soon")
+
+
+def move_away(view: ClusterView) -> Decision | None:
+    """Answer a warning: park at the next step boundary, so that spares take the places of those
+    that may fail and no step is lost. None without a spare for each of them.
+
+    When no other process holds some shard, a checkpoint keeps the state.
+    """
+    if not view.warned or len(view.fresh) < len(view.warned):
+        return None
+    return Decision(
+        actions=(Pause(save=_alone(view, view.warned)),),
+        reason=f"{', '.join(view.warned)} may fail soon, and a spare is ready",
+    )
+
+
+def move(view: ClusterView) -> Decision | None:
+    """Answer the pause that ``move_away`` asked for. None without a spare for each process that may
+    fail.
+    """
+    if not view.warned or len(view.fresh) < len(view.warned):
+        return None
+    return _without(view, view.warned, Cause.WARNING, "may fail soon")
+
+
+def _alone(view: ClusterView, names: Collection[str]) -> bool:
+    """Whether these members hold all copies of some shard."""
+    leaving, shards = set(names), range(view.shards)
+    return any(leaving.issuperset(view.members[shard :: view.shards]) for shard in shards)
+
+
+def _without(view: ClusterView, leaving: Collection[str], cause: Cause, what: str) -> Decision:
+    """Go on without these paused members, ready processes in their places; ``what``: is to become
+    of them, for people.
+    """
+    stay = [view.process(name) for name in view.members if name not in leaving]
     people = (*stay, *view.benched)
     members = seat(view, people, [p.name for p in view.fresh], replicas=view.replicas)
     seated, there = set(members), set(view.members)
     if common_step([p for p in people if p.name in seated], view.shards) is None:
-        why = f"{', '.join(leaving)} will be ended soon, and nobody else holds the state"
+        why = f"{', '.join(leaving)} {what}, and nobody else holds the state"
         held = common_step([view.process(name) for name in view.members], view.shards)
         if held is None or held <= view.saved_step or view.pause_saves:
             return restart(view, why=why)
-        again = Form(members=view.members, state=StateFrom.PEER, cause="notice")
+        again = Form(members=view.members, state=StateFrom.PEER, cause=cause.value)
         return Decision(
             actions=(again,), reason=f"{why}: step {held} is not saved, so they go on until one is"
         )
     bench = waiting(people, seated)
-    form = Form(members=members, state=StateFrom.PEER, bench=bench, cause="notice")
+    form = Form(members=members, state=StateFrom.PEER, bench=bench, cause=cause.value)
     new = [name for name in members if name not in there]
     taken = f"{', '.join(new)} in place of" if new else "without"
-    return Decision(
-        actions=(form,), reason=f"goes on {taken} {', '.join(leaving)} before the deadline"
-    )
+    return Decision(actions=(form,), reason=f"goes on {taken} {', '.join(leaving)}, who {what}")
 
 
 def restart(view: ClusterView, *, why: str) -> Decision:
@@ -244,7 +277,7 @@ def restart(view: ClusterView, *, why: str) -> Decision:
     ):
         reason = f"step {step} is non-finite again after {len(back)} rollbacks"
         return Decision(actions=(GiveUp(),), reason=reason)
-    used = [p for p in (*view.survivors, *view.benched) if not p.noticed]
+    used = [p for p in (*view.survivors, *view.benched) if not p.noticed and not p.warned]
     outside = [p.name for p in (*view.fresh, *view.starting)]
     most = view.replicas if view.saved else view.replicas - 1
     reserve = itertools.chain(outside, (f"new-{number}" for number in itertools.count()))

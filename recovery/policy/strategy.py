@@ -48,6 +48,12 @@ class Cause(StrEnum):
     UNFIT = "unfit"  # its software is not that of the others
     DIVERGED = "diverged"  # its state differs from the others'; of no process: nobody can be named
     NOTICE = "notice"  # still there, but told that it will be ended soon
+    WARNING = "warning"  # still there, but its device or node is about to fail
+
+
+SAVED = "a checkpoint is saved: the same members go on"
+ANNOUNCED = (Cause.NOTICE, Cause.WARNING)
+"""Of a process that is still there, and works on until the job lets it go."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +61,9 @@ class ProcessView:
     """One process.
 
     ``rank``: its rank in the current generation; ``step``: last step it applied; ``valid``: state
-    usable; ``noticed``: it was told that it will be ended soon; ``shard``: the part of the model it
-    holds for life, None before it held a rank; ``pending``: the step whose reduced gradients it
-    holds and has not applied (0: none).
+    usable; ``noticed``: it was told that it will be ended soon; ``warned``: the place it runs on is
+    about to fail; ``shard``: the part of the model it holds for life, None before it held a rank;
+    ``pending``: the step whose reduced gradients it holds and has not applied (0: none).
     """
 
     name: str
@@ -67,6 +73,7 @@ class ProcessView:
     step: int = 0
     valid: bool = False
     noticed: bool = False
+    warned: bool = False
     shard: int | None = None
     pending: int = 0
 
@@ -159,6 +166,11 @@ class ClusterView:
     def leaving(self) -> tuple[str, ...]:
         """Members that were told they will be ended soon, in rank order."""
         return tuple(name for name in self.members if self.process(name).noticed)
+
+    @cached_property
+    def warned(self) -> tuple[str, ...]:
+        """Members whose place is about to fail, in rank order."""
+        return tuple(name for name in self.members if self.process(name).warned)
 
     @cached_property
     def starting(self) -> tuple[ProcessView, ...]:
@@ -337,6 +349,14 @@ class Strategy(BaseModel):
         """
         return Decision(actions=(), reason="its end is awaited")
 
+    def on_warning(self, view: ClusterView) -> Decision:
+        """Decide when the place of a member (``view.warned``) is about to fail, while the job
+        trains. Default: save a checkpoint at the next step boundary, so that the failure costs the
+        steps after it only.
+        """
+        reason = f"{', '.join(view.warned)} may fail soon: a checkpoint is saved before"
+        return Decision(actions=(Pause(save=True),), reason=reason)
+
     def on_paused(self, view: ClusterView) -> Decision:
         """Decide when the generation parked because of an earlier ``Pause``.
 
@@ -345,5 +365,5 @@ class Strategy(BaseModel):
         members = tuple(view.members)
         return Decision(
             actions=(Form(members=members, state=StateFrom.PEER, cause="grow"),),
-            reason="nothing to do",
+            reason=SAVED if view.pause_saves else "nothing to do",
         )

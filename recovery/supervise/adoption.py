@@ -25,19 +25,20 @@ from trainchaos.recovery.transport.wire import Inquiry, Status
 @dataclass(kw_only=True)
 class JobRecord:
     """What a log says of a job. ``dead``: exited, or killed by the lost supervisor; ``condemned``:
-    those of them it may not have had time to kill; ``leaving``: those that were asked to end and
-    have not; ``ready_generation``: the last that trained; ``failures``: not answered by it;
-    ``unnoticed``: exits for which no failure was declared, and how they happened; ``skipped``:
-    excluded samples and the first step without them; ``shard``: the part of the model held by each
-    process that was ever a member; ``agreed``, ``saved``: the last step at which the replicas were
-    the same, and the checkpoint that this vouches for; ``doubts``: checkpoints in doubt that are
-    not known to be set aside.
+    those of them it may not have had time to kill; ``warned``: those whose place is about to fail;
+    ``leaving``: those that were asked to end and have not; ``ready_generation``: the last that
+    trained; ``failures``: not answered by it; ``unnoticed``: exits for which no failure was
+    declared, and how they happened; ``skipped``: excluded samples and the first step without them;
+    ``shard``: the part of the model held by each process that was ever a member; ``agreed``,
+    ``saved``: the last step at which the replicas were the same, and the checkpoint that this
+    vouches for; ``doubts``: checkpoints in doubt that are not known to be set aside.
     """
 
     roles: dict[str, str] = field(default_factory=dict)
     ready: set[str] = field(default_factory=set)
     dead: set[str] = field(default_factory=set)
     condemned: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
     members: tuple[str, ...] = ()
     generation: int = 0
@@ -76,17 +77,10 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> JobRecord:
                     found.unnoticed[data["process"]] = (
                         f"exit code {how[1]}" if how[0] is None else f"signal {how[0]}"
                     )
+            case Kind.FAILURE_DETECTED if data["cause"] == Cause.WARNING:
+                found.warned.add(data["process"])  # it works on: there is nothing to recover from
             case Kind.FAILURE_DETECTED:
-                failure = Failure(
-                    process=data["process"] or "",
-                    rank=data["rank"],
-                    cause=Cause(data["cause"]),
-                    step=event.step or 0,
-                    time_s=event.time_ns / 1e9,
-                    generation=event.generation,
-                    applied=bool(data.get("applied")),
-                )
-                found.failures.append(failure)
+                found.failures.append(failure := _failure(event))
                 died = failure.cause in (Cause.EXIT, *KILLED_FOR)
                 found.dead |= {failure.process} if died else set()
                 found.condemned |= {failure.process} if failure.cause in KILLED_FOR else set()
@@ -114,6 +108,19 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> JobRecord:
             case Kind.SAMPLES_SKIPPED:
                 found.skipped |= dict.fromkeys(data["samples"], data["since"])
     return found
+
+
+def _failure(event: Event) -> Failure:
+    data = event.data
+    return Failure(
+        process=data["process"] or "",
+        rank=data["rank"],
+        cause=Cause(data["cause"]),
+        step=event.step or 0,
+        time_s=event.time_ns / 1e9,
+        generation=event.generation,
+        applied=bool(data.get("applied")),
+    )
 
 
 def _doubts_of(pairs: Sequence[Sequence[int]]) -> tuple[Doubt, ...]:
@@ -174,6 +181,7 @@ class Adoption:
             process = self._job.table.know(name, role)
             process.rank = ranks.get(name)
             process.shard = known.shard.get(name)
+            process.warned = name in known.warned
             if name in known.dead:
                 process.health, process.expected_exit = Health.DEAD, True
                 process.leaving = name in known.leaving

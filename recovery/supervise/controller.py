@@ -185,6 +185,25 @@ class Controller:
         elif found is not None and self.stage in (Stage.TRAINING, Stage.PAUSING, Stage.STOPPING):
             self._cycle.differ(found)
 
+    # ---- detect: what is said of the places of processes
+
+    def on_warnings(self, warnings: Mapping[str, str]) -> None:
+        """The devices or nodes of these processes are about to fail. ``warnings``: process -> why,
+        for people. A further warning of the same process changes nothing.
+        """
+        if self.stage in (Stage.ADOPTING, Stage.ENDING, Stage.DONE):
+            return
+        entries = [(self.job.table.get(name), why) for name, why in warnings.items()]
+        new = [
+            (entry, why)
+            for entry, why in entries
+            if entry is not None and entry.health is not Health.DEAD and not entry.warned
+        ]
+        # all, before anything is decided: a spare on the same node is of no use
+        placed = [self.job.warned(entry, why) for entry, why in new]
+        if new:
+            self._cycle.warned(member=any(placed))
+
     # ---- detect: how processes end
 
     def on_dying(self, process: str) -> None:

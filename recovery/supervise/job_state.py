@@ -101,6 +101,18 @@ class JobState:
         self.table.fence(process)
         return False
 
+    def warned(self, process: Process, detail: str) -> bool:
+        """The place of a process is about to fail. One without a rank is ended at once. Returns
+        whether it has one.
+        """
+        process.warned = True
+        step = self.table.step_of(process)
+        self.failures.history.append(self._declare(process, Cause.WARNING, detail, step))
+        if self.has_place(process):
+            return True
+        self.table.fence(process)
+        return False
+
     def failed(
         self, process: Process, cause: Cause, detail: str, measured: Mapping[str, Any] = NOTHING
     ) -> bool:

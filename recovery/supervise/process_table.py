@@ -29,7 +29,8 @@ class Process:
 
     ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``deadline_s``: when it
     has to be ready; ``error``: the reason it gives for ending; ``versions``: of its software;
-    ``noticed``: it has notice that it will be ended soon; ``shard``, ``pending``: see
+    ``noticed``: it has notice that it will be ended soon; ``warned``: its place is about to fail;
+    ``shard``, ``pending``: see
     ``ProcessView``; ``exclusions_sent``: how many excluded samples it has been sent; ``stopped_s``:
     since when it is seen stopped during startup; ``leaving``: it counts as dead, and was asked to
     end by itself, which it may not do. ``lists``: the processes by health, this one among them.
@@ -48,6 +49,7 @@ class Process:
     deadline_s: float = 0.0
     error: str = ""
     noticed: bool = False
+    warned: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     shard: int | None = None
     pending: int = 0
@@ -318,6 +320,7 @@ class ProcessTable:
                 valid=p.valid,
                 rank=self.rank_of(p.name),
                 noticed=p.noticed,
+                warned=p.warned,
                 shard=p.shard,
                 pending=p.pending,
             )

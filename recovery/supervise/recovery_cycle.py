@@ -43,6 +43,7 @@ class RecoveryCycle:
         self._delay = ReplacementDelay(job.timing.settle_timeout_s)
         self._again_s = math.inf
         self._pause_saves = False
+        self._warned: set[str] = set()  # members of whom the strategy knows
         self._end_by_s = 0.0
         self.stage = Stage.STARTING
         self.outcome = ""
@@ -81,6 +82,27 @@ class RecoveryCycle:
                 more = answer(self._view())
                 if Pause(save=True) in more.actions:
                     self._act(more)
+
+    def warned(self, *, member: bool) -> None:
+        """The places of processes, of a ``member`` among them, are about to fail; the strategy
+        decides whether members move. Outside of training, that is decided as soon as the next
+        generation trains.
+        """
+        match self.stage:
+            case Stage.STARTING | Stage.WAITING:
+                self.form_if_ready()  # it may be the last one that the generation waited for
+            case Stage.TRAINING if member:
+                self._answer_warnings()
+            case Stage.TRAINING:
+                self._act(self._strategy.on_spare_lost(self._view()))
+
+    def _answer_warnings(self) -> None:
+        """Have the strategy decide about each warned member once."""
+        warned = {p.name for p in self._job.table.member_processes() if p.warned}
+        new = not warned <= self._warned
+        self._warned = warned
+        if new and self.stage is Stage.TRAINING:
+            self._act(self._strategy.on_warning(self._view()))
 
     def differ(self, found: Disagreement) -> None:
         """States of replicas differ: the generation must not go on."""
@@ -254,6 +276,7 @@ class RecoveryCycle:
         # notices that members got before it formed, or while they had no supervisor
         if any(member.noticed for member in self._job.table.member_processes()):
             self._act(self._strategy.on_notice(self._view()))
+        self._answer_warnings()
         self.end_if_finished()
 
     def replace_lost(self, now_s: float) -> None:

@@ -30,7 +30,7 @@ class ScenarioPath(click.Path):
         super().__init__(path_type=Path, readable=False)  # loading says why it cannot read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As in the base. Raises ScenarioError for a name that is not built in, and for a program."""
+        """As in the base. Raises ScenarioError for a program, and a name that is not built in."""
         from trainchaos.chaos.loading import builtin
 
         if isinstance(value, str) and value.startswith(builtin.PREFIX):

@@ -57,7 +57,11 @@ class HealthSite:
             who: Mapping[str, Any] = {"process": process, "rank": rank, "device": handle.device}
             found.append(OccurrenceTarget(target=handle, who=who, rank=rank, processes=(process,)))
         nodes = [
-            OccurrenceTarget(target=HealthHandle(source, node, None, None), who={"node": node})
+            OccurrenceTarget(
+                target=HealthHandle(source, node, None, None),
+                who={"node": node, "processes": self._scene.on_node(node)},
+                processes=tuple(self._scene.on_node(node)),
+            )
             for node in planned.nodes
         ]
         return [*found, *nodes]

@@ -112,8 +112,9 @@ class NodeSite:
         return [self._aim(fault, nodes, rack=rack) for rack, nodes in racks.items()]
 
     def reachable(self, planned: PlannedFault) -> bool:
-        """Whether each node has a process."""
-        return all(self._scene.on_node(node) for node in planned.nodes)
+        """Whether each node has a process, or is a machine, which can be lost without any."""
+        machines = self._scene.machines is not None
+        return machines or all(self._scene.on_node(node) for node in planned.nodes)
 
     def _aim(
         self, fault: Fault, nodes: Sequence[int], rack: int | None = None
@@ -122,7 +123,7 @@ class NodeSite:
         who: dict[str, Any] = {"nodes": list(nodes), "processes": names}
         if rack is not None:
             who["rack"] = rack
-        if not names:
+        if not names and (self._scene.machines is None or Need.QUOTA in fault.wants()):
             where = ", ".join(map(str, nodes))
             return MissingTarget(who=who, reason=f"no process is on node {where}")
         handle = NodeHandle(self._scene, tuple(nodes), tuple(names))
@@ -156,7 +157,7 @@ def _changed(
         if not any(seen.get("state") in RUNS for seen in states.values()):
             return {"nodes": states}
     seen = [stopped(scene, name) for name in names]
-    return {"os_state": "T", "processes": list(names)} if all(seen) else None
+    return {"os_state": "T", "processes": list(names)} if seen and all(seen) else None
 
 
 def _since(now: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,7 +4,8 @@ was reaped.
 - ``exit``: the process ended unasked, as the failure says; and every unasked end was declared so.
 - ``hang``, ``start-timeout``, ``unfit``: the process still ran, and was then ended for it.
 - ``nonfinite``: a rank refused values of that step. ``diverged``: digests of that step differ.
-- ``notice``: the process still ran. ``error``: names no process, as the culprit is unknown.
+- ``notice``, ``warning``: the process still ran. ``error``: names no process, as the culprit is
+  unknown.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.lifecycle.lives import complete_logs, keepers_of, own_lines
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.observed import stride_of
+from trainchaos.recovery.policy.strategy import ANNOUNCED
 
 _HOW = re.compile(r"^(signal|exit code) (\d+)")
 _ENDED_FOR_IT = ("hang", "start-timeout", "unfit")
-_THERE = (*_ENDED_FOR_IT, "notice")
+_THERE = (*_ENDED_FOR_IT, *ANNOUNCED)
 
 
 def causes(history: History) -> Iterator[str]:

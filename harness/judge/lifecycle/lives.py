@@ -16,6 +16,7 @@ from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.harness.judge.record.lost_node_evidence import silenced
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
+from trainchaos.recovery.policy.strategy import ANNOUNCED
 
 _NUMBERED = re.compile(r"^[ws](\d+)$")
 _FirstLines = dict[tuple[str, Kind], Event]
@@ -234,7 +235,7 @@ def _failures_counted(log: Log) -> Iterator[str]:
 
 def _answers(history: History, generation: Generation) -> Iterator[str]:
     """A generation that answers a failure has one to answer, declared since the last ready
-    generation; or a notice.
+    generation; or announced.
     """
     number = generation.number
     if number == 1 or generation.cause not in _ANSWERS:
@@ -244,7 +245,7 @@ def _answers(history: History, generation: Generation) -> Iterator[str]:
     due = [
         e
         for e in history.log.of(Kind.FAILURE_DETECTED)
-        if e.generation < number and (e.generation >= since or e.data["cause"] == "notice")
+        if e.generation < number and (e.generation >= since or e.data["cause"] in ANNOUNCED)
     ]
     if not due:
         yield f"generation {number} answers a failure ({generation.cause}), and none was declared"

@@ -30,6 +30,7 @@ from trainchaos.harness.judge.record.node_attribution import homes, nodes_hit
 from trainchaos.harness.judge.record.reported import is_bad, spoilt_since
 from trainchaos.harness.judge.record.strength import strength_of
 from trainchaos.harness.judge.record.sustained import at_the_end_again, lasting
+from trainchaos.recovery.policy.strategy import ANNOUNCED
 
 Outcome = Literal[
     "masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"
@@ -319,10 +320,12 @@ def _last_before(history: History, after_ns: int, bad: Sequence[Event], since: i
 
 
 def _only_notified(episode: Episode) -> bool:
-    """Whether nothing was lost: a process gave notice of its end, and no failure followed."""
+    """Whether nothing was lost: a process gave notice of its end, or was said to fail soon, and no
+    failure followed.
+    """
     return (
         episode.failure is not None
-        and episode.failure.data["cause"] == "notice"
+        and episode.failure.data["cause"] in ANNOUNCED
         and not episode.others
     )
 

@@ -64,12 +64,18 @@ class HotSpare(Strategy):
         """After a shrink, let a ready process fill the world again."""
         if len(fallback.with_room(view)) > len(view.members):
             return Decision(actions=(Pause(),), reason="a process is ready to fill the world")
+        if away := fallback.move_away(view):
+            return away
         return Decision(actions=(), reason="kept as spare")
 
     def on_notice(self, view: ClusterView) -> Decision:
         """Park at the next step boundary."""
         return fallback.make_way(view)
 
+    def on_warning(self, view: ClusterView) -> Decision:
+        """Move to a spare at the next step boundary, or save a checkpoint where none is ready."""
+        return fallback.move_away(view) or super().on_warning(view)
+
     def on_paused(self, view: ClusterView) -> Decision:
-        """Replace whoever was noticed, or fill the world."""
-        return fallback.relieve(view) or fallback.grow(view)
+        """Replace whoever was noticed or may fail, or fill the world."""
+        return fallback.relieve(view) or fallback.move(view) or fallback.grow(view)

@@ -15,6 +15,7 @@ from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.harness.arm.roster import PATIENCE_S, Roster
+from trainchaos.harness.launch.devices import DeviceBoard
 from trainchaos.harness.launch.launcher import Exited, Leftovers
 from trainchaos.recovery.checkpoint.memory.keeper import TOPIC, KeeperConfig
 from trainchaos.recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
@@ -87,6 +88,28 @@ def test_a_process_whose_node_is_lost_as_it_starts_begins_on_another(
     kind, data = record[0]
     assert kind is Kind.PROCESS_SPAWNED
     assert (data["node"], data["device"], data["pid"]) == (1, "cpu:0@n1", 101)
+
+
+def test_a_place_that_is_about_to_fail_is_used_only_where_there_is_no_other(
+    roster: Roster, nodes: FakeNodes
+) -> None:
+    roster.spawn("worker", "warm")
+    roster.spawn("worker", "warm")
+    roster.avoid(node=0)
+    roster.note_exit(Exited(process="w0", exit_code=None, signal=9, time_ns=0))
+    roster.spawn("worker", "warm")
+    assert nodes.started[-1] == ("w2", 1, "cpu:0@n1"), "though node 0 lacks a process"
+    nodes.there = (0,)
+    roster.spawn("worker", "warm")
+    assert nodes.started[-1][1] == 0
+
+
+def test_a_device_that_is_about_to_fail_is_used_only_where_a_node_has_no_other() -> None:
+    board = DeviceBoard(lambda _: ["cuda:0", "cuda:1"])
+    board.avoid("cuda:0")
+    assert [board.assign(name, ["a", "b", "c"]) for name in "abc"] == ["cuda:1"] * 3
+    board.refuse("a")
+    assert board.assign("d", []) == "cuda:0"
 
 
 def test_when_no_node_takes_it_the_last_reason_is_said(roster: Roster, nodes: FakeNodes) -> None:

@@ -11,6 +11,7 @@ from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed,
 from trainchaos.harness.judge.lifecycle.lives import complete_logs, own_lines
 from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.harness.judge.results import Finding
+from trainchaos.recovery.policy.strategy import ANNOUNCED
 
 PERMANENT_LOSSES = ("exit", "hang", "start-timeout", "unfit")
 """Causes after which a process never takes a rank again."""
@@ -52,13 +53,13 @@ def recovery_shown(evidence: Evidence) -> Finding:
 
 
 def _of_members(history: History) -> Iterator[Event]:
-    """Failures that the job has to answer. A member that was only notified of its coming end is
-    still there.
+    """Failures that the job has to answer. A member that was only notified of its coming end, or
+    whose place is about to fail, is still there.
     """
     for failure in history.log.of(Kind.FAILURE_DETECTED):
         generation = history.generation(failure.generation)
         members = generation.members if generation else ()
-        if failure.data["cause"] != "notice" and failure.data["process"] in (None, *members):
+        if failure.data["cause"] not in ANNOUNCED and failure.data["process"] in (None, *members):
             yield failure
 
 

@@ -145,9 +145,7 @@ def test_a_difference_is_given_up_too_where_nothing_is_left_to_go_back_to(
         del told.data["doubts"]
     elif change == "it went on with survivors":
         told.data["state"] = "survivors"
-    found = check(
-        CHECKERS["replica-equality"], evidence(replace(played, log=made.log()), None)
-    )
+    found = check(CHECKERS["replica-equality"], evidence(replace(played, log=made.log()), None))
     assert found.verdict == ("fail" if change else "inconclusive"), found
 
 

@@ -332,13 +332,20 @@ def _verdict(
             verdict,
             f"{len(hard)} of {len(hard)} clauses, {len(found)} of {len(found)} invariants{name}",
         )
-    for clause in hard:
-        if clause.verdict == verdict:
-            where = f"{clause.cell}: " if len(results.cells) > 1 else ""
-            return verdict, where + sla_line(clause, results.source)
+    to_blame = [clause for clause in hard if clause.verdict == verdict]
+    if to_blame:
+        # of open ones the one that needs most: repeats that settle another leave this one open
+        worst = to_blame[0] if verdict == "fail" else max(to_blame, key=_needs)
+        where = f"{worst.cell}: " if len(results.cells) > 1 else ""
+        return verdict, where + sla_line(worst, results.source)
     return verdict, next(
         (text for text, finding in found if finding.verdict == verdict), other or results.reason
     )
+
+
+def _needs(clause: GateClause) -> float:
+    """How many repeats settle an open clause; infinite if no number does."""
+    return math.inf if clause.repeats is None else clause.repeats
 
 
 def _other_reason(results: Results) -> str:

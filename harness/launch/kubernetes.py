@@ -86,7 +86,7 @@ def _about(name: str, nodes: int, claim: str) -> str:
 # and a secret:
 #   kubectl create secret generic {name} --from-literal=token=$(openssl rand -hex 32)
 #   kubectl apply -f THIS_FILE
-#   kubectl wait --for=condition=Ready pod --timeout=15m \
+#   kubectl wait --for=condition=Ready pod --timeout=15m \\
 #     -l app.kubernetes.io/instance={name},app.kubernetes.io/component=harness
 #   kubectl logs -f job/{name}
 #   kubectl delete -f THIS_FILE; kubectl delete secret {name}

@@ -34,6 +34,8 @@ _WORDS = (
 """Words beside a step, and how well each fits."""
 SURE = 3
 """Words that fit so well stand beside nothing but steps."""
+SURE_WITH_LOSS = 2
+"""With a loss in the same line, so do these."""
 _BEFORE = [
     (re.compile(rf"(?:^|(?<=[^A-Za-z]))(?:{word})[^A-Za-z0-9]{{0,{NEAR}}}$", re.I), rank)
     for word, rank in _WORDS
@@ -71,7 +73,8 @@ class Derived:
     own, or None; ``total``: that the lines state behind the step (``5/60``); ``epochs``: the step
     begins anew in each epoch; ``counted``: the expression finds the epoch as well; ``one_epoch``:
     an epoch is beside the step, and it is the same one in all lines; ``steps``: how many different
-    ones there are; ``sure``: the word beside them says that they are steps.
+    ones there are; ``sure``: the word beside them says that they are steps, or a weaker word and
+    a loss in the same line do.
     """
 
     regex: str
@@ -190,7 +193,7 @@ def _expression(column: _Column, texts: Sequence[str]) -> Derived:
         counted=epoch is not None,
         one_epoch=_one_epoch(column),
         steps=len(set(column.steps)),
-        sure=column.rank >= SURE,
+        sure=column.rank >= (SURE_WITH_LOSS if loss else SURE),
     )
 
 

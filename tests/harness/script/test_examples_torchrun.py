@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,31 @@ LINES = [
 def test_there_is_a_line_for_every_scenario() -> None:
     named = {ROOT / line.split()[1] for line in LINES}
     assert named == {path for readme in READMES for path in readme.parent.glob("*.yaml")}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("text", ["README.md", "docs/scripts.md"])
+def test_the_first_scenario_for_a_script_of_ones_own_passes_as_it_stands(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a script such as its readers have: a checkpoint now and then, and a line a step."""
+    found = re.findall(r"^```yaml\n(version: 1\n.*?)^```", (ROOT / text).read_text(), re.M | re.S)
+    (tmp_path / "my-job.yaml").write_text(found[0])
+    (tmp_path / "train.py").write_bytes((ROOT / "examples/torchrun_ddp/train.py").read_bytes())
+    for name, value in {
+        "STEPS": "200",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    code = invoke(["run", "my-job.yaml", "--quiet"])
+    (path,) = tmp_path.glob("runs/*/latest/results.json")
+    results = Results.model_validate_json(path.read_text())
+    assert code == 0, results.reason
+    assert [incident.outcome for incident in results.faults] == ["recovered"]
 
 
 @pytest.mark.soak

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import signal as signals
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
@@ -47,6 +48,10 @@ class Playbook:
 
     entries: tuple[Entry, ...]
 
+    def by_id(self, name: str) -> Entry | None:
+        """The entry of that id."""
+        return self._ids.get(name)
+
     def by_xid(self, number: int) -> Entry | None:
         """The entry of an NVIDIA XID."""
         return self._xids.get(number)
@@ -71,45 +76,41 @@ class Playbook:
     def match_text(self, lines: Iterable[str]) -> list[Match]:
         """What the lines of a log say, best first: causes before hints, and hints before effects;
         then what takes work off the device; then in the order of the lines. Of several entries that
-        find the same line, the one that comes first in the file.
+        find one line the best counts, by the same order and then that of the file.
         """
-        first: dict[str, tuple[Entry, int, str]] = {}
-        count: dict[str, int] = {}
-        for entry, number, line in self._found(lines):
-            first.setdefault(entry.id, (entry, number, line))
-            count[entry.id] = count.get(entry.id, 0) + 1
-        found = [
-            Match(entry=entry, number=number, line=line, lines=count[entry.id])
-            for entry, number, line in first.values()
-        ]
-        return sorted(found, key=self._rank)
+        first: dict[str, Match] = {}
+        count: Counter[str] = Counter()
+        for number, line, entries in self._found(lines):
+            entry = min(entries, key=self._rank)
+            count[entry.id] += 1
+            if entry.id not in first:
+                first[entry.id] = Match(entry=entry, number=number, line=line, lines=1)
+        found = [replace(match, lines=count[name]) for name, match in first.items()]
+        return sorted(found, key=lambda match: (*self._rank(match.entry)[:2], match.number))
 
-    def _rank(self, match: Match) -> tuple[int, bool, int, int]:
-        entry = match.entry
-        return _ORDER[entry.tells], not entry.move, match.number, self._places[entry.id]
+    def _rank(self, entry: Entry) -> tuple[int, bool, int]:
+        return _ORDER[entry.tells], not entry.move, self._places[entry.id]
 
-    def _found(self, lines: Iterable[str]) -> Iterator[tuple[Entry, int, str]]:
-        """Each entry and line that belong together, in order of lines."""
+    def _found(self, lines: Iterable[str]) -> Iterator[tuple[int, str, list[Entry]]]:
+        """Each line that entries find, in order, with those."""
         upcoming, before = iter(lines), 0
         while block := [shortened(line) for line in islice(upcoming, LINES_AT_ONCE)]:
             text = "\n".join(block)
             entries = [one for one in self._searched if _may_find(one, text)]
             named = any(word in text for word in _NAMED)
-            if entries or named:
-                for number, line in enumerate(block, start=before + 1):
-                    if named:
-                        yield from ((entry, number, line) for entry in self._named_in(line))
-                    for entry in entries:
-                        if entry.pattern and entry.pattern.search(line):
-                            yield entry, number, line
+            for number, line in enumerate(block if entries or named else (), start=before + 1):
+                found = [one for one in entries if one.pattern and one.pattern.search(line)]
+                found += self._named_in(line) if named else ()
+                if found:
+                    yield number, line, found
             before += len(block)
 
-    def _named_in(self, line: str) -> Iterable[Entry]:
-        """Entries whose number the line names; each once."""
+    def _named_in(self, line: str) -> list[Entry]:
+        """Entries whose number the line names."""
         named = [self.by_xid(int(found[1])) for found in _XID.finditer(line)]
         named += [self.by_sxid(int(found[1])) for found in _SXID.finditer(line)]
         named += [self._ended(found) for found in _EXIT.finditer(line)]
-        return {entry.id: entry for entry in named if entry}.values()
+        return [entry for entry in named if entry]
 
     def _ended(self, found: re.Match[str]) -> Entry | None:
         code, exited, killed, received = found.groups()
@@ -121,6 +122,10 @@ class Playbook:
     @cached_property
     def _searched(self) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.entries if entry.pattern)
+
+    @cached_property
+    def _ids(self) -> dict[str, Entry]:
+        return {entry.id: entry for entry in self.entries}
 
     @cached_property
     def _xids(self) -> dict[int, Entry]:

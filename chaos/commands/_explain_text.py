@@ -33,6 +33,8 @@ _OF_INCIDENT = (
     "restored_step",
     "decision",
 )
+MOST_ALIKE = 2
+"""Of signs with one meaning, those that are named."""
 LONGEST = 200  # characters of a line of a log
 
 
@@ -186,11 +188,16 @@ def _cost(account: Account) -> str:
 
 
 def _evidence(signs: Sequence[Sign], advice: Entry | None) -> Iterator[str]:
-    for sign in signs[:IN_FULL]:
-        known = f": {sign.entry.meaning}" if sign.entry else ": the playbook has nothing on it"
-        yield f"  sign    {sign.what}{known}"
-    if len(signs) > IN_FULL:
-        yield f"  sign    and {len(signs) - IN_FULL} more; --format json has all"
+    groups: dict[str, list[Sign]] = {}
+    for sign in signs:
+        groups.setdefault(sign.entry.id if sign.entry else sign.what, []).append(sign)
+    for alike in [*groups.values()][:IN_FULL]:
+        entry, more = alike[0].entry, len(alike) - MOST_ALIKE
+        what = "; ".join(sign.what for sign in alike[:MOST_ALIKE])
+        what += f"; and {more} more" if more > 0 else ""
+        yield f"  sign    {what}: {entry.meaning if entry else 'the playbook has nothing on it'}"
+    if len(groups) > IN_FULL:
+        yield f"  sign    and {len(groups) - IN_FULL} more kinds; --format json has all"
     if not signs:
         yield "  sign    none: no exit, error or health event in the log"
     if advice is not None:

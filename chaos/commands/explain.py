@@ -73,7 +73,7 @@ def explain(what: tuple[str, ...], form: str) -> int:
 
 def _numbers(kind: str, words: Sequence[str], form: str) -> int:
     """Entries by number or name; what has none is said, and is exit code 2."""
-    from trainchaos.chaos.commands._explain_text import entry_json, entry_lines
+    from trainchaos.harness.explain.text import entry_json, entry_lines
     from trainchaos.recovery.playbook.book import playbook
 
     book = playbook()
@@ -133,8 +133,8 @@ def _exit(book: Playbook, code: int) -> tuple[Entry | None, str]:
 
 
 def _run(path: Path, form: str) -> int:
-    from trainchaos.chaos.commands._explain_text import story_json, story_lines
     from trainchaos.harness.explain.account import story_of
+    from trainchaos.harness.explain.text import story_json, story_lines
     from trainchaos.harness.host.rundir import open_run
     from trainchaos.recovery.playbook.book import playbook
 
@@ -161,7 +161,7 @@ def _file(path: Path, form: str) -> int:
 
 def _lines(lines: Iterator[str] | Sequence[str], what: str, form: str) -> int:
     """What lines say. Exit code 1 if the playbook knows none of it."""
-    from trainchaos.chaos.commands._explain_text import match_json, match_lines
+    from trainchaos.harness.explain.text import match_json, match_lines
     from trainchaos.recovery.playbook.book import match_text
 
     read = 0

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from trainchaos.chaos import cli
-from trainchaos.chaos.commands import _explain_text
+from trainchaos.harness.explain import text as words
 from trainchaos.recovery.playbook import book
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,9 +188,9 @@ def test_only_the_best_are_shown_in_full(explain: Explain, tmp_path: Path) -> No
     code, out, _ = explain(log)
     lines = out.splitlines()
     assert code == 0 and f"{len(texts)} lines, {len(texts)} signs" in lines[0]
-    assert len([one for one in lines if one.startswith("line ")]) == _explain_text.IN_FULL
+    assert len([one for one in lines if one.startswith("line ")]) == words.IN_FULL
     also = [one for one in lines if one.startswith("also ")]
-    assert len(also) == len(texts) - _explain_text.IN_FULL
+    assert len(also) == len(texts) - words.IN_FULL
 
 
 def test_a_log_as_json(explain: Explain, tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_a_shell_completes_its_forms(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_page_says_what_the_command_does() -> None:
     page = (ROOT / "docs" / "health.md").read_text()
-    for word in ("`chaos explain`", *(f"`{action.value}`" for action in _explain_text.ABOUT)):
+    for word in ("`chaos explain`", *(f"`{action.value}`" for action in words.ABOUT)):
         assert word in page
     examples = [line for line in page.splitlines() if line.startswith("chaos explain ")]
     assert len(examples) == 7

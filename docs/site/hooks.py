@@ -112,7 +112,7 @@ def _playbook() -> str:
     heads = ["sign", "meaning", "cause", "whose", "to do", "warns", "note", "sources"]
     rows = [
         [
-            f"`{entry.matches}`",
+            _code(entry.matches),
             entry.meaning,
             entry.cause.value,
             entry.blame,
@@ -138,6 +138,12 @@ def _playbook() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _code(text: str) -> str:
+    """Code in a cell, whatever is in it: between backticks, an escaped bar keeps its escape."""
+    plain = (c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)
+    return f"<code>{''.join(plain)}</code>"
+
+
 def _command_line() -> str:
     lines = ["# Command line", "", "As `chaos COMMAND --help` shows it."]
     context = click.Context(cli, info_name="chaos")
@@ -159,8 +165,12 @@ def _commands(
             yield below, command
 
 
+def _cell(text: str) -> str:
+    return text if text.startswith("<code>") else str(text).translate(_CELL)
+
+
 def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
     """A table; what separates cells is escaped."""
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
-    lines += [" | ".join(str(cell).translate(_CELL) for cell in row) for row in rows]
+    lines += [" | ".join(map(_cell, row)) for row in rows]
     return [f"| {line} |" for line in lines]

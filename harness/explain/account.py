@@ -99,7 +99,9 @@ def story_of(run: RunDirectory, playbook: Playbook) -> Story:
                 step=failure.step,
                 at_s=(failure.time_ns - history.start_ns) / NS,
                 blame=_blame(failure),
-                signs=signs.between(failure.time_ns - NS, failure.time_ns),
+                signs=signs.between(
+                    failure.time_ns - NS, failure.time_ns, {failure.data["process"]}
+                ),
             )
             for failure in unclaimed_failures(history, episodes)
         ]
@@ -135,7 +137,7 @@ def _accounts(
             right=first.may_be_blamed(first.failure) or blamed in hit
             if first.failure and blamed is not None and hit
             else None,
-            signs=signs.between(start, end),
+            signs=signs.between(start, end, {*hit, blamed} if hit else ()),
         )
 
 

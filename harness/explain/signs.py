@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from trainchaos.chaos.events.log import Event, Kind, Log
@@ -26,10 +26,13 @@ _ORDER = {tells: number for number, tells in enumerate(Tells)}
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
-    """One piece of evidence in words; ``entry``: None where the playbook knows nothing of it."""
+    """One piece of evidence in words. ``entry``: None where the playbook knows nothing of it;
+    ``process``: who shows it; None: no single process.
+    """
 
     what: str
     entry: Entry | None
+    process: str | None = None
 
 
 class Signs:
@@ -40,15 +43,22 @@ class Signs:
         self._times = [event.time_ns for event in self._events]
         self._playbook = playbook
 
-    def between(self, start_ns: float, end_ns: float) -> tuple[Sign, ...]:
-        """Those of a time, each once, best first as in ``Playbook.match_text``; unknown ones
-        last.
+    def between(
+        self, start_ns: float, end_ns: float, about: Collection[str | None] = ()
+    ) -> tuple[Sign, ...]:
+        """Those of a time, each once. First those of the processes ``about`` and of none, then
+        those of others; each best first as in ``Playbook.match_text``, unknown ones last.
         """
         low, high = bisect_left(self._times, start_ns), bisect_right(self._times, end_ns)
         found = {
             sign.what: sign for event in self._events[low:high] for sign in self._signs_of(event)
         }
-        return tuple(sorted(found.values(), key=_rank))
+
+        def rank(sign: Sign) -> tuple[bool, int, bool]:
+            others = bool(about) and sign.process is not None and sign.process not in about
+            return others, *_rank(sign)
+
+        return tuple(sorted(found.values(), key=rank))
 
     def _signs_of(self, event: Event) -> Iterator[Sign]:
         data = event.data
@@ -56,9 +66,10 @@ class Signs:
             case Kind.HEALTH_REPORTED:
                 yield self._health(event)
             case Kind.PROCESS_EXITED if not data["expected"]:
-                yield from self._end(str(data["process"]), data["exit_code"], data["signal"])
+                who = str(data["process"])
+                yield from self._end(who, who, data["exit_code"], data["signal"])
             case Kind.COMMAND_ENDED if not data["asked"]:
-                yield from self._end("the command", data["exit_code"], data["signal"])
+                yield from self._end("the command", None, data["exit_code"], data["signal"])
             case Kind.ERROR_RAISED:
                 yield self._said(event.actor, "raised", f"{data['type']}: {data['message']}")
             case Kind.NONFINITE_CAUGHT:
@@ -71,8 +82,9 @@ class Signs:
             case Kind.CHECKPOINT_REFUSED:
                 yield self._said(event.actor, "refused a checkpoint:", str(data["reason"]))
             case Kind.FAILURE_DETECTED if data["cause"] == "error":
-                who = str(data["process"] or "no process")
-                yield self._said(who, "was declared failed:", str(data["detail"]))
+                said = self._said(data["process"], "was declared failed:", str(data["detail"]))
+                if said.entry:  # else it says no more than the failure itself
+                    yield said
             case _:
                 return
 
@@ -83,17 +95,19 @@ class Signs:
         entry = self._playbook.by_xid(code) if what == "xid" and type(code) is int else None
         return Sign(what=f"the health source reported {named} {code} of {where}", entry=entry)
 
-    def _end(self, who: str, code: object, signal: object) -> Iterator[Sign]:
+    def _end(self, who: str, process: str | None, code: object, signal: object) -> Iterator[Sign]:
         if type(signal) is int:
             name = signal_name(signal) or f"signal {signal}"
-            yield Sign(what=f"{who} was ended by {name}", entry=self._playbook.by_signal(signal))
+            entry = self._playbook.by_signal(signal)
+            yield Sign(what=f"{who} was ended by {name}", entry=entry, process=process)
         elif type(code) is int and code != 0:
             entry = self._playbook.by_exit_code(code)
-            yield Sign(what=f"{who} ended with exit code {code}", entry=entry)
+            yield Sign(what=f"{who} ended with exit code {code}", entry=entry, process=process)
 
-    def _said(self, who: str, did: str, text: str) -> Sign:
+    def _said(self, process: str | None, did: str, text: str) -> Sign:
         found = self._playbook.match_text(text.splitlines())
-        return Sign(what=f"{who} {did} {_first(text)}", entry=found[0].entry if found else None)
+        what = f"{process or 'no process'} {did} {_first(text)}"
+        return Sign(what=what, entry=found[0].entry if found else None, process=process)
 
 
 def _rank(sign: Sign) -> tuple[int, bool]:

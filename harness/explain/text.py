@@ -148,7 +148,7 @@ def _account(account: Account) -> Iterator[str]:
 def _unexplained(found: Unexplained) -> Iterator[str]:
     at = f"at step {found.step}, " if found.step is not None else ""
     yield f"A failure that no fault explains, arm {found.arm}"
-    yield f"  first   {at}{_s(found.at_s)} into the arm: {found.blame.detail or 'no detail'}"
+    yield f"  first   {at}{_s(found.at_s)} into the arm"
     yield f"  blame   {_who(found.blame)}"
     yield from _evidence(found.signs, found.advice)
 
@@ -165,7 +165,8 @@ def _blamed(account: Account) -> str:
 
 def _who(blame: Blame) -> str:
     rank = f" (rank {blame.rank})" if blame.rank is not None else ""
-    return f"{blame.process or 'no process'}{rank}, cause {blame.cause}"
+    detail = f" ({_cut(blame.detail)})" if blame.detail else ""
+    return f"{blame.process or 'no process'}{rank}, cause {blame.cause}{detail}"
 
 
 def _cost(account: Account) -> str:
@@ -256,5 +257,5 @@ def _count(number: int, what: str) -> str:
 
 
 def _cut(line: str) -> str:
-    line = line.strip()
+    line = " ".join(line.split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."

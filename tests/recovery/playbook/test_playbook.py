@@ -204,9 +204,13 @@ def test_causes_come_first_then_hints_then_effects() -> None:
         ("srun: error: node1: task 3: Exited with exit code 137", "signal-kill"),
         ("  traceback : Signal 7 (SIGBUS) received by PID 4242", "signal-bus"),
         ("  exitcode  : 1 (pid: 4242)", "exit-1"),
+        (
+            "Indexing.cu:1292: indexSelect: block: [0,0,0], thread: [31,0,0] Assertion `i < n` failed.",
+            "cuda-device-assert",
+        ),
     ],
 )
-def test_ends_of_processes_in_what_launchers_print(line: str, found: str) -> None:
+def test_what_programs_print(line: str, found: str) -> None:
     assert [match.entry.id for match in book.match_text([line])] == [found]
 
 
@@ -219,6 +223,8 @@ def test_ends_of_processes_in_what_launchers_print(line: str, found: str) -> Non
         "Process finished: exited with exit code 0",
         "  exitcode  : 0 (pid: 4242)",
         "NCCL INFO Connected all rings",
+        "python: main.cc:12: void f(): Assertion `x' failed.",
+        "EDAC MC0: 0 UE, 0 CE",
         "downloading nvidia-nccl-cu12",
         "Xid",
         "maxid 79",

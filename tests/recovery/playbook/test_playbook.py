@@ -205,7 +205,7 @@ def test_causes_come_first_then_hints_then_effects() -> None:
         ("  traceback : Signal 7 (SIGBUS) received by PID 4242", "signal-bus"),
         ("  exitcode  : 1 (pid: 4242)", "exit-1"),
         (
-            "Indexing.cu:1292: indexSelect: block: [0,0,0], thread: [31,0,0] Assertion `i < n` failed.",
+            "Indexing.cu:1292: index: block: [0,0,0], thread: [31,0,0] Assertion `i < n` failed.",
             "cuda-device-assert",
         ),
     ],

@@ -122,7 +122,7 @@ def test_several_at_once_and_one_of_them_unknown(explain: Explain) -> None:
         (("xid", "abc"), "xid needs a number, and 'abc' is none"),
         (("xid", "7.5"), "xid needs a number"),
         (("xid", "9" * 40), "xid needs a number"),
-        (("sxid", "20035"), "there are, with gaps, 10001 to 24003; the nearest are"),
+        (("sxid", "20035"), "there are, with gaps, 10001 to 24007; the nearest are"),
         (("signal", "SIGNONE"), "there is no signal 'SIGNONE'"),
         (("signal", "SIGUSR1"), "no entry for SIGUSR1"),
         (("signal", "9999"), "there is no signal '9999'"),

@@ -16,6 +16,8 @@ from trainchaos.chaos.cli import cli
 from trainchaos.chaos.commands.list import KINDS, entries
 from trainchaos.chaos.events.kinds import REQUIRED, Kind
 from trainchaos.chaos.planning.listing import ListingEntry
+from trainchaos.recovery.playbook.book import playbook
+from trainchaos.recovery.playbook.entry import ABOUT as ACTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_THE_TOP = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
@@ -36,6 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if kind in ABOUT:
             _add(files, config, f"reference/{kind}.md", _listing(kind))
     _add(files, config, "reference/events.md", _events())
+    _add(files, config, "reference/playbook.md", _playbook())
     _add(files, config, "reference/cli.md", _command_line())
     for name in AT_THE_TOP:
         _add(files, config, name, (ROOT / name).read_text().replace("](docs/", "]("))
@@ -105,6 +108,42 @@ def _events() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _playbook() -> str:
+    heads = ["sign", "meaning", "cause", "whose", "to do", "warns", "note", "sources"]
+    rows = [
+        [
+            _code(entry.matches),
+            entry.meaning,
+            entry.cause.value,
+            entry.blame,
+            entry.action.value,
+            "yes" if entry.move else "",
+            entry.note,
+            " ".join(f"[{n}]({source})" for n, source in enumerate(entry.sources, start=1)),
+        ]
+        for entry in playbook().entries
+    ]
+    lines = [
+        "# Playbook",
+        "",
+        "Every sign that `chaos explain` knows; [signs of failure](../health.md) says what the"
+        " columns mean.",
+        "",
+        *_table(heads, rows),
+        "",
+        "## Actions",
+        "",
+        *_table(["to do", "means"], [[action.value, text] for action, text in ACTIONS.items()]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    """Code in a cell, whatever is in it: between backticks, an escaped bar keeps its escape."""
+    plain = (c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)
+    return f"<code>{''.join(plain)}</code>"
+
+
 def _command_line() -> str:
     lines = ["# Command line", "", "As `chaos COMMAND --help` shows it."]
     context = click.Context(cli, info_name="chaos")
@@ -126,8 +165,12 @@ def _commands(
             yield below, command
 
 
+def _cell(text: str) -> str:
+    return text if text.startswith("<code>") else str(text).translate(_CELL)
+
+
 def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
     """A table; what separates cells is escaped."""
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
-    lines += [" | ".join(str(cell).translate(_CELL) for cell in row) for row in rows]
+    lines += [" | ".join(map(_cell, row)) for row in rows]
     return [f"| {line} |" for line in lines]

@@ -119,6 +119,7 @@ def test_the_rest_is_there(installed: Path, project: Path) -> None:
         ("list", "scenarios"),
         ("--version",),
         ("stacks", "list"),
+        ("explain", "xid", "79"),
     ):
         done = python(installed, project, "-m", "trainchaos", *words)
         assert done.returncode == 0, done.stderr

@@ -1,0 +1,261 @@
+"""What ``chaos explain`` prints: entries, what a log says, and the incidents of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainchaos.chaos.events.figures import with_unit
+from trainchaos.recovery.playbook.entry import ABOUT, Entry, Tells
+
+if TYPE_CHECKING:
+    from trainchaos.harness.explain.account import Account, Blame, Story, Unexplained
+    from trainchaos.harness.explain.signs import Sign
+    from trainchaos.recovery.playbook.book import Match
+
+IN_FULL = 5
+"""Of what a log matches; the rest is listed in a line each."""
+_OF_INCIDENT = (
+    "fault",
+    "kind",
+    "cell",
+    "repeat",
+    "occurrence",
+    "target",
+    "step",
+    "injected_s",
+    "landed",
+    "outcome",
+    "detection_time",
+    "recovery_time",
+    "steps_lost",
+    "restored_step",
+    "decision",
+)
+MOST_ALIKE = 2
+"""Of signs with one meaning, those that are named."""
+LONGEST = 200  # characters of a line of a log
+
+
+def entry_lines(entry: Entry, asked: str) -> list[str]:
+    """An entry in full; ``asked``: what was asked for."""
+    lines = [f"{asked}: {entry.meaning}", *_fields(entry)]
+    return [*lines, *(f"  source  {source}" for source in entry.sources)]
+
+
+def match_lines(matches: Sequence[Match], what: str, lines: int) -> list[str]:
+    """What a log says, best first."""
+    if lines == 1:
+        head = [] if len(matches) == 1 else [f"{len(matches)} signs, best first"]
+    else:
+        head = [f"{what}: {lines} lines, {_count(len(matches), 'sign')}, best first"]
+    found = [*head]
+    for match in matches[:IN_FULL]:
+        again = f", and {_count(match.lines - 1, 'line')} more" if match.lines > 1 else ""
+        where = f"line {match.number}{again}  | {_cut(match.line)}"
+        found += ["", where] if found else [where]
+        found += [f"  {match.entry.id}: {match.entry.meaning}", *_fields(match.entry)]
+    more = matches[IN_FULL:]
+    found += [""] if more else []
+    found += [f"also {one.entry.id} (line {one.number}): {one.entry.meaning}" for one in more]
+    if matches and all(match.entry.tells is Tells.EFFECT for match in matches):
+        found += [
+            "",
+            "All of these are felt when something else failed: what failed first is not here.",
+        ]
+    return found
+
+
+def story_lines(story: Story) -> list[str]:
+    """A paragraph for each incident of a run, then the failures that no fault explains."""
+    blocks = [_account(one) for one in story.accounts]
+    blocks += [_unexplained(one) for one in story.unexplained]
+    title = f"{story.results.scenario}: {story.results.title}"
+    counts = [_count(len(story.accounts), "incident")]
+    if story.unexplained:
+        counts.append(f"{_count(len(story.unexplained), 'failure')} that no fault explains")
+    if story.idle:
+        counts.append(f"{_count(story.idle, 'planned fault')} that never fired")
+    lines = [f"{title}, {', '.join(counts)}"]
+    for block in blocks:
+        lines += ["", *block]
+    return lines
+
+
+def entry_json(entry: Entry | None) -> dict[str, Any] | None:
+    """An entry for programs."""
+    if entry is None:
+        return None
+    return {
+        "id": entry.id,
+        "matches": entry.matches,
+        "meaning": entry.meaning,
+        "cause": entry.cause.value,
+        "owner": entry.owner.value,
+        "likelihood": entry.likelihood.value,
+        "action": entry.action.value,
+        "move": entry.move,
+        "tells": entry.tells.value,
+        "note": entry.note,
+        "sources": [*entry.sources],
+    }
+
+
+def match_json(match: Match) -> dict[str, Any]:
+    """A match for programs."""
+    where = {"line": match.number, "text": match.line, "lines": match.lines}
+    return {**where, "entry": entry_json(match.entry)}
+
+
+def story_json(story: Story) -> dict[str, Any]:
+    """A run's incidents for programs; those that never fired are counted only."""
+    return {
+        "scenario": story.results.scenario,
+        "run_id": story.results.run_id,
+        "verdict": story.results.verdict,
+        "simulated": story.results.simulated,
+        "never_fired": story.idle,
+        "incidents": [_account_json(one) for one in story.accounts],
+        "unexplained": [_unexplained_json(one) for one in story.unexplained],
+    }
+
+
+def _fields(entry: Entry) -> Iterator[str]:
+    yield f"  cause   {entry.cause.value}"
+    yield f"  whose   {entry.blame}"
+    yield f"  to do   {entry.action.value}: {ABOUT[entry.action]}"
+    if entry.move:
+        yield "  warns   the device is failing: move the work off it at once"
+    if entry.note:
+        yield f"  note    {entry.note}"
+
+
+def _account(account: Account) -> Iterator[str]:
+    one = account.incident
+    hit = ", ".join(account.hit) or _target(one.target)
+    rank = one.target.get("rank")
+    named = f" (rank {rank})" if rank is not None and len(account.hit) == 1 else ""
+    at = f"at step {one.step}, " if one.step is not None else ""
+    yield f"{one.fault}, arm {account.arm}: {one.outcome}"
+    landed = "" if one.landed else "; it was not seen to land"
+    yield f"  first   {at}{_s(one.injected_s)} into the arm, {one.kind} hit {hit}{named}{landed}"
+    yield f"  blame   {_blamed(account)}"
+    yield f"  cost    {_cost(account)}"
+    yield from _evidence(account.signs, account.advice)
+
+
+def _unexplained(found: Unexplained) -> Iterator[str]:
+    at = f"at step {found.step}, " if found.step is not None else ""
+    yield f"A failure that no fault explains, arm {found.arm}"
+    yield f"  first   {at}{_s(found.at_s)} into the arm"
+    yield f"  blame   {_who(found.blame)}"
+    yield from _evidence(found.signs, found.advice)
+
+
+def _blamed(account: Account) -> str:
+    if account.blame is None:
+        return "nobody: no failure was declared"
+    who = _who(account.blame)
+    if account.right is None:
+        hit = "no process was hit" if not account.hit else "nobody was named"
+        return f"{who}; {hit}"
+    return f"{who}; {'that is who was hit' if account.right else 'that is not who was hit'}"
+
+
+def _who(blame: Blame) -> str:
+    rank = f" (rank {blame.rank})" if blame.rank is not None else ""
+    detail = f" ({_cut(blame.detail)})" if blame.detail else ""
+    return f"{blame.process or 'no process'}{rank}, cause {blame.cause}{detail}"
+
+
+def _cost(account: Account) -> str:
+    one = account.incident
+    parts = []
+    if one.detection_time is not None:
+        never = math.isinf(one.detection_time)
+        parts.append("never detected" if never else f"detected after {_s(one.detection_time)}")
+    if one.recovery_time is not None:
+        never = math.isinf(one.recovery_time)
+        parts.append("never recovered" if never else f"recovered after {_s(one.recovery_time)}")
+    lost = _count(one.steps_lost, "step") + " lost"
+    if one.never_recovered:
+        lost = "all steps lost"
+    elif one.answered_with:
+        lost = f"its lost steps are counted with {one.answered_with}"
+    elif one.steps_lost and one.restored_step is not None:
+        lost += f" (back to step {one.restored_step})"
+    return ", ".join([*parts, lost])
+
+
+def _evidence(signs: Sequence[Sign], advice: Entry | None) -> Iterator[str]:
+    groups: dict[str, list[Sign]] = {}
+    for sign in signs:
+        groups.setdefault(sign.entry.id if sign.entry else sign.what, []).append(sign)
+    for alike in [*groups.values()][:IN_FULL]:
+        entry, more = alike[0].entry, len(alike) - MOST_ALIKE
+        what = "; ".join(sign.what for sign in alike[:MOST_ALIKE])
+        what += f"; and {more} more" if more > 0 else ""
+        yield f"  sign    {what}: {entry.meaning if entry else 'the playbook has nothing on it'}"
+    if len(groups) > IN_FULL:
+        yield f"  sign    and {len(groups) - IN_FULL} more kinds; --format json has all"
+    if not signs:
+        yield "  sign    none: no exit, error or health event in the log"
+    if advice is not None:
+        yield f"  to do   {advice.action.value}: {ABOUT[advice.action]} (whose: {advice.blame})"
+        if advice.move:
+            yield "  warns   the device is failing: move the work off it at once"
+
+
+def _account_json(account: Account) -> dict[str, Any]:
+    one = account.incident.model_dump(mode="json")
+    return {
+        "arm": account.arm,
+        **{name: one[name] for name in _OF_INCIDENT},
+        "hit": [*account.hit],
+        "blamed": _blame_json(account.blame),
+        "blamed_who_was_hit": account.right,
+        **_signs_json(account.signs, account.advice),
+    }
+
+
+def _unexplained_json(found: Unexplained) -> dict[str, Any]:
+    return {
+        "arm": found.arm,
+        "step": found.step,
+        "at_s": found.at_s,
+        "blamed": _blame_json(found.blame),
+        **_signs_json(found.signs, found.advice),
+    }
+
+
+def _blame_json(blame: Blame | None) -> dict[str, Any] | None:
+    if blame is None:
+        return None
+    named = {"process": blame.process, "rank": blame.rank}
+    return {"cause": blame.cause, **named, "detail": blame.detail}
+
+
+def _signs_json(signs: Sequence[Sign], advice: Entry | None) -> dict[str, Any]:
+    return {
+        "signs": [{"what": sign.what, "entry": entry_json(sign.entry)} for sign in signs],
+        "action": advice.action.value if advice else None,
+    }
+
+
+def _target(target: dict[str, Any]) -> str:
+    named = [f"{key} {value}" for key, value in target.items() if key != "processes"]
+    return ", ".join(named) or "the job"
+
+
+def _s(seconds: float) -> str:
+    return with_unit(seconds, "s", "lower")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _cut(line: str) -> str:
+    line = " ".join(line.split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."

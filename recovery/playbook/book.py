@@ -1,0 +1,224 @@
+"""Looks signs up in the playbook. Pure; the file is read at the first question."""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import islice
+from pathlib import Path
+
+from trainchaos.recovery.playbook.entry import Entry, Tells
+from trainchaos.recovery.playbook.literals import literals
+from trainchaos.recovery.playbook.load import FILE, read_entries
+
+LONGEST_LINE = 8192
+"""Of a longer line, both ends are searched: no expression may take long."""
+LINES_AT_ONCE = 1000
+SHELL_SIGNAL = 128
+"""A shell reports a process that signal n ended as this plus n."""
+_XID = re.compile(r"\b(?:Xid|XID)\b(?: ?\([^)\n]{1,64}\))?:? ?(\d{1,4})\b")
+_SXID = re.compile(r"\bSXid ?\([^)\n]{1,64}\): ?(\d{5})\b")
+_EXIT = re.compile(
+    r"\bexitcode *: *(-?\d{1,3})\b|\b[Ee]xited with (?:exit )?code:? (\d{1,3})\b"
+    r"|\b(?:terminated|killed) by (signal \d{1,2})\b|\bSignal (\d{1,2}) \(SIG\w{2,8}\) received"
+)
+_NAMED = ("Xid", "XID", "exitcode", "xited with", "by signal", "received")
+"""One of these is in every line that one of the three finds."""
+_literals = cache(literals)
+_ORDER = {tells: number for number, tells in enumerate(Tells)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """An entry, the first line that it was found in (``number`` from 1) and how many lines."""
+
+    entry: Entry
+    number: int
+    line: str
+    lines: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Playbook:
+    """Entries in the order of their file."""
+
+    entries: tuple[Entry, ...]
+
+    def by_id(self, name: str) -> Entry | None:
+        """The entry of that id."""
+        return self._ids.get(name)
+
+    def by_xid(self, number: int) -> Entry | None:
+        """The entry of an NVIDIA XID."""
+        return self._xids.get(number)
+
+    def by_sxid(self, number: int) -> Entry | None:
+        """The entry of an NVSwitch's SXid."""
+        return self._sxids.get(number)
+
+    def by_signal(self, which: int | str) -> Entry | None:
+        """The entry of a signal by its number or its name, with or without ``SIG``."""
+        return self._signals.get(signal_name(which))
+
+    def by_exit_code(self, code: int) -> Entry | None:
+        """The entry of an exit code. 128 + n, as a shell reports it, and -n, as Python and torchrun
+        do, are those of signal n.
+        """
+        if code in self._exits:
+            return self._exits[code]
+        number = -code if code < 0 else code - SHELL_SIGNAL
+        return self.by_signal(number) if number > 0 else None
+
+    def match_text(self, lines: Iterable[str]) -> list[Match]:
+        """What the lines of a log say, best first: causes before hints, and hints before effects;
+        then what takes work off the device; then in the order of the lines. Of several entries that
+        find one line the best counts, by the same order and then that of the file.
+        """
+        first: dict[str, Match] = {}
+        count: Counter[str] = Counter()
+        for number, line, entries in self._found(lines):
+            entry = min(entries, key=self._rank)
+            count[entry.id] += 1
+            if entry.id not in first:
+                first[entry.id] = Match(entry=entry, number=number, line=line, lines=1)
+        found = [replace(match, lines=count[name]) for name, match in first.items()]
+        return sorted(found, key=lambda match: (*self._rank(match.entry)[:2], match.number))
+
+    def _rank(self, entry: Entry) -> tuple[int, bool, int]:
+        return _ORDER[entry.tells], not entry.move, self._places[entry.id]
+
+    def _found(self, lines: Iterable[str]) -> Iterator[tuple[int, str, list[Entry]]]:
+        """Each line that entries find, in order, with those."""
+        upcoming, before = iter(lines), 0
+        while block := [shortened(line) for line in islice(upcoming, LINES_AT_ONCE)]:
+            text = "\n".join(block)
+            entries = [one for one in self._searched if _may_find(one, text)]
+            named = any(word in text for word in _NAMED)
+            for number, line in enumerate(block if entries or named else (), start=before + 1):
+                found = [one for one in entries if one.pattern and one.pattern.search(line)]
+                found += self._named_in(line) if named else ()
+                if found:
+                    yield number, line, found
+            before += len(block)
+
+    def _named_in(self, line: str) -> list[Entry]:
+        """Entries whose number the line names."""
+        named = [self.by_xid(int(found[1])) for found in _XID.finditer(line)]
+        named += [self.by_sxid(int(found[1])) for found in _SXID.finditer(line)]
+        named += [self._ended(found) for found in _EXIT.finditer(line)]
+        return [entry for entry in named if entry]
+
+    def _ended(self, found: re.Match[str]) -> Entry | None:
+        code, exited, killed, received = found.groups()
+        if killed or received:
+            return self.by_signal(int((killed or received).split()[-1]))
+        number = int(code or exited)
+        return self.by_exit_code(number) if number else None  # an exit code 0 explains nothing
+
+    @cached_property
+    def _searched(self) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.pattern)
+
+    @cached_property
+    def _ids(self) -> dict[str, Entry]:
+        return {entry.id: entry for entry in self.entries}
+
+    @cached_property
+    def _xids(self) -> dict[int, Entry]:
+        return {number: entry for entry in self.entries for number in entry.xids}
+
+    @cached_property
+    def _sxids(self) -> dict[int, Entry]:
+        return {number: entry for entry in self.entries for number in entry.sxids}
+
+    @cached_property
+    def _exits(self) -> dict[int, Entry]:
+        return {number: entry for entry in self.entries for number in entry.exits}
+
+    @cached_property
+    def _signals(self) -> dict[str, Entry]:
+        return {entry.signal: entry for entry in self.entries if entry.signal}
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {entry.id: place for place, entry in enumerate(self.entries)}
+
+    @property
+    def xids(self) -> tuple[int, ...]:
+        """Every XID that has an entry, in order."""
+        return tuple(sorted(self._xids))
+
+    @property
+    def sxids(self) -> tuple[int, ...]:
+        """Every SXid that has an entry, in order."""
+        return tuple(sorted(self._sxids))
+
+
+def _may_find(entry: Entry, text: str) -> bool:
+    """Whether the entry's expression finds something in lines that are joined."""
+    assert entry.pattern is not None
+    words = _literals(entry.pattern.pattern)
+    return (not words or any(word in text for word in words)) and bool(entry.pattern.search(text))
+
+
+def shortened(line: str) -> str:
+    """A line without its end; of one that is too long, both ends."""
+    line = line.rstrip("\r\n")
+    if len(line) <= LONGEST_LINE:
+        return line
+    half = LONGEST_LINE // 2
+    return f"{line[:half]} ... {line[-half:]}"
+
+
+def signal_name(which: int | str) -> str:
+    """``SIGBUS`` of 7, "7", "bus" or "SIGBUS", as numbered on this machine; empty if there is no
+    such signal.
+    """
+    text = str(which).strip().upper()
+    if text.isascii() and text.isdigit() and len(text) <= 4:
+        try:
+            return signals.Signals(int(text)).name
+        except ValueError:
+            return ""
+    name = text if text.startswith("SIG") else f"SIG{text}"
+    return signals.Signals[name].name if name in signals.Signals.__members__ else ""
+
+
+def read_playbook(path: Path = FILE) -> Playbook:
+    """The playbook of a file. Raises PlaybookError."""
+    return Playbook(entries=read_entries(path))
+
+
+@cache
+def playbook() -> Playbook:
+    """The playbook that comes with this program. Raises PlaybookError if its file is damaged."""
+    return read_playbook()
+
+
+def by_xid(number: int) -> Entry | None:
+    """See ``Playbook.by_xid``."""
+    return playbook().by_xid(number)
+
+
+def by_sxid(number: int) -> Entry | None:
+    """See ``Playbook.by_sxid``."""
+    return playbook().by_sxid(number)
+
+
+def by_signal(which: int | str) -> Entry | None:
+    """See ``Playbook.by_signal``."""
+    return playbook().by_signal(which)
+
+
+def by_exit_code(code: int) -> Entry | None:
+    """See ``Playbook.by_exit_code``."""
+    return playbook().by_exit_code(code)
+
+
+def match_text(lines: Iterable[str]) -> list[Match]:
+    """See ``Playbook.match_text``."""
+    return playbook().match_text(lines)

@@ -1,0 +1,399 @@
+"""The playbook: every entry is whole, every expression finds its example before any other does, and
+no line takes long.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from trainchaos.recovery.playbook import book
+from trainchaos.recovery.playbook.entry import (
+    ABOUT,
+    LEAVES_THE_DEVICE,
+    Action,
+    Entry,
+    Likelihood,
+    Owner,
+    Tells,
+)
+from trainchaos.recovery.playbook.literals import literals
+from trainchaos.recovery.playbook.load import FILE, PlaybookError, read_entries
+
+ENTRIES = book.playbook().entries
+TEXTS = [entry for entry in ENTRIES if entry.pattern]
+LONG = 100_000
+LIMIT_S = 2.0
+"""For a line of LONG characters: many times what it takes on a busy machine."""
+
+GOOD = """
+[sources]
+there = "https://example.org/a"
+
+[[entry]]
+id = "one"
+xid = [79]
+meaning = "It is gone."
+cause = "bus"
+owner = "hardware"
+action = "reboot-node"
+sources = ["there"]
+"""
+A_TEXT = """
+[sources]
+there = "https://example.org/a"
+
+[[entry]]
+id = "one"
+pattern = 'ab+c'
+example = "it says abbc"
+meaning = "It is gone."
+cause = "bus"
+owner = "unclear"
+action = "unclear"
+sources = ["there"]
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    """A playbook's file."""
+    path = tmp_path / "book.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+def test_an_entry_makes_sense(entry: Entry) -> None:
+    assert entry.sources and entry.meaning.endswith("."), entry
+    assert entry.matches
+    assert not entry.note or entry.note.endswith((".", "?")), entry.note
+    if entry.move:
+        assert entry.action in LEAVES_THE_DEVICE
+        assert entry.owner is not Owner.APPLICATION
+
+
+@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.id)
+def test_an_expression_finds_its_example_and_none_outranks_it(entry: Entry) -> None:
+    around = ["step 7 loss 2.31", f"[rank3]: 2026-01-01 {entry.example}", "bye"]
+    around = [around[0], entry.example, around[2]] if entry.id == "killed" else around
+    found = book.match_text(around)
+    assert [match.entry.id for match in found] == [entry.id]
+    assert (found[0].number, found[0].lines) == (2, 1) and entry.example in found[0].line
+
+
+@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.id)
+def test_what_is_looked_for_first_is_in_what_an_expression_finds(entry: Entry) -> None:
+    assert entry.pattern is not None
+    words = literals(entry.pattern.pattern)
+    assert words and any(word in entry.example for word in words)
+
+
+def test_every_xid_that_nvidia_lists_has_an_entry() -> None:
+    assert book.playbook().xids == tuple(range(1, 173))
+    asked = {
+        entry.id
+        for number in (8, 13, 31, 48, 63, 64, 74, 79, 94, 95, 119)
+        if (entry := book.by_xid(number))
+    }
+    assert len(asked) == 11
+
+
+@pytest.mark.parametrize("number", book.playbook().xids)
+def test_an_xid_is_found_in_the_kernels_words(number: int) -> None:
+    for line in (
+        f"[ 966.5] NVRM: Xid (PCI:0000:5a:00): {number}, pid=42, name=python, Ch 00000008",
+        f"NVRM: Xid (0000:03:00): {number}, Channel 00000001",
+        f"the driver reported XID {number}",
+    ):
+        (found,) = book.match_text([line])
+        assert found.entry is book.by_xid(number)
+
+
+@pytest.mark.parametrize("number", book.playbook().sxids)
+def test_an_sxid_is_no_xid(number: int) -> None:
+    line = f"nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): {number}, Fatal, Link 28 LTSSM Fault Up"
+    (found,) = book.match_text([line])
+    assert found.entry is book.by_sxid(number)
+    assert book.by_xid(number) is None
+
+
+def test_what_warns_is_what_takes_the_device_away() -> None:
+    """A corrected error and a contained one do not; neither does a link that was taken down."""
+    warns = {number for number in book.playbook().xids if (e := book.by_xid(number)) and e.move}
+    assert warns == {
+        *(46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 156, 158),
+    }
+
+
+@pytest.mark.parametrize(
+    ("which", "name"),
+    [
+        (9, "SIGKILL"),
+        ("9", "SIGKILL"),
+        ("SIGBUS", "SIGBUS"),
+        ("bus", "SIGBUS"),
+        (" sigsegv ", "SIGSEGV"),
+    ],
+)
+def test_a_signal_by_number_and_name(which: int | str, name: str) -> None:
+    entry = book.by_signal(which)
+    assert entry is not None and entry.signal == name
+
+
+@pytest.mark.parametrize("which", [0, 64000, "SIGNONE", "", "99999999999", "٣", "SIGUSR1"])
+def test_what_is_no_signal_or_has_no_entry(which: int | str) -> None:
+    assert book.by_signal(which) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (0, "exit-0"),
+        (1, "exit-1"),
+        (127, "exit-127"),
+        (134, "signal-abrt"),
+        (135, "signal-bus"),
+        (137, "signal-kill"),
+        (139, "signal-segv"),
+        (143, "signal-term"),
+        (-9, "signal-kill"),
+        (-11, "signal-segv"),
+        (255, "exit-255"),
+    ],
+)
+def test_an_exit_code(code: int, found: str) -> None:
+    entry = book.by_exit_code(code)
+    assert entry is not None and entry.id == found
+
+
+@pytest.mark.parametrize("code", [3, 77, 128, -1000, 254, 256, 10**9])
+def test_an_exit_code_of_the_programs_own(code: int) -> None:
+    assert book.by_exit_code(code) is None
+
+
+def test_causes_come_first_then_hints_then_effects() -> None:
+    found = book.match_text(
+        [
+            "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "  exitcode  : -6 (pid: 42)",
+            "Connection closed by peer [10.0.0.3]:2",
+            "NVRM: Xid (PCI:0000:5a:00): 79, GPU has fallen off the bus.",
+        ]
+    )
+    assert [match.entry.id for match in found] == [
+        "xid-79",
+        "cuda-illegal-access",
+        "signal-abrt",
+        "gloo-closed",
+    ]
+    assert [match.number for match in found] == [5, 2, 3, 1]
+    assert found[-1].lines == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("  exitcode  : -9 (pid: 4242)", "signal-kill"),
+        ("failed (exitcode: -11) local_rank: 0 (pid: 7) of binary: python", "signal-segv"),
+        ("srun: error: node1: task 3: Exited with exit code 137", "signal-kill"),
+        ("  traceback : Signal 7 (SIGBUS) received by PID 4242", "signal-bus"),
+        ("  exitcode  : 1 (pid: 4242)", "exit-1"),
+        (
+            "Indexing.cu:1292: index: block: [0,0,0], thread: [31,0,0] Assertion `i < n` failed.",
+            "cuda-device-assert",
+        ),
+    ],
+)
+def test_what_programs_print(line: str, found: str) -> None:
+    assert [match.entry.id for match in book.match_text([line])] == [found]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 12 loss 2.31 grad_norm 0.5 lr 0.0003",
+        "loss 0.01 info: nothing",
+        "grad info is printed every 10 steps",
+        "Process finished: exited with exit code 0",
+        "  exitcode  : 0 (pid: 4242)",
+        "NCCL INFO Connected all rings",
+        "python: main.cc:12: void f(): Assertion `x' failed.",
+        "EDAC MC0: 0 UE, 0 CE",
+        "downloading nvidia-nccl-cu12",
+        "Xid",
+        "maxid 79",
+        "NVRM: Xid (PCI:0000:5a:00): 999, something new",
+        "",
+        "\x1b[31m\u202e",
+    ],
+)
+def test_ordinary_lines_say_nothing(line: str) -> None:
+    assert book.match_text([line]) == []
+
+
+def test_a_long_log_is_searched_to_its_end() -> None:
+    lines = (f"step {step} loss 2.3" for step in range(5000))
+    after = ["OSError: [Errno 28] No space left on device", "Killed"]
+    found = book.match_text([*lines, *after])
+    assert [(match.entry.id, match.number) for match in found] == [
+        ("disk-full", 5001),
+        ("killed", 5002),
+    ]
+
+
+def test_both_ends_of_a_long_line_are_searched() -> None:
+    for line in (
+        "CUDA out of memory" + " " * LONG,
+        " " * LONG + "CUDA out of memory",
+    ):
+        (found,) = book.match_text([line])
+        assert found.entry.id == "cuda-oom" and len(found.line) < 2 * book.LONGEST_LINE
+
+
+@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.id)
+def test_no_expression_takes_long(entry: Entry) -> None:
+    """A line of what it begins with, again and again: the worst for what looks back."""
+    assert entry.pattern is not None
+    hostile = [*literals(entry.pattern.pattern), entry.example[:-1], entry.example[1:-4]]
+    for part in filter(None, hostile):
+        line = (part * (LONG // len(part) + 1))[:LONG]
+        before = time.monotonic()
+        book.match_text([line])
+        entry.pattern.search(book.shortened(line))
+        assert time.monotonic() - before < LIMIT_S, part
+
+
+@pytest.mark.parametrize(
+    "part", ["Xid (", "SXid (", "exitcode : ", "exitcode -", "Xid 1", "\n", "a"]
+)
+def test_no_number_takes_long(part: str) -> None:
+    before = time.monotonic()
+    book.match_text([part * (LONG // len(part))])
+    assert time.monotonic() - before < LIMIT_S
+
+
+def test_every_action_is_explained() -> None:
+    assert set(ABOUT) == set(Action)
+
+
+# --- the file
+
+
+def test_a_good_file(tmp_path: Path) -> None:
+    (entry,) = read_entries(written(tmp_path, GOOD))
+    assert (entry.xids, entry.move, entry.tells) == ((79,), False, Tells.CAUSE)
+    assert entry.likelihood is Likelihood.STATED and entry.blame == "hardware"
+    assert entry.sources == ("https://example.org/a",)
+    (entry,) = read_entries(written(tmp_path, A_TEXT))
+    assert entry.matches == "ab+c"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('id = "one"\n', "", "entry number 1: 'id' is missing"),
+        ('id = "one"', 'id = "One Two"', "lower-case words"),
+        ('id = "one"', "id = 7", "'id' needs one line of text"),
+        ('meaning = "It is gone."', 'meaning = " "', "'meaning' needs one line of text"),
+        ('meaning = "It is gone."', 'meaning = "a\\nb"', "'meaning' needs one line of text"),
+        ('cause = "bus"', 'cause = "gremlins"', "'cause' is 'gremlins', and must be one of"),
+        ('cause = "bus"', "cause = [1]", "'cause' is [1]"),
+        ('owner = "hardware"', 'owner = "them"', "'owner' is 'them'"),
+        ('action = "reboot-node"', 'action = "pray"', "'action' is 'pray'"),
+        (
+            'action = "reboot-node"',
+            'action = "reboot-node"\nmove = 1',
+            "'move' needs true or false",
+        ),
+        ('action = "reboot-node"', 'action = "watch"\nmove = true', "moves work off the device"),
+        ('action = "reboot-node"', 'action = "watch"\ntells = "all"', "'tells' is 'all'"),
+        ('owner = "hardware"', 'owner = "unclear"\nlikelihood = "usually"', "has no likelihood"),
+        ('sources = ["there"]', "sources = []", "'sources' needs a list"),
+        ('sources = ["there"]', 'sources = ["here"]', "[sources] has no 'here'"),
+        ("xid = [79]", "xid = []", "'xid' needs a list of different numbers"),
+        ("xid = [79]", "xid = [79, 79]", "'xid' needs a list of different numbers"),
+        ("xid = [79]", "xid = [true]", "'xid' needs a list of different numbers"),
+        ("xid = [79]", "xid = 79", "'xid' needs a list of different numbers"),
+        ("xid = [79]", "exit = [256]", "'exit' needs a list of different numbers from 0 to 255"),
+        ("xid = [79]", 'signal = "SIGNONE"', "'SIGNONE' is no signal"),
+        ("xid = [79]", "", "it needs one of xid, sxid, signal, exit, pattern, and has 0"),
+        ("xid = [79]", "xid = [79]\nexit = [1]", "and has 2"),
+        ("xid = [79]", "xid = [79]\nexample = 'a'", "only a pattern has an example"),
+        ("xid = [79]", "xid = [79]\ncolour = 'red'", "unknown key 'colour'"),
+        ("xid = [79]", "pattern = 'a('\nexample = 'a'", "no regular expression"),
+        ("xid = [79]", "pattern = 'a'", "a pattern needs an example"),
+        ("xid = [79]", "pattern = 'a*'\nexample = 'a'", "finds an empty line"),
+        ("xid = [79]", "pattern = 'b'\nexample = 'a'", "does not find its example"),
+    ],
+)
+def test_a_wrong_entry_is_named(tmp_path: Path, old: str, new: str, why: str) -> None:
+    assert old in GOOD
+    path = written(tmp_path, GOOD.replace(old, new, 1))
+    with pytest.raises(PlaybookError) as caught:
+        read_entries(path)
+    assert caught.value.message.startswith(f"{path}: entry ") and why in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "needs [sources]"),
+        ("[sources", "cannot be read"),
+        (GOOD.replace("https://example.org/a", "ftp://a"), "needs [sources] with addresses"),
+        (GOOD + 'other = "x"\n[more]\n', "unknown key 'more'"),
+        (GOOD.replace("[[entry]]", "[entry]"), "and [[entry]] tables"),
+        (GOOD + GOOD[GOOD.index("[[entry]]") :], "entry 'one': id one is that of 'one' already"),
+        (
+            GOOD + GOOD[GOOD.index("[[entry]]") :].replace('"one"', '"two"'),
+            "entry 'two': XID 79 is that of 'one' already",
+        ),
+        (
+            GOOD.replace('"https://example.org/a"', '"https://example.org/a"\nb = "https://b.org"'),
+            "no entry names the source https://b.org",
+        ),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, why: str) -> None:
+    if not text:
+        text = "[[entry]]\n"
+        why = "entry"
+    path = written(tmp_path, text)
+    with pytest.raises(PlaybookError) as caught:
+        read_entries(path)
+    assert caught.value.message.startswith(str(path)) and why in caught.value.message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(PlaybookError, match="cannot be read"):
+        read_entries(tmp_path / "none.toml")
+
+
+def test_sources_are_addresses_of_documents() -> None:
+    sources = tomllib.loads(FILE.read_text())["sources"]
+    assert len({*sources.values()}) == len(sources)
+
+
+def test_it_is_cheap_to_import_and_needs_nothing_else_of_ours() -> None:
+    code = (
+        "import sys\nfrom trainchaos.recovery.playbook import book\n"
+        "assert not book.playbook.cache_info().currsize\n"
+        "book.by_xid(79)\nassert book.playbook.cache_info().currsize\n"
+        "print(*(m for m in sys.modules if m.startswith('trainchaos.')"
+        " and not m.startswith('trainchaos.recovery.playbook')))\n"
+        "heavy = {'torch', 'pydantic', 'click', 'numpy'} & {*sys.modules}\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = set(done.stdout.split())
+    assert found <= {
+        f"trainchaos.{name}" for name in ("chaos", "chaos.beacon", "chaos.errors", "recovery")
+    }

@@ -37,7 +37,8 @@ def test_the_first_scenario_for_a_script_of_ones_own_passes_as_it_stands(
 ) -> None:
     """With a script such as its readers have: a checkpoint now and then, and a line a step."""
     found = re.findall(r"^```yaml\n(version: 1\n.*?)^```", (ROOT / text).read_text(), re.M | re.S)
-    (tmp_path / "my-job.yaml").write_text(found[0])
+    own = next(one for one in found if "command:" in one)
+    (tmp_path / "my-job.yaml").write_text(own)
     (tmp_path / "train.py").write_bytes((ROOT / "examples/torchrun_ddp/train.py").read_bytes())
     for name, value in {
         "STEPS": "200",

@@ -261,7 +261,7 @@ def test_the_incidents_of_a_run(explain: Explain, told: Path) -> None:
     title, *paragraphs = out.strip().split("\n\n")
     assert title == ("told: INCONCLUSIVE, simulated, 4 incidents, 1 planned fault that never fired")
     xid, kill, oom, nan = paragraphs
-    assert "  blame   nobody: no failure was declared" in xid
+    assert ", cause warning (XID 79" in xid and "; that is who was hit" in xid
     assert "reported XID 79 of rank" in xid and "The GPU has fallen off the bus" in xid
     assert "  warns   the device is failing" in xid
     assert "at step 33, " in kill and "process-kill hit w2 (rank 2)" in kill
@@ -288,7 +288,8 @@ def test_the_incidents_of_a_run_as_json(explain: Explain, told: Path) -> None:
     assert 0 < kill["detection_time"] < kill["recovery_time"]
     assert [sign["entry"]["id"] for sign in kill["signs"]] == ["signal-kill"]
     assert kill["action"] == "restart" and by_name["xid"]["action"] == "reboot-node"
-    assert by_name["xid"]["blamed"] is None and by_name["xid"]["blamed_who_was_hit"] is None
+    assert by_name["xid"]["blamed"]["cause"] == "warning"
+    assert by_name["xid"]["blamed_who_was_hit"] is True
     assert by_name["oom"]["signs"][0]["entry"]["id"] == "cuda-oom"
 
 

@@ -158,11 +158,11 @@ def test_a_broken_device_is_not_used_again(memory: Path) -> None:
 def test_a_health_event_reaches_its_reader_and_nothing_else(
     target: dict[str, Any], memory: Path
 ) -> None:
-    faulted, (incident,) = arm("hot-spare", memory, "health-event", {"code": 48}, target=target)
+    faulted, (incident,) = arm("hot-spare", memory, "health-event", {"code": 94}, target=target)
     (reported,) = faulted.log.of(Kind.HEALTH_REPORTED)
     assert (reported.data["what"], reported.data["code"], reported.data["source"]) == (
         "xid",
-        48,
+        94,
         "injected",
     )
     assert reported.data["rank" if "rank" in target else "node"] == next(iter(target.values()))

@@ -191,15 +191,14 @@ def _play(
 ) -> None:
     """Play every arm, one after the other; launchers stay open for the whole run."""
     kinds = plugins.load(plugins.FAULTS, Fault)
-    # commands that cannot be observed or fail by themselves, that can be, and that do all steps
-    blind, seen, sound = set[str](), set[str](), set[str]()
+    blind, seen = set[str](), set[str]()  # commands that cannot be observed, and that can
     with _sessions(cells, run) as sessions:
         for cell, repeat, arm in _order(cells, base_seed):
             if stop.signum:
                 return
             command = _command(cell)
             if command in blind:
-                continue  # it will not do better: no further arm of it proves anything
+                continue  # it could not be observed, and will not be
             name = arm_id(cell.id, repeat, arm)
             ledger = Ledger(run.ledger)
             checkpoints = ledger.will(
@@ -221,14 +220,10 @@ def _play(
                 first = command not in seen
                 script = ScriptArm(setup, kinds, watcher=watcher, stop=stop, first=first)
                 pressure.follow(script.scene, script.scene.training)
-                outcome = script.run()
-                kept = outcome not in OVER
-                if outcome == "completed":
-                    sound.add(command)
+                kept = script.run() not in OVER
                 if script.observed:
                     seen.add(command)
-                fails = arm == "control" and outcome not in OVER and command not in sound
-                if fails or (first and not script.observed):
+                elif first:
                     blind.add(command)
             else:
                 session = sessions[cell.scenario.launcher.model_dump_json()]

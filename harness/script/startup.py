@@ -85,7 +85,7 @@ class Startup:
         self._judged_ns = now
         if self._observer.reports and self._observer.generation:
             self._check = False  # its steps are read, and ranks were found
-            self._miscount = self._beyond() or self._short()
+            self._miscount = self._beyond()
             return self._miscount
         if self._observer.reports:
             return self._unranked(now)
@@ -103,13 +103,6 @@ class Startup:
             f" workload.ranks is {self._spec.ranks}: correct it, and have each rank name itself"
             " (RANK in its environment, or a beacon)"
         )
-
-    def _short(self) -> str:
-        """That fewer ranks were found than there are: a run proves nothing with part of them."""
-        found, spec = len(self._observer.members), self._spec
-        if found >= spec.ranks:
-            return ""
-        return f"steps are reported, and {found} of {spec.ranks} ranks were found"
 
     def _unranked(self, now: int) -> str:
         self._unranked_ns = self._unranked_ns or now

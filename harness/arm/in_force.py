@@ -19,18 +19,18 @@ class ActiveEffects:
         self._wanted: dict[tuple[str, Hashable], dict[Hashable, Any]] = {}
 
     def begin(self, what: str, on: Hashable, by: Hashable, value: Any = True) -> list[Any]:
-        """Add one occurrence; returns what all ask for now, the newest last."""
+        """Add one occurrence; returns the values of all occurrences in force, the newest last."""
         wanted = self._wanted.setdefault((what, on), {})
         wanted.pop(by, None)
         wanted[by] = value
         return list(wanted.values())
 
     def end(self, what: str, on: Hashable, by: Hashable) -> list[Any]:
-        """Remove one occurrence; returns what the others still ask for."""
+        """Remove one occurrence; returns the values of those that are left, the newest last."""
         wanted = self._wanted.get((what, on), {})
         wanted.pop(by, None)
         return list(wanted.values())
 
     def now(self, what: str, on: Hashable) -> list[Any]:
-        """What the occurrences in force ask for now."""
+        """The values of the occurrences in force, the newest last."""
         return list(self._wanted.get((what, on), {}).values())

@@ -4,7 +4,7 @@ which are alive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from trainchaos.chaos.errors import NoPlaceLeft
 from trainchaos.chaos.events.log import Kind
@@ -36,7 +36,7 @@ class Roster:
         self._board = DeviceBoard(cluster.places_on, range(topology.nodes))
         self._placement = Placement(topology, spares=spares)
         self._reputation = Reputation()
-        self._failing: set[int] = set()
+        self._failing: frozenset[int] = frozenset()
         self._count = 0
         self.asked_ns: dict[str, int] = {}
         self.device_of = self._board.device_of
@@ -101,14 +101,12 @@ class Roster:
             hint="give the run more nodes, or a spare one",
         )
 
-    def avoid(self, *, node: int | None = None, device: str | None = None) -> None:
-        """Start processes on a node or device that is about to fail only where there is no other,
-        for the rest of the arm.
+    def avoid(self, *, nodes: Collection[int] = (), devices: Collection[str] = ()) -> None:
+        """From now on start processes on these nodes and devices, which are about to fail, only
+        where there are no others.
         """
-        if node is not None:
-            self._failing.add(node)
-        if device is not None:
-            self._board.avoid(device)
+        self._failing = frozenset(nodes)
+        self._board.avoid(devices)
 
     def note_exit(self, report: Exited) -> int:
         """Record that the exit is known; returns the pid that the process had."""

@@ -85,7 +85,7 @@ class DeviceBoard:
         self._places_on = places_on
         self._nodes = nodes
         self._refused: set[str] = set()
-        self._avoided: set[str] = set()
+        self._avoided: frozenset[str] = frozenset()
         self._device_of: dict[str, str] = {}
 
     def takes(self, node: int) -> bool:
@@ -121,9 +121,9 @@ class DeviceBoard:
         self._refused.add(device)
         return device
 
-    def avoid(self, device: str) -> None:
-        """Use a device from now on only where a node has no other."""
-        self._avoided.add(device)
+    def avoid(self, devices: Collection[str]) -> None:
+        """Use these devices from now on only where a node has no others."""
+        self._avoided = frozenset(devices)
 
     def accept(self, process: str) -> None:
         """Admit new processes on its device again."""

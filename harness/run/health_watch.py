@@ -21,24 +21,37 @@ class HealthWatch:
         self._scene = scene
         self._coordinator = coordinator
         self._open: dict[str, str] = {}
+        self._nodes: set[int] = set()  # that are about to fail
+        self._devices: set[str] = set()
 
     def heard(self, report: HealthReport) -> None:
         """A health source has reported something; most of it is no warning."""
-        if why := failing(report.what, report.code):
-            place = report.device or f"node {report.node}"
-            self._scene.roster.avoid(
-                node=report.node if report.device is None else None, device=report.device
-            )
-            for process in self._on(report):
-                self._open.setdefault(process, f"{why}, on {place}")
+        why = failing(report.what, report.code)
+        if not why:
+            return
+        names = list(self._on(report))
+        if report.device is not None:
+            self._devices.add(report.device)
+        elif report.node is not None:
+            self._nodes.add(report.node)
+        self._scene.roster.avoid(nodes=self._nodes, devices=self._devices)
+        place = report.device or f"node {report.node}"
+        self._open |= {name: f"{why}, on {place}" for name in names if name not in self._open}
 
     def tell(self) -> None:
         """Tell the coordinator, if there is one now."""
-        gone = [process for process in self._open if self._scene.roster.gone(process)]
-        for process in gone:
-            del self._open[process]
-        if self._open:
-            self._coordinator.supervise(lambda c: c.on_warnings(self._open))
+        if not self._nodes and not self._devices and not self._open:
+            return
+        roster = self._scene.roster
+        self._open = {name: why for name, why in self._open.items() if not roster.gone(name)}
+        late = [name for name in roster.living() if name not in self._open and self._fails(name)]
+        self._coordinator.supervise(lambda c: c.on_warnings(self._open))
+        self._coordinator.supervise(lambda c: c.no_better_place(late))
+
+    def _fails(self, process: str) -> bool:
+        """Whether a process is at a place that is about to fail."""
+        scene = self._scene
+        return scene.node_of(process) in self._nodes or scene.device_of(process) in self._devices
 
     def _on(self, report: HealthReport) -> Iterator[str]:
         """The processes at the place of a report."""
@@ -50,5 +63,5 @@ class HealthWatch:
             yield from scene.roster.on_node(report.node)
         elif report.device is not None:
             yield from (
-                name for name in scene.roster.there() if scene.device_of(name) == report.device
+                name for name in scene.roster.living() if scene.device_of(name) == report.device
             )

@@ -286,6 +286,7 @@ class ScriptArm:
                 "refused": self._listener.refused,
                 "committed_step": self.observer.committed,
                 "unused": self.scene.storage_unused,
+                "miscounted": self._startup.miscounted,
             },
         )
 

@@ -26,7 +26,9 @@ NS = 1e9
 
 
 class Startup:
-    """One arm's. ``check``: it is the first arm of its command in the run."""
+    """One arm's. ``check``: it is the first arm of its command in the run; ``miscounted``: why the
+    ranks are others than those of the scenario, so that it was stopped; "" if it was not.
+    """
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class Startup:
         self._observer = observer
         self._now_ns = now_ns
         self._check = check
-        self._miscount = ""
+        self.miscounted = ""
         self._began_ns = now_ns()
         self._judged_ns = 0
         self._unread_ns = self._unranked_ns = 0  # since when
@@ -72,8 +74,8 @@ class Startup:
 
     @property
     def observed(self) -> bool:
-        """Whether its steps were read, and its ranks found, all of them where that was checked."""
-        return bool(self._observer.reports and self._observer.generation) and not self._miscount
+        """Whether its steps were read, and its ranks found, as many as the scenario counts."""
+        return bool(self._observer.reports and self._observer.generation) and not self.miscounted
 
     def blind(self) -> str:
         """Why the command cannot be observed as the scenario says, for people; empty: it can, or
@@ -85,8 +87,8 @@ class Startup:
         self._judged_ns = now
         if self._observer.reports and self._observer.generation:
             self._check = False  # its steps are read, and ranks were found
-            self._miscount = self._beyond()
-            return self._miscount
+            self.miscounted = self._beyond() or self._short()
+            return self.miscounted
         if self._observer.reports:
             return self._unranked(now)
         return "" if self._listener.waiting else self._unread(now)
@@ -103,6 +105,15 @@ class Startup:
             f" workload.ranks is {self._spec.ranks}: correct it, and have each rank name itself"
             " (RANK in its environment, or a beacon)"
         )
+
+    def _short(self) -> str:
+        """That fewer ranks were found than there are: a run proves nothing with part of them. A
+        later generation may have lost some.
+        """
+        found, spec = len(self._observer.members), self._spec
+        if found >= spec.ranks or self._observer.generation > 1:
+            return ""
+        return f"steps are reported, and {found} of {spec.ranks} ranks were found"
 
     def _unranked(self, now: int) -> str:
         self._unranked_ns = self._unranked_ns or now

@@ -203,7 +203,7 @@ def relieve(view: ClusterView) -> Decision | None:
     """
     if not view.leaving:
         return None
-    return _without(view, view.leaving, Cause.NOTICE, "will be ended soon")
+    return _without(view, view.leaving, view.fresh, Cause.NOTICE, "will be ended soon")
 
 
 def move_away(view: ClusterView) -> Decision | None:
@@ -212,7 +212,7 @@ def move_away(view: ClusterView) -> Decision | None:
 
     When no other process holds some shard, a checkpoint keeps the state.
     """
-    if not view.warned or len(view.fresh) < len(view.warned):
+    if not view.warned or len(view.refuge) < len(view.warned):
         return None
     return Decision(
         actions=(Pause(save=_alone(view, view.warned)),),
@@ -224,9 +224,9 @@ def move(view: ClusterView) -> Decision | None:
     """Answer the pause that ``move_away`` asked for. None without a spare for each process that may
     fail.
     """
-    if not view.warned or len(view.fresh) < len(view.warned):
+    if not view.warned or len(view.refuge) < len(view.warned):
         return None
-    return _without(view, view.warned, Cause.WARNING, "may fail soon")
+    return _without(view, view.warned, view.refuge, Cause.WARNING, "may fail soon")
 
 
 def _alone(view: ClusterView, names: Collection[str]) -> bool:
@@ -235,19 +235,25 @@ def _alone(view: ClusterView, names: Collection[str]) -> bool:
     return any(leaving.issuperset(view.members[shard :: view.shards]) for shard in shards)
 
 
-def _without(view: ClusterView, leaving: Collection[str], cause: Cause, what: str) -> Decision:
-    """Go on without these paused members, ready processes in their places; ``what``: is to become
-    of them, for people.
+def _without(
+    view: ClusterView,
+    leaving: Collection[str],
+    takers: Iterable[ProcessView],
+    cause: Cause,
+    what: str,
+) -> Decision:
+    """Go on without these paused members, ``takers`` in their places as far as they suffice;
+    ``what``: is to become of those who leave, for people.
     """
     stay = [view.process(name) for name in view.members if name not in leaving]
     people = (*stay, *view.benched)
-    members = seat(view, people, [p.name for p in view.fresh], replicas=view.replicas)
+    members = seat(view, people, [p.name for p in takers], replicas=view.replicas)
     seated, there = set(members), set(view.members)
     if common_step([p for p in people if p.name in seated], view.shards) is None:
         why = f"{', '.join(leaving)} {what}, and nobody else holds the state"
         held = common_step([view.process(name) for name in view.members], view.shards)
         if held is None or held <= view.saved_step or view.pause_saves:
-            return restart(view, why=why)
+            return restart(view, why=why, without=leaving)
         again = Form(members=view.members, state=StateFrom.PEER, cause=cause.value)
         return Decision(
             actions=(again,), reason=f"{why}: step {held} is not saved, so they go on until one is"
@@ -259,9 +265,9 @@ def _without(view: ClusterView, leaving: Collection[str], cause: Cause, what: st
     return Decision(actions=(form,), reason=f"goes on {taken} {', '.join(leaving)}, who {what}")
 
 
-def restart(view: ClusterView, *, why: str) -> Decision:
+def restart(view: ClusterView, *, why: str, without: Collection[str] = ()) -> Decision:
     """Fill the world from ready processes, survivors and new ones, and restore the newest good
-    checkpoint.
+    checkpoint. ``without``: survivors that are to leave.
 
     Unless a checkpoint is known to exist, the first replica is made of processes that have never
     trained: if there is none, the job begins anew with their state.
@@ -277,7 +283,8 @@ def restart(view: ClusterView, *, why: str) -> Decision:
     ):
         reason = f"step {step} is non-finite again after {len(back)} rollbacks"
         return Decision(actions=(GiveUp(),), reason=reason)
-    used = [p for p in (*view.survivors, *view.benched) if not p.noticed and not p.warned]
+    living = (*view.survivors, *view.benched)
+    used = [p for p in living if not p.noticed and p.name not in without]
     outside = [p.name for p in (*view.fresh, *view.starting)]
     most = view.replicas if view.saved else view.replicas - 1
     reserve = itertools.chain(outside, (f"new-{number}" for number in itertools.count()))

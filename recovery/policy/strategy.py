@@ -159,8 +159,16 @@ class ClusterView:
 
     @cached_property
     def fresh(self) -> tuple[ProcessView, ...]:
-        """Those of the ready that never held a rank, and can take any."""
-        return tuple(view for view in self.ready if view.shard is None)
+        """Those of the ready that never held a rank, and can take any: last those whose place is
+        about to fail.
+        """
+        found = (view for view in self.ready if view.shard is None)
+        return tuple(sorted(found, key=lambda view: view.warned))
+
+    @cached_property
+    def refuge(self) -> tuple[ProcessView, ...]:
+        """Those of the fresh to whom a rank can move whose place is about to fail."""
+        return tuple(view for view in self.fresh if not view.warned)
 
     @cached_property
     def leaving(self) -> tuple[str, ...]:

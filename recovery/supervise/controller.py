@@ -204,6 +204,15 @@ class Controller:
         if new:
             self._cycle.warned(member=any(placed))
 
+    def no_better_place(self, processes: Iterable[str]) -> None:
+        """These were started where a failure is expected, as there is no other place: they serve
+        like any other, but no rank moves to them.
+        """
+        for name in processes:
+            entry = self.job.table.get(name)
+            if entry is not None and entry.health is not Health.DEAD:
+                entry.warned = True
+
     # ---- detect: how processes end
 
     def on_dying(self, process: str) -> None:

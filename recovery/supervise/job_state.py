@@ -93,21 +93,19 @@ class JobState:
         has a place.
         """
         process.noticed = True
-        detail = "told by SIGTERM that it will be ended soon"
-        step = self.table.step_of(process)
-        self.failures.history.append(self._declare(process, Cause.NOTICE, detail, step))
-        if self.has_place(process):
-            return True
-        self.table.fence(process)
-        return False
+        return self._announced(process, Cause.NOTICE, "told by SIGTERM that it will be ended soon")
 
     def warned(self, process: Process, detail: str) -> bool:
         """The place of a process is about to fail. One without a rank is ended at once. Returns
         whether it has one.
         """
         process.warned = True
+        return self._announced(process, Cause.WARNING, detail)
+
+    def _announced(self, process: Process, cause: Cause, detail: str) -> bool:
+        """The end of a process is announced: one without a place in the job is let go at once."""
         step = self.table.step_of(process)
-        self.failures.history.append(self._declare(process, Cause.WARNING, detail, step))
+        self.failures.history.append(self._declare(process, cause, detail, step))
         if self.has_place(process):
             return True
         self.table.fence(process)

@@ -30,10 +30,10 @@ class Process:
     ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``deadline_s``: when it
     has to be ready; ``error``: the reason it gives for ending; ``versions``: of its software;
     ``noticed``: it has notice that it will be ended soon; ``warned``: its place is about to fail;
-    ``shard``, ``pending``: see
-    ``ProcessView``; ``exclusions_sent``: how many excluded samples it has been sent; ``stopped_s``:
-    since when it is seen stopped during startup; ``leaving``: it counts as dead, and was asked to
-    end by itself, which it may not do. ``lists``: the processes by health, this one among them.
+    ``shard``, ``pending``: see ``ProcessView``; ``exclusions_sent``: how many excluded samples it
+    has been sent; ``stopped_s``: since when it is seen stopped during startup; ``leaving``: it
+    counts as dead, and was asked to end by itself, which it may not do. ``lists``: the processes by
+    health, this one among them.
     """
 
     name: str

@@ -97,12 +97,21 @@ class RecoveryCycle:
                 self._act(self._strategy.on_spare_lost(self._view()))
 
     def _answer_warnings(self) -> None:
-        """Have the strategy decide about each warned member once."""
+        """Have the strategy decide about each warned member once, while the job trains."""
+        if self.stage is not Stage.TRAINING:
+            return
         warned = {p.name for p in self._job.table.member_processes() if p.warned}
-        new = not warned <= self._warned
-        self._warned = warned
-        if new and self.stage is Stage.TRAINING:
+        new, self._warned = warned - self._warned, warned
+        if new:
             self._act(self._strategy.on_warning(self._view()))
+
+    def _leave_training(self) -> None:
+        """The generation is to stop. What it was to do at the pause it was asked for is not done,
+        so that the strategy is asked again.
+        """
+        if self.stage is Stage.PAUSING:
+            self._warned = set()
+        self.stage = Stage.STOPPING
 
     def differ(self, found: Disagreement) -> None:
         """States of replicas differ: the generation must not go on."""
@@ -122,7 +131,7 @@ class RecoveryCycle:
             self.stop_generation()
         else:
             # All ranks see the same flags and park by themselves; an abort now could cut one off.
-            self.stage = Stage.STOPPING
+            self._leave_training()
             self.parking.let_park(timing.examine_timeout_s if examined else timing.unforced_park_s)
             self.decide_if_parked()
 
@@ -132,7 +141,7 @@ class RecoveryCycle:
         """
         if self.stage in (*_TRAINS, Stage.FORMING):
             self._job.failures.suspect(why)
-            self.stage = Stage.STOPPING
+            self._leave_training()
             self.parking.abort()
 
     # ---- abort
@@ -141,7 +150,7 @@ class RecoveryCycle:
         """Have every survivor leave the generation at once, or replace all where the strategy keeps
         no survivor.
         """
-        self.stage = Stage.STOPPING
+        self._leave_training()
         self._job.failures.forget_suspicion()
         if not self._strategy.keeps_survivors:
             self._decide()

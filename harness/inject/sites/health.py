@@ -56,15 +56,12 @@ class HealthSite:
             handle = HealthHandle(source, None, rank, self._scene.device_of(process))
             who: Mapping[str, Any] = {"process": process, "rank": rank, "device": handle.device}
             found.append(OccurrenceTarget(target=handle, who=who, rank=rank, processes=(process,)))
-        nodes = [
-            OccurrenceTarget(
-                target=HealthHandle(source, node, None, None),
-                who={"node": node, "processes": self._scene.on_node(node)},
-                processes=tuple(self._scene.on_node(node)),
-            )
-            for node in planned.nodes
-        ]
-        return [*found, *nodes]
+        for node in planned.nodes:
+            names = self._scene.on_node(node)
+            who = {"node": node, "processes": names}
+            handle = HealthHandle(source, node, None, None)
+            found.append(OccurrenceTarget(target=handle, who=who, processes=tuple(names)))
+        return found
 
     def reachable(self, planned: PlannedFault) -> bool:
         """Whether a process holds each rank."""

@@ -95,7 +95,7 @@ def test_a_place_that_is_about_to_fail_is_used_only_where_there_is_no_other(
 ) -> None:
     roster.spawn("worker", "warm")
     roster.spawn("worker", "warm")
-    roster.avoid(node=0)
+    roster.avoid(nodes={0})
     roster.note_exit(Exited(process="w0", exit_code=None, signal=9, time_ns=0))
     roster.spawn("worker", "warm")
     assert nodes.started[-1] == ("w2", 1, "cpu:0@n1"), "though node 0 lacks a process"
@@ -106,7 +106,7 @@ def test_a_place_that_is_about_to_fail_is_used_only_where_there_is_no_other(
 
 def test_a_device_that_is_about_to_fail_is_used_only_where_a_node_has_no_other() -> None:
     board = DeviceBoard(lambda _: ["cuda:0", "cuda:1"])
-    board.avoid("cuda:0")
+    board.avoid(["cuda:0"])
     assert [board.assign(name, ["a", "b", "c"]) for name in "abc"] == ["cuda:1"] * 3
     board.refuse("a")
     assert board.assign("d", []) == "cuda:0"

@@ -551,7 +551,9 @@ def test_an_open_gate_says_what_settles_all_of_it() -> None:
         == "median: not a bound: 3 arms of at least 5; needs n=5: --repeat 5 would settle it if"
         " none breaks it"
     )
+    assert "--repeat 19 " in found.reason, "the first line names the clause that needs most"
     never = gate(run_of({"default": {}}, [*slas, sla("mean < 2s", [1.0] * 3)], repeats=3))
+    assert "mean < 2s" in never.reason, "which no number of repeats settles"
     assert never.notes[0] == "1 of 3 open clauses would be settled by no number of repeats"
 
 

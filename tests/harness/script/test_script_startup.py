@@ -120,6 +120,18 @@ def test_a_rank_beyond_those_of_the_scenario_stops_the_run(
     assert stopped(begun, begun.startup(check=False), 3) == ""
 
 
+def test_part_of_the_ranks_stops_the_run() -> None:
+    begun = Begun(ranks=3)
+    begun.observer.reports, begun.observer.generation = 5, 1
+    begun.observer.members = {0: "w0", 2: "w1"}
+    why = stopped(begun, begun.startup(), 3)
+    assert why == "steps are reported, and 2 of 3 ranks were found"
+    begun.observer.generation = 2
+    assert stopped(begun, begun.startup(), 3) == "", "one was lost before this was looked at"
+    begun.observer.generation = 1
+    assert stopped(begun, begun.startup(check=False), 3) == ""
+
+
 def test_a_job_that_goes_on_with_fewer_ranks_was_observed() -> None:
     begun = Begun(ranks=3)
     startup = begun.startup()
@@ -143,6 +155,21 @@ def test_the_same_with_a_beacon_that_is_not_heard() -> None:
     [[], START, BARS, STEPS[:20], [f"epoch {n} of many" for n in range(90)]],
     ids=["silent", "chatty", "bars", "few steps", "epochs"],
 )
+@pytest.mark.parametrize(
+    ("line", "stops"),
+    [
+        ("it={n} train_loss={loss}", True),
+        ("update {n}: loss {loss}", True),
+        ("batch {n} of the data is read", False),
+        ("epoch {n} loss {loss}", False),
+    ],
+)
+def test_a_weak_word_beside_a_loss_is_a_step_too(line: str, stops: bool) -> None:
+    begun = Begun()
+    begun.prints([line.format(n=n, loss=1 / n) for n in range(1, 61)])
+    assert bool(stopped(begun, begun.startup(), 10)) is stops
+
+
 def test_a_slow_start_is_waited_for_whatever_it_prints(lines: list[str]) -> None:
     begun = Begun()
     begun.prints(lines)
@@ -307,8 +334,14 @@ ALONE = [sys.executable, "-c", ENDLESS]
             r"s\.yaml:\d+ .*no beacon was heard: call .* \d+ steps were printed",
         ),
         (ALONE, r"{regex: 'step (?P<step>\d+)'}", 2, r"s\.yaml:6 .*0 of 2 ranks were found"),
+        (
+            command("--steps", "5000", "--step-s", "0.01"),
+            r"{regex: 'step (?P<step>\d+)'}",
+            3,
+            r"s\.yaml:6 .*2 of 3 ranks were found",
+        ),
     ],
-    ids=["unread", "unheard", "unranked"],
+    ids=["unread", "unheard", "unranked", "in part"],
 )
 def test_a_run_stops_at_its_first_arm(
     tmp_path: Path, argv: list[str], progress: str, ranks: int, words: str

@@ -79,6 +79,16 @@ def test_a_warning_of_a_node_is_one_of_all_its_ranks(tmp_path: Path) -> None:
     assert later and 1 not in later, "no process is started there"
 
 
+def test_where_all_places_fail_a_checkpoint_is_saved_and_nobody_moves(tmp_path: Path) -> None:
+    played = play(cell_of("hot-spare", [warning(target={"node": 0})], ranks=2), tmp_path, seed=3)
+    decided = [e.data["reason"] for e in played.log.of(Kind.DECISION)]
+    assert any("a checkpoint is saved before" in reason for reason in decided)
+    assert not any("in place of" in reason for reason in decided), decided
+    spares = [e for e in played.log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "spare"]
+    assert len(spares) <= 2, "it is replaced once, and then kept"
+    assert played.outcome == "completed"
+
+
 def test_a_warning_while_nobody_supervises_is_not_lost(tmp_path: Path) -> None:
     faults = [{"id": "c", "kind": "coordinator-kill", "at": {"step": 30}}, warning()]
     played = play(cell_of("hot-spare", faults, ranks=2), tmp_path, seed=3)

@@ -15,7 +15,7 @@ from trainchaos.recovery.policy.strategies.none import NoRecovery
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.supervise.adoption import past
 from trainchaos.recovery.supervise.controller import Stage
-from trainchaos.recovery.transport.wire import Abort, CheckpointNote, PauseRequest
+from trainchaos.recovery.transport.wire import Abort, CheckpointNote, Notice, PauseRequest
 
 WHY = "XID 48: an uncorrectable ECC error, on cpu:1"
 
@@ -125,14 +125,56 @@ def test_a_warning_during_a_recovery_is_answered_when_it_is_over() -> None:
     assert rig.stage is Stage.PAUSING and pauses(rig) == [False]
 
 
-def test_a_process_that_may_fail_is_not_restarted_with() -> None:
-    rig = warned(HotSpare(), "w1", shards=4)
-    rig.control.on_message("w0", CheckpointNote(state="committed", step=10, checkpoint="c"))
+def test_a_warning_that_a_failure_overtakes_is_answered_when_it_is_over() -> None:
+    """The checkpoint that it asked for was not saved."""
+    rig = warned(DropReplica(), "w1")
+    rig.die("w3")
+    rig.park("w0", "w1", "w2", step=10)
+    rig.join(*rig.members, step=10)
+    assert rig.stage is Stage.PAUSING and pauses(rig) == [True, True]
+
+
+def test_a_warning_beside_a_notice_is_not_forgotten() -> None:
+    rig = Rig(HotSpare(spares=2))
+    rig.train()
+    rig.die("w3")
+    rig.control.on_warnings({"w1": WHY})
+    rig.control.on_message("w2", Notice())
+    rig.park("w0", "w1", "w2", step=10)
+    rig.join(*rig.members, step=10)
+    rig.park(*rig.members, step=11, why="pause")
+    assert "w2" not in rig.members and "w1" in rig.members, "one spare, for who leaves for sure"
+    rig.join(*rig.members, step=11)
+    assert rig.stage is Stage.PAUSING and pauses(rig)[-1], "a checkpoint, for who may fail"
+
+
+def test_no_rank_moves_to_a_place_that_fails_too() -> None:
+    rig = Rig(HotSpare())
+    rig.train()
+    rig.control.no_better_place(["s4", "w99"])
+    rig.control.on_warnings({"w1": WHY})
+    assert rig.causes() == [("w1", "warning")] and not rig.hands.killed
+    assert pauses(rig) == [True], "a checkpoint is all that helps"
+    rig.park(*rig.members, step=11, why="pause")
+    rig.join(*rig.members, step=11)
+    rig.go_on(12, first=12)
+    assert rig.names("spare") == ["s4"], "nor is another one started"
     rig.die("w2")
-    rig.park("w0", "w1", "w3", step=10)
-    rig.ready(*rig.names()[5:])
-    assert set(rig.members) >= {"w0", "w3", "s4"} and "w1" not in rig.members
-    assert "w1" in rig.hands.killed
+    rig.park("w0", "w1", "w3", step=12)
+    assert "s4" in rig.members, "it takes the place of one that has failed"
+
+
+@pytest.mark.parametrize("process", ["w1", "s4"])
+def test_a_warning_before_training_began_does_not_hold_up_the_job(process: str) -> None:
+    rig = Rig(HotSpare())
+    rig.ready("w0", "w1", "w2", "w3")
+    rig.control.on_warnings({process: WHY})
+    if process == "w1":
+        rig.ready("s4")
+    assert rig.stage is Stage.FORMING and rig.members == ("w0", "w1", "w2", "w3")
+    rig.join(*rig.members, step=0)
+    assert pauses(rig) == ([False] if process == "w1" else [])
+    assert rig.hands.killed == ([] if process == "w1" else ["s4"])
 
 
 def test_whoever_takes_over_knows_of_a_warning_and_does_not_take_it_for_a_failure() -> None:

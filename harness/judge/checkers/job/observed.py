@@ -78,6 +78,8 @@ def progress(evidence: Evidence) -> Finding:
         )
         return unknown(f"{evidence.place(key)}{end}")
     found = len(history.generations[0].members) if history.generations else 0
+    if found == history.info.ranks and history.finished and history.finished.data.get("miscounted"):
+        return unknown(f"{evidence.place('workload.ranks')}{end}")
     if found != history.info.ranks:
         return unknown(
             f"{evidence.place('workload.ranks')}{found} of {history.info.ranks} ranks were found"

@@ -320,6 +320,8 @@ def finished(evidence: Evidence) -> Finding | None:
         f"the job did not finish: {history.outcome} at step {history.committed_step} of"
         f" {history.info.steps}{why}"
     )
+    if observed and history.finished and history.finished.data.get("miscounted"):
+        return unknown(done)  # the harness stopped it, as it cannot see all of it
     control = history if evidence.is_control else evidence.control_history
     if observed and control is not None and control.unfinished:
         alone = "" if evidence.is_control else ", and the control arm did not either"

@@ -176,6 +176,23 @@ def test_node_kill_kills_the_machine_and_the_platform_says_so() -> None:
     }
 
 
+def test_a_machine_without_processes_can_be_lost_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = FakeScene()
+    assert scene.machines is not None
+    monkeypatch.setattr(scene, "on_node", lambda node: [])
+    plan, _ = planned("node-kill", {}, nodes=(1,))
+    assert NodeSite(scene).reachable(plan)  # type: ignore[arg-type]
+    fault, aim = node_aim(scene, "node-kill")
+    fault.act(aim.target)
+    assert scene.machines.told == [("kill", 1)]
+    assert aim.look is not None and aim.look() is None, "no process is no evidence"
+    scene.machines.states[1] = {"state": "exited", "machine": "m1", "exit_code": 137}
+    assert aim.look() is not None
+    scene.machines = None
+    (missing,) = NodeSite(scene).aims(plan, fault, 0)  # type: ignore[arg-type]
+    assert isinstance(missing, MissingTarget), "a name without processes is nothing"
+
+
 def test_where_nodes_are_names_their_processes_are_killed() -> None:
     scene = FakeScene()
     scene.machines = None

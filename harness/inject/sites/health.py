@@ -57,10 +57,8 @@ class HealthSite:
             who: Mapping[str, Any] = {"process": process, "rank": rank, "device": handle.device}
             found.append(OccurrenceTarget(target=handle, who=who, rank=rank, processes=(process,)))
         for node in planned.nodes:
-            names = self._scene.on_node(node)
-            who = {"node": node, "processes": names}
-            handle = HealthHandle(source, node, None, None)
-            found.append(OccurrenceTarget(target=handle, who=who, processes=tuple(names)))
+            who = {"node": node, "processes": self._scene.on_node(node)}
+            found.append(OccurrenceTarget(target=HealthHandle(source, node, None, None), who=who))
         return found
 
     def reachable(self, planned: PlannedFault) -> bool:

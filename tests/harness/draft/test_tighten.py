@@ -13,7 +13,9 @@ import pytest
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import EXIT_PASS, EXIT_USAGE
 from trainchaos.chaos.scenario.sla import parse_clause
+from trainchaos.harness.draft.facts import FEW_STEPS
 from trainchaos.harness.draft.tighten import _edited, _place, _tightened, _too_few
+from trainchaos.harness.judge.results import Results
 
 TRAINER = Path(__file__).parents[2] / "support" / "fake_trainer.py"
 SCENARIO = f"""# mine
@@ -124,6 +126,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "mine": LOOSE,
         "other": SCENARIO.replace("name: mine", "name: other"),
         "forgets": FORGETS,
+        "behind": LOOSE.replace("name: mine", "name: behind").replace("step: 15", "step: 12"),
     }
     for name, text in texts.items():
         (folder / f"{name}.yaml").write_text(text)
@@ -166,6 +169,19 @@ def test_no_limit_is_made_of_a_job_that_began_again(
     assert "stays: the job began again from step 1 after hit in default, repeat 0" in said
     text = (played / "forgets.yaml").read_text()
     assert "max <= 25" in text and "max < 300s" not in text
+
+
+@pytest.mark.real
+def test_no_limit_is_made_of_a_fault_behind_a_checkpoint_in_a_run(
+    played: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = played / "runs/behind/latest/results.json"
+    (incident,) = Results.model_validate_json(path.read_text()).faults
+    assert invoke(["init", "--from", str(path.parent)]) == EXIT_PASS
+    behind = incident.steps_lost <= FEW_STEPS  # on a busy machine the kill may come steps later
+    assert (f"stays: at step {incident.step} next to nothing" in capsys.readouterr().out) is behind
+    text = (played / "behind.yaml").read_text()
+    assert ("max <= 25" in text) is behind and "max < 300s" not in text
 
 
 @pytest.mark.real

@@ -151,11 +151,6 @@ def test_the_same_with_a_beacon_that_is_not_heard() -> None:
 
 
 @pytest.mark.parametrize(
-    "lines",
-    [[], START, BARS, STEPS[:20], [f"epoch {n} of many" for n in range(90)]],
-    ids=["silent", "chatty", "bars", "few steps", "epochs"],
-)
-@pytest.mark.parametrize(
     ("line", "stops"),
     [
         ("it={n} train_loss={loss}", True),
@@ -170,6 +165,11 @@ def test_a_weak_word_beside_a_loss_is_a_step_too(line: str, stops: bool) -> None
     assert bool(stopped(begun, begun.startup(), 10)) is stops
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [[], START, BARS, STEPS[:20], [f"epoch {n} of many" for n in range(90)]],
+    ids=["silent", "chatty", "bars", "few steps", "epochs"],
+)
 def test_a_slow_start_is_waited_for_whatever_it_prints(lines: list[str]) -> None:
     begun = Begun()
     begun.prints(lines)

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.search.simulate import cell_of, evidence, play
+from tests.mutations.tape import Tape
+from tests.support.search.simulate import cell_of, changed, evidence, play
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers import CHECKERS, check
+from trainchaos.harness.judge.evidence.evidence import Evidence
+from trainchaos.harness.judge.results import Finding
 
 FAILS = {"id": "f", "kind": "gpu-error", "at": {"step": 38}, "target": {"rank": 1}}
 
@@ -44,8 +47,7 @@ def test_a_warning_saves_the_steps_since_the_last_checkpoint(tmp_path: Path) -> 
 def test_nothing_is_lost_where_nothing_fails_after_all(tmp_path: Path, strategy: str) -> None:
     played = play(cell_of(strategy, [warning()], ranks=2), tmp_path, seed=3)
     judged = replace(evidence(played, None), arm="faulted")
-    found = {name: check(checker, judged) for name, checker in CHECKERS.items()}
-    assert not {name: one for name, one in found.items() if one.verdict == "fail"}
+    assert not verdicts(judged)
     (incident,) = judged.measures.incidents
     assert (incident.outcome, incident.detected_by) == ("recovered", "warning")
     assert (incident.steps_lost, incident.blamed_rank) == (0, 1)
@@ -79,11 +81,21 @@ def test_a_warning_of_a_node_is_one_of_all_its_ranks(tmp_path: Path) -> None:
     assert later and 1 not in later, "no process is started there"
 
 
-def test_where_all_places_fail_a_checkpoint_is_saved_and_nobody_moves(tmp_path: Path) -> None:
-    played = play(cell_of("hot-spare", [warning(target={"node": 0})], ranks=2), tmp_path, seed=3)
+def verdicts(judged: Evidence) -> dict[str, Finding]:
+    """What failed."""
+    found = {name: check(checker, judged) for name, checker in CHECKERS.items()}
+    return {name: one for name, one in found.items() if one.verdict == "fail"}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_where_all_places_fail_a_checkpoint_is_saved_and_nobody_moves(
+    tmp_path: Path, ranks: int
+) -> None:
+    faults = [warning(target={"node": 0})]
+    played = play(cell_of("hot-spare", faults, ranks=ranks), tmp_path, seed=3)
     decided = [e.data["reason"] for e in played.log.of(Kind.DECISION)]
     assert any("a checkpoint is saved before" in reason for reason in decided)
-    assert not any("in place of" in reason for reason in decided), decided
+    assert not any("in place of" in reason or "nobody else" in reason for reason in decided)
     spares = [e for e in played.log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "spare"]
     assert len(spares) <= 2, "it is replaced once, and then kept"
     assert played.outcome == "completed"
@@ -95,5 +107,63 @@ def test_a_warning_while_nobody_supervises_is_not_lost(tmp_path: Path) -> None:
     causes = [e.data["cause"] for e in played.log.of(Kind.FAILURE_DETECTED)]
     assert causes == ["warning"]
     judged = replace(evidence(played, None), arm="faulted")
-    found = {name: check(checker, judged) for name, checker in CHECKERS.items()}
-    assert not {name: one for name, one in found.items() if one.verdict == "fail"}
+    assert not verdicts(judged)
+
+
+@pytest.mark.parametrize("strategy", ["drop-replica", "hot-spare"])
+def test_a_warning_is_declared_once_whoever_supervises(tmp_path: Path, strategy: str) -> None:
+    late = {"id": "c", "kind": "coordinator-kill", "at": {"step": 40}, "params": {"down_s": 0.1}}
+    spares = {"strategy": "hot-spare", "spares": 1}
+    faults = [warning(target={"node": 1}), late]
+    cell = cell_of(
+        spares if strategy == "hot-spare" else strategy,
+        faults,
+        ranks=4,
+        launcher={"kind": "sim", "nodes": 2},
+    )
+    played = play(cell, tmp_path, seed=3)
+    told = [e.data["process"] for e in played.log.of(Kind.FAILURE_DETECTED)]
+    assert len(told) == len(set(told)) >= 2, told
+    assert played.log.first(Kind.COORDINATOR_ADOPTED) is not None
+    assert not verdicts(replace(evidence(played, None), arm="faulted"))
+
+
+def test_the_only_holder_of_a_shard_moves_by_a_checkpoint(tmp_path: Path) -> None:
+    cell = cell_of("hot-spare", [warning()], ranks=2, parallelism="fsdp")
+    played = play(cell, tmp_path, seed=3)
+    judged = replace(evidence(played, None), arm="faulted")
+    assert not verdicts(judged)
+    (incident,) = judged.measures.incidents
+    assert (incident.outcome, incident.steps_lost) == ("recovered", 0)
+    assert "nobody else holds the state" in str(
+        [e.data["reason"] for e in played.log.of(Kind.DECISION)]
+    )
+
+
+def test_a_move_may_come_generations_after_its_warning(tmp_path: Path) -> None:
+    """There is no spare at first: a checkpoint is saved, and the rank moves by another one later."""
+    spare = {"id": "s", "kind": "spare-kill", "at": {"step": 30}, "target": {"spare": 0}}
+    cell = cell_of("hot-spare", [spare, warning()], ranks=2, parallelism="fsdp")
+    played = play(cell, tmp_path, seed=3)
+    started = [e.data["cause"] for e in played.log.of(Kind.GENERATION_STARTED)]
+    assert started == ["start", "grow", "failure"], started
+    assert not verdicts(replace(evidence(played, None), arm="faulted"))
+
+
+def test_a_warning_in_the_last_step_costs_nothing(tmp_path: Path) -> None:
+    cell = cell_of("hot-spare", [warning(at={"step": 60})], ranks=2)
+    judged = replace(evidence(play(cell, tmp_path, seed=3), None), arm="faulted")
+    (incident,) = judged.measures.incidents
+    assert (incident.outcome, incident.detected_by) == ("masked", "warning")
+
+
+def test_a_process_that_had_ended_was_not_warned_of(tmp_path: Path) -> None:
+    played = play(cell_of("hot-spare", [warning()], ranks=2), tmp_path, seed=3)
+
+    def planted(log: Tape) -> None:
+        ended = log.find(Kind.PROCESS_EXITED, process="w1")[0]
+        log.find(Kind.FAILURE_DETECTED)[0].time_ns = ended.time_ns + 1
+
+    judged = replace(changed(played, None, planted), arm="faulted")
+    found = check(CHECKERS["lifecycle"], judged)
+    assert found.verdict == "fail" and "it had ended before" in found.witness, found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import sys
@@ -52,7 +53,7 @@ def nodes_session(
     """
     needs = frozenset(need for cell in cells for need in needs_of(cell))
     ledger = Ledger(run.ledger)
-    home = RemoveTree(path=run.root.resolve() / "agents", inside=run.root.resolve())
+    home = RemoveTree(path=free_home(run.root.resolve()), inside=run.root.resolve())
     record = ledger.will(home)
     most = max(cell.scenario.topology.nodes for cell in cells)
     platform = make(PlatformNeeds(run=run, cells=cells, nodes=most, needs=needs, will=ledger.will))
@@ -76,6 +77,14 @@ def nodes_session(
         platform.close()
         outcome = home.undo()
         (ledger.undone if outcome.ok else ledger.failed)(record, outcome.text)
+
+
+def free_home(root: Path) -> Path:
+    """A directory for a session's agents that no other session of the run uses: cells with
+    different launchers have a session each.
+    """
+    names = (f"agents-{number}" if number > 1 else "agents" for number in itertools.count(1))
+    return next(path for name in names if not (path := root / name).exists())
 
 
 class NodesSession:

@@ -342,6 +342,16 @@ def cell() -> Cell:
     return Cell(id="default", params={}, scenario=scenario)
 
 
+def test_two_sessions_of_one_run_have_agents_of_their_own(tmp_path: Path, cell: Cell) -> None:
+    """As where cells of a matrix differ in their launcher."""
+    run = RunDirectory(tmp_path)
+    OwnCommand.code = "input()"
+    with nodes_session([cell], run, OwnCommand), nodes_session([cell], run, OwnCommand):
+        tokens = {path.read_text() for path in tmp_path.glob("agents*/token")}
+        assert len(tokens) == 2
+    assert not list(tmp_path.glob("agents*"))
+
+
 def test_an_agent_that_cannot_run_is_named_with_its_last_words_and_nothing_is_left(
     tmp_path: Path, cell: Cell
 ) -> None:

@@ -19,6 +19,7 @@ LOOK_EVERY_S = 1.0
 GRACE_S = 5.0
 END_S = 5.0  # longest wait for those threads as the process ends
 LEAVING = "leave-group"  # the threads that take groups down
+ABORTING = "abort-group"  # the threads that break communicators of NCCL
 ABANDONED = "abandoned-group"  # the threads that wait for it
 
 
@@ -45,8 +46,10 @@ def outlive(work: dist.Work, circles: Sequence[Circle], made: list[Any], *, limi
 
 @atexit.register
 def _await_leaving() -> None:
-    """A thread that returns from gloo after the interpreter has ended aborts the process."""
+    """A thread that returns from gloo or NCCL after the interpreter has ended aborts the
+    process.
+    """
     deadline_s = time.monotonic() + END_S
     for thread in threading.enumerate():
-        if thread.name == LEAVING:
+        if thread.name in (LEAVING, ABORTING):
             thread.join(max(0.0, deadline_s - time.monotonic()))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from trainchaos.recovery.state.parts import local, wrapped
 
@@ -57,6 +57,13 @@ class Bucket:
             if gradient is not None:
                 local(view).copy_(local(gradient.detach()))
             parameter.grad = view
+
+    @property
+    def sent(self) -> Tensor:
+        """The buffer for a collective: the same memory, with a version of its own. Gloo puts the
+        sum of CUDA tensors back by a copy of torch's, which is no change of a gradient.
+        """
+        return self.flat.data
 
     def seal(self) -> None:
         """The bucket is about to be reduced."""

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainchaos.recovery.collectives.abandoned import ABORTING
 from trainchaos.recovery.process.local import NCCL_WATCHDOG
 
 LOOK_S = 0.0001  # between two looks at a device that is waited for
@@ -82,7 +83,7 @@ class CommunicatorAborter:
                 if thread is None or not thread.is_alive():
                     call = made.abort
                     thread = threading.Thread(
-                        target=_quietly, args=(call,), name="abort-group", daemon=True
+                        target=_quietly, args=(call,), name=ABORTING, daemon=True
                     )
                     self._begun[id(made)] = thread
                     thread.start()

@@ -278,7 +278,7 @@ class Buckets:
         bucket.seal()
         circle = self._circle()
         bucket.work = self._enter(
-            2 * bucket.flat.nbytes, circle.ranks, lambda: circle.start_all_reduce(bucket.flat)
+            2 * bucket.flat.nbytes, circle.ranks, lambda: circle.start_all_reduce(bucket.sent)
         )
 
     def _enter(

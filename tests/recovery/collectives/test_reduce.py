@@ -361,3 +361,48 @@ def test_double_precision_is_kept() -> None:
     GradientReducer(model, max_world=2, entering=lambda _: None)
     assert {p.dtype for p in model.parameters()} == {torch.float64}
     assert {p.grad.dtype for p in model.parameters() if p.grad is not None} <= {torch.float64}
+
+
+class CopyingGroup:
+    """A group of this rank alone that puts the sum back by a copy of torch's, as gloo does for
+    tensors of a GPU.
+    """
+
+    world, ranks, layout = 1, (0,), Layout(world=1)
+    abandoned = False
+
+    def start_all_reduce(self, tensor: Tensor) -> Any:
+        tensor.copy_(tensor.clone())
+        return object()
+
+    def wait(self, work: Any) -> None:
+        pass
+
+    def read(self, values: Tensor) -> list[Any]:
+        return cast("list[Any]", values.tolist())
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_sum_that_is_copied_back_is_no_change_of_a_gradient(
+    monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", SMALL)
+    model = net()
+    reducer = GradientReducer(model, max_world=1, entering=lambda number: None)
+    reducer.new_generation(cast("Any", CopyingGroup()))
+    reducer.begin()
+    loss = loss_of(model, range(BATCH))
+    reducer.expect()
+    loss.backward()
+    alone = net()
+    loss_of(alone, range(BATCH)).backward()
+    if changed:
+        late = next(p.grad for p in reversed(list(model.parameters())) if p.grad is not None)
+        late.mul_(2.0)
+        with pytest.raises(RuntimeError, match="changed while it was reduced"):
+            reducer.finish(rank=0, loss_sum=loss.detach(), count=BATCH, pause=False)
+        return
+    done = reducer.finish(rank=0, loss_sum=loss.detach(), count=BATCH, pause=False)
+    assert done.samples == BATCH and done.finite
+    for mine, right in zip(gradients(model), gradients(alone), strict=True):
+        assert torch.allclose(mine * BATCH, right)

@@ -31,6 +31,8 @@ FILES = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.name != "r
 NAMES = [str(path.relative_to(FOLDER)) for path in FILES]
 EXIT_TAG = "exit-"
 """A tag ``exit-3`` says that the scenario ends so, and its description says why."""
+SIM_EXIT_TAG = "sim-exit-"
+"""The same of its simulation alone, which goes before ``exit-``."""
 
 
 @cache
@@ -48,8 +50,13 @@ def loaded(path: Path, overrides: Sequence[Any] = ()) -> LoadedScenario:
 
 
 def expected_exit(scenario: LoadedScenario) -> int:
-    tags = [tag for tag in scenario.cells[0].scenario.tags if tag.startswith(EXIT_TAG)]
-    return int(tags[0].removeprefix(EXIT_TAG)) if tags else 0
+    """The exit code that it ends with in simulation."""
+    tags = scenario.cells[0].scenario.tags
+    for prefix in (SIM_EXIT_TAG, EXIT_TAG):
+        for tag in tags:
+            if tag.startswith(prefix):
+                return int(tag.removeprefix(prefix))
+    return 0
 
 
 def test_there_are_enough() -> None:
@@ -86,7 +93,8 @@ def test_names_are_unique() -> None:
 
 
 def exit_tagged(path: Path) -> bool:
-    return any(str(tag).startswith(EXIT_TAG) for tag in read_document(path).tree.get("tags", []))
+    tags = read_document(path).tree.get("tags", [])
+    return any(str(tag).startswith((EXIT_TAG, SIM_EXIT_TAG)) for tag in tags)
 
 
 def in_test(path: Path) -> bool:

@@ -1,1 +1,1 @@
-"""The GPU benchmark, which makes docs/gpu-results.md: ``python -m benchmarks.gpu``."""
+"""The GPU benchmark, which fills docs/gpu-results.md: ``python -m benchmarks.gpu``."""

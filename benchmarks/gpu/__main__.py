@@ -1,4 +1,4 @@
-"""Makes docs/gpu-results.md within ten minutes on a machine with a GPU.
+"""Measures on a GPU, and puts the results into docs/gpu-results.md, within ten minutes.
 
     python -m benchmarks.gpu [--device cuda] [--size 124m] [--minutes 9] [--out docs/gpu-results.md]
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.jobs import ROOT, ROWS, GpuMeasured, play, why_not
-from benchmarks.gpu.page import page
+from benchmarks.gpu.page import page, placed
 from trainchaos.chaos.errors import EXIT_FAIL, EXIT_PASS, EXIT_SKIPPED
 
 PART_LIMIT_S = 100.0
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: part(name, given.device, given.size, until_s) for name in ("faults", "nccl", "state")
     }
     text = page(given.device, given.size, batch, about, parts, jobs, skipped)
-    given.out.write_text(text)
+    given.out.write_text(placed(text, given.out.read_text() if given.out.is_file() else ""))
     print(text)
     failed = (
         reason or any(why for _, why in parts.values()) or any(job.note for job in jobs.values())

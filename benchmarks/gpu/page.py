@@ -1,7 +1,8 @@
-"""The page docs/gpu-results.md, from what was measured."""
+"""The measured part of docs/gpu-results.md."""
 
 from __future__ import annotations
 
+import re
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from benchmarks.gpu.jobs import EVERY, GpuMeasured
 
 Parts = Mapping[str, tuple[Mapping[str, Any], str]]
 """Part -> its measurements, and why there are none."""
+BEGIN, END = "<!-- made by make bench-gpu -->\n", "<!-- end of make bench-gpu -->\n"
 OF_ONE_PROCESS = {
     "form_s": "form a group of one",
     "first_s": "its first all-reduce (4 MiB)",
@@ -33,7 +35,7 @@ def page(
     jobs: Mapping[str, GpuMeasured],
     skipped: Mapping[str, str],
 ) -> str:
-    """The whole of docs/gpu-results.md. ``skipped``: job -> why it was not run."""
+    """What was measured, as a page. ``skipped``: job -> why it was not run."""
     what = ", ".join(f"{name} {value}" for name, value in about.items())
     lines = [
         "# Results on GPUs",
@@ -51,6 +53,17 @@ def page(
     lines += _faults(parts)
     lines += [f"\n{name}: {reason}." for name, (_, reason) in parts.items() if reason]
     return "\n".join(lines) + "\n"
+
+
+def placed(measured: str, there: str) -> str:
+    """The page ``there`` with ``measured`` in place of what it holds between ``BEGIN`` and ``END``;
+    ``measured`` alone if it has no such place.
+    """
+    if BEGIN not in there or END not in there:
+        return measured
+    inside = measured.split("\n", 2)[2]  # the page has a title of its own
+    between = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    return between.sub(lambda _: f"{BEGIN}\n{inside}\n{END}", there, count=1)
 
 
 def _recovery(

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import jobs, parts
+from benchmarks.gpu.page import BEGIN, END, placed
 from benchmarks.gpu.page import page as page_of
 from trainchaos.chaos.errors import EXIT_SKIPPED
 
@@ -55,6 +56,15 @@ def test_the_page_says_what_was_measured_what_was_not_and_on_what() -> None:
     assert "1 of 2 landed on cuda tensors" in page and "not rng zero" in page
     assert "other: not run: no time left" in page
     assert "None of these figures is of a GPU" in page_of("cpu", "tiny", 8, {}, measured, {}, {})
+
+
+def test_a_page_keeps_what_was_written_by_hand() -> None:
+    measured = page_of("cuda", "124m", 8, {}, {"faults": ({}, ""), "state": ({}, "")}, {}, {})
+    there = f"# Title\n\nBy hand.\n\n{BEGIN}old\n{END}\nAfter.\n"
+    twice = placed(measured, placed(measured, there))
+    assert twice.startswith("# Title\n\nBy hand.\n") and twice.endswith("\nAfter.\n")
+    assert "old" not in twice and twice.count("# Results on GPUs") == 0
+    assert twice.count("## Recovery") == 1 and placed(measured, "") == measured
 
 
 def test_what_this_torch_and_this_machine_cannot_do_is_named_and_no_failure(

@@ -1,0 +1,46 @@
+"""Level, scale and autocorrelation of a window, which a quarter of wild values does not move far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from trainchaos.recovery.health.statistics.tails import NORMAL_MAD, STUDENT_MAD
+
+MAD_ERROR = 1.17
+"""Standard error of a median absolute deviation, relative, times the root of n (normal values:
+Rousseeuw and Croux 1993, efficiency of 37 %).
+"""
+SIGN_ERROR = math.pi / 2.0
+"""Standard error of ``autocorrelation``, times the root of n, of values without any."""
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value; nan of none."""
+    ordered = sorted(values)
+    n = len(ordered)
+    if not n:
+        return math.nan
+    return ordered[n // 2] if n % 2 else (ordered[n // 2 - 1] + ordered[n // 2]) / 2.0
+
+
+def spread(values: Sequence[float], centre: float, *, normal: bool = False) -> float:
+    """Scale of the null model (``recovery.health.statistics.tails``), or of a normal one, from the
+    median absolute deviation. With three standard errors on top: a scale that is taken to be too
+    small makes false alarms.
+    """
+    mad = median([abs(value - centre) for value in values])
+    sure = 1.0 + 3.0 * MAD_ERROR / math.sqrt(max(1, len(values)))
+    return sure * mad / (NORMAL_MAD if normal else STUDENT_MAD)
+
+
+def autocorrelation(values: Sequence[float], centre: float) -> float:
+    """Of neighbours, in [0, 0.95]: from how often both are on one side of the centre (quadrant
+    correlation, Blomqvist 1950), which no wild value moves; with a standard error on top.
+    """
+    signs = [value > centre for value in values if value != centre]
+    if len(signs) < 2:
+        return 0.0
+    same = sum(a == b for a, b in zip(signs, signs[1:], strict=False)) / (len(signs) - 1)
+    found = math.sin(math.pi / 2.0 * (2.0 * same - 1.0)) + SIGN_ERROR / math.sqrt(len(signs))
+    return min(0.95, max(0.0, found))

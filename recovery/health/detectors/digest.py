@@ -43,17 +43,21 @@ class DigestDetector:
         for reading in readings:
             if reading.metric != "digest" or reading.step is None or not reading.text:
                 continue
-            known = reading.where in self._known
-            if reading.step <= self._done - MOST_OPEN:
-                self._open.clear()  # the job went back to an earlier step
-                self._done = -1
-            if reading.step <= self._done or (not known and len(self._known) >= MOST_PLACES):
+            if reading.where not in self._known and len(self._known) >= MOST_PLACES:
                 continue
+            if reading.step <= self._done - MOST_OPEN:  # the job went back to an earlier step
+                self._open.clear()
+                self._done = -1
             self._known[reading.where] = reading.step
+            if reading.step <= self._done:
+                continue
             step = self._open.setdefault(reading.step, {})
             step[reading.where] = reading.text, reading.time_s
-            if len(step) == len(self._known):
+            # Of the first step nobody knows how many there will be.
+            if self._done >= 0 and len(step) == len(self._known):
                 found += self._close(reading.step)
+            elif self._done < 0 and len(self._open) > 1:
+                found += self._close(min(self._open))
         for step_number in sorted(self._open)[:-MOST_OPEN]:
             found += self._close(step_number)
         return found

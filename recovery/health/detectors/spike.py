@@ -1,14 +1,17 @@
 """A value of the job that jumps above its own recent past: what loss and gradient norm share.
 
-Null model: level + noise, the noise an autoregression of first order whose innovations are
-Student's t with 3 degrees of freedom. Two tests share the rate of false alarms:
+Null model: a level that follows a line + noise, the noise an autoregression of first order whose
+innovations are Student's t with 3 degrees of freedom. Judged is what is new in a value: its
+distance from the level, less what the distance before it leads to expect. Two tests share the rate
+of false alarms:
 
 - one step alone: above the quantile of one decision;
-- ``steps`` in a row: above the quantile of the probability that, independent, they would all have.
-  Correlated, one large innovation does it alone: it has to be so large that it still exceeds the
-  threshold after the steps between (the one big jump of heavy-tailed sums: Embrechts, Klüppelberg
-  and Mikosch, Modelling Extremal Events, 1997, sec. 8.3). The higher of the two is taken, with the
-  autocorrelation found in the history.
+- ``steps`` in a row: above the quantile of the probability that, independent, all of them have.
+
+The autocorrelation is taken from the history, two standard errors too high, and a distance below
+the level leads to expect nothing: otherwise one large innovation would be in what follows it too,
+and a row of its own. (In heavy-tailed sums a row is one big jump: Embrechts, Klüppelberg and
+Mikosch, Modelling Extremal Events, 1997, sec. 8.3.)
 """
 
 from __future__ import annotations
@@ -20,15 +23,15 @@ from dataclasses import dataclass, field
 
 from trainchaos.recovery.health.detectors.base import MOST_PLACES, RATE, STEP_S, Alarm, tail
 from trainchaos.recovery.health.readings.reading import Place, Reading
-from trainchaos.recovery.health.statistics.robust import autocorrelation, median, spread
+from trainchaos.recovery.health.statistics.robust import autocorrelation, spread, without_trend
 from trainchaos.recovery.health.statistics.tails import student_quantile
 
-HISTORY = 256
-"""Steps: ten seconds of 40 ms, in which the level of a loss does not move by its noise."""
+HISTORY = 512
+"""Steps: 20 s of 40 ms, in which the level of a loss does not move by its noise."""
 LEAST_HISTORY = 128
-REFRESH = 16
-"""Steps after which level and scale are computed anew: sorting 256 values takes as long as 20
-steps' other work.
+REFRESH = 32
+"""Steps after which level and scale are computed anew: that takes 0.2 ms, as long as 200 steps'
+other work.
 """
 WELL = 8
 """Steps below the threshold that end an alarm."""
@@ -40,8 +43,10 @@ class _Series:
     waiting: list[float] = field(default_factory=list)
     level: float = 0.0
     scale: float = 0.0
+    related: float = 0.0
     row: float = math.inf
     alone: float = math.inf
+    distance: float = 0.0
     above: int = 0
     below: int = 0
     since_s: float = 0.0
@@ -53,7 +58,7 @@ class _Series:
 class SpikeDetector:
     """``metric``: of which reading; ``steps``: in a row; ``least``: a spike is at least so much of
     the level (relative), smaller ones are not worth a warning; ``step_s``: of the job. Value and
-    threshold are in the metric's unit.
+    threshold are in the metric's unit. A value that is no number is an alarm at once.
     """
 
     what: str
@@ -92,9 +97,14 @@ class SpikeDetector:
         series.last_s = reading.time_s
         value = reading.value
         if not math.isfinite(value):
-            return self._above(series, reading, math.inf, alone=True)
-        if value > series.row:
-            return self._above(series, reading, series.row, alone=value > series.alone)
+            return self._above(series, reading, series.level + series.row)
+        expected = series.level + series.related * max(0.0, series.distance)
+        series.distance = value - series.level
+        if value - expected > series.row and series.distance > self.least * abs(series.level):
+            alone = value - expected > series.alone
+            return self._above(
+                series, reading, expected + (series.alone if alone else series.row), alone=alone
+            )
         if series.above:
             series.below += 1
             if series.below >= WELL or not series.alarmed:
@@ -103,7 +113,7 @@ class SpikeDetector:
         return None
 
     def _above(
-        self, series: _Series, reading: Reading, limit: float, *, alone: bool
+        self, series: _Series, reading: Reading, threshold: float, *, alone: bool = True
     ) -> Alarm | None:
         if not series.above:
             series.since_s = reading.time_s
@@ -113,7 +123,6 @@ class SpikeDetector:
         if series.alarmed or not (alone or series.above >= self.steps):
             return None
         series.alarmed = True
-        threshold = limit if not alone or math.isinf(limit) else series.alone
         return Alarm(
             what=self.what,
             where=reading.where,
@@ -139,13 +148,10 @@ class SpikeDetector:
         series.waiting.clear()
         if len(series.history) < LEAST_HISTORY:
             return
-        values = list(series.history)
-        level = median(values)
-        scale = spread(values, level)
-        jump = autocorrelation(values, level) ** (self.steps - 1) * self._one
-        floor = self.least * abs(level)
+        level, distances = without_trend(list(series.history))
         # A window of equal values has no scale: rounding alone would be a spike.
-        least = max(floor, 1e-12)
+        scale = max(spread(distances, 0.0), 1e-9 * abs(level), 1e-12)
         series.level, series.scale = level, scale
-        series.row = level + max(least, scale * max(self._all, jump))
-        series.alone = level + max(least, scale * max(self._one, self._all))
+        series.related = autocorrelation(distances, 0.0, errors=2.0)
+        series.row = scale * self._all
+        series.alone = scale * self._one

@@ -1,7 +1,8 @@
-"""Level, scale and autocorrelation of a window, which a quarter of wild values does not move far."""
+"""Level, trend, scale and autocorrelation of a window: a quarter of wild values moves none far."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -24,6 +25,20 @@ def median(values: Sequence[float]) -> float:
     return ordered[n // 2] if n % 2 else (ordered[n // 2 - 1] + ordered[n // 2]) / 2.0
 
 
+def without_trend(values: Sequence[float]) -> tuple[float, list[float]]:
+    """Where a straight line through the medians of both halves ends, and the distances from it
+    (resistant line: Tukey, Exploratory Data Analysis, 1977, with halves for his thirds).
+    """
+    n = len(values)
+    half = n // 2
+    first, last = median(values[:half]), median(values[half:])
+    slope = (last - first) / (n / 2.0) if half else 0.0
+    middle = (n - 1) / 2.0
+    distances = [value - slope * (i - middle) for i, value in enumerate(values)]
+    level = median(distances)
+    return level + slope * (n - middle), [value - level for value in distances]
+
+
 def spread(values: Sequence[float], centre: float, *, normal: bool = False) -> float:
     """Scale of the null model (``recovery.health.statistics.tails``), or of a normal one, from the
     median absolute deviation. With three standard errors on top: a scale that is taken to be too
@@ -34,13 +49,15 @@ def spread(values: Sequence[float], centre: float, *, normal: bool = False) -> f
     return sure * mad / (NORMAL_MAD if normal else STUDENT_MAD)
 
 
-def autocorrelation(values: Sequence[float], centre: float) -> float:
+def autocorrelation(values: Sequence[float], centre: float, errors: float = 1.0) -> float:
     """Of neighbours, in [0, 0.95]: from how often both are on one side of the centre (quadrant
-    correlation, Blomqvist 1950), which no wild value moves; with a standard error on top.
+    correlation, Blomqvist 1950), which no wild value moves; with so many standard errors on top.
     """
     signs = [value > centre for value in values if value != centre]
     if len(signs) < 2:
         return 0.0
-    same = sum(a == b for a, b in zip(signs, signs[1:], strict=False)) / (len(signs) - 1)
-    found = math.sin(math.pi / 2.0 * (2.0 * same - 1.0)) + SIGN_ERROR / math.sqrt(len(signs))
+    same = sum(a == b for a, b in itertools.pairwise(signs)) / (len(signs) - 1)
+    found = math.sin(math.pi / 2.0 * (2.0 * same - 1.0)) + errors * SIGN_ERROR / math.sqrt(
+        len(signs)
+    )
     return min(0.95, max(0.0, found))

@@ -1,10 +1,12 @@
 """What the detectors of health find, how soon, and how often they are wrong.
 
     python -m benchmarks.detectors [--seed 1] [--part 1.0] [--n 100] [--only NAME ...] [--jobs 2]
+    python -m benchmarks.detectors --archives docs/results/published*.tar.xz
 
 Series are generated (``benchmarks.health``): without an anomaly, for the rate of false alarms, and
 with one of several sizes. Prints a Markdown table. ``--part``: of the hours without an anomaly.
-Exits with 1 if a rate is more than its detector states (lower 95 % bound).
+Exits with 1 if a rate is more than its detector states (lower 95 % bound). ``--archives``: instead,
+the logs of real runs.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from statistics import median
 
+from benchmarks.health import stored
 from benchmarks.health.cases import CASES
 from benchmarks.health.evaluate import Null, Planted, null, planted
 
@@ -86,7 +90,11 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=100, help="anomalies of each size")
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--archives", nargs="+", type=Path, default=[], help="of comparisons")
     options = parser.parse_args()
+    if options.archives:
+        print(stored.table(stored.unpacked(options.archives)))
+        return
     began_s = time.monotonic()
     with ProcessPoolExecutor(options.jobs) as pool:
         waiting = {

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from trainchaos.recovery.health.detectors.base import MOST_PLACES, Alarm
 from trainchaos.recovery.health.readings.reading import JOB, Place, Reading
 
-MOST_OPEN = 16
-"""Steps that are not complete: ranks are a step apart at the most, and a rank that is lost never
+MOST_OPEN = 4
+"""Digests that are waited for: ranks are a step apart at the most, and a rank that is lost never
 answers.
 """
 

@@ -38,9 +38,10 @@ class Blocks:
         """The block before, if this reading is in a later one. A clock that is set back begins a
         new block, and what was in this one is forgotten.
         """
-        if not (math.isfinite(reading.time_s) and math.isfinite(reading.value)):
+        number = reading.time_s / self.block_s
+        if not (math.isfinite(number) and math.isfinite(reading.value)):
             return
-        index = math.floor(reading.time_s / self.block_s)
+        index = math.floor(number)
         if index != self._index:
             if index > self._index and self._values:
                 yield self._close()

@@ -25,7 +25,7 @@ HOURS = {
     "loss-spike": 1.0,
     "throughput-drop": 1.0,
     "hang": 8.0,
-    "ecc-acceleration": 1000.0,
+    "ecc-acceleration": 400.0,
 }
 """Of series; others: 40. Of each weather at least one run."""
 PLAINLY = {
@@ -101,7 +101,7 @@ def test_the_noise_is_as_heavy_as_it_says() -> None:
     rng = numpy.random.default_rng(1)
     for related in (0.0, 0.5):
         values = student(rng, 200_000, related)
-        assert numpy.mean(numpy.abs(values) > 10.0) > 100 * 1e-20, "normal noise never is"
+        assert numpy.mean(numpy.abs(values) > 10.0) > 1e-4, "normal noise never is"
         found = numpy.corrcoef(numpy.sign(values[1:]), numpy.sign(values[:-1]))[0, 1]
         assert (found > 0.2) == bool(related)
     assert 0.9 < kept(rng, 100_000, WEATHERS[2]).mean() < 0.99

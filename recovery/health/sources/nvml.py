@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainchaos.recovery.health.readings.reading import Place, Problem, Problems, Reading
-from trainchaos.recovery.health.sources.nvml_metrics import ASKS, FIELDS, RATES, FieldAsk
+from trainchaos.recovery.health.sources.nvml_metrics import ASKS, FIELDS, RATES, SELDOM_S, FieldAsk
 
 RETRY_S = 60.0
 """Until a library or driver that was not there is tried again: somebody may install it, and a try
@@ -51,6 +51,7 @@ class _Device:
     dropped: set[str] = field(default_factory=set)
     counters: dict[str, tuple[float, float]] = field(default_factory=dict)
     gone: bool = False
+    asked_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -176,8 +177,12 @@ class NvmlSource:
 
     def _metrics(self, device: _Device, now_s: float) -> list[Reading]:
         nvml, found = self._nvml, list[Reading]()
+        all_s = device.asked_s
+        everything = all_s is None or not 0 <= now_s - all_s < SELDOM_S
+        if everything:
+            device.asked_s = now_s
         for ask in ASKS:
-            if ask.metric in device.dropped:
+            if ask.metric in device.dropped or (ask.seldom and not everything):
                 continue
             try:
                 for metric, value, unit in ask.values(nvml, device.handle):

@@ -13,16 +13,21 @@ from typing import Any
 ALL_LINKS = 0xFFFF_FFFF
 """Scope of a field: the sum over a device's NVLinks (NVML API reference, field values)."""
 KIB = 1024.0
+SELDOM_S = 60.0
 
 Values = Iterator[tuple[str, float, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """``metric``: said of a failure; ``values``: (metric, value, unit) of a handle."""
+    """``metric``: said of a failure; ``values``: (metric, value, unit) of a handle; ``seldom``:
+    asked once in ``SELDOM_S``, as it changes little and takes a quarter of a millisecond (measured
+    on an H200; others take a hundredth).
+    """
 
     metric: str
     values: Callable[[Any, Any], Values]
+    seldom: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,17 +116,17 @@ def _utilisation(nvml: Any, handle: Any) -> Values:
 
 ASKS = (
     Ask(metric="temperature", values=_temperature),
-    Ask(metric="temperature_slowdown", values=_slowdown),
-    Ask(metric="temperature_shutdown", values=_shutdown),
+    Ask(metric="temperature_slowdown", values=_slowdown, seldom=True),
+    Ask(metric="temperature_shutdown", values=_shutdown, seldom=True),
     Ask(metric="power", values=_power),
-    Ask(metric="power_limit", values=_power_limit),
+    Ask(metric="power_limit", values=_power_limit, seldom=True),
     Ask(metric="clock_sm", values=_sm_clock),
     Ask(metric="clock_memory", values=_memory_clock),
     Ask(metric="throttle_reasons", values=_throttle),
     Ask(metric="utilisation", values=_utilisation),
     Ask(metric="ecc", values=_ecc),
     Ask(metric="rows", values=_rows),
-    Ask(metric="pcie_replays", values=_replays),
+    Ask(metric="pcie_replays", values=_replays, seldom=True),
 )
 
 _LINK = "NVML_FI_DEV_NVLINK_"

@@ -12,7 +12,7 @@ import pytest
 from tests.support.fake_nvml import FIELD_IDS, FakeNvml, error
 from trainchaos.recovery.health.readings.reading import Reading
 from trainchaos.recovery.health.sources.nvml import MOST_EVENTS, RETRY_S, NvmlSource
-from trainchaos.recovery.health.sources.nvml_metrics import ASKS, FIELDS
+from trainchaos.recovery.health.sources.nvml_metrics import ASKS, FIELDS, SELDOM_S
 
 SENT = FIELD_IDS["NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX"]
 
@@ -54,6 +54,17 @@ def test_rates_are_made_of_counters_that_grow() -> None:
         nvml.devices[0].fields[SENT] = kib
         rates.append(of(source.read(now_s), "nvlink_bandwidth_out").get("cuda:0"))
     assert rates == [None, 4096 * 1024 / 2.0, 0.0, None, 10 * 1024.0]
+
+
+def test_what_changes_little_is_asked_seldom() -> None:
+    nvml = FakeNvml(1)
+    source = NvmlSource(lambda: nvml)
+    seldom = {one.metric for one in ASKS if one.seldom}
+    said = []
+    for now_s in (0.0, 1.0, SELDOM_S - 1.0, SELDOM_S, SELDOM_S + 1.0, 5.0, 6.0):
+        said.append(seldom & {one.metric for one in source.read(now_s)})
+    # At 5.0 the clock had been set back.
+    assert said == [seldom, set(), set(), seldom, set(), seldom, set()]
 
 
 def test_events_are_taken_until_there_are_none() -> None:
@@ -122,7 +133,7 @@ def test_what_a_device_does_not_answer_is_asked_and_said_once(ask: str, name: st
     nvml = FakeNvml()
     nvml.devices[0].answers[calls[ask]] = error(name)
     source = NvmlSource(lambda: nvml)
-    first, second = source.read(0.0), source.read(1.0)
+    first, second = source.read(0.0), source.read(SELDOM_S)
     problems = source.problems()
     assert (ask, "cuda:0") in {(one.metric, one.device) for one in problems}
     assert len(problems) == len({one[:3] for one in problems}) <= 2

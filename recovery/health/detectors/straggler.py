@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trainchaos.recovery.health.detectors.base import RATE, STEP_S, Alarm, tail
+from trainchaos.recovery.health.detectors.base import MOST_PLACES, RATE, STEP_S, Alarm, tail
 from trainchaos.recovery.health.readings.reading import Place, Reading
 from trainchaos.recovery.health.statistics.blocks import Block, Blocks, of_others
 from trainchaos.recovery.health.statistics.robust import median, spread
@@ -17,8 +17,27 @@ STEPS = 20
 """In a block: the median stands until 10 of them are slow."""
 ROW = 4
 """Blocks in a row: the noise of a block may be heavy-tailed, and four such in a row are not."""
+PAST = 64
+"""Blocks of a rank's own past: a minute, in which a lasting difference hardly changes."""
+GAP = 8
+"""Latest blocks that are not part of it; and blocks after which a rank that was away is another."""
+LEAST_PAST = 24
 HISTORY = 1024
 LEAST_HISTORY = 64
+
+
+@dataclass(kw_only=True)
+class _Rank:
+    block: int = 0
+    past: deque[float] = field(default_factory=lambda: deque(maxlen=PAST + GAP))
+    row: int = 0
+    since_s: float = 0.0
+    alarmed: bool = False
+
+    def usual(self) -> float | None:
+        """Its ratio to its peers before now; None: not known yet."""
+        past = list(self.past)[:-GAP]
+        return median(past) if len(past) >= LEAST_PAST else None
 
 
 @dataclass(kw_only=True)
@@ -26,20 +45,25 @@ class StragglerDetector:
     """Metric ``compute``, s. Value: a block's own compute time over the median of the peers';
     threshold: the same, above which it is for ``ROW`` blocks of ``STEPS`` steps in a row.
 
-    Null model: log ratios of all ranks, lasting differences between ranks included, have one level
-    and a scale that their history shows, with noise of Student's t with 3 degrees of freedom that
-    is independent between blocks; then ROW of them in a row are above the quantile of p^(1/ROW)
-    with probability p. ``least``: a rank that is 10 % slower costs a job of its kind 10 %; less is
-    within what equal devices differ by.
+    A rank is one if it is slower than its peers by ``least`` and slower than it was itself by more
+    than noise explains; or slower than its peers by ``lasting``, whatever it was.
+
+    Null model: a rank's log ratio to its peers is a lasting difference of less than ``lasting``,
+    which changes in a minute by less than the noise of a block, and noise, of a scale that the
+    history of all ranks shows, of Student's t with 3 degrees of freedom and independent between
+    blocks: then ROW of them in a row are above the quantile of p^(1/ROW) with probability p.
+    ``least``: a rank that is 10 % slower costs a job of its kind 10 %; less is within what equal
+    devices differ by. ``lasting``: what no pair of equal devices differs by. Both are our choice.
     """
 
     what: str = field(default="straggler", init=False)
     rate: float = RATE
     step_s: float = STEP_S
     least: float = 0.1
-    _history: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY), repr=False)
-    _rows: dict[Place, tuple[int, float]] = field(default_factory=dict, repr=False)
-    _alarmed: set[Place] = field(default_factory=set, repr=False)
+    lasting: float = 0.25
+    _noise: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY), repr=False)
+    _ranks: dict[Place, _Rank] = field(default_factory=dict, repr=False)
+    _block: int = 0
 
     def __post_init__(self) -> None:
         block_s = STEPS * self.step_s
@@ -56,40 +80,45 @@ class StragglerDetector:
         return found
 
     def _judge(self, block: Block) -> Iterator[Alarm]:
+        self._block += 1
         peers = of_others(block.medians)
-        ratios = {where: math.log(block.medians[where] / peers[where]) for where in peers}
-        known = len(self._history) >= LEAST_HISTORY
-        limit = math.log1p(self.least)
-        if known:
-            level = median(self._history)
-            limit = max(limit, level + self._scales * spread(list(self._history), level))
-        self._history.extend(ratios.values())
-        self._forget(ratios.keys() | block.medians.keys())
-        for where, ratio in ratios.items() if known else ():
+        noise = math.inf
+        if len(self._noise) >= LEAST_HISTORY:
+            level = median(self._noise)
+            noise = level + self._scales * spread(list(self._noise), level)
+        if len(self._ranks) > MOST_PLACES:
+            self._ranks.clear()
+        for where, others in peers.items():
+            rank = self._ranks.get(where)
+            if rank is None or rank.block < self._block - GAP:
+                rank = self._ranks[where] = _Rank()
+            if rank.block < self._block - 1:  # blocks in which it was not there are no row
+                rank.row = 0
+            rank.block = self._block
+            ratio, usual = math.log(block.medians[where] / others), rank.usual()
+            limit = math.log1p(self.lasting)
+            if usual is not None:
+                limit = min(limit, max(math.log1p(self.least), usual + noise))
+                self._noise.append(ratio - usual)
             if ratio <= limit:
-                self._rows.pop(where, None)
-                self._alarmed.discard(where)
+                rank.past.append(ratio)
+                rank.row, rank.alarmed = 0, False
                 continue
-            row, since_s = self._rows.get(where, (0, block.start_s))
-            self._rows[where] = row + 1, since_s
-            if row + 1 >= ROW and where not in self._alarmed:
-                self._alarmed.add(where)
-                yield Alarm(
-                    what=self.what,
-                    where=where,
-                    since_s=since_s,
-                    value=math.exp(ratio),
-                    threshold=math.exp(limit),
-                    evidence={
-                        "own_s": block.medians[where],
-                        "peers_s": peers[where],
-                        "peers": len(peers) - 1,
-                        "blocks": row + 1,
-                    },
-                )
-
-    def _forget(self, there: set[Place]) -> None:
-        """Ranks that are not in a block are not in a row of blocks either."""
-        for where in self._rows.keys() - there:
-            del self._rows[where]
-            self._alarmed.discard(where)
+            rank.since_s = rank.since_s if rank.row else block.start_s
+            rank.row += 1
+            if rank.row < ROW or rank.alarmed:
+                continue
+            rank.alarmed = True
+            yield Alarm(
+                what=self.what,
+                where=where,
+                since_s=rank.since_s,
+                value=math.exp(ratio),
+                threshold=math.exp(limit),
+                evidence={
+                    "own_s": block.medians[where],
+                    "peers_s": others,
+                    "peers": len(peers) - 1,
+                    "blocks": rank.row,
+                },
+            )

@@ -168,8 +168,8 @@ CASES: Mapping[str, Case] = {
     "hang": Case(
         make=HangDetector,
         stream=streams.commits,
-        series=RANKS,
-        hours=328,
+        series=1,
+        hours=330,
         run_s=HOUR,
         onset_s=(30, 60),
         watched_s=20,

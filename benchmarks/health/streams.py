@@ -110,7 +110,9 @@ def _series(
 
 
 def commits(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) -> Iterator[Poll]:
-    """Steps of 8 ranks. ``size``: how many ranks stop; the others wait for them after a step."""
+    """Steps of 8 ranks; of 2 in a healthy job, in which all commit together, so that more would say
+    the same. ``size``: how many ranks stop; the others wait for them after a step.
+    """
     n = seconds * PER_POLL
     took = STEP_S * positive(rng, n, 0.05, weather)
     times = numpy.cumsum(took)
@@ -121,7 +123,7 @@ def commits(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) -> It
         readings = []
         for step in range(first, last):
             time_s = float(times[step])
-            for rank in range(RANKS):
+            for rank in range(2 if plant is None else RANKS):
                 stopped = plant is not None and time_s >= plant.onset_s
                 # Those that did not stop finish the step that they are in.
                 late = plant is not None and time_s >= plant.onset_s + took[step]

@@ -24,7 +24,7 @@ HOURS = {
     "gradient-spike": 1.0,
     "loss-spike": 1.0,
     "throughput-drop": 1.0,
-    "hang": 8.0,
+    "hang": 1.0,
     "ecc-acceleration": 400.0,
 }
 """Of series; others: 40. Of each weather at least one run."""

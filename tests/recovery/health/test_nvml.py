@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_nvml import FIELD_IDS, FakeNvml, error
+from tests.support.gpu.fake_nvml import FIELD_IDS, FakeNvml, error
 from trainchaos.recovery.health.readings.reading import Reading
 from trainchaos.recovery.health.sources.nvml import MOST_EVENTS, RETRY_S, NvmlSource
 from trainchaos.recovery.health.sources.nvml_metrics import ASKS, FIELDS, SELDOM_S

@@ -113,7 +113,8 @@ def commits(rng: Rng, weather: Weather, seconds: int, plant: Plant | None) -> It
     """Steps of 8 ranks; of 2 in a healthy job, in which all commit together, so that more would say
     the same. ``size``: how many ranks stop; the others wait for them after a step.
     """
-    n = seconds * PER_POLL
+    # Some more than fit: a job that is done early is not silent.
+    n = int(1.2 * seconds * PER_POLL)
     took = STEP_S * positive(rng, n, 0.05, weather)
     times = numpy.cumsum(took)
     first = 0

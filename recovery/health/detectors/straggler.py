@@ -22,6 +22,8 @@ PAST = 64
 GAP = 8
 """Latest blocks that are not part of it; and blocks after which a rank that was away is another."""
 LEAST_PAST = 24
+LASTING_ROW = 32
+"""Blocks in a row of a rank that was never faster: half a minute, as it is no news."""
 HISTORY = 1024
 LEAST_HISTORY = 64
 
@@ -31,6 +33,7 @@ class _Rank:
     block: int = 0
     past: deque[float] = field(default_factory=lambda: deque(maxlen=PAST + GAP))
     row: int = 0
+    lasting: int = 0
     since_s: float = 0.0
     alarmed: bool = False
 
@@ -46,7 +49,8 @@ class StragglerDetector:
     threshold: the same, above which it is for ``ROW`` blocks of ``STEPS`` steps in a row.
 
     A rank is one if it is slower than its peers by ``least`` and slower than it was itself by more
-    than noise explains; or slower than its peers by ``lasting``, whatever it was.
+    than noise explains; or for ``LASTING_ROW`` blocks slower than its peers by ``lasting``,
+    whatever it was.
 
     Null model: a rank's log ratio to its peers is a lasting difference of less than ``lasting``,
     which changes in a minute by less than the noise of a block, and noise, of a scale that the
@@ -54,6 +58,7 @@ class StragglerDetector:
     blocks: then ROW of them in a row are above the quantile of p^(1/ROW) with probability p.
     ``least``: a rank that is 10 % slower costs a job of its kind 10 %; less is within what equal
     devices differ by. ``lasting``: what no pair of equal devices differs by. Both are our choice.
+    ``step_s``: a longer step makes longer blocks by itself.
     """
 
     what: str = field(default="straggler", init=False)
@@ -67,7 +72,7 @@ class StragglerDetector:
 
     def __post_init__(self) -> None:
         block_s = STEPS * self.step_s
-        self._blocks = Blocks(block_s=block_s, least=STEPS // 4)
+        self._blocks = Blocks(block_s=block_s, least=STEPS // 4, wanted=STEPS)
         self._scales = student_quantile(tail(self.rate, block_s) ** (1.0 / ROW))
 
     def look(self, readings: Sequence[Reading], now_s: float) -> Sequence[Alarm]:
@@ -93,21 +98,26 @@ class StragglerDetector:
             if rank is None or rank.block < self._block - GAP:
                 rank = self._ranks[where] = _Rank()
             if rank.block < self._block - 1:  # blocks in which it was not there are no row
-                rank.row = 0
+                rank.row = rank.lasting = 0
             rank.block = self._block
             ratio, usual = math.log(block.medians[where] / others), rank.usual()
-            limit = math.log1p(self.lasting)
+            limit = math.inf
             if usual is not None:
-                limit = min(limit, max(math.log1p(self.least), usual + noise))
+                limit = max(math.log1p(self.least), usual + noise)
                 self._noise.append(ratio - usual)
-            if ratio <= limit:
+            slower, far = ratio > limit, ratio > math.log1p(self.lasting)
+            if not slower:
                 rank.past.append(ratio)
-                rank.row, rank.alarmed = 0, False
+            if not (slower or far):
+                rank.row, rank.lasting, rank.alarmed = 0, 0, False
                 continue
-            rank.since_s = rank.since_s if rank.row else block.start_s
-            rank.row += 1
-            if rank.row < ROW or rank.alarmed:
+            rank.since_s = rank.since_s if rank.row or rank.lasting else block.start_s
+            rank.row = rank.row + 1 if slower else 0
+            rank.lasting = rank.lasting + 1 if far else 0
+            if rank.alarmed or (rank.row < ROW and rank.lasting < LASTING_ROW):
                 continue
+            if rank.row < ROW:
+                limit = math.log1p(self.lasting)
             rank.alarmed = True
             yield Alarm(
                 what=self.what,
@@ -119,6 +129,6 @@ class StragglerDetector:
                     "own_s": block.medians[where],
                     "peers_s": others,
                     "peers": len(peers) - 1,
-                    "blocks": rank.row,
+                    "blocks": max(rank.row, rank.lasting),
                 },
             )

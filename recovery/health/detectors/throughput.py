@@ -32,7 +32,7 @@ class ThroughputDetector:
 
     def __post_init__(self) -> None:
         block_s = STEPS * self.step_s
-        self._blocks = Blocks(block_s=block_s, least=STEPS // 4)
+        self._blocks = Blocks(block_s=block_s, least=STEPS // 4, wanted=STEPS)
         self._tail = tail(self.rate, block_s)
 
     def look(self, readings: Sequence[Reading], now_s: float) -> Sequence[Alarm]:

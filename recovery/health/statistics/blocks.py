@@ -15,6 +15,10 @@ from trainchaos.recovery.health.statistics.robust import median
 MOST_IN_BLOCK = 4096
 """Readings of one place in one block that count; those that come after them are left out."""
 MOST_PLACES = 20_000
+SHORT = 8
+"""Blocks in a row with less than half of the readings that are wanted, after which blocks become
+longer: a pause makes two.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +31,15 @@ class Block:
 
 @dataclass(kw_only=True)
 class Blocks:
-    """``block_s``: length; ``least``: readings without which a place has no median."""
+    """``block_s``: length; ``least``: readings without which a place has no median; ``wanted``: in
+    a block: it becomes longer if no place has half of them (0: it stays as it is).
+    """
 
     block_s: float
     least: int = 1
+    wanted: int = 0
+    _short: int = 0
+    _fullest: int = 0
     _values: dict[Place, list[float]] = field(default_factory=dict, repr=False)
     _index: float = -math.inf
 
@@ -44,7 +53,10 @@ class Blocks:
         index = math.floor(number)
         if index != self._index:
             if index > self._index and self._values:
-                yield self._close()
+                if self._too_short():
+                    index = math.floor(reading.time_s / self.block_s)
+                else:
+                    yield self._close()
             self._values, self._index = {}, index
         values = self._values.get(reading.where)
         if values is None:
@@ -53,6 +65,18 @@ class Blocks:
             values = self._values[reading.where] = []
         if len(values) < MOST_IN_BLOCK:
             values.append(reading.value)
+
+    def _too_short(self) -> bool:
+        """Whether the block had not half of what is wanted; then nothing is said of it."""
+        most = max(map(len, self._values.values()))
+        if 2 * most >= self.wanted:
+            self._short = self._fullest = 0
+            return False
+        self._short, self._fullest = self._short + 1, max(self._fullest, most)
+        if self._short >= SHORT:
+            self.block_s *= math.ceil(self.wanted / self._fullest)
+            self._short = self._fullest = 0
+        return True
 
     def _close(self) -> Block:
         medians = {

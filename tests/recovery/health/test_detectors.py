@@ -93,10 +93,35 @@ def test_a_rank_that_computes_for_longer_is_named_once() -> None:
 
 def test_a_straggler_that_comes_back_is_named_again() -> None:
     some = noise(1, 0.05)
-    slow = of_ranks(
-        "compute", lambda rank, n: some() * (1.4 if rank == 2 and n // 500 % 2 else 1.0), 3000, 0.04
-    )
+
+    def took(rank: int, n: int) -> float:
+        return some() * (1.4 if rank == 2 and n // 1000 % 2 else 1.0)
+
+    slow = of_ranks("compute", took, 6000, STEP_S)
     assert [one.where for one in play(StragglerDetector(), slow)] == [Place(2)] * 3
+
+
+def test_a_rank_that_was_never_faster_is_named_after_half_a_minute() -> None:
+    some = noise(9, 0.05)
+    slow = of_ranks("compute", lambda rank, n: some() * (1.5 if rank == 1 else 1.0), 1500, STEP_S)
+    (alarm,) = play(StragglerDetector(), slow)
+    assert (alarm.where, alarm.since_s) == (Place(1), 0.0)
+    assert alarm.evidence["blocks"] == 32
+    assert alarm.threshold == pytest.approx(1.25)
+    little = of_ranks("compute", lambda rank, n: some() * (1.2 if rank == 1 else 1.0), 4000, STEP_S)
+    assert play(StragglerDetector(), little) == []
+
+
+@pytest.mark.parametrize("step_s", [0.04, 0.5, 7.0])
+def test_steps_of_any_length_are_judged(step_s: float) -> None:
+    some = noise(10, 0.05)
+
+    def took(rank: int, n: int) -> float:
+        return some() * (1.5 if rank == 1 and n >= 2000 else 1.0)
+
+    assert len(play(StragglerDetector(), of_ranks("compute", took, 3000, step_s))) == 1
+    drop = of_job("throughput", (some() * (0.7 if n >= 4000 else 1.0) for n in range(6000)), step_s)
+    assert len(play(ThroughputDetector(), drop)) == 1
 
 
 def test_all_ranks_slow_at_once_are_no_stragglers_and_two_ranks_name_none() -> None:

@@ -141,6 +141,22 @@ def test_the_median_of_the_others() -> None:
     assert of_others({Place(0): 1.0, Place(1): 2.0}) == {}
 
 
+def test_blocks_become_longer_where_readings_are_rarer_and_not_for_a_pause() -> None:
+    blocks = Blocks(block_s=1.0, least=5, wanted=20)
+    found = [
+        block
+        for number in range(400)
+        for block in blocks.add(Reading(Place(0), "x", 1.0, "s", 0.5 * number))
+    ]
+    assert blocks.block_s == 10.0
+    assert len(found) >= 15
+    blocks = Blocks(block_s=1.0, least=5, wanted=20)
+    for number in range(2000):
+        pause_s = 40.7 * (number // 300)
+        list(blocks.add(Reading(Place(0), "x", 1.0, "s", 0.04 * number + pause_s)))
+    assert blocks.block_s == 1.0
+
+
 def test_blocks_close_when_a_later_one_begins() -> None:
     blocks = Blocks(block_s=1.0, least=2)
 

@@ -126,7 +126,7 @@ def _playbook() -> str:
     lines = [
         "# Playbook",
         "",
-        "Every sign that `chaos explain` knows; [signs of failure](../health.md) says what the"
+        "Every sign that `chaos explain` knows; [signs of failure](../explain.md) says what the"
         " columns mean.",
         "",
         *_table(heads, rows),

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.fault.targets import StorageTarget
 from trainchaos.harness.arm.in_force import ActiveEffects
-from trainchaos.harness.launch.health import HealthSource
 from trainchaos.harness.launch.launcher import (
     ArmSetup,
     GroupControl,
@@ -17,6 +16,7 @@ from trainchaos.harness.launch.launcher import (
     StoreControl,
 )
 from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.recovery.health.readings.reports import ReportFile
 from trainchaos.recovery.transport.wire import Message
 
 
@@ -64,7 +64,7 @@ class Scene(Protocol):
         """Limits on memory, if the arm's faults need them."""
 
     @property
-    def health(self) -> HealthSource | None:
+    def health(self) -> ReportFile | None:
         """The health source that monitors read, if there is one."""
 
     def node_of(self, process: str) -> int | None:

@@ -1,63 +1,12 @@
-"""The health source that monitors read: driver reports about devices, one JSON line each.
-
-A driver's event is appended to the arm's file; a monitor reads the file from where it stopped.
-Injected events (``health-event``) take the same path as NVML's, so that readers can tell them apart
-only by ``source``.
-"""
+"""Events of NVML as the reports that monitors read (``recovery.health.readings.reports``)."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-
-class HealthReport(BaseModel):
-    """One report. ``what``: xid (``code`` is its number), ecc, thermal or nvlink (``code`` is a
-    count or a value); ``device``: slot or CUDA device; ``node`` and ``rank``: its node and rank,
-    where known; ``source``: nvml|injected.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    what: Literal["xid", "ecc", "thermal", "nvlink"]
-    code: int
-    device: str | None = None
-    node: int | None = None
-    rank: int | None = None
-    source: Literal["nvml", "injected"]
-
-
-class HealthSource:
-    """The report file of one arm, with the position of its reader."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def append(self, reading: HealthReport) -> None:
-        """Append a report, as a driver would. Raises OSError."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "ab") as stream:
-            stream.write(reading.model_dump_json().encode() + b"\n")
-
-    def read(self) -> Iterator[HealthReport]:
-        """Reports since the last call; malformed lines are skipped."""
-        with contextlib.suppress(OSError):
-            if os.stat(self._path).st_size == self._offset:
-                return
-            with open(self._path, "rb") as stream:
-                stream.seek(self._offset)
-                data = stream.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._offset += len(whole)
-            for line in whole.splitlines():
-                with contextlib.suppress(ValidationError):
-                    yield HealthReport.model_validate_json(line)
+from trainchaos.recovery.health.readings.reports import HealthReport
 
 
 class NvmlEvents:

@@ -22,10 +22,10 @@ from trainchaos.chaos.fault.targets import LinkShape, StorageTarget
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.chaos.schedule.blast import NO_COSTS, Privilege
 from trainchaos.harness.host.rundir import RunDirectory
-from trainchaos.harness.launch.health import HealthReport
 from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.harness.undo.base import Undo
 from trainchaos.recovery.checkpoint.memory.keepers import KeeperStarted
+from trainchaos.recovery.health.readings.reports import HealthReport
 from trainchaos.recovery.process.local import Exited, MessageReceived, Report
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark

@@ -16,7 +16,7 @@ from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.host import processes
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.cgroups import CgroupControl, lacks_cgroup
-from trainchaos.harness.launch.health import HealthReport, nvml_events
+from trainchaos.harness.launch.health import nvml_events
 from trainchaos.harness.launch.launcher import ArmSetup, Launcher, Leftovers, Report
 from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.harness.launch.memory import in_memory, keepers_for
@@ -29,6 +29,7 @@ from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import KillProcess, KillSession
 from trainchaos.recovery.checkpoint.memory.keeper_host import LocalKeeperHost
+from trainchaos.recovery.health.readings.reports import HealthReport
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.process.node import Node
 from trainchaos.recovery.process.starvation import Pulse

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainchaos.harness.launch.health import HealthReport
 from trainchaos.harness.run.coordinator import Coordinator
 from trainchaos.harness.run.scene import BuiltInScene
 from trainchaos.recovery.health.credible import failing
+from trainchaos.recovery.health.readings.reports import HealthReport
 
 
 class HealthWatch:

@@ -8,7 +8,6 @@ from trainchaos.harness.arm.in_force import ActiveEffects
 from trainchaos.harness.arm.keeper_tracker import KeeperTracker
 from trainchaos.harness.arm.roster import Roster
 from trainchaos.harness.arm.timers import Timers
-from trainchaos.harness.launch.health import HealthSource
 from trainchaos.harness.launch.launcher import (
     ArmSetup,
     Cluster,
@@ -19,6 +18,7 @@ from trainchaos.harness.launch.launcher import (
 )
 from trainchaos.harness.run.coordinator import Coordinator
 from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.recovery.health.readings.reports import ReportFile
 from trainchaos.recovery.supervise.controller import Controller
 
 
@@ -39,7 +39,7 @@ class BuiltInScene:
     ) -> None:
         self.setup = setup
         self.ledger, self.in_force = Ledger(setup.run.ledger), ActiveEffects()
-        self.health = HealthSource(setup.run.root / "health" / f"{setup.id}.jsonl")
+        self.health = ReportFile(setup.run.root / "health" / f"{setup.id}.jsonl")
         self.record = record
         self.later, self.now_ns = timers.later, cluster.now_ns
         self.send = cluster.send

@@ -9,7 +9,6 @@ from typing import Any
 
 from trainchaos.chaos import plugins
 from trainchaos.harness.launch import devices
-from trainchaos.harness.launch.health import HealthReport
 from trainchaos.harness.launch.launcher import ArmSetup, Exited, Leftovers, MessageReceived, Report
 from trainchaos.harness.sim.groups import SimGroups
 from trainchaos.harness.sim.rank.behaviour import Behaviour
@@ -23,6 +22,7 @@ from trainchaos.harness.sim.world.settings import MS, RankConfig, Timings
 from trainchaos.harness.sim.world.storage import SimStorage
 from trainchaos.harness.sim.world.store import SimStore
 from trainchaos.harness.undo.base import Undo
+from trainchaos.recovery.health.readings.reports import HealthReport
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark

@@ -1,1 +1,1 @@
-"""Signals of a place that is about to fail, and what to make of them."""
+"""Health of a job: what is measured of its devices, hosts and ranks, and what looks wrong in it."""

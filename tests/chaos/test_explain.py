@@ -408,7 +408,7 @@ def test_a_shell_completes_its_forms(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_page_says_what_the_command_does() -> None:
-    page = (ROOT / "docs" / "health.md").read_text()
+    page = (ROOT / "docs" / "explain.md").read_text()
     for word in ("`chaos explain`", *(f"`{action.value}`" for action in words.ABOUT)):
         assert word in page
     examples = [line for line in page.splitlines() if line.startswith("chaos explain ")]
@@ -416,7 +416,7 @@ def test_the_page_says_what_the_command_does() -> None:
 
 
 def test_what_the_page_shows_of_the_programs_interface_is_so() -> None:
-    page = (ROOT / "docs" / "health.md").read_text()
+    page = (ROOT / "docs" / "explain.md").read_text()
     source = page.split("```python\n", 1)[1].split("```", 1)[0]
     before = source.split("for match", 1)[0]
     names: dict[str, Any] = {}

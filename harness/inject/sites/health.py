@@ -11,14 +11,14 @@ from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.fault_context import Scene
 from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
 from trainchaos.harness.inject.sites.process import miss_rank
-from trainchaos.harness.launch.health import HealthReport, HealthSource
+from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
 
 
 @dataclass(frozen=True)
 class HealthHandle:
     """The source, and the device or node to report on; see chaos.fault.targets.HealthTarget."""
 
-    source: HealthSource
+    source: ReportFile
     node: int | None
     rank: int | None
     device: str | None

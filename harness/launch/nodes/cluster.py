@@ -14,7 +14,6 @@ from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.fault.base import Need
 from trainchaos.harness.host import processes
 from trainchaos.harness.launch import devices
-from trainchaos.harness.launch.health import HealthReport
 from trainchaos.harness.launch.launcher import (
     ArmSetup,
     Leftovers,
@@ -32,6 +31,7 @@ from trainchaos.harness.launch.requirements import needs_of
 from trainchaos.harness.launch.storage import mount_for
 from trainchaos.harness.launch.stores import StoreKeeper
 from trainchaos.harness.undo.base import Undo
+from trainchaos.recovery.health.readings.reports import HealthReport
 from trainchaos.recovery.nodes.coordinator import node_events
 from trainchaos.recovery.nodes.coordinator.fleet import FleetReport, NodeGone
 from trainchaos.recovery.nodes.coordinator.node_state import (

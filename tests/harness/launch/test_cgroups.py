@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from trainchaos.harness.launch.cgroups import CgroupControl, lacks_cgroup
-from trainchaos.harness.launch.health import HealthReport, HealthSource
 from trainchaos.harness.launch.nodes.cluster import NodesCluster
 from trainchaos.harness.launchers.local import LocalCluster
 from trainchaos.harness.rank.shims.slowness import Slowness, _gpu_work
+from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
 
 needs_groups = pytest.mark.skipif(
     lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}"
@@ -116,7 +116,7 @@ def test_a_competitor_for_a_gpu_comes_after_what_it_uses(monkeypatch: pytest.Mon
 
 def test_a_health_report_is_read_once_and_nonsense_is_passed_over(tmp_path: Path) -> None:
     source, reading = (
-        HealthSource(tmp_path / "new" / "h.jsonl"),
+        ReportFile(tmp_path / "new" / "h.jsonl"),
         HealthReport(what="xid", code=79, source="nvml"),
     )
     assert list(source.read()) == []

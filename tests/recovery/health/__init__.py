@@ -1,0 +1,1 @@
+"""Health: sources, monitor and detectors."""

@@ -1,0 +1,1 @@
+"""Series with and without planted anomalies, and what detectors make of them."""

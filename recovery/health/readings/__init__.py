@@ -1,0 +1,1 @@
+"""What health sources say: readings, problems, and the reports of a driver. Pure."""

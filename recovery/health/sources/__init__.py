@@ -1,0 +1,3 @@
+"""Places where health readings come from, a file each, behind one protocol
+(``recovery.health.readings.reading.HealthSource``).
+"""

@@ -1,0 +1,1 @@
+"""Thresholds from null models, and estimates that few wild values do not move. Pure."""

@@ -1,0 +1,174 @@
+"""Thresholds and estimates: against known values, and against what they promise."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from trainchaos.recovery.health.readings.reading import Place, Reading
+from trainchaos.recovery.health.statistics.blocks import Blocks, of_others
+from trainchaos.recovery.health.statistics.cusum import CLIP, SLACK, DropCusum, exponent
+from trainchaos.recovery.health.statistics.robust import (
+    autocorrelation,
+    median,
+    spread,
+    without_trend,
+)
+from trainchaos.recovery.health.statistics.tails import (
+    STUDENT_MAD,
+    poisson_upper,
+    predicted_tail,
+    student_quantile,
+    student_tail,
+)
+
+
+@pytest.mark.parametrize(
+    ("tail", "t"), [(0.25, 0.765), (0.05, 2.353), (0.005, 5.841), (5e-4, 12.92)]
+)
+def test_quantiles_are_those_of_the_tables(tail: float, t: float) -> None:
+    assert student_quantile(tail) == pytest.approx(t, rel=1e-3)
+
+
+def test_the_far_tail_is_that_of_its_power() -> None:
+    for t in (1e3, 1e5, 1e7):
+        assert student_tail(t) * t**3 == pytest.approx(2 * 3**1.5 / (3 * math.pi), rel=1e-3)
+    assert student_quantile(1e-15) > student_quantile(1e-14)
+    for wrong in (0.0, -1.0, 0.6, math.nan):
+        with pytest.raises(ValueError, match="tail"):
+            student_quantile(wrong)
+
+
+@pytest.mark.parametrize(("events", "bound"), [(0, 2.996), (1, 4.744), (2, 6.296), (10, 16.962)])
+def test_upper_bounds_of_counts_are_those_of_the_tables(events: int, bound: float) -> None:
+    assert poisson_upper(events) == pytest.approx(bound, abs=1e-3)
+
+
+def test_a_prediction_from_much_history_is_a_poisson_tail() -> None:
+    # 6000 events in 6000 windows: one each.
+    poisson = 1.0 - math.exp(-1.0) * sum(1.0 / math.factorial(k) for k in range(4))
+    assert predicted_tail(4, 6000, 6000.0, 1.0) == pytest.approx(poisson, rel=1e-2)
+    assert predicted_tail(0, 0, 1.0, 1.0) == 1.0
+    tails = [predicted_tail(n, 0, 3600.0, 600.0) for n in range(1, 30)]
+    assert tails == sorted(tails, reverse=True)
+    assert 0.0 < tails[-1] < 1e-20
+
+
+def test_a_prediction_is_as_rare_as_it_says() -> None:
+    """Whatever the rate: the history is of the same process."""
+    draw = random.Random(3)
+
+    def count(mean: float) -> int:
+        n, time_s = 0, draw.expovariate(1.0)
+        while time_s < mean:
+            n, time_s = n + 1, time_s + draw.expovariate(1.0)
+        return n
+
+    for mean in (0.5, 5.0, 20.0):
+        hits = 0
+        for _ in range(4000):
+            before, now = count(10 * mean), count(mean)
+            hits += predicted_tail(now, before, 10.0, 1.0) <= 0.01 if now else 0
+        assert hits <= 4000 * 0.01 * 1.6
+
+
+def test_wild_values_move_neither_level_nor_scale() -> None:
+    draw = random.Random(1)
+    values = [draw.gauss(10.0, 1.0) for _ in range(400)]
+    wild = [value if i % 5 else 1e12 for i, value in enumerate(values)]
+    assert median(wild) == pytest.approx(10.0, abs=0.5)
+    assert spread(wild, median(wild)) == pytest.approx(spread(values, median(values)), rel=0.5)
+    assert math.isnan(median([]))
+    assert spread([5.0] * 9, 5.0) == 0.0
+
+
+def test_a_scale_is_not_taken_to_be_too_small() -> None:
+    draw = random.Random(2)
+    small = 0
+    for _ in range(300):
+        values = [draw.gauss(0.0, STUDENT_MAD / 0.6745) for _ in range(64)]
+        small += spread(values, median(values)) < 1.0
+    assert small <= 300 * 0.01 + 3
+
+
+def test_autocorrelation_is_found_and_not_exceeded_by_one_value() -> None:
+    draw = random.Random(4)
+    values, last = [], 0.0
+    for _ in range(2000):
+        last = 0.6 * last + draw.gauss(0.0, 1.0)
+        values.append(last)
+    assert autocorrelation(values, 0.0) == pytest.approx(0.6, abs=0.12)
+    values[1000] = 1e9
+    assert autocorrelation(values, 0.0) == pytest.approx(0.6, abs=0.12)
+    assert autocorrelation([draw.gauss(0.0, 1.0) for _ in range(2000)], 0.0) < 0.15
+    assert autocorrelation([1.0] * 50, 1.0) == autocorrelation([], 0.0) == 0.0
+
+
+def test_a_trend_is_taken_out() -> None:
+    draw = random.Random(5)
+    level, distances = without_trend([0.1 * i + draw.gauss(0.0, 1.0) for i in range(500)])
+    assert level == pytest.approx(50.0, abs=0.5)
+    assert median([abs(one) for one in distances]) == pytest.approx(0.67, abs=0.15)
+    assert without_trend([3.0]) == (3.0, [0.0])
+
+
+def test_a_cusum_alarms_no_more_often_than_it_says() -> None:
+    """A tail of 1/300 a block: in 60 000 blocks 200 alarms at the most, and each starts anew."""
+    draw = random.Random(6)
+
+    def student() -> float:
+        return draw.gauss(0.0, 1.0) / math.sqrt(draw.gammavariate(1.5, 2.0) / 3.0)
+
+    found = 0
+    cusum = DropCusum(tail=1 / 300, least=0.0)
+    for i in range(60_000):
+        if cusum.add(student(), float(i)) is not None:
+            found += 1
+    assert found <= 200
+    assert 0.3 < exponent() < 2.0 * SLACK
+    assert CLIP > SLACK
+
+
+def test_the_median_of_the_others() -> None:
+    draw = random.Random(7)
+    for n in (3, 4, 5, 8):
+        medians = {Place(rank): draw.random() for rank in range(n)}
+        for where, found in of_others(medians).items():
+            others = [value for one, value in medians.items() if one != where]
+            assert found == pytest.approx(median(others))
+    assert of_others({Place(0): 1.0, Place(1): 2.0}) == {}
+
+
+def test_blocks_become_longer_where_readings_are_rarer_and_not_for_a_pause() -> None:
+    blocks = Blocks(block_s=1.0, least=5, wanted=20)
+    found = [
+        block
+        for number in range(400)
+        for block in blocks.add(Reading(Place(0), "x", 1.0, "s", 0.5 * number))
+    ]
+    assert blocks.block_s == 10.0
+    assert len(found) >= 15
+    blocks = Blocks(block_s=1.0, least=5, wanted=20)
+    for number in range(2000):
+        pause_s = 40.7 * (number // 300)
+        list(blocks.add(Reading(Place(0), "x", 1.0, "s", 0.04 * number + pause_s)))
+    assert blocks.block_s == 1.0
+
+
+def test_blocks_close_when_a_later_one_begins() -> None:
+    blocks = Blocks(block_s=1.0, least=2)
+
+    def add(rank: int, value: float, time_s: float) -> list[dict[int | None, float]]:
+        found = blocks.add(Reading(Place(rank), "x", value, "s", time_s))
+        return [{where.rank: one for where, one in block.medians.items()} for block in found]
+
+    assert [add(0, 1.0, 0.1), add(0, 3.0, 0.2), add(1, 9.0, 0.9)] == [[], [], []]
+    assert add(0, 5.0, 7.0) == [{0: 2.0}], "rank 1 had one reading"
+    assert add(0, 5.0, 3.0) == [], "the clock was set back"
+    for odd in (math.nan, math.inf, -math.inf):
+        assert add(0, odd, 3.1) == add(0, 1.0, odd) == []
+    assert add(0, 7.0, 3.2) == []
+    assert add(0, 7.0, -5.0) == []
+    assert add(0, 7.0, 1e300) == [{}], "nobody had two"

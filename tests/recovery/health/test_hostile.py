@@ -109,7 +109,7 @@ def test_peers_that_are_missing(make: Callable[[], Detector]) -> None:
         assert detector.look(readings_of(detector.what, value, at_s, rank, number), at_s) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @MAKES
 def test_a_million_samples_take_bounded_memory(make: Callable[[], Detector]) -> None:
     """Of 8 ranks in turn, and with an odd one of a rank that nobody knows now and then."""
@@ -141,6 +141,7 @@ def held_by(thing: object) -> int:
     return sum(map(sys.getsizeof, seen.values()))
 
 
+@pytest.mark.long
 @MAKES
 def test_places_without_end_are_not_all_remembered(make: Callable[[], Detector]) -> None:
     detector = make()

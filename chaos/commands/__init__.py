@@ -9,9 +9,12 @@ import click
 
 
 def all_commands() -> list[click.Command]:
-    """``COMMANDS`` of every non-private module here. Their heavy imports are inside functions."""
+    """``COMMANDS`` of every module here and in the folders here, except private ones and
+    ``shared``. Their heavy imports are inside functions.
+    """
     found: list[click.Command] = []
-    for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_") and not module.ispkg:
-            found += importlib.import_module(f"{__name__}.{module.name}").COMMANDS
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
+        inner = module.name.removeprefix(f"{__name__}.")
+        if not module.ispkg and not inner.startswith("shared.") and not inner.startswith("_"):
+            found += importlib.import_module(module.name).COMMANDS
     return found

@@ -1,0 +1,1 @@
+"""Commands about machines: what they can do, and what a run left on them."""

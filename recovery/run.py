@@ -47,6 +47,8 @@ from trainchaos.recovery.cli.options import (
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost
 from trainchaos.recovery.cli.supervisor import Supervisor
 from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
+from trainchaos.recovery.health.machine import machine_service
+from trainchaos.recovery.health.service import HealthService
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.serve import read_token
@@ -120,6 +122,11 @@ def _here(
     return LocalProcessHost(places, events, given.logs.resolve() if given.logs else None), backend
 
 
+def _health(given: argparse.Namespace, host: ProcessHost) -> HealthService:
+    devices = [spot.device for spot in host.spots()]
+    return machine_service(devices, reports=given.health_reports)
+
+
 def _on_nodes(
     given: argparse.Namespace, events: Path, wanted: int, epoch: int
 ) -> tuple[ProcessHost, Literal["gloo", "nccl"]]:
@@ -185,8 +192,16 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
             host, backend = _on_nodes(given, events, wanted, takeover.epoch if takeover else 1)
         spec = _spec(given, events, backend)
         shown = ConsoleListener(takeover)
+        health = _health(given, host) if given.nodes is None else None
         supervisor = Supervisor(
-            spec, strategy, timing, host=host, listener=shown, stop=stop, takeover=takeover
+            spec,
+            strategy,
+            timing,
+            host=host,
+            listener=shown,
+            stop=stop,
+            takeover=takeover,
+            health=health,
         )
         outcome = supervisor.run()
     finally:

@@ -30,8 +30,9 @@ class Kind(StrEnum):
     COMMAND_STARTED = "command_started"
     COMMAND_ENDED = "command_ended"
     STEP_REPORTED = "step_reported"
-    # orchestrator: what the health source says
+    # orchestrator: what drivers report, and what detectors make of readings
     HEALTH_REPORTED = "health_reported"
+    HEALTH_ALARM = "health_alarm"
     # orchestrator: what the machine has left for the job
     PRESSURE_READ = "pressure_read"
     # orchestrator: faults
@@ -140,6 +141,11 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # what: xid|ecc|thermal|nvlink; code: number of the XID, else a count or value; device,
         # node, rank: those affected, or None; source: nvml|injected
         Kind.HEALTH_REPORTED: frozenset({"what", "code", "device", "node", "rank", "source"}),
+        # what: name of the detector's alarm, or device-lost; lasted_s: since when; value exceeds
+        # threshold, both in the detector's unit; evidence: name -> number or text
+        Kind.HEALTH_ALARM: frozenset(
+            {"what", "device", "node", "rank", "lasted_s", "value", "threshold", "evidence"}
+        ),
         # cumulative counters of a machine, None where the kernel does not offer them. cpus: number;
         # some_s: time in which some task waited for a processor; steal_s: time taken by the
         # hypervisor, over all cpus; ranks: process -> [running, waiting in a run queue] of its

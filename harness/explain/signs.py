@@ -12,6 +12,7 @@ from trainchaos.recovery.playbook.entry import Entry, Tells
 
 KINDS = (
     Kind.HEALTH_REPORTED,
+    Kind.HEALTH_ALARM,
     Kind.PROCESS_EXITED,
     Kind.COMMAND_ENDED,
     Kind.ERROR_RAISED,
@@ -65,6 +66,8 @@ class Signs:
         match event.kind:
             case Kind.HEALTH_REPORTED:
                 yield self._health(event)
+            case Kind.HEALTH_ALARM:
+                yield Sign(what=_alarm(event), entry=None)
             case Kind.PROCESS_EXITED if not data["expected"]:
                 who = str(data["process"])
                 yield from self._end(who, who, data["exit_code"], data["signal"])
@@ -89,9 +92,9 @@ class Signs:
                 return
 
     def _health(self, event: Event) -> Sign:
-        what, code, rank = (event.data[key] for key in ("what", "code", "rank"))
+        what, code = event.data["what"], event.data["code"]
         named = "XID" if what == "xid" else str(what)
-        where = f"rank {rank}" if rank is not None else f"node {event.data['node']}"
+        where = _place(event)
         entry = self._playbook.by_xid(code) if what == "xid" and type(code) is int else None
         return Sign(what=f"the health source reported {named} {code} of {where}", entry=entry)
 
@@ -114,6 +117,23 @@ def _rank(sign: Sign) -> tuple[int, bool]:
     if sign.entry is None:
         return len(_ORDER), True
     return _ORDER[sign.entry.tells], not sign.entry.move
+
+
+def _place(event: Event) -> str:
+    """The place of a health event, the smallest that it names."""
+    keys = ("rank",) if event.data["rank"] is not None else ("device", "node")
+    named = [f"{key} {event.data[key]}" for key in keys if event.data[key] is not None]
+    return ", ".join(named) or "the job"
+
+
+def _alarm(event: Event) -> str:
+    value, threshold = event.data["value"], event.data["threshold"]
+    said = f"{value:.3g} over {threshold:.3g}" if _numbers(value, threshold) else "no numbers"
+    return f"a health detector raised {event.data['what']} of {_place(event)} ({said})"
+
+
+def _numbers(*values: object) -> bool:
+    return all(isinstance(value, int | float) for value in values)
 
 
 def _first(text: str, longest: int = 160) -> str:

@@ -25,7 +25,7 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.harness.undo.base import Undo
 from trainchaos.recovery.checkpoint.memory.keepers import KeeperStarted
-from trainchaos.recovery.health.readings.reports import HealthReport
+from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.process.local import Exited, MessageReceived, Report
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark
@@ -270,7 +270,7 @@ class Cluster(Protocol):
     def news(self) -> Sequence[NodeNews]:
         """Events of nodes since the last call; in a new arm, first of all nodes that are there."""
 
-    def hardware(self) -> Sequence[HealthReport]:
+    def hardware(self) -> Sequence[Sign]:
         """Reports of the machine's own monitors since the last call."""
 
     def send(self, name: str, message: Message) -> bool:

@@ -16,7 +16,6 @@ from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.host import processes
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.cgroups import CgroupControl, lacks_cgroup
-from trainchaos.harness.launch.health import nvml_events
 from trainchaos.harness.launch.launcher import ArmSetup, Launcher, Leftovers, Report
 from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.harness.launch.memory import in_memory, keepers_for
@@ -29,14 +28,14 @@ from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import KillProcess, KillSession
 from trainchaos.recovery.checkpoint.memory.keeper_host import LocalKeeperHost
-from trainchaos.recovery.health.readings.reports import HealthReport
+from trainchaos.recovery.health.machine import machine_service
+from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.process.node import Node
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Message
 
-HARDWARE_EVERY_S = 1.0
 RANK_GIB = 0.15  # private memory of one rank of the smallest workload
 IN_GROUPS = frozenset({Need.CGROUP, Need.MEMORY, Need.QUOTA})
 
@@ -126,8 +125,8 @@ class LocalCluster:
         self._setup = setup
         self._node = Node(session.zygote, session.recipe)
         self._places, self._backend = places(setup)
-        self._nvml = nvml_events() if self._places[0].startswith("cuda") else None
-        self._hardware_due_s = 0.0
+        self._health = machine_service(self._places)
+        self._health.start()
         self._sessions: list[KillSession] = []
         self._since_ns = time.time_ns()
         self.store = (
@@ -212,13 +211,9 @@ class LocalCluster:
         self._sessions.append(KillSession.of(pid, name))
         return self._sessions[-1]
 
-    def hardware(self) -> Sequence[HealthReport]:
-        """What NVML says, where there is a driver; asked at most once a second."""
-        now = time.monotonic()
-        if self._nvml is None or now < self._hardware_due_s:
-            return ()
-        self._hardware_due_s = now + HARDWARE_EVERY_S
-        return self._nvml.read()
+    def hardware(self) -> Sequence[Sign]:
+        """What this machine's health service found, where there are GPUs."""
+        return self._health.take()
 
     def send(self, name: str, message: Message) -> bool:
         """Send a message."""
@@ -251,6 +246,7 @@ class LocalCluster:
         """Kill and reap everything, close the store, free shared memory, and look for what
         is left.
         """
+        self._health.close()
         alive = self._node.close()
         if self.storage is not None:
             self.storage.close()

@@ -28,9 +28,10 @@ from trainchaos.harness.launch.launcher import (
     Report,
 )
 from trainchaos.harness.run.coordinator import Coordinator
-from trainchaos.harness.run.health_watch import HealthWatch
 from trainchaos.harness.run.scene import BuiltInScene
 from trainchaos.harness.run.timeouts import timing_of
+from trainchaos.recovery.health.readings.signs import event_of
+from trainchaos.recovery.health.warnings import PlaceWarnings
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.process.local import Dying
 from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
@@ -73,7 +74,7 @@ class Orchestrator:
             setup, cluster, self._coordinator, timers, record=self.record, spares=spares
         )
         self._roster, self._keepers = self.scene.roster, self.scene.keepers
-        self._health = HealthWatch(self.scene, self._coordinator)
+        self._warnings = PlaceWarnings(self.scene)
         plan = plan_of(setup, kinds, spares=spares)
         self._injector = Injector(self.scene, plan, kinds)
         self._loop = ArmLoop(
@@ -190,10 +191,11 @@ class Orchestrator:
 
     def settle(self) -> None:
         """Record what the hardware monitors report, and warn the coordinator of what will fail."""
-        for reading in (*self._cluster.hardware(), *self.scene.health.read()):
-            self.record(Kind.HEALTH_REPORTED, **reading.model_dump())
-            self._health.heard(reading)
-        self._health.tell()
+        for sign in (*self._cluster.hardware(), *self.scene.health.read()):
+            kind, data = event_of(sign)
+            self.record(kind, **data)
+            self._warnings.heard(sign)
+        self._warnings.tell(self._coordinator.supervise)
 
     def vitals(self) -> Vitals:
         """Count healthy replicas by live processes, once a generation has trained."""

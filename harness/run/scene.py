@@ -48,6 +48,11 @@ class BuiltInScene:
         self.roster = Roster(self, cluster, spares=spares)
         self.keepers = KeeperTracker(self, cluster)
         self.node_of, self.device_of = self.roster.node_of, self.roster.device_of
+        self.living, self.gone, self.avoid = (
+            self.roster.living,
+            self.roster.gone,
+            self.roster.avoid,
+        )
         self.refuse_device = self.roster.refuse_device
         self.accept_device = self.roster.accept_device
 

@@ -22,7 +22,7 @@ from trainchaos.harness.sim.world.settings import MS, RankConfig, Timings
 from trainchaos.harness.sim.world.storage import SimStorage
 from trainchaos.harness.sim.world.store import SimStore
 from trainchaos.harness.undo.base import Undo
-from trainchaos.recovery.health.readings.reports import HealthReport
+from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark
@@ -122,7 +122,7 @@ class SimCluster:
         """None: the process exists only in memory."""
         return None
 
-    def hardware(self) -> Sequence[HealthReport]:
+    def hardware(self) -> Sequence[Sign]:
         """Nothing: there is no hardware."""
         return ()
 

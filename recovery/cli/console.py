@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
@@ -81,6 +84,10 @@ def _describe(event: Event) -> str:
             return f"node {data['node']} is there: {data['host']} at {data['address']}"
         case Kind.NODE_LOST:
             return f"node {data['node']} is lost: {data['why']}"
+        case Kind.HEALTH_REPORTED:
+            return f"health: {data['what']} {data['code']} of {_place(data)}"
+        case Kind.HEALTH_ALARM:
+            return f"health: {data['what']} of {_place(data)}: {data['value']:.3g}"
         case Kind.FILES_DROPPED:
             return (
                 f"{len(data['files'])} logs deleted or cut ({data['bytes'] / 1e6:.0f} MB):"
@@ -91,3 +98,9 @@ def _describe(event: Event) -> str:
         case Kind.RUN_FINISHED:
             return f"{data['outcome']}: {data['reason']}"
     return ""
+
+
+def _place(data: Mapping[str, Any]) -> str:
+    """The place of a health event."""
+    named = [f"{key} {data[key]}" for key in ("rank", "device", "node") if data[key] is not None]
+    return ", ".join(named) or "the job"

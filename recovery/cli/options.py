@@ -52,6 +52,15 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         metavar="S",
         help="seconds the script may take after its last step",
     )
+    add(
+        "--health-reports",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "to which monitors of this machine append reports, a JSON line each (docs/health.md);"
+            " NVIDIA's driver is asked without it"
+        ),
+    )
     _add_limits(add)
     _add_node_options(add)
     add("script", type=Path)

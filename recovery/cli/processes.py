@@ -42,6 +42,7 @@ class JobProcesses:
         self.pids = {name: entry.pid for name, entry in left.items() if not entry.gone}
         self._spots = {name: (left[name].node, left[name].device) for name in self.pids}
         self._reputation = Reputation()
+        self._fails: Callable[[int, str], bool] = lambda node, device: False
         self._count = takeover.names if takeover is not None else 0
 
     def start(
@@ -88,6 +89,16 @@ class JobProcesses:
         if name is not None and name in self._spots:
             self._reputation.failed(self._spots[name], self._now_s())
 
+    def spot_of(self, name: str) -> tuple[int, str] | None:
+        """Node and device of a process whose exit is not answered yet."""
+        return self._spots.get(name)
+
+    def avoid(self, fails: Callable[[int, str], bool]) -> None:
+        """Start processes only where there is no other place at spots that are about to fail.
+        ``fails``: whether a node and device are.
+        """
+        self._fails = fails
+
     def exited(self, name: str) -> None:
         """Its exit was recorded: its place is free."""
         del self.pids[name]
@@ -97,4 +108,4 @@ class JobProcesses:
         self._spots.pop(name, None)
 
     def _avoids(self, spot: tuple[int, str]) -> bool:
-        return self._reputation.avoids(spot, self._now_s())
+        return self._fails(*spot) or self._reputation.avoids(spot, self._now_s())

@@ -11,12 +11,15 @@ import time
 from typing import Any, Protocol
 
 from trainchaos.chaos.events.log import LOG_VERSION, ORCHESTRATOR, Event, EventWriter, Kind
+from trainchaos.recovery.cli.job_health import JobHealth
 from trainchaos.recovery.cli.job_spec import JobSpec, script_config
 from trainchaos.recovery.cli.keepers import JobKeepers
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost, ProcessPlacement
 from trainchaos.recovery.cli.processes import JobProcesses
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
+from trainchaos.recovery.health.service import HealthService
 from trainchaos.recovery.nodes.coordinator.node_events import event_of
+from trainchaos.recovery.nodes.coordinator.node_state import NodeFound
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.policy import strategies
 from trainchaos.recovery.policy.strategy import ANNOUNCED, Cause, StateFrom, Strategy
@@ -53,7 +56,8 @@ class JobListener(Protocol):
 
 class Supervisor:
     """One job, from start to end, or from where another supervisor was lost (``takeover``).
-    ``host`` is closed with it. Implements ``recovery.supervise.supervision.Hands``.
+    ``host`` is closed with it. ``health``: of this machine, where the job runs on it; closed with
+    it. Implements ``recovery.supervise.supervision.Hands``.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Supervisor:
         listener: JobListener,
         stop: StopFlag,
         takeover: TakeoverLog | None = None,
+        health: HealthService | None = None,
     ) -> None:
         self.strategy = strategy
         self._stop = stop
@@ -100,6 +105,7 @@ class Supervisor:
                 store_port=port,
                 timing=timing,
             )
+            self._health = JobHealth(self._processes, self.controller, health, self._write)
         except BaseException:
             host.close()
             raise
@@ -117,6 +123,7 @@ class Supervisor:
         )
         self._name_job(begun)
         try:
+            self._health.start()
             if self._takeover is not None and self._takeover.steps:
                 self._take_over(self._takeover)
             else:
@@ -166,6 +173,7 @@ class Supervisor:
             down_s=round(self.now_s() - takeover.since_ns / 1e9, 6),
             events=len(takeover.log.events),
         )
+        self._health.recall(takeover.log.events)
         self.controller.adopt(known, self._first_state)
 
     def _turn(self) -> None:
@@ -186,7 +194,10 @@ class Supervisor:
                 self._on_exit(report)
             elif said := event_of(report):
                 self._write(said[0], **said[1])
+                if isinstance(report, NodeFound):
+                    self._health.heard(report.sign)
         self._keepers.look()
+        self._health.look()
         self.controller.tick()
         self._clear_logs()
         if self._stop.signum:
@@ -257,6 +268,7 @@ class Supervisor:
 
     def _end(self) -> None:
         committed = self.controller.committed
+        self._health.close()
         self._keepers.look()  # before anything is asked to end
         alive = self._host.close() | self._keepers.end()
         left = [{"pid": pid, "process": name} for pid, name in alive.items()]

@@ -1,4 +1,4 @@
-"""Which reports of a driver say that a device is about to fail, so that work is moved off it.
+"""Which reports and alarms say that a device is about to fail, so that work is moved off it.
 
 A report that is not credible costs nothing to ignore: if the device fails after all, that is a
 failure like any other. One that is wrongly believed costs a move at a step boundary.
@@ -6,7 +6,26 @@ failure like any other. One that is wrongly believed costs a move at a step boun
 
 from __future__ import annotations
 
+from trainchaos.recovery.health.readings.reports import HealthReport
+from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.playbook.book import by_xid
+
+ALARMS = {
+    "ecc-uncorrected": "memory errors that were not corrected",
+    "device-lost": "the driver does not find the device any more",
+}
+"""Alarms that announce a failure. The others say that something is slow, hot or unusual: a person
+is told, and nothing is moved.
+"""
+
+
+def announced(sign: Sign) -> str:
+    """Why what a health service found announces that its place fails, for people; "" if it does
+    not. Raises PlaybookError.
+    """
+    if isinstance(sign, HealthReport):
+        return failing(sign.what, sign.code)
+    return ALARMS.get(sign.what, "")
 
 
 def failing(what: str, code: int) -> str:

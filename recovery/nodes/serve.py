@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError, ScenarioError
-from trainchaos.recovery.nodes.agent.agent import LEASE_S, AgentConfig, NodeAgent
+from trainchaos.recovery.nodes.agent.agent import NodeAgent
+from trainchaos.recovery.nodes.agent.agent_config import LEASE_S, AgentConfig
 from trainchaos.recovery.nodes.coordinator.software import versions
 from trainchaos.recovery.nodes.link.files import refuse_shared
 from trainchaos.recovery.process.node import LaunchRecipe, script_recipe
@@ -90,6 +91,7 @@ def serve(
     lease_s: float,
     recipe: LaunchRecipe,
     coordinator_boot: str = "",
+    reports: Path | None = None,
 ) -> int:
     """Run an agent until it is told to end; returns the exit code. ``coordinator``: ``HOST:PORT``.
     An agent that its coordinator never admitted, by its token or because another has its number,
@@ -108,6 +110,7 @@ def serve(
         versions=versions(),
         recipe=recipe,
         coordinator_boot=coordinator_boot,
+        reports=reports,
     )
     try:
         config.scratch.mkdir(parents=True, exist_ok=True)
@@ -138,6 +141,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--scratch", type=Path, help="for what its processes write; a new directory, removed"
     )
     parser.add_argument("--lease", type=float, default=LEASE_S, metavar="SECONDS")
+    parser.add_argument(
+        "--health-reports",
+        type=Path,
+        metavar="FILE",
+        help="to which monitors of this node append reports, a JSON line each (docs/health.md)",
+    )
     parser.add_argument(
         "--boot",
         default="",
@@ -171,6 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 lease_s=args.lease,
                 recipe=recipe,
                 coordinator_boot=args.boot,
+                reports=args.health_reports,
             )
     except ChaosError as error:
         print(error, file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.results import Results
 from trainchaos.recovery import run as command
+from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
 from trainchaos.recovery.policy import strategies
 from trainchaos.recovery.policy.strategy import Strategy
 
@@ -102,6 +103,22 @@ def test_a_rank_that_is_told_to_end_soon_is_replaced_without_a_failure(
     assert job.end() == 0, job.said
     assert "recovery: notice: rank 1 (w1)" in job.said and "recovery: failure" not in job.said
     assert "w1" not in job.of("orchestrator", Kind.GENERATION_READY)[-1].data["members"]
+    assert job.digest() == unharmed
+
+
+@pytest.mark.real
+def test_a_rank_whose_device_is_about_to_fail_is_replaced_without_a_failure(
+    start: Callable[..., Running], unharmed: dict[str, object], tmp_path: Path
+) -> None:
+    reports = ReportFile(tmp_path / "reports.jsonl")
+    job = start("--ranks", "4", "--health-reports", tmp_path / "reports.jsonl", RECOVERABLE, EPOCHS)
+    job.wait_for(lambda: job.trained(40))
+    reports.append(HealthReport(what="xid", code=31, rank=0, source="nvml"))
+    reports.append(HealthReport(what="xid", code=48, rank=1, source="nvml"))
+    assert job.end() == 0, job.said
+    assert "recovery: warning: rank 1 (w1)" in job.said and "recovery: failure" not in job.said
+    members = job.of("orchestrator", Kind.GENERATION_READY)[-1].data["members"]
+    assert "w1" not in members and "w0" in members, "XID 31 is the application's"
     assert job.digest() == unharmed
 
 

@@ -22,6 +22,7 @@ from trainchaos.chaos.errors import InfrastructureError, LogError
 from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_actor
 from trainchaos.recovery.cli.process_host import ProcessPlacement, least_taken
 from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
+from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
 from trainchaos.recovery.nodes.link.clock import boot_id
 
 
@@ -148,6 +149,28 @@ def test_a_lost_node_is_made_good_on_the_other(cluster: Cluster) -> None:
     assert {e.data["node"] for e in spawned[:6]} == {0, 1}
     assert {e.data["node"] for e in spawned[6:]} == {0}
     assert_all_four_train(job)
+
+
+@pytest.mark.real
+@pytest.mark.long
+def test_a_node_that_is_about_to_fail_is_left_without_a_failure(
+    cluster: Cluster, unharmed: dict[str, object]
+) -> None:
+    job = cluster.job("--spares", "2")
+    job.wait_for(lambda: job.trained(30))
+    # a claim of another node's rank and number is one of its own node
+    accused = HealthReport(what="xid", code=79, node=0, rank=0, source="nvml")
+    ReportFile(cluster.reports(1)).append(accused)
+    assert job.end() == 0, job.said
+    (reported,) = job.of(ORCHESTRATOR, Kind.HEALTH_REPORTED)
+    assert (reported.data["node"], reported.data["rank"]) == (1, None)
+    assert "health: xid 79 of node 1" in job.said and "recovery: failure" not in job.said
+    spawned = job.of(ORCHESTRATOR, Kind.PROCESS_SPAWNED)
+    node_of = {e.data["process"]: e.data["node"] for e in spawned}
+    ready = job.of(ORCHESTRATOR, Kind.GENERATION_READY)
+    assert {node_of[name] for name in ready[0].data["members"]} == {0, 1}
+    assert {node_of[name] for name in ready[-1].data["members"]} == {0}
+    assert job.digest() == unharmed
 
 
 @pytest.mark.real

@@ -31,11 +31,12 @@ from trainchaos.harness.launch.requirements import needs_of
 from trainchaos.harness.launch.storage import mount_for
 from trainchaos.harness.launch.stores import StoreKeeper
 from trainchaos.harness.undo.base import Undo
-from trainchaos.recovery.health.readings.reports import HealthReport
+from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.nodes.coordinator import node_events
 from trainchaos.recovery.nodes.coordinator.fleet import FleetReport, NodeGone
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
+    NodeFound,
     NodeInfo,
     NodeJoined,
     NodeLost,
@@ -71,6 +72,7 @@ class NodesCluster:
         self._nodes = range(setup.cell.scenario.topology.nodes)
         self._node_keepers = NodeKeepers(self)
         self._reports: list[Report] = []
+        self._signs: list[Sign] = []
         self._news: list[NodeNews] = []
         self._logs: dict[str, tuple[int, str]] = {}  # process -> its node and its event log
         self._orphans: dict[str, tuple[int, str]] = {}  # processes whose node was lost
@@ -201,9 +203,10 @@ class NodesCluster:
         """
         return None
 
-    def hardware(self) -> Sequence[HealthReport]:
-        """Nothing: the monitors of other machines are not read yet."""
-        return ()
+    def hardware(self) -> Sequence[Sign]:
+        """What the agents' health services found."""
+        found, self._signs = self._signs, []
+        return found
 
     def alive(self, name: str) -> bool:
         """Whether its exit has not been reported yet."""
@@ -314,6 +317,9 @@ class NodesCluster:
                         self._lose(report.node)
                     if said := node_events.event_of(report):
                         self._tell(said)
+                case NodeFound(node=node, sign=sign):
+                    name = devices.on_node(sign.device, node) if sign.device is not None else None
+                    self._signs.append(sign.model_copy(update={"device": name}))
                 case _ if self._node_keepers.owns(report.process):
                     self._node_keepers.reports.append(report)
                 case _:

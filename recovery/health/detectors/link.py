@@ -64,11 +64,11 @@ class LinkDetector:
                         what=self.what,
                         where=where,
                         since_s=drop.since_s,
-                        value=-math.expm1(drop.now - drop.level),
+                        value=-math.expm1(drop.latest - drop.level),
                         threshold=self.least,
                         evidence={
                             "of_peers_before": math.exp(drop.level),
-                            "of_peers_now": math.exp(drop.now),
+                            "of_peers_now": math.exp(drop.latest),
                             "peers_bytes_per_s": peers,
                             "sum": drop.score,
                             "sum_limit": drop.limit,

@@ -60,11 +60,11 @@ class ThroughputDetector:
             what=self.what,
             where=where,
             since_s=drop.since_s,
-            value=-math.expm1(drop.now - drop.level),
+            value=-math.expm1(drop.latest - drop.level),
             threshold=self.least,
             evidence={
                 "before": math.exp(drop.level),
-                "now": math.exp(drop.now),
+                "now": math.exp(drop.latest),
                 "sum": drop.score,
                 "sum_limit": drop.limit,
                 "blocks": drop.blocks,

@@ -50,6 +50,10 @@ class Problem(NamedTuple):
     device: str
     why: str
 
+    def __str__(self) -> str:
+        what = " of ".join(word for word in (self.metric, self.device) if word)
+        return f"{self.source}: {f'{what} cannot' if what else 'nothing can'} be read: {self.why}"
+
 
 class HealthSource(Protocol):
     """A place where readings come from. Neither call raises, and neither waits for a device."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainchaos.recovery.health.readings.reading import Place, Problem, Problems, Reading
 from trainchaos.recovery.health.sources.nvml_metrics import ASKS, FIELDS, RATES, SELDOM_S, FieldAsk
+from trainchaos.recovery.health.sources.visible import cuda_names
 
 RETRY_S = 60.0
 """Until a library or driver that was not there is tried again: somebody may install it, and a try
@@ -59,8 +61,10 @@ class _Device:
 
 
 class NvmlSource:
-    """``library``: gives the module; ``ranks``: device index -> rank, where known; ``node``: number
-    of this machine. Metrics are in ``recovery.health.sources.nvml_metrics``; besides, ``xid`` (its
+    """``library``: gives the module; ``ranks``: NVML's index -> rank, where known; ``node``: number
+    of this machine; ``environ``: of the processes that use the devices, of which those that it
+    hides are left out. A device is named as torch does; where that is not known, ``gpu:`` and its
+    index. Metrics are in ``recovery.health.sources.nvml_metrics``; besides, ``xid`` (its
     number, one reading an event), ``ecc_double_bit`` and ``device_lost``.
     """
 
@@ -72,8 +76,10 @@ class NvmlSource:
         *,
         node: int | None = None,
         ranks: Mapping[int, int] | None = None,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._library, self._node, self._ranks = library, node, dict(ranks or {})
+        self._environ = environ
         self._problems = Problems(self.name)
         self._nvml: Any = None
         self._events: Any = None
@@ -129,18 +135,34 @@ class NvmlSource:
             self._events = nvml.nvmlEventSetCreate()
         except (nvml.NVMLError, AttributeError) as error:
             self._problems.note("xid", "", error)
-        for index in range(count):
-            self._admit(index)
+        there = [self._named(index) for index in range(count)]
+        try:
+            uuids, models = zip(*there, strict=True) if there else ((), ())
+            names = cuda_names(uuids, models, self._environ)
+        except LookupError as error:
+            self._problems.note("names", "", error)
+            names = {index: f"gpu:{index}" for index in range(count)}
+        for index, name in names.items():
+            self._admit(index, name)
         return True
 
-    def _admit(self, index: int) -> None:
+    def _named(self, index: int) -> tuple[str, str]:
+        """UUID and model, "" where they cannot be read."""
         nvml = self._nvml
-        where = Place(rank=self._ranks.get(index), node=self._node, device=f"cuda:{index}")
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            return str(nvml.nvmlDeviceGetUUID(handle)), str(nvml.nvmlDeviceGetName(handle))
+        except (nvml.NVMLError, AttributeError):  # said when the device is admitted
+            return "", ""
+
+    def _admit(self, index: int, name: str) -> None:
+        nvml = self._nvml
+        where = Place(rank=self._ranks.get(index), node=self._node, device=name)
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             uuid = nvml.nvmlDeviceGetUUID(handle)
         except (nvml.NVMLError, AttributeError) as error:
-            self._problems.note("", f"cuda:{index}", error)
+            self._problems.note("", name, error)
             return
         device = _Device(index=index, handle=handle, where=where)
         self._devices.append(device)

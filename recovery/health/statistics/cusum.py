@@ -51,12 +51,12 @@ def exponent() -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Drop:
-    """``level``: before; ``now``: median since ``since_s``; ``score``: the sum, over its
+    """``level``: before; ``latest``: median since ``since_s``; ``score``: the sum, over its
     ``limit``.
     """
 
     level: float
-    now: float
+    latest: float
     score: float
     limit: float
     since_s: float
@@ -104,7 +104,7 @@ class DropCusum:
         self._dropped, self._level, self._well = 1, level, 0
         return Drop(
             level=level,
-            now=now,
+            latest=now,
             score=self._sum,
             limit=limit,
             since_s=self._since_s,

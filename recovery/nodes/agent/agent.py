@@ -12,14 +12,14 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from trainchaos.recovery.health.machine import machine_service
+from trainchaos.recovery.nodes.agent.agent_config import AgentConfig
 from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
 from trainchaos.recovery.nodes.agent.beats import BEAT_S, Beats, PressureWatch
 from trainchaos.recovery.nodes.agent.dialer import Dialer
@@ -31,11 +31,9 @@ from trainchaos.recovery.nodes.link.files import refuse_shared
 from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
 from trainchaos.recovery.nodes.link.link import FULL, Link, Post
 from trainchaos.recovery.process import processes
-from trainchaos.recovery.process.node import LaunchRecipe
 from trainchaos.recovery.process.output import say
 
 IDLE_BEAT_S = 0.5  # with no processes
-LEASE_S = 120.0
 MAX_KEPT = 200_000  # messages that wait for a coordinator that is away
 OLD_COORDINATOR_S = 1.0
 SILENT_S = (
@@ -45,27 +43,6 @@ SILENT_S = (
 )
 # between two turns: after a longer gap the agent slept, and the coordinator was not silent
 ASLEEP_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentConfig:
-    """Configuration of an agent. ``coordinator``: its address; ``address``: of this node, "": the
-    one from which it reaches the coordinator; ``scratch``: directory for event logs and outputs;
-    ``lease_s``: how long it continues without a coordinator; ``devices``: as torch names them;
-    ``coordinator_boot``: boot id of its machine: if it is this machine's too, memory that ranks
-    share with their agent lies in files, so that nothing they wrote is lost with the node.
-    """
-
-    coordinator: tuple[str, int]
-    node: int
-    address: str
-    token: bytes
-    scratch: Path
-    recipe: LaunchRecipe
-    lease_s: float = LEASE_S
-    coordinator_boot: str = ""
-    devices: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class NodeAgent:
@@ -100,6 +77,7 @@ class NodeAgent:
         self._rejections = Rejections(self._say)
         self._read: list[Path] = []  # files of arms that are over
         self._pressure = PressureWatch()
+        self._health = machine_service(config.devices, reports=config.reports, notify=self._ring)
         self._begin()
 
     def _begin(self) -> None:
@@ -124,6 +102,7 @@ class NodeAgent:
         """
         try:
             self._server.await_ready()
+            self._health.start()
             self._away_s = time.monotonic()
             self._dialer.dial()
             while not self._ended:
@@ -162,6 +141,7 @@ class NodeAgent:
         self._say_hello()
         self._obey()
         self._tell_of_warning()
+        self._tell_of_health()
         now_s = time.monotonic()
         if now_s >= self._looked_s + BEAT_S:
             self._looked_s = now_s
@@ -377,6 +357,12 @@ class NodeAgent:
             self._post.add(protocol.Warned())
             self._processes.warn()
 
+    def _tell_of_health(self) -> None:
+        if signs := self._health.take():
+            self._post.add(protocol.Found(signs=tuple(signs)))
+        for problem in self._health.problems():
+            self._say(f"health: {problem}")
+
     # ---- helpers
 
     def _ring(self) -> None:
@@ -387,6 +373,7 @@ class NodeAgent:
         say(text, who=f"agent of node {self._config.node}")
 
     def _close(self) -> None:
+        self._health.close()
         self._processes.clear()
         if not len(self._post):
             self._forget_files()

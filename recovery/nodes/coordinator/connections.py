@@ -18,6 +18,7 @@ from trainchaos.recovery.nodes.coordinator.loss import Absence, FleetLimits, How
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     FleetReport,
+    NodeFound,
     NodeGone,
     NodeInfo,
     NodeLost,
@@ -309,6 +310,12 @@ class Connections:
                     state.pressed = (read_ns, reading)
             case protocol.Warned():
                 self._reports.append(NodeWarned(node=state.node))
+            case protocol.Found():
+                # an agent speaks of its own node
+                own = {"node": state.node, "rank": None}
+                for sign in frame.signs:
+                    said = sign.model_copy(update=own)
+                    self._reports.append(NodeFound(node=state.node, sign=said))
             case _:
                 self._processes.handle(state, frame)
 

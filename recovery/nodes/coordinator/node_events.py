@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.health.readings.signs import event_of as sign_event
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     NodeEvent,
+    NodeFound,
     NodeInfo,
     NodeJoined,
     NodeLost,
@@ -28,6 +30,8 @@ def event_of(event: NodeEvent) -> EventData | None:
             return Kind.NODE_LOST, {"node": event.node, "why": event.why, **taken_away}
         case ClockMeasured():
             return _measured(event.node, event.offset_ns, event.bound_ns)
+        case NodeFound():
+            return sign_event(event.sign)
         case NotKept():
             return not_kept(event.file, event.bytes, event.why)
     return None

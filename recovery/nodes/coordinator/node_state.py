@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.nodes.coordinator.loss import How
 from trainchaos.recovery.nodes.coordinator.outbox import Outbox
 from trainchaos.recovery.nodes.link.clock import ClockWatch, Offset
@@ -70,6 +71,16 @@ class NodeWarned:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeFound:
+    """A node's health service found something there. ``sign.device``: as torch names it on the
+    node.
+    """
+
+    node: int
+    sign: Sign
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClockMeasured:
     """Offset of a node's monotonic clock, as in ``NodeInfo``."""
 
@@ -89,7 +100,7 @@ class NotKept:
     why: str
 
 
-NodeEvent = NodeJoined | NodeLost | NodeWarned | ClockMeasured | NotKept
+NodeEvent = NodeJoined | NodeLost | NodeWarned | NodeFound | ClockMeasured | NotKept
 FleetReport = MessageReceived | Dying | Exited | NodeEvent
 
 

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
 
-VERSION = 4
+VERSION = 5
 MAX_LINE = 4 << 20
 
 
@@ -158,6 +159,15 @@ class Warned(Frame):
     type: Literal["warned"] = "warned"
 
 
+class Found(Frame):
+    """What the node's health service found (``recovery.health.service``); whose node a sign names
+    does not count, nor whose rank.
+    """
+
+    type: Literal["found"] = "found"
+    signs: tuple[Sign, ...]
+
+
 # ---- from the coordinator
 
 
@@ -243,7 +253,18 @@ class Bye(Frame):
 
 
 FromAgent = (
-    Hello | Started | Heard | Sinking | Ended | Beat | Pressed | Lines | Pong | Cleared | Warned
+    Hello
+    | Started
+    | Heard
+    | Sinking
+    | Ended
+    | Beat
+    | Pressed
+    | Lines
+    | Pong
+    | Cleared
+    | Warned
+    | Found
 )
 FromCoordinator = Welcome | Fence | Refused | Start | Tell | Signal | Ping | Clear | Bye
 

@@ -11,6 +11,17 @@ from trainchaos.recovery.playbook.book import playbook
 SAVE = {"checkpoint": "step-00000030", "error": "OSError: [Errno 28] No space left on device"}
 XID = {"what": "xid", "code": 79, "device": "cuda:1", "node": 0, "rank": 1, "source": "nvml"}
 
+ALARM = {
+    "what": "ecc-uncorrected",
+    "device": "cuda:2",
+    "node": None,
+    "rank": None,
+    "lasted_s": 1.0,
+    "value": 3.0,
+    "threshold": 2.0,
+    "evidence": {},
+}
+
 
 def exited(process: str, *, code: int | None = None, signal: int | None = None) -> dict[str, Any]:
     """An end that nobody asked for."""
@@ -54,6 +65,7 @@ def test_each_kind_of_sign() -> None:
     log = signs(
         (ORCHESTRATOR, Kind.HEALTH_REPORTED, XID),
         (ORCHESTRATOR, Kind.HEALTH_REPORTED, XID | {"what": "thermal", "code": 96, "rank": None}),
+        (ORCHESTRATOR, Kind.HEALTH_ALARM, ALARM),
         ("w1", Kind.ERROR_RAISED, {"type": "RuntimeError", "message": "CUDA out of memory\nmore"}),
         (ORCHESTRATOR, Kind.PROCESS_EXITED, exited("w1", code=1)),
         (ORCHESTRATOR, Kind.PROCESS_EXITED, exited("w2", signal=7)),
@@ -83,7 +95,8 @@ def test_each_kind_of_sign() -> None:
         ("w1 ended with exit code 1", "exit-1"),
         ("the command ended with exit code 143", "signal-term"),
         ("w6 was declared failed: Connection reset by peer", "connection-reset"),
-        ("the health source reported thermal 96 of node 0", None),
+        ("the health source reported thermal 96 of device cuda:1, node 0", None),
+        ("a health detector raised ecc-uncorrected of device cuda:2 (3 over 2)", None),
         ("w3 was ended by signal 63", None),
         ("w4 ended with exit code 77", None),
     ]

@@ -19,6 +19,8 @@ from trainchaos.recovery.cli.options import parser
 from trainchaos.recovery.cli.process_host import ProcessPlacement
 from trainchaos.recovery.cli.supervisor import LOG_RESERVE, Supervisor
 from trainchaos.recovery.cli.takeover_log import read_takeover_log
+from trainchaos.recovery.health.readings.reports import HealthReport
+from trainchaos.recovery.health.readings.signs import HealthAlarm
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
@@ -30,6 +32,8 @@ from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Inquiry, Join, Joined, Message, Ready, Status
 
 STEPS = 100
+REPORT = HealthReport(what="xid", code=79, node=0, device="cpu", source="nvml").model_dump()
+ALARM = HealthAlarm(what="device-lost", node=0, device="cpu", value=1.0, threshold=0.0).model_dump()
 READY = Ready(steps=STEPS, samples=64, global_batch=4)
 
 
@@ -130,7 +134,7 @@ def spec_of(events: Path, **more: Any) -> JobSpec:
     return JobSpec(**given | more)
 
 
-def lost_before_its_first_generation(events: Path) -> None:
+def lost_before_its_first_generation(events: Path, *more: tuple[Kind, Mapping[str, Any]]) -> None:
     """The log of a supervisor that was killed when one of its two ranks was ready."""
     writer = EventWriter(events, ORCHESTRATOR, time.monotonic_ns)
     writer.write(Kind.ACTOR_STARTED, pid=1, host="here", wall_ns=1, boot=boot_id())
@@ -158,6 +162,8 @@ def lost_before_its_first_generation(events: Path) -> None:
         order={"seed": 0, "samples": 64},
     )
     writer.write(Kind.PROCESS_READY, process="w0")
+    for kind, data in more:
+        writer.write(kind, **data)
 
 
 def supervised(
@@ -202,6 +208,34 @@ def test_the_first_generation_holds_what_the_user_asked_for(
         if e.kind is Kind.COORDINATOR_ADOPTED
     ]
     assert len(adopted) == takes_over
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "warned"),
+    [
+        (Kind.HEALTH_REPORTED, REPORT, {"w0", "w1"}),
+        (Kind.HEALTH_REPORTED, REPORT | {"device": None}, {"w0", "w1"}),
+        (Kind.HEALTH_REPORTED, REPORT | {"device": "cuda:7"}, set()),
+        (Kind.HEALTH_REPORTED, REPORT | {"node": 3}, set()),
+        (Kind.HEALTH_REPORTED, REPORT | {"rank": 0}, set()),
+        (Kind.HEALTH_REPORTED, REPORT | {"code": "much"}, set()),
+        (Kind.HEALTH_ALARM, ALARM, {"w0", "w1"}),
+        (Kind.HEALTH_ALARM, ALARM | {"what": "idle-device"}, set()),
+    ],
+)
+def test_a_place_that_a_lost_supervisor_knew_to_fail_is_known_to_the_next(
+    tmp_path: Path, kind: Kind, data: dict[str, Any], warned: set[str]
+) -> None:
+    lost_before_its_first_generation(tmp_path, (kind, data))
+
+    def told() -> set[str]:
+        events = read_actor(tmp_path / "orchestrator.jsonl").events
+        found = [e for e in events if e.kind is Kind.FAILURE_DETECTED]
+        return {e.data["process"] for e in found if e.data["cause"] == "warning"}
+
+    wanted = turns(200, lambda host: len(host.joins) == 2 and (told() == warned or not warned))
+    supervised(spec_of(tmp_path), wanted, takes_over=True)
+    assert told() == warned
 
 
 def test_logs_are_kept_within_the_limit_that_the_user_gave(memory: Path) -> None:

@@ -213,10 +213,11 @@ def test_a_device_that_cannot_be_opened_does_not_hide_the_others() -> None:
     nvml.devices[0].answers["nvmlDeviceGetHandleByIndex"] = error("NoPermission")
     nvml.devices[1].answers["nvmlDeviceRegisterEvents"] = error("NotSupported")
     source = NvmlSource(lambda: nvml)
-    assert of(source.read(0.0), "power") == {"cuda:1": 312.0}
+    assert of(source.read(0.0), "power") == {"gpu:1": 312.0}, "CUDA may count from the second"
     assert {(one.metric, one.device) for one in source.problems()} == {
-        ("", "cuda:0"),
-        ("xid", "cuda:1"),
+        ("names", ""),
+        ("", "gpu:0"),
+        ("xid", "gpu:1"),
     }
 
 

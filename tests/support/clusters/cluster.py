@@ -56,7 +56,14 @@ class Cluster:
 
     def _agent(self, node: int) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            agent_command(self.at, node, self.token, self.scratch(node)),
+            agent_command(
+                self.at,
+                node,
+                self.token,
+                self.scratch(node),
+                "--health-reports",
+                str(self.reports(node)),
+            ),
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -68,6 +75,10 @@ class Cluster:
     def scratch(self, node: int) -> Path:
         """Where its processes write."""
         return self.folder / f"n{node}"
+
+    def reports(self, node: int) -> Path:
+        """To which monitors of a node append what they find."""
+        return self.folder / f"reports-{node}.jsonl"
 
     def job(self, *options: str, epochs: str = EPOCHS) -> Running:
         """A coordinator of the job: the first, or the next."""

@@ -95,6 +95,7 @@ class FakeNvml:
         for name, value in names.items():
             setattr(self, name, value)
         results: dict[str, Any] = {
+            "nvmlDeviceGetName": "Fake",
             "nvmlDeviceGetTotalEccErrors": 0,
             "nvmlDeviceGetRemappedRows": (1, 0, 0, 0),
             "nvmlDeviceGetTemperature": 54,

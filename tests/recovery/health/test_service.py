@@ -1,0 +1,194 @@
+"""The service: what becomes of readings, on its own thread and without one."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from trainchaos.recovery.health.credible import announced
+from trainchaos.recovery.health.detectors.base import Alarm, Detector
+from trainchaos.recovery.health.machine import machine_service
+from trainchaos.recovery.health.readings.reading import Place, Problem, Reading
+from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
+from trainchaos.recovery.health.readings.signs import HealthAlarm
+from trainchaos.recovery.health.service import MOST_WAITING, HealthService
+from trainchaos.recovery.health.sources.visible import cuda_names
+
+HERE = Place(node=1, device="cuda:3")
+LIMIT_S = 30.0
+
+
+class Told:
+    """A source that says what a test gives it, once; and a detector that alarms of ``alarms``."""
+
+    name = "told"
+    what = "told"
+    rate = 0.01
+
+    def __init__(self, *readings: Reading, alarms: Sequence[Alarm] = ()) -> None:
+        self.readings, self.alarms = list(readings), list(alarms)
+        self.closed = False
+        self.gate: threading.Event | None = None
+
+    def read(self, now_s: float) -> Sequence[Reading]:
+        """What there is."""
+        if self.gate is not None:
+            self.gate.wait(LIMIT_S)
+        found, self.readings = self.readings, []
+        return found
+
+    def problems(self) -> Sequence[Problem]:
+        """None."""
+        return []
+
+    def look(self, readings: Sequence[Reading], now_s: float) -> Sequence[Alarm]:
+        """What there is."""
+        found, self.alarms = self.alarms, []
+        return found
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+
+def once(*readings: Reading, alarms: Sequence[Alarm] = ()) -> HealthService:
+    """A service that has looked once at these."""
+    told = Told(*readings, alarms=alarms)
+    detectors: list[Detector] = [told]
+    service = HealthService([told], detectors, clock_s=lambda: 100.0)
+    service.look()
+    return service
+
+
+def reading(metric: str, value: float = 1.0, text: str = "") -> Reading:
+    return Reading(HERE, metric, value, "1", 100.0, text=text)
+
+
+def test_events_of_a_driver_are_reports() -> None:
+    found = once(
+        reading("xid", 79.0),
+        reading("ecc_double_bit"),
+        reading("reported_xid", 48.0, "injected"),
+        reading("reported_thermal", 96.0, "nvml"),
+        reading("temperature", 96.0),
+        reading("ecc"),
+        reading("reported_smoke"),
+    ).take()
+    place = {"node": 1, "device": "cuda:3", "rank": None}
+    assert [one.model_dump() for one in found] == [
+        {"what": "xid", "code": 79, "source": "nvml", **place},
+        {"what": "ecc", "code": 1, "source": "nvml", **place},
+        {"what": "xid", "code": 48, "source": "injected", **place},
+        {"what": "thermal", "code": 96, "source": "nvml", **place},
+    ]
+
+
+def test_the_loss_of_a_device_is_said_once() -> None:
+    service = once(reading("device_lost"), reading("device_lost"))
+    (lost,) = service.take()
+    assert isinstance(lost, HealthAlarm) and (lost.what, lost.device) == ("device-lost", "cuda:3")
+    assert not service.take()
+
+
+def test_an_alarm_can_be_written_down_whatever_its_numbers_are() -> None:
+    wild = Alarm(
+        what="thermal-limit",
+        where=HERE,
+        since_s=40.0,
+        value=math.inf,
+        threshold=math.nan,
+        evidence={"slope": -math.inf, "said": "much", "n": 3},
+    )
+    (alarm,) = once(alarms=[wild]).take()
+    assert isinstance(alarm, HealthAlarm) and alarm.lasted_s == 60.0
+    text = alarm.model_dump_json()
+    assert HealthAlarm.model_validate_json(text) == alarm
+    assert math.isfinite(json.loads(text)["value"]) and alarm.threshold == 0.0
+    assert alarm.evidence == {"slope": -1e308, "said": "much", "n": 3}
+
+
+def test_what_nobody_takes_is_bounded() -> None:
+    service = once(*[reading("xid", float(i)) for i in range(MOST_WAITING + 5)])
+    assert "the newest are dropped" in str(service.problems()[0])
+    found = service.take()
+    assert len(found) == MOST_WAITING
+    assert isinstance(found[-1], HealthReport) and found[-1].code == MOST_WAITING - 1
+
+
+def test_a_thread_reads_wakes_whoever_waits_and_releases_its_sources() -> None:
+    woken, told = threading.Event(), Told(reading("xid", 48.0))
+    service = HealthService([told], [], period_s=0.01, notify=woken.set)
+    service.start()
+    assert woken.wait(LIMIT_S)
+    assert [announced(sign)[:6] for sign in service.take()] == ["XID 48"]
+    service.close()
+    service.close()
+    assert told.closed
+
+
+def test_a_source_that_never_answers_holds_up_nobody() -> None:
+    told = Told(reading("xid", 48.0))
+    told.gate = threading.Event()
+    service = HealthService([told], [])
+    service.start()
+    assert service.take() == []
+    told.gate.set()
+    service.close()
+
+
+def test_without_a_source_there_is_no_thread() -> None:
+    before = threading.active_count()
+    service = machine_service(["cpu"])
+    service.start()
+    assert threading.active_count() == before
+    service.close()
+
+
+def test_what_monitors_append_to_a_file_is_found(tmp_path: Path) -> None:
+    woken, path = threading.Event(), tmp_path / "reports.jsonl"
+    service = machine_service(["cpu"], reports=path, notify=woken.set)
+    report = HealthReport(what="xid", code=79, device="cuda:0", source="nvml")
+    ReportFile(path).append(report)
+    service.start()
+    try:
+        assert woken.wait(LIMIT_S) and service.take() == [report]
+    finally:
+        service.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({}, {0: "cuda:0", 1: "cuda:1", 2: "cuda:2"}),
+        ({"CUDA_VISIBLE_DEVICES": "2, 0"}, {2: "cuda:0", 0: "cuda:1"}),
+        ({"CUDA_VISIBLE_DEVICES": ""}, {}),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, {}),
+        ({"CUDA_VISIBLE_DEVICES": "1,7,0"}, {1: "cuda:0"}),
+        ({"CUDA_VISIBLE_DEVICES": "1,1"}, {1: "cuda:0"}),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, {1: "cuda:0"}),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-"}, {}),
+    ],
+)
+def test_devices_are_called_what_torch_calls_them(
+    environ: dict[str, str], names: dict[int, str]
+) -> None:
+    uuids = ["GPU-a1", "GPU-b2", "GPU-c3"]
+    assert cuda_names(uuids, ["H100"] * 3, environ) == names
+
+
+def test_a_device_is_not_guessed() -> None:
+    mixed = ["H100", "A100"]
+    with pytest.raises(LookupError, match="CUDA_DEVICE_ORDER"):
+        cuda_names(["GPU-a", "GPU-b"], mixed, {})
+    by_bus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert cuda_names(["GPU-a", "GPU-b"], mixed, by_bus) == {0: "cuda:0", 1: "cuda:1"}
+    assert cuda_names(["GPU-a", ""], mixed, {"CUDA_VISIBLE_DEVICES": "GPU-a"}) == {0: "cuda:0"}
+    with pytest.raises(LookupError, match="cannot be read"):
+        cuda_names(["GPU-a", ""], ["H100", ""], {})
+    with pytest.raises(LookupError, match="MIG"):
+        cuda_names(["GPU-a"], ["H100"], {"CUDA_VISIBLE_DEVICES": "MIG-a"})

@@ -108,6 +108,9 @@ def run(
     **choices: Any,
 ) -> int:
     """Run a scenario: train, break, recover, measure, judge, report."""
+    from trainchaos.chaos.planning.load import OthersLoad, load_warnings
+
+    load = OthersLoad()
     from trainchaos.chaos.loading.cells import chosen
     from trainchaos.chaos.planning.crowd import cores_here, crowd_warnings
     from trainchaos.harness.host.rundir import RunDirectory
@@ -119,8 +122,10 @@ def run(
     check_choices(choices)
     loaded = _load(scenario, choices)
     cells = chosen(loaded, choices["only"])
-    crowded = crowd_warnings([cell.scenario for cell in cells], cores_here())
-    _warn(loaded.warnings + crowded, quiet)
+    scenarios, cores = [cell.scenario for cell in cells], cores_here()
+    crowded = crowd_warnings(scenarios, cores)
+    busy = load_warnings(scenarios, load.share(os.cpu_count() or cores), cores)
+    _warn(loaded.warnings + crowded + busy, quiet)
     _heal_before(runs)
     results = run_scenario(
         loaded,

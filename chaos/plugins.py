@@ -67,7 +67,9 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A plugin from outside that cannot be used. ``sort``: a value of ``SORTS``."""
+    """A plugin from outside that cannot be used. ``sort``: a value of ``SORTS``, empty for a whole
+    directory.
+    """
 
     sort: str
     name: str
@@ -75,9 +77,13 @@ class LeftOut:
     why: str
 
     def __str__(self) -> str:
+        if not self.sort:
+            return f"plugins of {self.place} are left out: {self.why}"
         return f"plugin {self.sort}/{self.name} ({self.place}) is left out: {self.why}"
 
 
+DIRECTORY = "directory"
+"""In place of a package: whole directories."""
 _LEFT_OUT: dict[str, list[LeftOut]] = {}
 
 
@@ -174,6 +180,11 @@ def left_out(package_name: str = "", name: str = "") -> list[LeftOut]:
         else [r for v in _LEFT_OUT.values() for r in v]
     )
     return [row for row in rows if name in ("", row.name)]
+
+
+def leave_out_directory(place: Path, why: str) -> None:
+    """Note that a directory of plugins cannot be used."""
+    _LEFT_OUT.setdefault(DIRECTORY, []).append(LeftOut(sort="", name="", place=str(place), why=why))
 
 
 def forget() -> None:

@@ -48,7 +48,9 @@ def render(run: RunDirectory, results: Results) -> Path:
 
 
 def families(results: Results) -> list[MetricFamily]:
-    """All metrics of the file, each sample labelled with the scenario's name."""
+    """All metrics of the file, each sample labelled with the scenario's name, and as simulated
+    where nothing was real.
+    """
     found = [_run(results), _exit_code(results), _started(results), *_metrics(results)]
     found += [
         _clauses(results),
@@ -57,6 +59,9 @@ def families(results: Results) -> list[MetricFamily]:
         _badput(results),
         *_rates(results),
     ]
+    if results.simulated:
+        for one in found:
+            one.samples = {(*k, ("simulated", "true")): v for k, v in one.samples.items()}
     return [one for one in found if one.samples]
 
 
@@ -79,10 +84,8 @@ def _run(results: Results) -> MetricFamily:
         f"{PREFIX}_run_verdict", "1 for the verdict of the latest run of a scenario"
     )
     for verdict in dict.fromkeys((*VERDICTS, results.verdict)):
-        labels = {"scenario": results.scenario, "verdict": verdict}
-        if results.simulated:
-            labels["simulated"] = "true"
-        family.add(float(verdict == results.verdict), **labels)
+        holds = float(verdict == results.verdict)
+        family.add(holds, scenario=results.scenario, verdict=verdict)
     return family
 
 

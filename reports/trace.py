@@ -52,7 +52,8 @@ def render(run: RunDirectory, results: Results) -> Path:
     path = run.root / "trace.json"
     left = MAX_STEP_EVENTS
     with replacing(path) as stream, TextIOWrapper(stream, encoding="utf-8") as out:
-        out.write('{"displayTimeUnit":"ms","traceEvents":[')
+        simulated = '"otherData":{"simulated":"true"},' if results.simulated else ""
+        out.write(f'{{"displayTimeUnit":"ms",{simulated}"traceEvents":[')
         separator = "\n"
         for pid, arm in enumerate(results.arms, start=1):
             log = _log(run, arm)

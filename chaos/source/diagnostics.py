@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainchaos.chaos.errors import ScenarioError
-from trainchaos.chaos.plugins import FAULTS, LAUNCHERS, STRATEGIES, WORKLOADS, left_out
+from trainchaos.chaos.plugins import DIRECTORY, FAULTS, LAUNCHERS, STRATEGIES, WORKLOADS, left_out
 from trainchaos.chaos.scenario.sla import nearest
 
 Loc = tuple[str | int, ...]
@@ -83,17 +83,19 @@ def unknown(what: str, word: str, choices: Iterable[str]) -> str:
     """``unknown <what> 'word'`` with the nearest valid word, else the valid words; of a plugin from
     outside that was left out, why it was.
     """
-    for row in left_out(_PLUGINS.get(what, "?"), word):
+    package = _PLUGINS.get(what)
+    for row in left_out(package, word) if package else ():
         return f"{what} {word!r} of {row.place} cannot be used: {row.why}"
+    missing = "".join(f" ({row})" for row in left_out(DIRECTORY)) if package else ""
     ordered = sorted(choices)
     familiar = _FAMILIAR.get(word, "")
     near = nearest(word, ordered) or (familiar if familiar in ordered else "")
     if near:
-        return f"unknown {what} {word!r}; did you mean {near!r}?"
+        return f"unknown {what} {word!r}; did you mean {near!r}?{missing}"
     if not ordered:
-        return f"unknown {what} {word!r}; there are none"
+        return f"unknown {what} {word!r}; there are none{missing}"
     listed = ", ".join(ordered[:_MAX_LISTED]) + (", ..." if len(ordered) > _MAX_LISTED else "")
-    return f"unknown {what} {word!r}; use one of: {listed}"
+    return f"unknown {what} {word!r}; use one of: {listed}{missing}"
 
 
 def render(placed: LocatedProblem, *, label: str = "") -> str:

@@ -131,10 +131,19 @@ def test_a_projects_settings_name_directories(place: Path) -> None:
     assert chaos(place, "validate", "chaos.yaml").returncode == 2, "a scenario names no plugins"
 
 
+def test_only_what_needs_a_missing_directory_of_the_settings_fails(place: Path) -> None:
+    (place / "chaos.yaml").write_text("plugins: [none, mine]\n")
+    done = chaos(place, "validate", "outside.yaml")
+    assert done.returncode == 0 and "none is not a directory" in done.stderr, done.stderr
+    (place / "chaos.yaml").write_text("plugins: [none]\n")
+    done = chaos(place, "validate", "outside.yaml")
+    assert done.returncode == 2 and "none is not a directory" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(
     ("settings", "words", "complaint"),
     [
-        ("plugins: [none]", (), "none is not a directory"),
+        (None, ("--plugins", "none"), "none is not a directory"),
         ("plugins: mine", (), "plugins needs a list of directories"),
         ("plugin: [mine]", (), "unknown key 'plugin'; it may have: plugins"),
         (None, ("--plugins", "mine/faults"), "has none of the folders faults, strategies"),

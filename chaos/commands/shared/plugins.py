@@ -10,7 +10,7 @@ import click
 
 from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import PATH
-from trainchaos.chaos.plugins import DIRECTORIES, OPTION, SORTS, forget
+from trainchaos.chaos.plugins import DIRECTORIES, OPTION, SORTS, forget, leave_out_directory
 
 SETTINGS = Path("chaos.yaml")
 """File of the current directory with settings of a project: ``plugins``, a list of directories
@@ -22,15 +22,24 @@ _KEY = "plugins"
 def _use(ctx: click.Context, param: click.Parameter, given: tuple[Path, ...]) -> None:
     """Name the directories in the environment, where this process and those of a run find them."""
     try:
-        told = [_checked(place) for place in (*given, *_of_settings(SETTINGS))]
+        told = [_checked(place) for place in given]
+        settled = _of_settings(SETTINGS)
     except errors.ScenarioError:
         if ctx.resilient_parsing:  # a shell completes
             return
         raise
+    missing = {}
+    for place in settled:
+        try:
+            told.append(_checked(place))
+        except errors.ScenarioError as error:  # of no concern to what does not need it
+            missing[place] = error.message.removeprefix("plugins: ")
     if told:
         before = [place for place in os.environ.get(DIRECTORIES, "").split(os.pathsep) if place]
         os.environ[DIRECTORIES] = os.pathsep.join(dict.fromkeys([*told, *before]))
         forget()
+    for place, why in missing.items():
+        leave_out_directory(place, f"{SETTINGS}: {why}")
 
 
 def _checked(place: Path) -> str:

@@ -108,12 +108,17 @@ def test_every_output_of_a_simulation_says_that_it_is_one(
         "junit.xml": 'name="gated (simulated)"',
         "gate.xml": 'name="gated (simulated)"',
         "gate.json": '"simulated": true',
+        "trace.json": '"otherData":{"simulated":"true"}',
         "results.json": '"simulated": true',
         "metrics.prom": 'simulated="true"',
     }.items():
         assert said in (played / name).read_text(), name
     results = Results.model_validate_json((played / "results.json").read_text())
     assert {fault.witness for fault in results.faults} == {"simulated kernel: wait status"}
+    samples = [
+        line for line in (played / "metrics.prom").read_text().splitlines() if line[0] != "#"
+    ]
+    assert samples and all('simulated="true"' in line for line in samples)
 
 
 def test_a_baseline_may_be_a_run(chaos: Say, played: Path) -> None:

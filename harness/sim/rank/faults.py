@@ -53,6 +53,7 @@ class SimFaultAgent(AgentCore):
         self._look_ns = 0.0
         self._slowdown = 1.0
         self.rationed = 1.0  # slowdown factor from a limit on processor time
+        self.idle_ns = 0.0  # of the current phase: it was held or stalled, and computed nothing
         self._rate = 0.0
         self._latency_s = 0.0
         self._free_at_ns = 0.0
@@ -91,6 +92,8 @@ class SimFaultAgent(AgentCore):
         """Hold at each fault armed for this point until the supervisor answers, and do what is due
         here.
         """
+        clock = self._job.process.clock
+        began_ns = clock.now_ns
         with closing(self._agenda.at(step, phase, rank=self._job.rank)) as waits:
             for wait in waits:
                 match wait:
@@ -100,6 +103,7 @@ class SimFaultAgent(AgentCore):
                         yield from self._stall(wait.seconds * NS_PER_S)
                     case Acted():
                         yield from self.body.blocked()
+        self.idle_ns += clock.now_ns - began_ns
 
     def _held(self, hold: HoldAnswer) -> Sleeping:
         process = self._job.process
@@ -120,10 +124,11 @@ class SimFaultAgent(AgentCore):
             process.clock.after(self._look_ns, partial(self._still_held, ticket))
 
     def stretched(self, phase: str, spent_ns: float) -> Sleeping:
-        """Stretch compute phases while slowed down."""
-        factor = self._slowdown * self.rationed
-        if factor > 1 and phase in ("forward", "backward"):
-            yield from self._sleep((factor - 1) * spent_ns)
+        """Stretch compute phases while slowed down, as far as something was computed in them."""
+        factor, computed_ns = self._slowdown * self.rationed, spent_ns - self.idle_ns
+        self.idle_ns = 0.0
+        if factor > 1 and computed_ns > 0 and phase in ("forward", "backward"):
+            yield from self._sleep((factor - 1) * computed_ns)
 
     def paced(self, size: int) -> Sleeping:
         """Wait until ``size`` more bytes may pass over the link."""

@@ -73,6 +73,7 @@ class Attempt:
         timings = job.config.timings
         job.mark.begin(job.generation, number)
         job.mark.enter(progress_counters.DATA)
+        job.faults.idle_ns = 0.0
         micros = self._share()
         samples = self.samples = [
             sample for micro in micros for sample in micro.samples[: micro.count]

@@ -25,8 +25,10 @@ from trainchaos.chaos.commands.shared.options import (
     RUN,
     RUNS,
     SCENARIO,
+    TAINTS,
     complete_cell,
     complete_launcher,
+    use_taints,
 )
 from trainchaos.chaos.commands.shared.plugins import with_plugins
 from trainchaos.chaos.commands.shared.program import run_as_process
@@ -96,11 +98,13 @@ def cli() -> None:
     "--gate", is_flag=True, help="Judge by confidence bounds, for continuous integration."
 )
 @gate_options
+@TAINTS
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
 @click.option("--no-color", is_flag=True, help="No colour (NO_COLOR does the same).")
 def run(
     scenario: Path,
     runs: Path,
+    taints: Path | None,
     form: str,
     quiet: bool,
     verbose: bool,
@@ -116,6 +120,7 @@ def run(
 
     if no_color:
         os.environ["NO_COLOR"] = "1"
+    use_taints(taints)
     check_choices(choices)
     loaded = _load(scenario, choices)
     cells = chosen(loaded, choices["only"])

@@ -32,6 +32,8 @@ class Kind(StrEnum):
     STEP_REPORTED = "step_reported"
     # orchestrator: what the health source says
     HEALTH_REPORTED = "health_reported"
+    # orchestrator: places that were not used
+    TAINTS_HONOURED = "taints_honoured"
     # orchestrator: what the machine has left for the job
     PRESSURE_READ = "pressure_read"
     # orchestrator: faults
@@ -140,6 +142,10 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # what: xid|ecc|thermal|nvlink; code: number of the XID, else a count or value; device,
         # node, rank: those affected, or None; source: nvml|injected
         Kind.HEALTH_REPORTED: frozenset({"what", "code", "device", "node", "rank", "source"}),
+        # taints that hold for a place of the job: [{place, by, reason, since}]; nodes, devices: the
+        # job's own names of places where processes start only if there are no others (missing: none
+        # was tainted, or an older log)
+        Kind.TAINTS_HONOURED: frozenset({"taints", "nodes", "devices"}),
         # cumulative counters of a machine, None where the kernel does not offer them. cpus: number;
         # some_s: time in which some task waited for a processor; steal_s: time taken by the
         # hypervisor, over all cpus; ranks: process -> [running, waiting in a run queue] of its

@@ -20,6 +20,7 @@ from trainchaos.harness.launch.health import nvml_events
 from trainchaos.harness.launch.launcher import ArmSetup, Launcher, Leftovers, Report
 from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.harness.launch.memory import in_memory, keepers_for
+from trainchaos.harness.launch.nodes.untainted import lacks_untainted, tainted_here
 from trainchaos.harness.launch.rank_setup import RankEnvironment, places, rank_config
 from trainchaos.harness.launch.recipe import recipe
 from trainchaos.harness.launch.requirements import needs_of
@@ -80,7 +81,7 @@ class Local(Launcher):
         """CUDA devices, cores or memory a cell asks for and this machine lacks."""
         from trainchaos.harness.launch.devices import missing
 
-        return missing(cell)
+        return missing(cell) or lacks_untainted(cell)
 
 
 @contextlib.contextmanager
@@ -126,6 +127,8 @@ class LocalCluster:
         self._setup = setup
         self._node = Node(session.zygote, session.recipe)
         self._places, self._backend = places(setup)
+        nodes = range(setup.cell.scenario.topology.nodes)
+        self.tainted = tainted_here(dict.fromkeys(nodes, self._places))
         self._nvml = nvml_events() if self._places[0].startswith("cuda") else None
         self._hardware_due_s = 0.0
         self._sessions: list[KillSession] = []

@@ -14,21 +14,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from trainchaos.chaos import columns, errors
-from trainchaos.chaos.commands.shared.options import FORMAT, PATH
+from trainchaos.chaos.commands.shared.options import FORMAT, TAINTS
 from trainchaos.chaos.commands.shared.say import say
 
 if TYPE_CHECKING:
     from trainchaos.recovery.health.taints import Taint, TaintList
 
-TAINTS = click.option(
-    "--taints",
-    type=PATH,
-    metavar="FILE",
-    help=(
-        "List of tainted places. Default: $CHAOS_TAINTS, else trainchaos/taints.yaml in"
-        " $XDG_STATE_HOME or ~/.local/state."
-    ),
-)
 _LASTS = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 

@@ -172,6 +172,7 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
 @_LAUNCHER
 @_CELL
 @FORMAT
+@TAINTS
 @click.option("--sbatch", is_flag=True, help="Print a batch script that runs it on Slurm instead.")
 @click.option("--k8s", is_flag=True, help="Print a manifest that runs it on Kubernetes instead.")
 def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> int:
@@ -182,6 +183,7 @@ def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> 
     from trainchaos.chaos.planning import planview
     from trainchaos.chaos.planning.crowd import cores_here
 
+    use_taints(choices["taints"])
     catalogue = build_catalogue()
     loaded = _load(scenario, choices, catalogue)
     cells = chosen(loaded, choices["only"])

@@ -57,7 +57,9 @@ def lemons(records: Mapping[str, Record], *, false_alarm: float = FALSE_ALARM) -
     limit = false_alarm / max(1, len(left))
     found: list[Lemon] = []
     while len(left) > 1:
-        worst = min((_judged(place, left, limit) for place in sorted(left)), key=lambda one: one.tail)
+        worst = min(
+            (_judged(place, left, limit) for place in sorted(left)), key=lambda one: one.tail
+        )
         if worst.tail >= limit:
             break
         del left[worst.place]

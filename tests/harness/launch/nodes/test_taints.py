@@ -18,6 +18,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.harness.arm.placement import Placement
 from trainchaos.harness.arm.roster import Roster
+from trainchaos.harness.explain.incident_places import read_places
 from trainchaos.harness.launch.nodes import untainted
 from trainchaos.harness.launch.places.seats import (
     UNTAINTED,
@@ -243,6 +244,17 @@ def test_a_local_run_avoids_a_tainted_device_also_for_its_spare_and_says_so(
     (said,) = log.of(Kind.TAINTS_HONOURED)
     assert [each["place"] for each in said.data["taints"]] == [f"{HERE}/cpu:1"]
     assert (said.data["nodes"], said.data["devices"]) == ([], ["cpu:1"])
+    run_path = tmp_path / "runs" / "real" / "latest"
+    history = read_places([run_path])
+    assert history.arms == 2 and history.nodes[HERE].incidents == 0, "the run did it itself"
+    assert history.nodes[HERE].used_s > 1.0 and history.devices == {}
+    assert invoke(["taint", "list", "--history", str(run_path)]) == 0
+    orchestrator = run_path / "events" / "default.r0.faulted" / "orchestrator.jsonl"
+    lines = [line for line in orchestrator.read_text().splitlines() if '"fault_' not in line]
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "orchestrator.jsonl").write_text("\n".join(lines) + "\n")
+    assert read_places([alone]).nodes[HERE].incidents == 1, "and nobody did it here"
 
 
 @pytest.mark.real

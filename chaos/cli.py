@@ -25,8 +25,10 @@ from trainchaos.chaos.commands.shared.options import (
     RUN,
     RUNS,
     SCENARIO,
+    TAINTS,
     complete_cell,
     complete_launcher,
+    use_taints,
 )
 from trainchaos.chaos.commands.shared.plugins import with_plugins
 from trainchaos.chaos.commands.shared.program import run_as_process
@@ -96,11 +98,13 @@ def cli() -> None:
     "--gate", is_flag=True, help="Judge by confidence bounds, for continuous integration."
 )
 @gate_options
+@TAINTS
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
 @click.option("--no-color", is_flag=True, help="No colour (NO_COLOR does the same).")
 def run(
     scenario: Path,
     runs: Path,
+    taints: Path | None,
     form: str,
     quiet: bool,
     verbose: bool,
@@ -119,6 +123,7 @@ def run(
 
     if no_color:
         os.environ["NO_COLOR"] = "1"
+    use_taints(taints)
     check_choices(choices)
     loaded = _load(scenario, choices)
     cells = chosen(loaded, choices["only"])
@@ -172,6 +177,7 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
 @_LAUNCHER
 @_CELL
 @FORMAT
+@TAINTS
 @click.option("--sbatch", is_flag=True, help="Print a batch script that runs it on Slurm instead.")
 @click.option("--k8s", is_flag=True, help="Print a manifest that runs it on Kubernetes instead.")
 def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> int:
@@ -182,6 +188,7 @@ def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> 
     from trainchaos.chaos.planning import planview
     from trainchaos.chaos.planning.crowd import cores_here
 
+    use_taints(choices["taints"])
     catalogue = build_catalogue()
     loaded = _load(scenario, choices, catalogue)
     cells = chosen(loaded, choices["only"])

@@ -5,8 +5,8 @@ With ``--nodes`` the ranks run on nodes, each with an agent (``python -m
 trainchaos.recovery.nodes.serve``) that connects to this process. The ranks keep training when this
 process is killed; started again with ``--adopt`` it takes the job over.
 
-Exit status: 0 the job is done, 1 it failed or recovery gave up, 2 wrong usage, 130 and 143
-interrupted.
+Exit status: 0 the job is done, 1 it failed or recovery gave up, 2 wrong usage or a list of taints
+that is malformed, 7 too few places are not tainted, 130 and 143 interrupted.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from trainchaos.chaos.errors import (
     EXIT_PASS,
     EXIT_TERMINATED,
     ChaosError,
+    NewerVersion,
 )
 from trainchaos.chaos.events.log import ORCHESTRATOR
+from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
 from trainchaos.recovery.cli.console import ConsoleListener
 from trainchaos.recovery.cli.job_spec import JobSpec
 from trainchaos.recovery.cli.nodes_host import NodesProcessHost
@@ -48,7 +50,9 @@ from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost
 from trainchaos.recovery.cli.supervisor import Supervisor
 from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
 from trainchaos.recovery.health.machine import machine_service
+from trainchaos.recovery.health.quarantine import TooFewPlaces, taints_now
 from trainchaos.recovery.health.service import HealthService
+from trainchaos.recovery.health.taint import TaintError
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.serve import read_token
@@ -71,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _supervise(given, strategy, timing_of(given))
     except UsageError as error:
         usage.error(str(error))
+    except (TaintError, NewerVersion, TooFewPlaces) as error:
+        say(str(error))
+        return error.exit_code
     except ChaosError as error:
         say(str(error))
         return EXIT_FAIL
@@ -116,9 +123,10 @@ def _spec(given: argparse.Namespace, events: Path, backend: Literal["gloo", "ncc
 
 
 def _here(
-    given: argparse.Namespace, events: Path, wanted: int
+    given: argparse.Namespace, events: Path, wanted: int, avoided: AvoidedPlaces
 ) -> tuple[ProcessHost, Literal["gloo", "nccl"]]:
     places, backend = _places(given.device, wanted)
+    places = avoided.left_here(places, wanted)
     return LocalProcessHost(places, events, given.logs.resolve() if given.logs else None), backend
 
 
@@ -128,7 +136,7 @@ def _health(given: argparse.Namespace, host: ProcessHost) -> HealthService:
 
 
 def _on_nodes(
-    given: argparse.Namespace, events: Path, wanted: int, epoch: int
+    given: argparse.Namespace, events: Path, wanted: int, epoch: int, avoided: AvoidedPlaces
 ) -> tuple[ProcessHost, Literal["gloo", "nccl"]]:
     prepare_store()  # agents that have connected would get no answer meanwhile
     host, port = given.listen
@@ -137,7 +145,12 @@ def _on_nodes(
         token=read_token(given.token_file), host=host, port=port, epoch=epoch, limits=limits
     )
     nodes = NodesProcessHost(
-        fleet, nodes=given.nodes, size=wanted, device=given.device, events=events
+        fleet,
+        nodes=given.nodes,
+        size=wanted,
+        device=given.device,
+        events=events,
+        avoided=avoided,
     )
     return nodes, "nccl" if given.device == "cuda" else "gloo"
 
@@ -174,6 +187,7 @@ def _supervise(given: argparse.Namespace, strategy: Strategy, timing: Timing) ->
 
 
 def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: StopFlag) -> int:
+    avoided = AvoidedPlaces(taints_now(given.taints))  # before anything is made
     events = _folders(given)
     held = lock(events)
     try:
@@ -187,9 +201,10 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
             return EXIT_PASS if takeover == "completed" else EXIT_FAIL
         wanted = given.ranks + strategy.spares_wanted
         if given.nodes is None:
-            host, backend = _here(given, events, wanted)
+            host, backend = _here(given, events, wanted, avoided)
         else:
-            host, backend = _on_nodes(given, events, wanted, takeover.epoch if takeover else 1)
+            epoch = takeover.epoch if takeover else 1
+            host, backend = _on_nodes(given, events, wanted, epoch, avoided)
         spec = _spec(given, events, backend)
         shown = ConsoleListener(takeover)
         health = _health(given, host) if given.nodes is None else None
@@ -202,6 +217,7 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
             stop=stop,
             takeover=takeover,
             health=health,
+            avoided=avoided,
         )
         outcome = supervisor.run()
     finally:

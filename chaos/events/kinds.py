@@ -33,6 +33,8 @@ class Kind(StrEnum):
     # orchestrator: what drivers report, and what detectors make of readings
     HEALTH_REPORTED = "health_reported"
     HEALTH_ALARM = "health_alarm"
+    # orchestrator: places that were not used
+    TAINTS_HONOURED = "taints_honoured"
     # orchestrator: what the machine has left for the job
     PRESSURE_READ = "pressure_read"
     # orchestrator: faults
@@ -146,6 +148,10 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.HEALTH_ALARM: frozenset(
             {"what", "device", "node", "rank", "lasted_s", "value", "threshold", "evidence"}
         ),
+        # taints that hold for a place of the job: [{place, by, reason, since}]; nodes, devices: the
+        # job's own names of places where processes start only if there are no others (missing: none
+        # was tainted, or an older log)
+        Kind.TAINTS_HONOURED: frozenset({"taints", "nodes", "devices"}),
         # cumulative counters of a machine, None where the kernel does not offer them. cpus: number;
         # some_s: time in which some task waited for a processor; steal_s: time taken by the
         # hypervisor, over all cpus; ranks: process -> [running, waiting in a run queue] of its

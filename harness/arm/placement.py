@@ -12,23 +12,29 @@ process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.harness.launch.places.seats import planned, rooms, seats
+
+NO_LIMITS: Mapping[int, int] = MappingProxyType({})
 
 
 class Placement:
-    """The nodes of an arm's processes. ``spares``: the number that the job starts with."""
+    """The nodes of an arm's processes. ``spares``: the number that the job starts with; ``room``:
+    processes that a node takes, where taints limit that. If they leave too few seats, processes
+    start where the topology says; launchers refuse such an arm (``harness.launch.places.seats``).
+    """
 
-    def __init__(self, topology: Topology, *, spares: int) -> None:
-        self._first = {
-            "worker": [topology.node_of(rank) for rank in range(topology.ranks)],
-            "spare": [topology.node_of_spare(index) for index in range(spares)],
-        }
-        self._full = Counter(node for nodes in self._first.values() for node in nodes)
-        self._room = self._full | Counter(
-            dict.fromkeys(topology.spare_nodes, topology.ranks_per_node)
-        )
+    def __init__(
+        self, topology: Topology, *, spares: int, room: Mapping[int, int] = NO_LIMITS
+    ) -> None:
+        first = seats(topology, spares=spares, room=room) or planned(topology, spares=spares)
+        self._first = {"worker": list(first.workers), "spare": list(first.spares)}
+        self._full = first.full
+        most = rooms(topology, spares=spares)
+        self._room = Counter({node: room.get(node, count) for node, count in most.items()})
         self._node_of: dict[str, int] = {}
 
     def place(

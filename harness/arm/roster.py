@@ -34,7 +34,9 @@ class Roster:
         self._exited: set[str] = set()
         self._undo: dict[str, str] = {}  # process -> its record in the ledger
         self._board = DeviceBoard(cluster.places_on, range(topology.nodes))
-        self._placement = Placement(topology, spares=spares)
+        self._tainted = cluster.tainted
+        self._board.avoid(self._tainted.devices)
+        self._placement = Placement(topology, spares=spares, room=self._tainted.room)
         self._reputation = Reputation()
         self._failing: frozenset[int] = frozenset()
         self._count = 0
@@ -80,6 +82,7 @@ class Roster:
             # A process that seemed not to start may still begin late: its name is not used again.
             name = f"{'s' if role == 'spare' else 'w'}{self._count}"
             able = [node for node in self._cluster.usable() if self._board.takes(node)]
+            able = [node for node in able if node not in self._tainted.nodes] or able
             usable = [node for node in able if node not in failed]
             if not usable and able and self._scene.now_ns() < until_ns:
                 failed, usable = set(), able
@@ -103,10 +106,10 @@ class Roster:
 
     def avoid(self, *, nodes: Collection[int] = (), devices: Collection[str] = ()) -> None:
         """From now on start processes on these nodes and devices, which are about to fail, only
-        where there are no others.
+        where there are no others; as on those that are tainted.
         """
         self._failing = frozenset(nodes)
-        self._board.avoid(devices)
+        self._board.avoid(self._tainted.devices.union(devices))
 
     def note_exit(self, report: Exited) -> int:
         """Record that the exit is known; returns the pid that the process had."""

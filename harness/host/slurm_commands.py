@@ -157,6 +157,11 @@ class Commands:
         out = self._ask(["scontrol", "--oneliner", "show", "node", ",".join(names)])
         return {row["NodeName"]: _node(row) for row in records(out) if "NodeName" in row}
 
+    def known(self) -> tuple[str, ...]:
+        """The names of all nodes of the cluster."""
+        rows = records(self._ask(["scontrol", "--oneliner", "show", "node"]))
+        return tuple(row["NodeName"] for row in rows if "NodeName" in row)
+
     def steps(self, job: str) -> list[RunningStep]:
         """A job's running steps."""
         out = self._ask(["squeue", "--steps", "--noheader", "--format=%i|%N|%j", f"--jobs={job}"])

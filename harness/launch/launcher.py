@@ -22,6 +22,7 @@ from trainchaos.chaos.fault.targets import LinkShape, StorageTarget
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.chaos.schedule.blast import NO_COSTS, Privilege
 from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.places.seats import Tainted
 from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.harness.undo.base import Undo
 from trainchaos.recovery.checkpoint.memory.keepers import KeeperStarted
@@ -250,6 +251,10 @@ class Cluster(Protocol):
     @property
     def storage(self) -> StorageTarget | None:
         """The arm's own file system for checkpoints, if it has one."""
+
+    @property
+    def tainted(self) -> Tainted:
+        """Places where processes start only if there are no others."""
 
     def identity(self) -> dict[str, Any]:
         """The orchestrator's ``pid``, ``host`` and ``wall_ns`` (Unix time now)."""

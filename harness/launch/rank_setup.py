@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from trainchaos.chaos import plugins
+from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.launch import devices
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.links.route import Address
@@ -29,7 +30,12 @@ def places(setup: ArmSetup) -> tuple[list[str], str]:
 
 def strategy_of(setup: ArmSetup) -> Strategy:
     """The recovery strategy of the arm's cell."""
-    spec = setup.cell.scenario.recovery
+    return strategy_for(setup.cell)
+
+
+def strategy_for(cell: Cell) -> Strategy:
+    """The recovery strategy of a cell."""
+    spec = cell.scenario.recovery
     return plugins.load(plugins.STRATEGIES, Strategy)[spec.strategy](**spec.params)
 
 

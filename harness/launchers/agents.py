@@ -14,6 +14,7 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import Launcher
 from trainchaos.harness.launch.nodes.loopback import LoopbackPlatform
 from trainchaos.harness.launch.nodes.session import NodesSession, nodes_session
+from trainchaos.harness.launch.nodes.untainted import lacks_untainted
 from trainchaos.harness.launch.storage import lacks_mount
 
 
@@ -43,4 +44,4 @@ class Agents(Launcher):
         """CUDA devices, cores or memory a cell asks for and this machine lacks."""
         from trainchaos.harness.launch.devices import missing
 
-        return missing(cell)
+        return missing(cell) or lacks_untainted(cell)

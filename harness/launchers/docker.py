@@ -134,6 +134,7 @@ class Docker(Launcher):
         """What this machine lacks: devices, cores, memory, an engine."""
         from trainchaos.harness.host.container_engine import lacks_engine
         from trainchaos.harness.launch.devices import cuda_devices, missing
+        from trainchaos.harness.launch.nodes.untainted import lacks_untainted
 
         if isinstance(self.gpus, int) and self.gpus:
             nodes, here = cell.scenario.launcher.nodes, len(cuda_devices())
@@ -142,7 +143,7 @@ class Docker(Launcher):
                     f"{nodes} nodes with {self.gpus} GPUs each need {nodes * self.gpus}, this"
                     f" machine has {here}"
                 )
-        return missing(cell) or lacks_engine()
+        return missing(cell) or lacks_engine() or lacks_untainted(cell)
 
     def _platform(self, wanted: PlatformNeeds) -> Platform:
         from trainchaos.harness.launch.containers.platform import DockerPlatform, Settings

@@ -19,6 +19,7 @@ from trainchaos.harness.launch.cgroups import CgroupControl, lacks_cgroup
 from trainchaos.harness.launch.launcher import ArmSetup, Launcher, Leftovers, Report
 from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.harness.launch.memory import in_memory, keepers_for
+from trainchaos.harness.launch.nodes.untainted import lacks_untainted, tainted_here
 from trainchaos.harness.launch.rank_setup import RankEnvironment, places, rank_config
 from trainchaos.harness.launch.recipe import recipe
 from trainchaos.harness.launch.requirements import needs_of
@@ -79,7 +80,7 @@ class Local(Launcher):
         """CUDA devices, cores or memory a cell asks for and this machine lacks."""
         from trainchaos.harness.launch.devices import missing
 
-        return missing(cell)
+        return missing(cell) or lacks_untainted(cell)
 
 
 @contextlib.contextmanager
@@ -127,6 +128,8 @@ class LocalCluster:
         self._places, self._backend = places(setup)
         self._health = machine_service(self._places)
         self._health.start()
+        nodes = range(setup.cell.scenario.topology.nodes)
+        self.tainted = tainted_here(dict.fromkeys(nodes, self._places))
         self._sessions: list[KillSession] = []
         self._since_ns = time.time_ns()
         self.store = (

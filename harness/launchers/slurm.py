@@ -16,15 +16,23 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.host.slurm_commands import Commands, installed
 from trainchaos.harness.launch.launcher import Launcher, Session
 from trainchaos.harness.launch.nodes.platform import PlatformNeeds
-from trainchaos.harness.launch.slurm.allocation import HOW, Allocation, allocation, too_few
+from trainchaos.harness.launch.slurm.allocation import (
+    HOW,
+    Allocation,
+    allocation,
+    too_few_untainted,
+    without_tainted,
+)
 from trainchaos.harness.launch.slurm.platform import SlurmPlatform
+from trainchaos.recovery.health.quarantine import taints_now
 
 
 class Slurm(Launcher):
     """An agent on each node of the allocation that chaos runs in.
 
     ``host``: address of this machine that the nodes reach, "": found out; ``drain``: a node that
-    recovery quarantines is drained in Slurm, with the reason. The rest is for ``chaos plan
+    recovery quarantines is drained in Slurm, with the reason, and so is one of the allocation that
+    is tainted (``chaos taint``), which is not used in any case. The rest is for ``chaos plan
     --sbatch``: ``partition``, ``account``, ``gpus_per_node``, ``cpus_per_node`` (0: one for each
     rank), ``reserve_nodes``: nodes beyond the scenario's, one of which takes over when a node is
     lost; ``grace_s``: how long before its end the job is told; ``extra``: more ``#SBATCH`` options;
@@ -62,13 +70,15 @@ class Slurm(Launcher):
         found = self._allocation()
         if found is None:
             return f"not inside a Slurm allocation (SLURM_JOB_ID is not set): {HOW}"
-        return too_few(found, cell.scenario.launcher.nodes)
+        return too_few_untainted(found, taints_now(), cell.scenario.launcher.nodes)
 
     def _platform(self, wanted: PlatformNeeds) -> SlurmPlatform:
         found = self._allocation()
         if found is None:
             raise InfrastructureError("not inside a Slurm allocation", hint=HOW)
-        return SlurmPlatform(wanted, found, Commands(), host=self.host, drain=self.drain)
+        left, bad = without_tainted(found, taints_now())
+        slurm = Commands()
+        return SlurmPlatform(wanted, left, slurm, host=self.host, drain=self.drain, tainted=bad)
 
     def _allocation(self) -> Allocation | None:
         return allocation(os.environ, Commands())

@@ -30,6 +30,7 @@ from trainchaos.harness.launch.launcher import (
 from trainchaos.harness.run.coordinator import Coordinator
 from trainchaos.harness.run.scene import BuiltInScene
 from trainchaos.harness.run.timeouts import timing_of
+from trainchaos.recovery.health.quarantine import about
 from trainchaos.recovery.health.readings.signs import event_of
 from trainchaos.recovery.health.warnings import PlaceWarnings
 from trainchaos.recovery.policy.strategy import Strategy
@@ -166,8 +167,16 @@ class Orchestrator:
         )
 
     def prepare(self) -> None:
-        """Record the nodes of the job."""
+        """Record the nodes of the job, and which of its places are tainted."""
         self._note_nodes()
+        tainted = self._cluster.tainted
+        if tainted.taints:
+            self.record(
+                Kind.TAINTS_HONOURED,
+                taints=about(tainted.taints),
+                nodes=sorted(tainted.nodes),
+                devices=sorted(tainted.devices),
+            )
 
     def start(self) -> None:
         """Have the coordinator start the first processes."""

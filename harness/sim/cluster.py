@@ -10,6 +10,7 @@ from typing import Any
 from trainchaos.chaos import plugins
 from trainchaos.harness.launch import devices
 from trainchaos.harness.launch.launcher import ArmSetup, Exited, Leftovers, MessageReceived, Report
+from trainchaos.harness.launch.places.seats import UNTAINTED, Tainted
 from trainchaos.harness.sim.groups import SimGroups
 from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.harness.sim.rank.keepers import SimKeepers, SimMemoryCheckpointer
@@ -121,6 +122,11 @@ class SimCluster:
     def undo(self, name: str, pid: int) -> Undo | None:
         """None: the process exists only in memory."""
         return None
+
+    @property
+    def tainted(self) -> Tainted:
+        """Nothing: simulated places are no hardware."""
+        return UNTAINTED
 
     def hardware(self) -> Sequence[Sign]:
         """Nothing: there is no hardware."""

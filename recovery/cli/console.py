@@ -82,6 +82,9 @@ def _describe(event: Event) -> str:
             )
         case Kind.NODE_JOINED:
             return f"node {data['node']} is there: {data['host']} at {data['address']}"
+        case Kind.TAINTS_HONOURED:
+            places = "; ".join(f"{each['place']} ({each['reason']})" for each in data["taints"])
+            return f"tainted, and not used while there are others: {places}"
         case Kind.NODE_LOST:
             return f"node {data['node']} is lost: {data['why']}"
         case Kind.HEALTH_REPORTED:

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
+from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
 from trainchaos.recovery.cli.process_host import ProcessPlacement
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
+from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
 from trainchaos.recovery.nodes.coordinator.software import refuse_other
 from trainchaos.recovery.process.output import say
 from trainchaos.recovery.process.starvation import Pulse
@@ -28,16 +30,27 @@ LOGS = "logs"
 class NodesProcessHost:
     """``nodes``: their number; ``size``: processes that the job begins with; ``device``: ``auto``,
     ``cpu`` or ``cuda``; ``events``: local directory for all event logs, with the output of ranks
-    below ``logs``.
+    below ``logs``; ``avoided``: places that are tainted.
     """
 
-    def __init__(self, fleet: Fleet, *, nodes: int, size: int, device: str, events: Path) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        nodes: int,
+        size: int,
+        device: str,
+        events: Path,
+        avoided: AvoidedPlaces,
+    ) -> None:
         self.store_host = fleet.address[0]
         self._fleet = fleet
         self._numbers = range(nodes)
         self._slots = math.ceil(size / nodes)
         self._device = device
         self._events = events
+        self._size = size
+        self._avoided = avoided
         self.alive, self.send, self.signal = fleet.alive, fleet.send, fleet.signal
         self.close = fleet.close
 
@@ -51,6 +64,7 @@ class NodesProcessHost:
         self._fleet.begin("", self._events)
         for info in self._fleet.nodes().values():
             refuse_other(info)
+        self._avoided.refuse_shortage(self._spots_of(self._fleet.nodes().values()), self._size)
 
     def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:
         """Take over processes; agents that do not come back soon are lost."""
@@ -66,14 +80,26 @@ class NodesProcessHost:
                     self._fleet.forsake(
                         node, f"its agent was not back {RETURN_LIMIT_S:g} s after the coordinator"
                     )
+        self._spots_of(self._fleet.nodes().values())  # which of them are tainted is logged
 
     def spots(self) -> Sequence[ProcessPlacement]:
         """Devices of all nodes heard lately, or else of those that may come back, node by node; on
-        the CPU as many for each as it has at first.
+        the CPU as many for each as it has at first. Tainted ones only if there are no others.
         """
         left = [info for info in self._fleet.nodes().values() if not info.lost]
         there = [info for info in left if info.connected and info.silent_s < HEARD_S] or left
-        found = []
+        found = self._spots_of(there)
+        if not found:
+            raise NoPlaceLeft("no node is left", hint="start agents, and the job again")
+        if self._device == "cuda" and any(spot.device == "cpu" for spot in found):
+            bare = sorted({spot.node for spot in found if spot.device == "cpu"})
+            raise InfrastructureError(f"no NVIDIA GPU on node {', '.join(map(str, bare))}")
+        return self._avoided.left(found)
+
+    def _spots_of(self, there: Iterable[NodeInfo]) -> list[ProcessPlacement]:
+        """Devices of these nodes, tainted or not. Nodes may be others than before."""
+        self._avoided.hosts_are({info.node: info.host for info in self._fleet.nodes().values()})
+        found: list[ProcessPlacement] = []
         for info in there:
             cuda = [
                 name for name in info.devices if name.startswith("cuda") and self._device != "cpu"
@@ -89,11 +115,6 @@ class NodesProcessHost:
                 )
                 for name in cuda or ["cpu"] * self._slots
             ]
-        if not found:
-            raise NoPlaceLeft("no node is left", hint="start agents, and the job again")
-        if self._device == "cuda" and any(spot.device == "cpu" for spot in found):
-            bare = sorted({spot.node for spot in found if spot.device == "cpu"})
-            raise InfrastructureError(f"no NVIDIA GPU on node {', '.join(map(str, bare))}")
         return found
 
     def may_return(self) -> bool:

@@ -215,6 +215,15 @@ def _add_state_options(add: Callable[..., object]) -> None:
 
 
 def _add_node_options(add: Callable[..., object]) -> None:
+    add(
+        "--taints",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "nodes and devices that are not used while there are others (default: $CHAOS_TAINTS, or"
+            " the list of 'chaos taint')"
+        ),
+    )
     add("--nodes", type=positive, metavar="N", help="train on N nodes: wait for their agents")
     add(
         "--listen",

@@ -11,6 +11,7 @@ import time
 from typing import Any, Protocol
 
 from trainchaos.chaos.events.log import LOG_VERSION, ORCHESTRATOR, Event, EventWriter, Kind
+from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
 from trainchaos.recovery.cli.job_health import JobHealth
 from trainchaos.recovery.cli.job_spec import JobSpec, script_config
 from trainchaos.recovery.cli.keepers import JobKeepers
@@ -57,7 +58,7 @@ class JobListener(Protocol):
 class Supervisor:
     """One job, from start to end, or from where another supervisor was lost (``takeover``).
     ``host`` is closed with it. ``health``: of this machine, where the job runs on it; closed with
-    it. Implements ``recovery.supervise.supervision.Hands``.
+    it; ``avoided``: places that are tainted. Implements ``recovery.supervise.supervision.Hands``.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Supervisor:
         stop: StopFlag,
         takeover: TakeoverLog | None = None,
         health: HealthService | None = None,
+        avoided: AvoidedPlaces | None = None,
     ) -> None:
         self.strategy = strategy
         self._stop = stop
@@ -79,6 +81,7 @@ class Supervisor:
         self._listener = listener
         self._host = host
         self._takeover = takeover
+        self._avoided = avoided or AvoidedPlaces(())
         folders = [spec.events, spec.events / "logs", *([spec.logs] if spec.logs else [])]
         # Created before our own log exists, so that our log counts as part of the job.
         self._log_room = LogRoom(
@@ -143,10 +146,16 @@ class Supervisor:
         if self._stop.signum:
             self._interrupt(signal.Signals(self._stop.signum).name)
             return
+        self._note_taints()
         if self._spec.memory_every:
             assert isinstance(self._host, LocalProcessHost)
             self._keepers.start(self._host)
         self.controller.start(self._first_state)
+
+    def _note_taints(self) -> None:
+        said = self._avoided.as_event()
+        if said:
+            self._write(Kind.TAINTS_HONOURED, **said)
 
     def _name_job(self, started: Event) -> None:
         """Name the job by the first event of its log, which is the same for every supervisor."""
@@ -165,6 +174,7 @@ class Supervisor:
         known = past(takeover.log.events)
         self._described, self.controller.steps = True, takeover.steps
         self._host.inherit(takeover.living)
+        self._note_taints()
         self.record(
             Kind.COORDINATOR_ADOPTED,
             generation=known.generation,

@@ -90,6 +90,27 @@ FORMAT = click.option(
     help="Output format.",
 )
 
+TAINTS = click.option(
+    "--taints",
+    type=PATH,
+    metavar="FILE",
+    help=(
+        "List of tainted places. Default: $CHAOS_TAINTS, else trainchaos/taints.yaml in"
+        " $XDG_STATE_HOME or ~/.local/state."
+    ),
+)
+
+
+def use_taints(path: Path | None) -> None:
+    """Have launchers use the list of tainted places that a person named, as processes below this
+    one do. Raises TaintError if there is none.
+    """
+    if path is not None:
+        from trainchaos.recovery.health.taints import ENVIRONMENT, TaintList
+
+        TaintList(path, needed=True).read()
+        os.environ[ENVIRONMENT] = str(path.absolute())
+
 
 def _plugin_names(package: str, incomplete: str) -> list[CompletionItem]:
     from trainchaos.chaos import plugins

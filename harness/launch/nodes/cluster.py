@@ -26,6 +26,7 @@ from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.harness.launch.memory import in_memory, keepers_for
 from trainchaos.harness.launch.nodes.by_process import GroupsByNode, LinksByNode
 from trainchaos.harness.launch.nodes.node_keepers import NodeKeepers
+from trainchaos.harness.launch.nodes.untainted import refuse_shortage, tainted_at
 from trainchaos.harness.launch.rank_setup import RankEnvironment, rank_config, strategy_of
 from trainchaos.harness.launch.requirements import needs_of
 from trainchaos.harness.launch.storage import mount_for
@@ -82,7 +83,13 @@ class NodesCluster:
         self._news = []
         for node in self._nodes:
             self._tell(*node_events.all_of(self._fleet.nodes()[node]))
-        self._places, self._backend = places(setup, self._fleet.nodes())
+        known = self._fleet.nodes()
+        self._places, self._backend = places(setup, known)
+        hosts = {node: known[node].host for node in self._nodes}
+        if self._platform.emulates:  # containers have names that no taint can know
+            hosts = dict.fromkeys(hosts, socket.gethostname())
+        found = tainted_at(self._places, hosts, emulated=bool(self._platform.emulates))
+        self.tainted = refuse_shortage(setup, found, self._places)
         needs = needs_of(setup.cell)
         host = self._platform.host
         self.store = None

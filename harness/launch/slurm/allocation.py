@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.host.slurm_commands import Commands
+from trainchaos.recovery.health.quarantine import WHAT_TO_DO, against, listed
+from trainchaos.recovery.health.taint import Taint
 
 HOW = "chaos plan --sbatch SCENARIO | sbatch submits a job that runs it"
 
@@ -42,6 +44,27 @@ def allocation(environment: Mapping[str, str], slurm: Commands) -> Allocation | 
         )
     restarts = _number(environment, "SLURM_RESTART_COUNT", 0)
     return Allocation(job=job, hosts=slurm.hostnames(nodelist), restarts=restarts)
+
+
+def without_tainted(
+    found: Allocation, taints: Sequence[Taint]
+) -> tuple[Allocation, dict[str, tuple[Taint, ...]]]:
+    """The allocation without its tainted hosts, and the taints of each of those."""
+    bad = {host: met for host in found.hosts if (met := against(taints, [host]))}
+    return replace(found, hosts=tuple(host for host in found.hosts if host not in bad)), bad
+
+
+def too_few_untainted(found: Allocation, taints: Sequence[Taint], wanted: int) -> str | None:
+    """As ``too_few``; or why an allocation is too small without its tainted hosts."""
+    left, bad = without_tainted(found, taints)
+    if len(found.hosts) < wanted or len(left.hosts) >= wanted:
+        return too_few(found, wanted)
+    met = [taint for each in bad.values() for taint in each]
+    return (
+        f"the scenario wants {_nodes(wanted)} (spare ones included), and of allocation {found.job}"
+        f" {len(left.hosts)} of {len(found.hosts)} are not tainted: {listed(met)}; ask for others"
+        f" (chaos plan --sbatch excludes what is tainted), or {WHAT_TO_DO}"
+    )
 
 
 def too_few(found: Allocation, wanted: int) -> str | None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
@@ -20,6 +21,7 @@ from trainchaos.harness.launch.slurm.allocation import Allocation, too_few
 from trainchaos.harness.launch.slurm.step import SlurmStep
 from trainchaos.harness.launch.slurm.watch import AllocationWatch
 from trainchaos.harness.undo.slurm import CancelSteps
+from trainchaos.recovery.health.taint import Taint
 from trainchaos.recovery.nodes.coordinator.loss import TakenAway
 
 BYE_LIMIT_S = 2.0
@@ -31,13 +33,20 @@ class SlurmPlatform:
 
     A node of the scenario is a host of the allocation. The remaining hosts wait in reserve; one of
     them takes over the number of a node whose host is lost. Once the agents run, the controller is
-    needed only to start another step.
+    needed only to start another step. ``found``: without its ``tainted`` hosts.
     """
 
     emulates = ""
 
     def __init__(
-        self, wanted: PlatformNeeds, found: Allocation, slurm: Commands, *, host: str, drain: bool
+        self,
+        wanted: PlatformNeeds,
+        found: Allocation,
+        slurm: Commands,
+        *,
+        host: str,
+        drain: bool,
+        tainted: Mapping[str, Sequence[Taint]] = MappingProxyType({}),
     ) -> None:
         short = too_few(found, wanted.nodes)
         if short:
@@ -46,6 +55,7 @@ class SlurmPlatform:
         self._slurm = slurm
         self._wanted = wanted
         self._drain = drain
+        self._tainted = tainted
         self._prefix = f"chaos-{secrets.token_hex(8)}-"
         self._recorded = False
         self._lock = threading.Lock()  # nodes start on separate threads
@@ -67,6 +77,9 @@ class SlurmPlatform:
             raise
         self.host = host or self._own_address()
         self._say()
+        for bad, taints in tainted.items():
+            said = self._drain_host(bad, f"tainted: {taints[0].reason}")
+            print(said or "", end="\n" if said else "", file=sys.stderr)
 
     @property
     def machines(self) -> SlurmMachines:
@@ -127,9 +140,11 @@ class SlurmPlatform:
 
     def drain(self, node: int, reason: str) -> str | None:
         """Only if the user allows it."""
+        return self._drain_host(self._hosts[node], reason)
+
+    def _drain_host(self, host: str, reason: str) -> str | None:
         if not self._drain:
             return None
-        host = self._hosts[node]
         try:
             self._slurm.drain(host, f"chaos: {reason}")
         except InfrastructureError as error:
@@ -259,6 +274,10 @@ class SlurmPlatform:
             f" {', '.join(f'{n} on {host}' for n, host in self._hosts.items())}"
         ]
         lines += [f"  not used unless a node is lost: {spare}"] if spare else []
+        lines += [
+            f"  not used, as it is tainted: {host} ({taints[0].reason})"
+            for host, taints in self._tainted.items()
+        ]
         if self._found.restarts:
             lines.append(
                 f"  it was requeued (restart {self._found.restarts}): this run begins anew"

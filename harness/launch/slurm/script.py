@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from trainchaos.chaos import plugins
+from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.planning.planview import RunPlan
 from trainchaos.chaos.scenario.model import Scenario
+from trainchaos.harness.host.slurm_commands import Commands, installed
 from trainchaos.harness.launch.launcher import Launcher
 from trainchaos.harness.launch.requirements import refuse_impossible
+from trainchaos.recovery.health.quarantine import same_host, taints_now
+from trainchaos.recovery.health.taint import Taint
 
 SLACK = 3.0
 """Factor of the time limit over the estimate, which is accurate to a factor of two."""
@@ -50,6 +54,7 @@ def script_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str:
         refuse_impossible(each.cell.model_copy(update={"scenario": scenario}), launcher)
     cells = [each.cell.scenario for each in planned.cells]
     largest = max(cells, key=lambda cell: cell.launcher.nodes)
+    taints = taints_now()
     params = largest.launcher.params if largest.launcher.kind == "slurm" else {}
     known = {field.name for field in fields(AllocationOptions)}
     return batch_script(
@@ -59,7 +64,29 @@ def script_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str:
         estimate_s=planned.estimate_s,
         directory=Path.cwd(),
         command=["run", str(path), *_options_again(largest, choices)],
+        exclude=excluded(taints, _known_hosts()) if taints else (),
     )
+
+
+def excluded(taints: Sequence[Taint], known: Sequence[str] | None) -> tuple[str, ...]:
+    """The hosts that a job must not get: those of tainted nodes. A tainted device excludes no
+    node: ranks avoid it there. ``known``: Slurm's names of its nodes, since sbatch refuses a name
+    that is not among them; None: they cannot be asked for, and numbers alone, which name emulated
+    nodes, are left out.
+    """
+    nodes = [taint.node for taint in taints if taint.node is not None]
+    if known is None:
+        return tuple(dict.fromkeys(node for node in nodes if not node.isdecimal()))
+    return tuple(host for host in known if any(same_host(host, node) for node in nodes))
+
+
+def _known_hosts() -> tuple[str, ...] | None:
+    if not installed():
+        return None
+    try:
+        return Commands().known()
+    except InfrastructureError:
+        return None
 
 
 def _options_again(scenario: Scenario, choices: Mapping[str, Any]) -> Iterator[str]:
@@ -70,6 +97,8 @@ def _options_again(scenario: Scenario, choices: Mapping[str, Any]) -> Iterator[s
     for name in ("seed", "repeat"):
         if choices.get(name) is not None:
             yield from (f"--{name}", str(choices[name]))
+    if choices.get("taints") is not None:
+        yield from ("--taints", str(choices["taints"].absolute()))
     for cell in choices.get("only", ()):
         yield from ("--cell", cell)
 
@@ -82,20 +111,27 @@ def batch_script(
     estimate_s: float,
     command: Sequence[str],
     directory: Path,
+    exclude: Sequence[str] = (),
 ) -> str:
     """The script.
 
     ``nodes``: the maximum over the cells, including spare nodes; ``estimate_s``: expected seconds
     of the whole run; ``command``: what follows ``chaos``; ``directory``: where it runs, on a file
-    system that all nodes share.
+    system that all nodes share; ``exclude``: hosts that the job must not get.
     """
     spare = sum(not scenario.topology.ranks_on(node) for node in range(scenario.launcher.nodes))
+    options = [
+        *_options(scenario, asked, nodes, estimate_s),
+        *_excluding(asked, exclude),
+        # last, so that the user's option overrides ours
+        *(each for each in asked.extra if not each.startswith("--exclude=")),
+    ]
     about = f"{nodes} node{'s' if nodes > 1 else ''}"
     about += f", {spare} of them spare" if spare else ""
     about += f", and {asked.reserve_nodes} in reserve" if asked.reserve_nodes else ""
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in _options(scenario, asked, nodes, estimate_s)),
+        *(f"#SBATCH {option}" for option in options),
         (
             f"# {scenario.name}: {about}. Submit it with sbatch; the directory below has to be on a"
             " shared file system."
@@ -131,7 +167,15 @@ def _options(
         yield f"--partition={asked.partition}"
     if asked.account:
         yield f"--account={asked.account}"
-    yield from asked.extra  # last, so that the user's option overrides ours
+
+
+def _excluding(asked: AllocationOptions, exclude: Sequence[str]) -> Iterator[str]:
+    """One option for hosts that are tainted and those that the user excludes: sbatch takes only the
+    last of several.
+    """
+    own = [option.partition("=")[2] for option in asked.extra if option.startswith("--exclude=")]
+    if exclude or own:
+        yield f"--exclude={','.join([*exclude, *own])}"
 
 
 def _limit(estimate_s: float) -> str:

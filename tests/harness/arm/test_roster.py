@@ -17,6 +17,7 @@ from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.harness.arm.roster import PATIENCE_S, Roster
 from trainchaos.harness.launch.devices import DeviceBoard
 from trainchaos.harness.launch.launcher import Exited, Leftovers
+from trainchaos.harness.launch.places.seats import UNTAINTED
 from trainchaos.recovery.checkpoint.memory.keeper import TOPIC, KeeperConfig
 from trainchaos.recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
 from trainchaos.recovery.process.local import MessageReceived, Report
@@ -27,6 +28,8 @@ SECOND = 1_000_000_000
 
 class FakeNodes:
     """A cluster of two nodes, some of which refuse to start anything."""
+
+    tainted = UNTAINTED
 
     def __init__(self) -> None:
         self.there: Collection[int] = (0, 1)

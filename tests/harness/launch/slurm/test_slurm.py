@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 import pytest
 
@@ -16,10 +17,17 @@ from trainchaos.harness.host.slurm_commands import (
     srun,
 )
 from trainchaos.harness.host.slurm_facts import facts
-from trainchaos.harness.launch.slurm.allocation import allocation, too_few
+from trainchaos.harness.launch.slurm.allocation import (
+    allocation,
+    too_few,
+    too_few_untainted,
+    without_tainted,
+)
+from trainchaos.harness.launch.slurm.script import excluded
 from trainchaos.harness.launch.slurm.step import step_environment
 from trainchaos.harness.launch.slurm.watch import AllocationWatch
 from trainchaos.harness.undo.slurm import CancelSteps
+from trainchaos.recovery.health.taint import Taint, made, of_place
 
 INSIDE = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
 
@@ -115,6 +123,33 @@ def test_a_lost_node_is_told_from_a_slow_and_a_draining_one(
     node = Commands(FakeSlurm({"scontrol": shown + "\n"})).nodes(["n1"])["n1"]
     assert node.lost is lost
     assert str(node).startswith(text)
+
+
+def tainted(*places: str) -> list[Taint]:
+    fields = {"reason": "XID 79", "since": datetime(2026, 11, 1, tzinfo=UTC), "by": "person"}
+    return [made({**of_place(place), **fields}) for place in places]
+
+
+def test_tainted_hosts_of_an_allocation_are_left_out() -> None:
+    found = allocation(INSIDE, Commands(FakeSlurm(HOSTS)))
+    assert found is not None
+    left, bad = without_tainted(found, tainted("n2.example.com", "n3/cuda:0", "1"))
+    assert left.hosts == ("n1", "n3") and list(bad) == ["n2"]
+    assert too_few_untainted(found, tainted("n2"), 2) is None
+    said = too_few_untainted(found, tainted("n2"), 3) or ""
+    assert "of allocation 12 2 of 3 are not tainted: n2 (XID 79)" in said
+    assert too_few_untainted(found, tainted("n2"), 4) == too_few(found, 4)
+    assert too_few_untainted(found, [], 3) is None
+
+
+def test_a_job_excludes_tainted_nodes_by_the_names_that_slurm_has() -> None:
+    taints = tainted("n2.example.com", "elsewhere", "n3/cuda:0", "1")
+    assert excluded(taints, ["n1", "n2", "n3"]) == ("n2",)
+    assert excluded(taints, None) == ("n2.example.com", "elsewhere"), "a number names no host"
+    slurm = FakeSlurm(
+        {"scontrol --oneliner show node": "NodeName=n1 A=b\nNodeName=n2 State=IDLE\n"}
+    )
+    assert Commands(slurm).known() == ("n1", "n2")
 
 
 def test_values_with_blanks_end_where_the_next_key_begins() -> None:

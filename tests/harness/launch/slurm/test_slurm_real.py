@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,11 @@ from trainchaos.harness.host.processes import is_same, start_time
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.host.slurm_commands import Commands, ControllerSilent
 from trainchaos.harness.launch.nodes.platform import PlatformNeeds
-from trainchaos.harness.launch.slurm.allocation import allocation
+from trainchaos.harness.launch.slurm.allocation import allocation, without_tainted
 from trainchaos.harness.launch.slurm.platform import SlurmPlatform
 from trainchaos.harness.run import heal
 from trainchaos.harness.undo.ledger import Ledger
+from trainchaos.recovery.health.taint import Taint, made
 
 pytestmark = [pytest.mark.real, pytest.mark.slurm]
 
@@ -56,7 +58,14 @@ class Run:
     """A platform over a job's nodes, as ``chaos run`` in an ``salloc`` would have it."""
 
     def __init__(
-        self, slurm: SlurmCluster, root: Path, job: str, *, nodes: int, drain: bool = False
+        self,
+        slurm: SlurmCluster,
+        root: Path,
+        job: str,
+        *,
+        nodes: int,
+        drain: bool = False,
+        taints: Sequence[Taint] = (),
     ) -> None:
         self.slurm = slurm
         self.job = job
@@ -68,7 +77,8 @@ class Run:
         wanted = PlatformNeeds(
             run=self.run, cells=(), nodes=nodes, needs=frozenset(), will=self.ledger.will
         )
-        self.platform = SlurmPlatform(wanted, found, commands, host="", drain=drain)
+        left, bad = without_tainted(found, taints)
+        self.platform = SlurmPlatform(wanted, left, commands, host="", drain=drain, tainted=bad)
 
     def start(self, node: int) -> dict[str, object]:
         """Begin a node; what its stub says."""
@@ -94,7 +104,9 @@ def begin(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Makes a run in a job of its own; ends both."""
     begun: list[Run] = []
 
-    def begin(*, nodes: int, hosts: int | None = None, drain: bool = False) -> Run:
+    def begin(
+        *, nodes: int, hosts: int | None = None, drain: bool = False, tainted: int | None = None
+    ) -> Run:
         hosts = hosts or nodes
         slurm.until(lambda: set(slurm.states().values()) == {"IDLE"}, "all nodes to be idle", 20.0)
         job = slurm.submit("exec sleep 120", "--no-kill", "--gpus-per-node=2", nodes=hosts)
@@ -105,7 +117,12 @@ def begin(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("SLURM_JOB_NODELIST", slurm.job(job)["NodeList"])
         root = tmp_path / f"run-{len(begun)}"
         root.mkdir()
-        begun.append(Run(slurm, root, job, nodes=nodes, drain=drain))
+        taints = []
+        if tainted is not None:
+            host = slurm.run("scontrol", "show", "hostnames", slurm.job(job)["NodeList"]).split()
+            fields = {"node": host[tainted], "reason": "XID 79", "since": datetime.now(UTC)}
+            taints = [made({**fields, "by": "person"})]
+        begun.append(Run(slurm, root, job, nodes=nodes, drain=drain, taints=taints))
         return begun[-1]
 
     yield begin
@@ -146,6 +163,23 @@ def test_a_killed_node_is_gone_at_once_and_begins_anew_on_its_own_host(begin: Be
         run.platform.machines.kill(0)
     assert run.platform.replaceable(0)
     assert run.start(0)["node"] == first["node"]
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_tainted_host_of_the_allocation_is_not_used_and_drained_only_if_allowed(
+    begin: Begin, slurm: SlurmCluster, capsys: pytest.CaptureFixture[str], drain: bool
+) -> None:
+    run = begin(nodes=2, hosts=3, drain=drain, tainted=0)
+    hosts = slurm.run("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
+    said = capsys.readouterr().err
+    assert f"not used, as it is tainted: {hosts[0]} (XID 79)" in said
+    try:
+        assert ("DRAIN" in slurm.states()[hosts[0]]) == drain
+        assert (f"{hosts[0]} is drained: tainted: XID 79" in said) == drain
+        assert [run.start(node)["node"] for node in (0, 1)] == hosts[1:]
+    finally:
+        if drain:
+            slurm.run("scontrol", "update", f"nodename={hosts[0]}", "state=resume")
 
 
 @contextmanager

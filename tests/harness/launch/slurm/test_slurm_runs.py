@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.clusters.slurm_cluster import SlurmCluster, cluster, lacking, skip_or_fail
+from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import EXIT_HARNESS, EXIT_PASS, EXIT_SKIPPED, EXIT_TERMINATED
 from trainchaos.harness.host.processes import environment_has, since
 
@@ -334,5 +335,38 @@ def test_the_printed_batch_script_is_one_that_slurm_takes(
         said = slurm.job(job)
         assert (said["NumNodes"], said["Partition"], said["Comment"]) == ("4-4", "urgent", "x")
         assert said["TimeLimit"] == "00:10:00"
+    finally:
+        slurm.run("scancel", job)
+
+
+def test_the_script_excludes_tainted_nodes_that_slurm_knows(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """It is submitted to Slurm itself, which refuses a script that excludes a node it has not."""
+    host = sorted(slurm.states())[1]
+    taints = tmp_path / "taints.yaml"
+    for place in (f"{host}.example.com", "no-node-of-slurm", "0"):
+        assert invoke(["taint", "add", place, "--reason", "XID 79", "--taints", str(taints)]) == 0
+    launcher = "launcher={kind: slurm, nodes: 3, params: {extra: [--exclude=n9]}}"
+    words = ("--sbatch", SPARE_NODE, "--set", launcher, "--taints", str(taints))
+    ran = subprocess.run(
+        [sys.executable, "-m", "trainchaos", "plan", *words],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        cwd=ROOT,
+        env={**os.environ, **slurm.environment},
+        check=True,
+    )
+    assert f"#SBATCH --exclude={host},n9\n" in ran.stdout, ran.stderr
+    assert f"--taints {taints}" in ran.stdout
+    script = tmp_path / "job.sh"
+    script.write_text(ran.stdout)
+    refused = slurm.run("sbatch", "--parsable", "--hold", str(script), check=False)
+    assert not refused.strip().isdecimal(), "the user's own exclusion of a node that is not there"
+    script.write_text(ran.stdout.replace(",n9", ""))
+    job = slurm.run("sbatch", "--parsable", "--hold", str(script)).strip()
+    try:
+        assert slurm.job(job)["ExcNodeList"] == host
     finally:
         slurm.run("scancel", job)

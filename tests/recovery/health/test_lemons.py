@@ -48,7 +48,7 @@ def test_the_tail_is_the_binomial_s(count: int, n: int, share: float, tail: floa
 def test_fleets_that_are_alike_have_lemons_named_no_more_often_than_stated(
     per_hour: float,
 ) -> None:
-    draw, rate, fleets = random.Random(7), 0.05, 1000
+    draw, rate, fleets = random.Random(7), 0.05, 400
     named = sum(
         bool(lemons(fleet(draw, places=20, per_hour=per_hour), false_alarm=rate))
         for _ in range(fleets)

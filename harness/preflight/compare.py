@@ -85,9 +85,8 @@ def of_pairs(regrouped: Regrouped, errors: Mapping[tuple[str, str], str]) -> lis
     """
     found = []
     for pair, rounds in regrouped.pairs.items():
-        state: State = (
-            "fit" if pair not in errors and pair not in regrouped.unclear else "unmeasured"
-        )
+        clear = pair not in errors and pair not in regrouped.unclear
+        state: State = "fit" if clear else "unmeasured"
         said = errors.get(pair) or f"{median(rounds):.0f} MiB/s"
         blamed = [place for place in pair if place in regrouped.places]
         if pair in regrouped.links:
@@ -109,6 +108,18 @@ def of_pairs(regrouped: Regrouped, errors: Mapping[tuple[str, str], str]) -> lis
                 todo=_link_todo(pair) if state == "unfit" else "",
             )
         )
+    for pair, said in errors.items():
+        blamed = [place for place in pair if place in regrouped.places]
+        if pair not in regrouped.pairs and not blamed:  # one that was tried later
+            found.append(
+                Finding(
+                    check=BANDWIDTH,
+                    place=JOIN.join(pair),
+                    state="unfit",
+                    said=said,
+                    todo=_link_todo(pair),
+                )
+            )
     for place, slow in regrouped.places.items():
         found.append(_slow(place, slow, errors, _place_todo(place)))
     for pair, slow in regrouped.links.items():

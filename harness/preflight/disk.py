@@ -148,8 +148,8 @@ class DiskCheck:
         middle, late = (1e3 * percentile(measured["writes_s"], part) for part in (0.5, 0.99))
         said = (
             f"{blocks} MiB at {where}: write with fsync {write:.0f} MiB/s, median"
-            f" {middle:.1f} ms a MiB, 99th percentile {late:.1f} ms; read back {read:.0f} MiB/s, all"
-            " as written"
+            f" {middle:.1f} ms a MiB, 99th percentile {late:.1f} ms; read back"
+            f" {read:.0f} MiB/s, all as written"
         )
         return Finding(
             check=self.name, place=place, state="fit", said=said, measured=0.0, bound=0.0,

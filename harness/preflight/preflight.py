@@ -56,8 +56,12 @@ class Machine(Protocol):
         """Have several places measure at once."""
 
 
-class OutOfTime(Exception):
-    """The time of the preflight is over."""
+class Unmeasurable(Exception):
+    """Nothing more can be measured of a check: ``why``, and ``todo``."""
+
+    def __init__(self, why: str, todo: str) -> None:
+        super().__init__(why)
+        self.why, self.todo = why, todo
 
 
 class Measurement:
@@ -98,11 +102,11 @@ class Measurement:
                     self._each(check, [HOST])
                 else:
                     self._each(check, self._names)
-            except OutOfTime:
+            except Unmeasurable as error:
                 done = {one.place for one in self.findings if one.check == check}
                 for place in self._places_of(check):
                     if place not in done:
-                        self._unmeasured(check, place, "no time was left", "raise --preflight-time")
+                        self._unmeasured(check, place, error.why, error.todo)
 
     def _places_of(self, check: str) -> list[str]:
         if check in (compare.BANDWIDTH, compare.ALL_REDUCE):
@@ -112,7 +116,7 @@ class Measurement:
     def _left_s(self) -> float:
         left_s = self._until_s - self._clock()
         if left_s < LEAST_S:
-            raise OutOfTime
+            raise Unmeasurable("no time was left", "raise --preflight-time")
         return left_s
 
     def _task(self, check: str, place: str, **options: Any) -> Task:
@@ -170,15 +174,18 @@ class Measurement:
                 self.rates += one.rates(place, measured)
 
     def _store(self) -> dict[str, Any]:
-        """Address of the store, which the process of the host serves. Raises OutOfTime."""
+        """Address of the store, which the process of the host serves, or where a disk holds that
+        one up, the first place that is left. Raises Unmeasurable.
+        """
         if self._port is None:
-            answer = self._ask(
-                "store", {HOST: self._task("store", HOST, host=LOOPBACK)}, worker.SERVE
-            )[HOST]
+            alive = [name for name in (HOST, *self._names) if name not in self._lost]
+            if not alive:
+                raise Unmeasurable("no process is left that could serve a store", "")
+            task = self._task("store", alive[0], host=LOOPBACK)
+            answer = self._ask("store", {alive[0]: task}, worker.SERVE)[alive[0]]
             if answer.found is None:
-                raise InfrastructureError(
-                    f"no store could be started: {answer.error}", hint=f"free a port on {LOOPBACK}"
-                )
+                why = f"no store could be started: {answer.error}"
+                raise Unmeasurable(why, f"free a port on {LOOPBACK}")
             self._port = int(answer.found["port"])
         return {"port": self._port, "host": LOOPBACK}
 

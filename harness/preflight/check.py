@@ -5,7 +5,7 @@ judgement over what it measured.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trainchaos.harness.preflight.findings import Finding, Rate
@@ -24,7 +24,7 @@ class Task:
     budget_s: float
     seed: int = 0
     directory: str = ""
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Check(Protocol):

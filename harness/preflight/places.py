@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from signal import SIGKILL
 from typing import Any
 
@@ -67,20 +68,22 @@ class Places:
     """Starts a process for each name; always ``close``, which leaves none. ``limit_s``: for the
     start, which imports torch. Raises InfrastructureError.
 
-    The kernel ends them with this process, however it ends.
+    The kernel ends them with this process, however it ends. ``pids``: of the places, by name.
     """
 
     def __init__(self, names: Sequence[str], *, limit_s: float) -> None:
         become_subreaper()
         self._number = 0
         self._ended: dict[str, str] = {}
+        self.pids: dict[str, int] = {}
         self._server = ForkServer(worker.ENTRY, worker.MODULES, rank_environment())
         self._children = Children()
         config = json.dumps({"parent": os.getpid()}).encode()
         try:
             self._await_server(limit_s)
             for name in names:
-                self._children.spawn(name, lambda fds: self._server.fork(config, fds))
+                fork = partial(self._server.fork, config)
+                self.pids[name] = self._children.spawn(name, fork)
         except BaseException:
             self.close()
             raise

@@ -76,17 +76,19 @@ def find_slow(places: Sequence[str], measure: Measure) -> Regrouped:
     if not slow:
         return found
     good = [pair for pair in found.pairs if pair not in slow]
-    partners = [place for pair in good for place in pair]
-    suspects = [place for pair in slow for place in pair if place not in partners]
+    partners = list(dict.fromkeys(place for pair in good for place in pair))
+    suspects = list(dict.fromkeys(place for pair in slow for place in pair))
+    suspects = [place for place in suspects if place not in partners]
     reference = [value for pair in good for value in found.pairs[pair]]
     logs = {pair: [log(value) for value in found.pairs[pair]] for pair in good}
     limit = peer_limit(residuals_of(logs), len(found.pairs), ROUNDS)
     level = median(reference)
 
     def again(wanted: Collection[str], turn: int) -> dict[str, tuple[Pair, Sequence[float]]]:
+        numbers = {place: i for i, place in enumerate(suspects) if place in wanted}
         return {
             place: (pair, values)
-            for place, pair, values in _with_partners(list(wanted), partners, turn, measure)
+            for place, pair, values in _with_partners(numbers, partners, turn, measure)
             if slow_beside(values, reference, limit)
         }
 
@@ -114,17 +116,17 @@ def find_slow(places: Sequence[str], measure: Measure) -> Regrouped:
 
 
 def _with_partners(
-    wanted: Sequence[str], partners: Sequence[str], turn: int, measure: Measure
+    wanted: Mapping[str, int], partners: Sequence[str], turn: int, measure: Measure
 ) -> list[tuple[str, Pair, Sequence[float]]]:
-    """Each wanted place with a good partner, another one at each turn, as many at once as there are
-    partners.
+    """Each wanted place with a good partner, as many at once as there are partners. ``wanted``:
+    place -> its number among the suspects, so that its partner is another one at each turn.
     """
     found = []
-    for at in range(0, len(wanted), len(partners)):
-        batch = wanted[at : at + len(partners)]
-        pairs = {
-            place: (place, partners[(i + turn) % len(partners)]) for i, place in enumerate(batch)
-        }
+    batches: dict[int, dict[str, Pair]] = {}
+    for place, number in wanted.items():
+        pair = (place, partners[(number + turn) % len(partners)])
+        batches.setdefault(number // len(partners), {})[place] = pair
+    for pairs in batches.values():
         values = _all(list(pairs.values()), measure)
         found += [(place, pair, values[pair]) for place, pair in pairs.items()]
     return found

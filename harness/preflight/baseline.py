@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
 from trainchaos.chaos.files import read_model, reason, write_whole
 from trainchaos.harness.launch.devices import cuda_devices, processor
-from trainchaos.harness.preflight.findings import Rate
+from trainchaos.harness.preflight.checks.findings import Rate
 from trainchaos.recovery.health.statistics.robust import median
 
 REPEATS = 5

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from trainchaos.harness.preflight.baseline import Baseline, BaselineRate
-from trainchaos.harness.preflight.bounds import baseline_limit, log, slow_among
-from trainchaos.harness.preflight.check import is_cuda
-from trainchaos.harness.preflight.findings import HOST, JOIN, Finding, Rate, State
+from trainchaos.harness.preflight.checks.bounds import baseline_limit, log, slow_among
+from trainchaos.harness.preflight.checks.check import is_cuda
+from trainchaos.harness.preflight.checks.findings import HOST, JOIN, Finding, Rate, State
 from trainchaos.harness.preflight.regroup import Regrouped, Slow
 from trainchaos.recovery.health.statistics.robust import median
 

@@ -20,7 +20,7 @@ from typing import Any
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.launch.devices import cuda_devices
 from trainchaos.harness.preflight import worker
-from trainchaos.harness.preflight.check import Task
+from trainchaos.harness.preflight.checks.check import Task
 from trainchaos.recovery.process.forkserver import ForkServer
 from trainchaos.recovery.process.local import (
     Children,

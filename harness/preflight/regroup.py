@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainchaos.harness.preflight.bounds import (
+from trainchaos.harness.preflight.checks.bounds import (
     ROUNDS,
     log,
     peer_limit,

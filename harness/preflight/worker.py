@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainchaos.harness.preflight import exchange
-from trainchaos.harness.preflight.check import Check, Task
-from trainchaos.harness.preflight.clocks import ClocksCheck
-from trainchaos.harness.preflight.disk import DiskCheck
-from trainchaos.harness.preflight.memory import MemoryCheck
-from trainchaos.harness.preflight.product import ProductCheck
-from trainchaos.harness.preflight.store import StoreCheck
+from trainchaos.harness.preflight.checks import exchange
+from trainchaos.harness.preflight.checks.check import Check, Task
+from trainchaos.harness.preflight.checks.clocks import ClocksCheck
+from trainchaos.harness.preflight.checks.disk import DiskCheck
+from trainchaos.harness.preflight.checks.memory import MemoryCheck
+from trainchaos.harness.preflight.checks.product import ProductCheck
+from trainchaos.harness.preflight.checks.store import StoreCheck
 from trainchaos.recovery.process import processes
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.transport.wire import Channel, Extra
@@ -26,7 +26,12 @@ CHECKS: Mapping[str, Check] = {
     for one in (MemoryCheck(), ProductCheck(), ClocksCheck(), DiskCheck(), StoreCheck())
 }
 SERVE, EXCHANGE = "serve-store", "exchange"
-MODULES = ("torch", "torch.distributed", "trainchaos.harness.preflight.worker")
+MODULES = (
+    "torch",
+    "torch.distributed",
+    "trainchaos.recovery.collectives.group",
+    "trainchaos.harness.preflight.worker",
+)
 """What the fork server imports once for all places."""
 ENTRY = "trainchaos.harness.preflight.worker:start"
 MOST_WORDS = 400

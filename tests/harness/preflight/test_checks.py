@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from trainchaos.harness.preflight import product as products
-from trainchaos.harness.preflight.check import Check, Measured, Task
-from trainchaos.harness.preflight.clocks import ClocksCheck, kept
-from trainchaos.harness.preflight.disk import BLOCK_BYTES, DiskCheck, TemporaryFile, nearest
-from trainchaos.harness.preflight.findings import Finding
-from trainchaos.harness.preflight.memory import PATTERNS, WORD, MemoryCheck, TorchMemory
-from trainchaos.harness.preflight.product import ProductCheck, excess, factors, gamma
-from trainchaos.harness.preflight.store import StoreCheck
+from trainchaos.harness.preflight.checks import product as products
+from trainchaos.harness.preflight.checks.check import Check, Measured, Task
+from trainchaos.harness.preflight.checks.clocks import ClocksCheck, kept
+from trainchaos.harness.preflight.checks.disk import BLOCK_BYTES, DiskCheck, TemporaryFile, nearest
+from trainchaos.harness.preflight.checks.findings import Finding
+from trainchaos.harness.preflight.checks.memory import PATTERNS, WORD, MemoryCheck, TorchMemory
+from trainchaos.harness.preflight.checks.product import ProductCheck, excess, factors, gamma
+from trainchaos.harness.preflight.checks.store import StoreCheck
 
 WORDS = 1 << 10
 BAD = (2, 77)
@@ -260,7 +260,7 @@ def test_round_trips_are_counted_and_checked() -> None:
     assert found.state == "fit" and found.evidence["n"] == 110
     assert found.evidence["median_ms"] == pytest.approx(1.0)
     (rate,) = store_check().rates("host", measured)
-    assert not rate.high_is_good and len(rate.rounds) == 3
+    assert not rate.high_is_good and len(rate.rounds) == 5
     bad = store_check("3/4")
     assert "1 values wrong" in judged(bad, place="host", options=options).said
 
@@ -279,7 +279,7 @@ def test_a_device_that_slows_down_keeps_less() -> None:
     check = clocks_check(lambda now_s: 0.01 if now_s < 0.5 else 0.02, {})
     rounds = {"rounds": [check.measure(Task(place="cpu:0", budget_s=1.0))]}
     rate, last = check.rates("cpu:0", rounds)
-    assert rate.rounds == [pytest.approx(50.0, rel=0.3)] or rate.rounds[0] >= 50.0
+    assert 49.0 < rate.rounds[0] < 101.0
     assert last.rounds == [pytest.approx(0.5)] and last.peers
     steady = clocks_check(lambda now_s: 0.01, {}).measure(Task(place="cpu:0", budget_s=1.0))
     assert kept(steady["rates"]) == pytest.approx(1.0)

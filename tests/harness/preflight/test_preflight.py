@@ -19,9 +19,10 @@ from trainchaos.chaos.errors import NewerVersion
 from trainchaos.harness.preflight import baseline as baselines
 from trainchaos.harness.preflight import compare
 from trainchaos.harness.preflight.baseline import Baseline, BaselineError, of_repeats, read, save
-from trainchaos.harness.preflight.findings import HOST, Finding, Findings, Rate, as_taints
+from trainchaos.harness.preflight.checks.findings import HOST, Finding, Findings, Rate, as_taints
+from trainchaos.harness.preflight.measurement import FULL, Measurement
 from trainchaos.harness.preflight.places import Answer, Order
-from trainchaos.harness.preflight.preflight import FULL, Measurement, fit
+from trainchaos.harness.preflight.preflight import fit
 
 NAMES = [f"cpu:{i}" for i in range(4)]
 Spoil = Callable[[str, Order, dict[str, Any]], "dict[str, Any] | Answer"]
@@ -354,3 +355,56 @@ def test_the_command_says_what_was_found_and_ends_with_its_code(
     assert answer["fit"] == (code == 0) and answer["findings"][0]["state"] == state
     assert (tmp_path / "b.json").exists() == (code == 0), "a baseline is of a machine that is fit"
     assert isinstance(command.doctor, click.Command)
+
+
+def test_what_was_found_before_the_time_was_over_is_not_lost() -> None:
+    wrong = {"pattern": "0x00", "address": 64, "wrote": "0x0", "read": "0x1"}
+    spoil = spoiler("cpu:0", "memory", lambda f: f | {"wrong_words": 1, "wrong": [wrong]})
+    one = measured(FakeMachine(spoil=spoil), until_s=0.6)
+    assert unfit(one) == [("memory", "cpu:0")]
+    assert {row.state for row in one.findings if row.place != "cpu:0"} == {"unmeasured"}
+
+
+def test_wrong_bytes_are_not_lost_when_the_time_is_over() -> None:
+    machine = FakeMachine()
+
+    def spoil(place: str, order: Order, found: dict[str, Any]) -> dict[str, Any]:
+        if order.do == "exchange":
+            machine.now_s += 20.0
+            return found | {"wrong": 1}
+        return found
+
+    machine._spoil = spoil
+    one = measured(machine, until_s=70.0)
+    assert unfit(one) == [("bandwidth", "cpu:0+cpu:1")], one.findings
+    assert {row.state for row in one.findings if row.place == "all"} == {"unmeasured"}
+
+
+def test_who_waited_for_a_place_that_hangs_is_not_blamed() -> None:
+    def spoil(place: str, order: Order, found: dict[str, Any]) -> dict[str, Any] | Answer:
+        if order.do != "exchange":
+            return found
+        if place == "cpu:2":
+            return Answer(error="it did not answer within 21 s", kind="silent")
+        if place == "cpu:3" and order.task.options["world"] == 2 and not waited:
+            waited.append(place)
+            return Answer(error="Timed out waiting 5000ms", kind="DistBackendError")
+        return found
+
+    waited: list[str] = []
+    one = measured(FakeMachine(spoil=spoil), until_s=300.0)
+    assert unfit(one) == [("bandwidth", "cpu:2")] and waited
+    (pair,) = (row for row in one.findings if row.place == "cpu:2+cpu:3")
+    assert pair.state == "unmeasured" and "cpu:2: it did not answer" in pair.said
+    (every,) = (row for row in one.findings if row.check == "all-reduce")
+    assert every.state == "fit" and "3 places" in every.said
+
+
+def test_bytes_that_arrive_wrong_with_every_partner_name_the_place() -> None:
+    def spoil(place: str, order: Order, found: dict[str, Any]) -> dict[str, Any]:
+        return found | {"wrong": 2} if (place, order.do) == ("cpu:3", "exchange") else found
+
+    one = measured(FakeMachine(spoil=spoil))
+    assert unfit(one) == [("bandwidth", "cpu:3"), ("all-reduce", "all")]
+    (row,) = (row for row in one.findings if row.place == "cpu:3" and row.state == "unfit")
+    assert "did not arrive as they were sent" in row.said

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from trainchaos.harness.preflight import bounds
-from trainchaos.harness.preflight.bounds import (
+from trainchaos.harness.preflight.checks import bounds
+from trainchaos.harness.preflight.checks.bounds import (
     FALSE_ALARMS,
+    ROUNDS,
     baseline_limit,
     in_rounds,
     percentile,
@@ -38,7 +39,7 @@ def test_quantiles_are_those_of_the_tables(degrees: int, tail: float, t: float) 
 def test_percentiles_and_rounds() -> None:
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0 and percentile(range(1, 101), 0.99) == 99
     assert math.isnan(percentile([], 0.5))
-    assert in_rounds([1.0, 1.0, 5.0, 5.0, 9.0, 9.0]) == [1.0, 5.0, 9.0]
+    assert in_rounds([1.0, 1.0, 5.0, 5.0, 9.0, 9.0], 3) == [1.0, 5.0, 9.0]
     assert in_rounds([1.0, 2.0]) == [1.0, 2.0]
 
 
@@ -96,7 +97,7 @@ def test_places_that_are_alike_are_not_named(scale: float) -> None:
     alarms = 0
     for seed in SEEDS:
         draw = random.Random(seed)
-        values = {f"cpu:{i}": [50.0 * noisy(draw, scale) for _ in range(3)] for i in range(4)}
+        values = {f"cpu:{i}": [50.0 * noisy(draw, scale) for _ in range(ROUNDS)] for i in range(4)}
         alarms += any(one.slow for one in slow_among(values).values())
     assert alarms <= 100 * FALSE_ALARMS
 
@@ -112,11 +113,11 @@ class Links:
         self.asked: list[list[Pair]] = []
 
     def measure(self, pairs: Sequence[Pair]) -> dict[Pair, list[float]]:
-        """Three rounds of each; the pairs must be disjoint."""
+        """ROUNDS of each; the pairs must be disjoint."""
         members = [place for pair in pairs for place in pair]
         assert len(members) == len(set(members)), "a place can be in one pair at a time"
         self.asked.append(list(pairs))
-        return {pair: [self._rate(pair) for _ in range(3)] for pair in pairs}
+        return {pair: [self._rate(pair) for _ in range(ROUNDS)] for pair in pairs}
 
     def _rate(self, pair: Pair) -> float:
         factors = [f for who, f in self._slow.items() if who in pair or who == frozenset(pair)]
@@ -158,7 +159,7 @@ def test_two_slow_places_of_one_pair_or_of_two_are_both_found() -> None:
 
 def test_a_pair_that_cannot_exchange_is_traced_to_its_place() -> None:
     def measure(pairs: Sequence[Pair]) -> dict[Pair, list[float]]:
-        return {pair: [900.0] * 3 for pair in pairs if "cpu:3" not in pair}
+        return {pair: [900.0] * ROUNDS for pair in pairs if "cpu:3" not in pair}
 
     found = find_slow(places(4), measure)
     assert list(found.places) == ["cpu:3"]
@@ -179,7 +180,7 @@ def test_a_disturbance_that_passes_names_nobody() -> None:
     def measure(pairs: Sequence[Pair]) -> dict[Pair, list[float]]:
         nonlocal turn
         turn += 1
-        return {p: [200.0 if turn == 1 and "cpu:0" in p else 1000.0] * 3 for p in pairs}
+        return {p: [200.0 if turn == 1 and "cpu:0" in p else 1000.0] * ROUNDS for p in pairs}
 
     found = find_slow(places(4), measure)
     assert not found.places and not found.links and found.unclear == [("cpu:0", "cpu:1")]
@@ -187,7 +188,7 @@ def test_a_disturbance_that_passes_names_nobody() -> None:
 
 
 def test_wrong_bytes_are_unfit_without_peers() -> None:
-    found = Regrouped(pairs={("a", "b"): [0.0] * 3})
+    found = Regrouped(pairs={("a", "b"): [0.0] * ROUNDS})
     (row,) = of_pairs(found, {("a", "b"): "2 exchanges did not arrive as they were sent"})
     assert row.state == "unfit" and "did not arrive" in row.said
     (late,) = of_pairs(Regrouped(), {("a", "c"): "wrong"})

@@ -19,10 +19,11 @@ import pytest
 
 from trainchaos.harness.host.processes import is_same, with_descendants
 from trainchaos.harness.preflight import compare
-from trainchaos.harness.preflight.check import Task
-from trainchaos.harness.preflight.findings import HOST
+from trainchaos.harness.preflight.checks.check import Task
+from trainchaos.harness.preflight.checks.findings import HOST
+from trainchaos.harness.preflight.measurement import FULL, Measurement
 from trainchaos.harness.preflight.places import Order, Places
-from trainchaos.harness.preflight.preflight import FULL, Measurement, fit
+from trainchaos.harness.preflight.preflight import fit
 from trainchaos.recovery.process.processes import start_time
 
 pytestmark = pytest.mark.real
@@ -76,6 +77,20 @@ def test_a_real_place_that_is_slowed_down_is_named(places: Places, tmp_path: Pat
     assert bad[0].measured is not None and bad[0].bound is not None
     assert bad[0].measured < bad[0].bound and "top" in bad[0].todo
     assert len(bad[0].evidence["pairs"]) == 2
+
+
+@pytest.mark.slow
+def test_a_real_place_that_hangs_is_named_and_no_other(places: Places, tmp_path: Path) -> None:
+    fd = os.pidfd_open(places.pids["cpu:2"])
+    signal.pidfd_send_signal(fd, signal.SIGSTOP)
+    os.close(fd)
+    until_s = time.monotonic() + LIMIT_S
+    one = Measurement(places, NAMES, tmp_path, until_s=until_s)
+    one.run([compare.BANDWIDTH, compare.ALL_REDUCE])
+    bad = [(row.check, row.place) for row in one.findings if row.state == "unfit"]
+    assert bad == [(compare.BANDWIDTH, "cpu:2")], one.findings
+    (every,) = (row for row in one.findings if row.check == compare.ALL_REDUCE)
+    assert every.state == "fit" and "3 places" in every.said
 
 
 def test_a_place_that_does_not_answer_is_killed_and_the_others_go_on(places: Places) -> None:

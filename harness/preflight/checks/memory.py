@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainchaos.harness.preflight.check import Measured, Task, is_cuda, torch_name
-from trainchaos.harness.preflight.findings import Finding, Rate
+from trainchaos.harness.preflight.checks.check import Measured, Task, is_cuda, torch_name
+from trainchaos.harness.preflight.checks.findings import Finding, Rate
 
 CPU_BYTES = 64 << 20
 """Of a place on the CPU: more than the caches beside a core, and four places take a quarter GiB."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from trainchaos.harness.preflight.bounds import in_rounds, percentile
-from trainchaos.harness.preflight.check import Measured, Task
-from trainchaos.harness.preflight.findings import Finding, Rate
+from trainchaos.harness.preflight.checks.bounds import in_rounds, percentile
+from trainchaos.harness.preflight.checks.check import Measured, Task
+from trainchaos.harness.preflight.checks.findings import Finding, Rate
 from trainchaos.recovery.transport.reverse_dns import nameless
 
 LEAST_TRIPS, MOST_TRIPS = 30, 2000
@@ -75,8 +75,8 @@ class StoreCheck:
         )  # fmt: skip
 
     def rates(self, place: str, measured: Measured) -> Sequence[Rate]:
-        """Medians of three parts, in ms. The 99th percentile is shown only: of a hundred trips it
-        is one of them.
+        """Medians of successive parts, in ms. The 99th percentile is shown only: of a hundred
+        trips it is one of them.
         """
         trips = in_rounds([1e3 * one for one in measured["trips_s"]])
         todo = "look for load on the machine of the store (top), and for a slow name server"

@@ -24,7 +24,10 @@ lasting difference of so much is taken to be normal.
 """
 BASELINE_FLOOR = 0.10
 """Share below the baseline that is left alone, as the detector ``slow-link`` does."""
-ROUNDS = 3
+ROUNDS = 5
+"""Of each measurement that is compared: all of them must be slow, so that with more of them a lower
+limit keeps the rate of false alarms, while each takes time.
+"""
 _TINY = 1e-12
 
 Name = TypeVar("Name")

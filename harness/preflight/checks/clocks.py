@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainchaos.harness.preflight.check import Measured, Task, is_cuda, torch_name
-from trainchaos.harness.preflight.findings import Finding, Rate
-from trainchaos.harness.preflight.product import CPU_SIZE, CUDA_SIZE, factors, multiply
+from trainchaos.harness.preflight.checks.check import Measured, Task, is_cuda, torch_name
+from trainchaos.harness.preflight.checks.findings import Finding, Rate
+from trainchaos.harness.preflight.checks.product import CPU_SIZE, CUDA_SIZE, factors, multiply
 from trainchaos.recovery.health.statistics.robust import median
 
 SLICE_S = 0.04

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainchaos.harness.preflight.check import Measured, Task, is_cuda, torch_name
-from trainchaos.harness.preflight.findings import Finding, Rate
+from trainchaos.harness.preflight.checks.check import Measured, Task, is_cuda, torch_name
+from trainchaos.harness.preflight.checks.findings import Finding, Rate
 
 CPU_SIZE, CUDA_SIZE = 256, 4096
 """Rows of the matrices. On the CPU a product takes some milliseconds, and on a GPU its tiles (128 x

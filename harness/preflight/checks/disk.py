@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainchaos.harness.preflight.bounds import in_rounds, percentile
-from trainchaos.harness.preflight.check import Measured, Task
-from trainchaos.harness.preflight.findings import Finding, Rate
+from trainchaos.harness.preflight.checks.bounds import in_rounds, percentile
+from trainchaos.harness.preflight.checks.check import Measured, Task
+from trainchaos.harness.preflight.checks.findings import Finding, Rate
 
 BLOCK_BYTES = 1 << 20
 MOST_BLOCKS, LEAST_BLOCKS = 64, 4

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trainchaos.harness.preflight.findings import Finding, Rate
+from trainchaos.harness.preflight.checks.findings import Finding, Rate
 
 Measured = Mapping[str, Any]
 """JSON, as it travels from the process that measures."""

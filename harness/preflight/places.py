@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -123,9 +124,12 @@ class Places:
         """Kill and reap all; returns the names of those that stay, such as one whose device or disk
         does not let go.
         """
-        with suppress(OSError):
-            self._server.close()
-        return [name for _, name in sorted(self._children.close().items())]
+        try:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                self._server.close()
+        finally:  # a second Ctrl-C comes here too
+            left = self._children.close()
+        return [name for _, name in sorted(left.items())]
 
     def _gone(self, name: str) -> Answer:
         return Answer(error=self._ended.get(name, "its process reads nothing"), kind="ended")

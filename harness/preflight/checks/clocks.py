@@ -1,4 +1,8 @@
-"""A device keeps its rate under load: the same product over and over, in slices of time."""
+"""A device keeps its rate under load: the same product over and over, in slices of time.
+
+Of a processor, the time is what the process got of it: clocks that fall show in it, and other
+processes that take turns on the core do not.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +32,15 @@ nvmlClocksEventReason*); a power cap (0x4) under load is normal.
 
 @dataclass(frozen=True, kw_only=True)
 class ClocksCheck:
-    """``clock``: seconds; ``work``: makes of a task a function that does one product and returns
-    when it is done, and its floating-point operations; ``says``: what NVML says of a device.
+    """``clock``: seconds of which the rate is, None: of the processor or, of a GPU, of the wall;
+    ``wall``: seconds that count for the budget; ``work``: makes of a task a function that does one
+    product and returns when it is done, and its floating-point operations; ``says``: what NVML says
+    of a device.
     """
 
     name: str = "clocks"
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] | None = None
+    wall: Callable[[], float] = time.monotonic
     work: Callable[[Task], tuple[Callable[[], None], float]] | None = None
     says: Callable[[str], Mapping[str, float]] | None = None
 
@@ -41,20 +48,21 @@ class ClocksCheck:
         """One round: rates of slices, in GFLOP/s, and NVML's clocks at its end."""
         run, operations = (self.work or products)(task)
         run()  # the first one allocates
+        clock = self.clock or (time.monotonic if is_cuda(task.place) else time.thread_time)
         rates: list[float] = []
-        began_s = last_s = self.clock()
+        began_s, last_s = self.wall(), clock()
         done = 0
         while len(rates) < MOST_SLICES:
             run()
             done += 1
-            now_s = self.clock()
+            now_s = clock()
             if now_s - last_s >= SLICE_S:
                 rates.append(done * operations / (now_s - last_s) / 1e9)
                 done, last_s = 0, now_s
-                if now_s - began_s >= task.budget_s and len(rates) >= LEAST_SLICES:
+                if self.wall() - began_s >= task.budget_s and len(rates) >= LEAST_SLICES:
                     break
         said = dict((self.says or nvml)(task.place)) if is_cuda(task.place) else {}
-        return {"rates": rates, "nvml": said, "seconds": self.clock() - began_s}
+        return {"rates": rates, "nvml": said, "seconds": self.wall() - began_s}
 
     def judge(self, place: str, measured: Measured) -> Finding:
         """What it is; whether it is slow is judged by peers and baseline."""

@@ -8,6 +8,7 @@ import errno
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -269,10 +270,15 @@ def clocks_check(cost_s: Callable[[float], float], said: dict[str, float]) -> Cl
     """A device whose product takes so long at a time."""
     now = [0.0]
 
+    def clock() -> float:
+        return now[0]
+
     def run() -> None:
         now[0] += cost_s(now[0])
 
-    return ClocksCheck(clock=lambda: now[0], work=lambda task: (run, 1e9), says=lambda place: said)
+    return ClocksCheck(
+        clock=clock, wall=clock, work=lambda task: (run, 1e9), says=lambda place: said
+    )
 
 
 def test_a_device_that_slows_down_keeps_less() -> None:
@@ -293,3 +299,23 @@ def test_clocks_that_hardware_slowed_are_told() -> None:
     found = check.judge("cuda:0", measured)
     assert "1980 MHz, 88 degC, hardware thermal slowdown" in found.said
     assert "power" not in found.said
+
+
+@pytest.mark.parametrize(("place", "rate"), [("cpu:0", 100.0), ("cuda:0", 1.0)])
+def test_a_processor_that_others_use_is_not_slow(
+    place: str, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, wall = [0.0], [0.0]
+
+    def run() -> None:
+        mine[0] += 0.01
+        wall[0] += 1.0
+
+    clocks = SimpleNamespace(thread_time=lambda: mine[0], monotonic=lambda: wall[0])
+    monkeypatch.setattr("trainchaos.harness.preflight.checks.clocks.time", clocks)
+    check = ClocksCheck(
+        wall=lambda: wall[0], work=lambda task: (run, 1e9), says=lambda place: {"clock_sm": 1.0}
+    )
+    measured = check.measure(Task(place=place, budget_s=0.1))
+    assert len(measured["rates"]) == 3, "the time is over, but a rate needs some slices"
+    assert check.rates(place, {"rounds": [measured]})[0].rounds == [pytest.approx(rate)]

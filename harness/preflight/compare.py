@@ -75,7 +75,7 @@ def with_baseline(
 
 def bound_of(was: BaselineRate, comparisons: int) -> float:
     """What a rate must reach, or not exceed, beside a baseline (``bounds.baseline_limit``)."""
-    level, limit = baseline_limit(was.values, comparisons)
+    level, limit = baseline_limit(was.values, comparisons, latency=not was.high_is_good)
     return math.exp(level - limit if was.high_is_good else level + limit)
 
 

@@ -268,6 +268,14 @@ def test_better_than_the_baseline_is_fit() -> None:
     assert row.state == "unmeasured" and row.check == "baseline"
 
 
+@pytest.mark.parametrize(("value", "unfit"), [(1.9, False), (2.1, True)])
+def test_a_latency_below_twice_the_baseline_is_left_alone(value: float, unfit: bool) -> None:
+    late = Rate(check="c", metric="l", place="p", rounds=[1.0], unit="ms", high_is_good=False)
+    now = Rate(check="c", metric="l", place="p", rounds=[value], unit="ms", high_is_good=False)
+    rows = compare.with_baseline([], [now], of_repeats([[late]] * 5, HERE))
+    assert [row.state for row in rows] == ["unfit"] * unfit
+
+
 def test_a_baseline_is_written_and_read_back(tmp_path: Path) -> None:
     made = baseline_of(FakeMachine())
     save(made, tmp_path / "b.json")

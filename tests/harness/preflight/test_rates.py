@@ -52,6 +52,8 @@ def test_the_limit_of_a_baseline_is_a_prediction_limit() -> None:
     assert limit == pytest.approx(8.610 * scale * math.sqrt(1.2), rel=1e-3)
     _, floor = baseline_limit([100.0] * 5, 20)
     assert math.exp(-floor) == pytest.approx(0.9)
+    _, floor = baseline_limit([100.0] * 5, 20, latency=True)
+    assert math.exp(floor) == pytest.approx(2.0)
     with pytest.raises(ValueError, match="two repeats"):
         baseline_limit([1.0], 1)
 

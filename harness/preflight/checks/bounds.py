@@ -130,8 +130,8 @@ def baseline_limit(
 
     Prediction limit of one new value of a normal distribution of which the mean and the variance
     are those of ``repeats`` (Hahn and Meeker, Statistical Intervals, 1991, sec. 4.7): t s sqrt(1 +
-    1/n), n - 1 degrees of freedom; BASELINE_FLOOR at the least, of a latency LATENCY_FLOOR. Raises ValueError for fewer than
-    two repeats.
+    1/n), n - 1 degrees of freedom; BASELINE_FLOOR at the least, of a latency LATENCY_FLOOR. Raises
+    ValueError for fewer than two repeats.
     """
     n = len(repeats)
     if n < 2:

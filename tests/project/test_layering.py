@@ -67,6 +67,7 @@ TORCH_IN_FUNCTIONS = (
     "recovery.process.local",
     "chaos.faults",
     "harness.rank.shims",
+    "harness.preflight",
 )
 
 AS_THEIR_USERS_DO = ("harness.peers",)

@@ -1,28 +1,76 @@
-"""``chaos doctor``: checks what this machine can do."""
+"""``chaos doctor``: checks what this machine can do, and whether its devices are fit."""
 
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainchaos.chaos import columns, errors
-from trainchaos.chaos.commands.shared.options import FORMAT, RUNS
+from trainchaos.chaos.commands.shared.options import FORMAT, PATH, RUNS
 from trainchaos.chaos.commands.shared.say import say
+
+if TYPE_CHECKING:
+    from trainchaos.harness.preflight.checks.findings import Findings
+    from trainchaos.recovery.health.taints import TaintList
+
+DEFAULT_TIME, SAVING_TIME = "60s", "180s"
+"""A baseline repeats the rates, which take most of the time."""
+LONGEST_S = 3600.0
 
 
 @click.command()
 @RUNS
 @FORMAT
-def doctor(runs: Path, form: str) -> int:
+@click.option(
+    "--preflight", is_flag=True, help="Measure instead whether devices, disk and links are fit."
+)
+@click.option(
+    "--preflight-time",
+    "time_text",
+    metavar="DURATION",
+    help="Most that the measurements may take.  [default: "
+    f"{DEFAULT_TIME}, to save a baseline {SAVING_TIME}]",
+)
+@click.option(
+    "--baseline", type=PATH, metavar="FILE", help="Compare with a baseline of this machine."
+)
+@click.option(
+    "--save-baseline", "save", type=PATH, metavar="FILE", help="Write a baseline if all is fit."
+)
+@click.option(
+    "--other-hardware", is_flag=True, help="Compare even with a baseline of other hardware."
+)
+@click.option(
+    "--taint", is_flag=True, help="Add what is unfit to the list of tainted places (chaos taint)."
+)
+def doctor(runs: Path, form: str, preflight: bool, **choices: Any) -> int:
     """Check what this machine can do: Python, torch, memory, GPUs, containers, Slurm, privileges,
     stacks.
 
     Exit code 4: something that every run needs is missing. What only some runs need does not count.
+
+    With --preflight: memory, products, clocks, disk, store and bandwidth are measured. Exit code 1:
+    something is unfit; 7: nothing could be measured.
     """
+    if preflight:
+        return _preflight(runs, form, **choices)
+    wanted = {
+        "--preflight-time": choices["time_text"],
+        "--baseline": choices["baseline"],
+        "--save-baseline": choices["save"],
+        "--other-hardware": choices["other_hardware"],
+        "--taint": choices["taint"],
+    }
+    for name, value in wanted.items():
+        if value:
+            raise click.UsageError(f"{name} needs --preflight")
     from trainchaos.harness.run.doctor import examine
 
     findings = examine(runs)
@@ -36,6 +84,98 @@ def doctor(runs: Path, form: str) -> int:
     ]
     say("\n".join(columns.table(rows, width=columns.width_of(sys.stdout))))
     return errors.EXIT_HARNESS if broken else errors.EXIT_PASS
+
+
+def _preflight(
+    runs: Path,
+    form: str,
+    *,
+    time_text: str | None,
+    baseline: Path | None,
+    save: Path | None,
+    other_hardware: bool,
+    taint: bool,
+) -> int:
+    """Measure, compare, print; returns the exit code. Raises BaselineError, and TaintError with
+    ``taint``, before anything is measured.
+    """
+    from trainchaos.harness.preflight import baseline as baselines
+    from trainchaos.harness.preflight.places import places_here
+    from trainchaos.harness.preflight.preflight import preflight
+
+    total_s = _seconds(time_text or (DEFAULT_TIME if save is None else SAVING_TIME))
+    if other_hardware and baseline is None:
+        raise click.UsageError("--other-hardware needs --baseline")
+    if save is not None and not save.absolute().parent.is_dir():
+        raise baselines.BaselineError(f"{save} cannot be written: its directory does not exist")
+    names = places_here()
+    against = baselines.read(baseline) if baseline is not None else None
+    if baseline is not None and against is not None and not other_hardware:
+        baselines.refuse_other(baseline, against, baselines.hardware(names))
+    known = _taints() if taint else None
+    repeats = baselines.REPEATS if save is not None else 1
+    found, repeated = preflight(names, runs, total_s=total_s, baseline=against, repeats=repeats)
+    if form == "json":
+        say(json.dumps(found.as_json(), indent=2))
+    else:
+        rows = [
+            (
+                f"{one.state:10}",
+                f"{one.check} {one.place}",
+                one.said + (f" -> {one.todo}" if one.todo else ""),
+            )
+            for one in found.findings
+        ]
+        say("\n".join(columns.table(rows, width=columns.width_of(sys.stdout))))
+        say(f"{_verdict(found.exit_code)} in {found.seconds:.1f} s")
+    if known is not None:
+        _add_to(known, found)
+    if save is not None:
+        made = baselines.of_repeats(repeated, found.hardware)
+        if found.fit and made.rates:
+            baselines.save(made, save)
+            say(f"{save}: {len(made.rates)} rates, {len(repeated)} repeats each", err=True)
+        else:
+            why = "nothing was measured often enough" if found.fit else "not all is fit"
+            say(f"{save} was not written: {why}", err=True)
+    return found.exit_code
+
+
+def _taints() -> TaintList:
+    """The list, which can be read."""
+    from trainchaos.recovery.health.taints import TaintList, taints_path
+
+    known = TaintList(taints_path())
+    known.read()
+    return known
+
+
+def _add_to(known: TaintList, found: Findings) -> None:
+    from trainchaos.harness.preflight.checks.findings import as_taints
+
+    now = datetime.now(UTC)
+    for each in as_taints(found.unfit, socket.gethostname(), now):
+        new = known.add(each, now)
+        say(f"{each.place} is tainted{'' if new else ' already'}: {each.reason}", err=True)
+
+
+def _verdict(code: int) -> str:
+    words = {errors.EXIT_PASS: "fit", errors.EXIT_FAIL: "unfit"}
+    return words.get(code, "nothing could be measured")
+
+
+def _seconds(text: str) -> float:
+    from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
+
+    try:
+        seconds = parse_duration(text)
+    except ClauseError as error:
+        raise click.BadParameter(str(error), param_hint="--preflight-time") from error
+    if not 0.0 < seconds <= LONGEST_S:
+        raise click.BadParameter(
+            f"{text} is not between 0 and {LONGEST_S:.0f} s", param_hint="--preflight-time"
+        )
+    return seconds
 
 
 COMMANDS = [doctor]

@@ -1,0 +1,164 @@
+"""The places of this machine, a process each: asked to measure, and gone afterwards.
+
+A device that hangs holds up whoever asks it, so that nothing is measured in the process that
+judges: it asks over a socket, waits for a stated time, and kills whoever has not answered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from signal import SIGKILL
+from typing import Any
+
+from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.harness.launch.devices import cuda_devices
+from trainchaos.harness.preflight import worker
+from trainchaos.harness.preflight.checks.check import Task
+from trainchaos.recovery.process.forkserver import ForkServer
+from trainchaos.recovery.process.local import (
+    Children,
+    Exited,
+    MessageReceived,
+    rank_environment,
+)
+from trainchaos.recovery.process.processes import become_subreaper
+from trainchaos.recovery.transport.wire import Extra
+
+CPU_PLACES = 4
+"""Emulated places where there is no GPU: as few as can tell which of a slow pair is slow."""
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """``do``: a check of ``harness.preflight.worker``, or one of its other orders."""
+
+    do: str
+    task: Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """``found``: what was measured, None where it was not. ``error``: why; ``kind``: the type of an
+    exception, ``ended`` (the process did) or ``silent`` (no answer in ``limit_s``).
+    """
+
+    found: Mapping[str, Any] | None = None
+    error: str = ""
+    kind: str = ""
+
+
+def places_here() -> list[str]:
+    """The CUDA devices that may be used, or else CPU_PLACES emulated places."""
+    count = len(cuda_devices())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        count = min(count, len([one for one in visible.split(",") if one.strip()]))
+    return [f"cuda:{i}" for i in range(count)] or [f"cpu:{i}" for i in range(CPU_PLACES)]
+
+
+class Places:
+    """Starts a process for each name; always ``close``, which leaves none. ``limit_s``: for the
+    start, which imports torch. Raises InfrastructureError.
+
+    The kernel ends them with this process, however it ends. ``pids``: of the places, by name.
+    """
+
+    def __init__(self, names: Sequence[str], *, limit_s: float) -> None:
+        become_subreaper()
+        self._number = 0
+        self._ended: dict[str, str] = {}
+        self.pids: dict[str, int] = {}
+        self._server = ForkServer(worker.ENTRY, worker.MODULES, rank_environment())
+        self._children = Children()
+        config = json.dumps({"parent": os.getpid()}).encode()
+        try:
+            self._await_server(limit_s)
+            for name in names:
+                fork = partial(self._server.fork, config)
+                self.pids[name] = self._children.spawn(name, fork)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, orders: Mapping[str, Order], *, limit_s: float) -> dict[str, Answer]:
+        """Order several places at once, and wait for their answers. A place that has not answered
+        after ``limit_s`` seconds is killed, and answers nothing any more.
+        """
+        self._number += 1
+        answers: dict[str, Answer] = {}
+        for name, order in orders.items():
+            task = asdict(order.task)
+            payload = {"number": self._number, "do": order.do, "task": task}
+            if name in self._ended or not self._children.send(
+                name, Extra(topic=worker.TOPIC, payload=payload)
+            ):
+                answers[name] = self._gone(name)
+        until_s = time.monotonic() + limit_s
+        while len(answers) < len(orders) and time.monotonic() < until_s:
+            for report in self._children.wait(min(POLL_S, until_s - time.monotonic())):
+                if isinstance(report, MessageReceived):
+                    answer = self._answer(report.message)
+                    if answer is not None and report.process in orders:
+                        answers.setdefault(report.process, answer)
+                elif isinstance(report, Exited):
+                    self._ended[report.process] = f"its process ended with {report.how}"
+                    if report.process in orders:
+                        answers.setdefault(report.process, self._gone(report.process))
+        for name in orders:
+            if name not in answers:
+                self._children.signal(name, SIGKILL)
+                self._ended[name] = f"it did not answer within {limit_s:.1f} s"
+                answers[name] = Answer(error=self._ended[name], kind="silent")
+        return answers
+
+    def close(self) -> list[str]:
+        """Kill and reap all; returns the names of those that stay, such as one whose device or disk
+        does not let go.
+        """
+        try:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                self._server.close()
+        finally:  # a second Ctrl-C comes here too
+            left = self._children.close()
+        return [name for _, name in sorted(left.items())]
+
+    def _gone(self, name: str) -> Answer:
+        return Answer(error=self._ended.get(name, "its process reads nothing"), kind="ended")
+
+    def _answer(self, message: object) -> Answer | None:
+        """None: of an earlier order."""
+        if not isinstance(message, Extra) or message.payload.get("number") != self._number:
+            return None
+        payload = message.payload
+        if "error" in payload:
+            return Answer(error=str(payload["error"]), kind=str(payload["type"]))
+        return Answer(found=payload["found"])
+
+    def _await_server(self, limit_s: float) -> None:
+        """Wait for the fork server, whose own limit is longer than a preflight may take."""
+        failed: list[InfrastructureError] = []
+
+        def wait() -> None:
+            try:
+                self._server.await_ready()
+            except InfrastructureError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=wait, name="await-torch", daemon=True)
+        thread.start()
+        thread.join(timeout=limit_s)
+        if failed:
+            raise failed[0]
+        if thread.is_alive():
+            raise InfrastructureError(
+                f"torch was not imported within {limit_s:.0f} s", hint="raise --preflight-time"
+            )

@@ -1,0 +1,210 @@
+"""Who is slow: bounds, comparisons with peers, regrouping."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from trainchaos.harness.preflight.checks import bounds
+from trainchaos.harness.preflight.checks.bounds import (
+    FALSE_ALARMS,
+    ROUNDS,
+    baseline_limit,
+    in_rounds,
+    percentile,
+    slow_among,
+    t_quantile,
+    t_tail,
+)
+from trainchaos.harness.preflight.compare import of_pairs
+from trainchaos.harness.preflight.regroup import Pair, Regrouped, find_slow, first_pairs
+
+SEEDS = range(100)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "tail", "t"),
+    [(4, 0.025, 2.776), (4, 0.0005, 8.610), (2, 0.0005, 31.599), (1, 0.25, 1.0), (9, 0.01, 2.821)],
+)
+def test_quantiles_are_those_of_the_tables(degrees: int, tail: float, t: float) -> None:
+    assert t_quantile(degrees, tail) == pytest.approx(t, abs=1e-3)
+    assert t_tail(degrees, t) == pytest.approx(tail, rel=1e-2)
+    with pytest.raises(ValueError, match="tail"):
+        t_quantile(degrees, 0.0)
+
+
+def test_percentiles_and_rounds() -> None:
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0 and percentile(range(1, 101), 0.99) == 99
+    assert math.isnan(percentile([], 0.5))
+    assert in_rounds([1.0, 1.0, 5.0, 5.0, 9.0, 9.0], 3) == [1.0, 5.0, 9.0]
+    assert in_rounds([1.0, 2.0]) == [1.0, 2.0]
+
+
+def test_the_limit_of_a_baseline_is_a_prediction_limit() -> None:
+    level, limit = baseline_limit([90.0, 95.0, 100.0, 105.0, 110.0], 20)
+    logs = [math.log(x) for x in (90.0, 95.0, 100.0, 105.0, 110.0)]
+    mean = sum(logs) / 5
+    scale = math.sqrt(sum((x - mean) ** 2 for x in logs) / 4)
+    assert level == pytest.approx(mean)
+    assert limit == pytest.approx(8.610 * scale * math.sqrt(1.2), rel=1e-3)
+    _, floor = baseline_limit([100.0] * 5, 20)
+    assert math.exp(-floor) == pytest.approx(0.9)
+    _, floor = baseline_limit([100.0] * 5, 20, latency=True)
+    assert math.exp(floor) == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="two repeats"):
+        baseline_limit([1.0], 1)
+
+
+def test_a_baseline_alarms_as_seldom_as_it_states() -> None:
+    draw = random.Random(1)
+    alarms, tries = 0, 20_000
+    bound = bounds.FALSE_ALARMS
+    for _ in range(tries):
+        values = [math.exp(draw.gauss(0.0, 0.2)) for _ in range(6)]
+        level, limit = baseline_limit(values[:5], 1)
+        alarms += math.log(values[5]) < level - limit
+    expected = tries * bound
+    assert abs(alarms - expected) < 4 * math.sqrt(expected)
+
+
+def noisy(draw: random.Random, scale: float) -> float:
+    """A factor with heavy tails: Student's t with 3 degrees of freedom."""
+    chi = sum(draw.gauss(0.0, 1.0) ** 2 for _ in range(3))
+    return math.exp(scale * draw.gauss(0.0, 1.0) / math.sqrt(chi / 3.0))
+
+
+def test_a_slow_place_is_named_and_a_round_that_is_slow_is_not() -> None:
+    values = {f"cpu:{i}": [50.0, 52.0, 49.0] for i in range(4)}
+    assert not any(one.slow for one in slow_among(values).values())
+    values["cpu:2"] = [30.0, 29.0, 31.0]
+    compared = slow_among(values)
+    assert [name for name, one in compared.items() if one.slow] == ["cpu:2"]
+    assert compared["cpu:2"].ratio == pytest.approx(0.6, abs=0.02)
+    assert compared["cpu:2"].ratio < compared["cpu:2"].bound <= 0.75
+    values["cpu:2"] = [30.0, 29.0, 50.0]
+    assert not any(one.slow for one in slow_among(values).values())
+
+
+def test_who_is_a_fifth_slower_is_left_alone_and_one_place_has_no_peers() -> None:
+    values = {"a": [100.0] * 3, "b": [100.0] * 3, "c": [80.0] * 3}
+    assert not any(one.slow for one in slow_among(values).values())
+    assert slow_among({"a": [1.0]}) == {} and slow_among({"a": [], "b": []}) == {}
+
+
+@pytest.mark.parametrize("scale", [0.02, 0.1, 0.3])
+def test_places_that_are_alike_are_not_named(scale: float) -> None:
+    alarms = 0
+    for seed in SEEDS:
+        draw = random.Random(seed)
+        values = {f"cpu:{i}": [50.0 * noisy(draw, scale) for _ in range(ROUNDS)] for i in range(4)}
+        alarms += any(one.slow for one in slow_among(values).values())
+    assert alarms <= 100 * FALSE_ALARMS
+
+
+class Links:
+    """Rates between places: slow ones by a factor; what is measured is counted."""
+
+    def __init__(
+        self, seed: int = 0, scale: float = 0.05, slow: dict[object, float] | None = None
+    ) -> None:
+        self._draw, self._scale = random.Random(seed), scale
+        self._slow = slow or {}
+        self.asked: list[list[Pair]] = []
+
+    def measure(self, pairs: Sequence[Pair]) -> dict[Pair, list[float]]:
+        """ROUNDS of each; the pairs must be disjoint."""
+        members = [place for pair in pairs for place in pair]
+        assert len(members) == len(set(members)), "a place can be in one pair at a time"
+        self.asked.append(list(pairs))
+        return {pair: [self._rate(pair) for _ in range(ROUNDS)] for pair in pairs}
+
+    def _rate(self, pair: Pair) -> float:
+        factors = [f for who, f in self._slow.items() if who in pair or who == frozenset(pair)]
+        return math.prod([1000.0, noisy(self._draw, self._scale), *factors])
+
+
+def places(n: int) -> list[str]:
+    """Of the CPU."""
+    return [f"cpu:{i}" for i in range(n)]
+
+
+@pytest.mark.parametrize("n", [4, 5, 6, 8, 9, 64])
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_a_slow_place_is_found_by_regrouping(n: int, which: str) -> None:
+    guilty = "cpu:1" if which == "first" else f"cpu:{n - 2}"
+    links = Links(slow={guilty: 0.3})
+    found = find_slow(places(n), links.measure)
+    assert list(found.places) == [guilty] and not found.links and not found.unclear
+    assert found.places[guilty].rate < found.places[guilty].bound < found.places[guilty].reference
+    partners = {place for pair in found.places[guilty].tried for place in pair} - {guilty}
+    assert len(partners) == 2, "it is tried with two good partners"
+    assert sum(map(len, links.asked)) <= n // 2 + 1 + 2 + 1, "not all pairs are measured"
+
+
+@pytest.mark.parametrize("n", [4, 6, 64])
+def test_a_slow_link_is_told_from_slow_places(n: int) -> None:
+    pair = first_pairs(places(n))[1]
+    found = find_slow(places(n), Links(slow={frozenset(pair): 0.2}).measure)
+    assert list(found.links) == [pair] and not found.places
+    row = of_pairs(found, {})[-1]
+    assert (row.state, row.place) == ("unfit", "cpu:2+cpu:3")
+
+
+def test_two_slow_places_of_one_pair_or_of_two_are_both_found() -> None:
+    for guilty in ({"cpu:2", "cpu:3"}, {"cpu:1", "cpu:6"}):
+        found = find_slow(places(8), Links(slow=dict.fromkeys(guilty, 0.3)).measure)
+        assert set(found.places) == guilty and not found.links
+
+
+def test_a_pair_that_cannot_exchange_is_traced_to_its_place() -> None:
+    def measure(pairs: Sequence[Pair]) -> dict[Pair, list[float]]:
+        return {pair: [900.0] * ROUNDS for pair in pairs if "cpu:3" not in pair}
+
+    found = find_slow(places(4), measure)
+    assert list(found.places) == ["cpu:3"]
+    rows = of_pairs(
+        found, {pair: "no exchange (cpu:3: gone)" for pair in found.places["cpu:3"].tried}
+    )
+    assert [(row.place, row.state) for row in rows] == [
+        ("cpu:0+cpu:1", "fit"),
+        ("cpu:2+cpu:3", "unmeasured"),
+        ("cpu:3", "unfit"),
+    ]
+    assert "cpu:3: gone" in rows[-1].said
+
+
+def test_a_disturbance_that_passes_names_nobody() -> None:
+    turn = 0
+
+    def measure(pairs: Sequence[Pair]) -> dict[Pair, list[float]]:
+        nonlocal turn
+        turn += 1
+        return {p: [200.0 if turn == 1 and "cpu:0" in p else 1000.0] * ROUNDS for p in pairs}
+
+    found = find_slow(places(4), measure)
+    assert not found.places and not found.links and found.unclear == [("cpu:0", "cpu:1")]
+    assert [row.state for row in of_pairs(found, {})] == ["unmeasured", "fit"]
+
+
+def test_wrong_bytes_are_unfit_without_peers() -> None:
+    found = Regrouped(pairs={("a", "b"): [0.0] * ROUNDS})
+    (row,) = of_pairs(found, {("a", "b"): "2 exchanges did not arrive as they were sent"})
+    assert row.state == "unfit" and "did not arrive" in row.said
+    (late,) = of_pairs(Regrouped(), {("a", "c"): "wrong"})
+    assert (late.state, late.place) == ("unfit", "a+c")
+
+
+def test_few_places_are_measured_and_not_named() -> None:
+    assert find_slow(["cpu:0"], Links().measure).pairs == {}
+    assert list(find_slow(places(2), Links().measure).pairs) == [("cpu:0", "cpu:1")]
+    assert len(find_slow(places(3), Links().measure).pairs) == 2
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.2])
+@pytest.mark.parametrize("n", [4, 8])
+def test_healthy_links_are_not_named(n: int, scale: float) -> None:
+    found = [find_slow(places(n), Links(seed, scale).measure) for seed in SEEDS]
+    assert [one for one in found if one.places or one.links] == []

@@ -20,7 +20,7 @@ import pytest
 from trainchaos.harness.host.processes import is_same, with_descendants
 from trainchaos.harness.preflight import compare
 from trainchaos.harness.preflight.checks.check import Task
-from trainchaos.harness.preflight.checks.findings import HOST
+from trainchaos.harness.preflight.checks.findings import HOST, Finding
 from trainchaos.harness.preflight.measurement import FULL, Measurement
 from trainchaos.harness.preflight.places import Order, Places
 from trainchaos.harness.preflight.preflight import fit
@@ -67,13 +67,20 @@ def pulses(pid: int) -> Iterator[None]:
         os.close(fd)
 
 
+@pytest.mark.long
 def test_a_real_place_that_is_slowed_down_is_named(places: Places, tmp_path: Path) -> None:
+    """At once on an idle machine. On a busy one the limit is as wide as the noise, and it is
+    measured again: nobody else is named meanwhile.
+    """
     until_s = time.monotonic() + LIMIT_S
-    one = Measurement(places, NAMES, tmp_path, until_s=until_s)
+    bad: list[Finding] = []
     with pulses(places.pids["cpu:2"]):
-        one.run([compare.BANDWIDTH])
-    bad = [row for row in one.findings if row.state == "unfit"]
-    assert [row.place for row in bad] == ["cpu:2"], one.findings
+        while not any(row.place == "cpu:2" for row in bad):
+            assert time.monotonic() < until_s, "it was never named"
+            one = Measurement(places, NAMES, tmp_path, until_s=until_s)
+            one.run([compare.BANDWIDTH])
+            bad = [row for row in one.findings if row.state == "unfit"]
+            assert all("cpu:2" in row.place for row in bad), one.findings
     assert bad[0].measured is not None and bad[0].bound is not None
     assert bad[0].measured < bad[0].bound and "top" in bad[0].todo
     assert len(bad[0].evidence["pairs"]) == 2

@@ -189,6 +189,14 @@ def _taught_patience(tree: Tree, played: PlayResult) -> bool:
     return held and any(limit and patience_s >= float(limit[1]) for limit in limits)
 
 
+def _hidden(tree: Tree, played: PlayResult) -> bool:
+    """Whether a fault that landed hid a rank's progress from its supervisor."""
+    log = faulted_log(played)
+    landed = {e.data["fault"] for e in log.of(Kind.FAULT_LANDED)} if log is not None else set()
+    hiding = {f["id"] for f in tree["faults"] if f["kind"] == "heartbeat-drop"}
+    return bool(landed & hiding)
+
+
 def _never_began(tree: Tree, played: PlayResult) -> bool:
     return played.outcomes.get("faulted") != "completed"
 
@@ -250,6 +258,12 @@ EXCUSES: tuple[Excuse, ...] = (
     *(
         Excuse(name="fault-landed", verdict="inconclusive", says=why)
         for why in (*NEVER_DUE, *NOT_LANDED)
+    ),
+    Excuse(
+        name="fault-landed",
+        verdict="inconclusive",
+        says=r"was due at step \d+, the supervisor saw the end of step \d+ as the last",
+        when=_hidden,
     ),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.slight),
     Excuse(name="fault-landed", verdict="inconclusive", says=UNSEEN, when=unlanded.brief),

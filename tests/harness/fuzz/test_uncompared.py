@@ -158,3 +158,11 @@ def test_giving_up_for_want_of_a_node_needs_the_loss_of_all_of_them() -> None:
     lost = replace(one, logs={"faulted": tape.log()})
     assert _no_node_left(tree, lost)
     assert not _no_node_left({**tree, "launcher": {"kind": "agents", "nodes": 2}}, lost)
+
+
+def test_a_fault_that_waited_for_a_hidden_step_is_excused_only_if_one_was_hidden() -> None:
+    tree, one = played("a-step-that-the-supervisor-never-saw")
+    assert find_in(tree, one) is None
+    tape = Tape.of({actor: each.events for actor, each in one.logs["faulted"].actors.items()})
+    tape.drop(tape.find(Kind.FAULT_LANDED, fault="f2"))
+    assert find_in(tree, replace(one, logs={"faulted": tape.log()})) is not None

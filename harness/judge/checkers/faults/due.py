@@ -183,6 +183,15 @@ def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired
     return steps[min(fired, len(steps) - 1)] if None in acts or not missing else missing[0]
 
 
+def _seen_by_supervisor(evidence: Evidence) -> int | None:
+    """The last step that the supervisor knew to be made when the job ended; None if its log does
+    not say.
+    """
+    ended = evidence.log.first(Kind.RUN_FINISHED)
+    step = ended.data.get("committed_step") if ended is not None else None
+    return step if type(step) is int else None
+
+
 def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired: int) -> str:
     done, history = evidence.history.committed_step, evidence.history
     cure = "lower at.{} or raise workload.steps"
@@ -196,6 +205,12 @@ def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired
         if due > done:
             return (
                 f"{fault.id} was due at step {due}, the run ended at {done}: {cure.format('step')}"
+            )
+        seen = _seen_by_supervisor(evidence)
+        if seen is not None and due > seen + 1:
+            return (
+                f"{fault.id} was due at step {due}, the supervisor saw the end of step {seen} as"
+                " the last: the ranks' progress was hidden from it"
             )
         if evidence.cell.scenario.workload.points:
             return (

@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 
 from trainchaos.harness.preflight.checks.bounds import (
     ROUNDS,
-    log,
-    peer_limit,
-    residuals_of,
+    confirming_limit,
     slow_among,
     slow_beside,
 )
@@ -80,8 +78,8 @@ def find_slow(places: Sequence[str], measure: Measure) -> Regrouped:
     suspects = list(dict.fromkeys(place for pair in slow for place in pair))
     suspects = [place for place in suspects if place not in partners]
     reference = [value for pair in good for value in found.pairs[pair]]
-    logs = {pair: [log(value) for value in found.pairs[pair]] for pair in good}
-    limit = peer_limit(residuals_of(logs), len(found.pairs), ROUNDS)
+    rates = [value for pair in slow for value in found.pairs[pair]]
+    limit = confirming_limit(rates, reference)
     level = median(reference)
 
     def again(wanted: Collection[str], turn: int) -> dict[str, tuple[Pair, Sequence[float]]]:

@@ -106,13 +106,22 @@ def residuals_of(logs: Mapping[Name, Sequence[float]]) -> list[float]:
 
 
 def slow_beside(own: Sequence[float], reference: Sequence[float], limit: float) -> bool:
-    """Whether all values are more than a logarithm below the median of others."""
+    """Whether the median is more than a logarithm below the median of others."""
     level = _log(median(reference))
-    return bool(own) and max(_log(value) for value in own) - level < -limit
+    return bool(own) and _log(median(own)) - level < -limit
 
 
 def _log(value: float) -> float:
     return math.log(max(_TINY, value))
+
+
+def confirming_limit(slow: Sequence[float], reference: Sequence[float]) -> float:
+    """Logarithm by which a later measurement must be below others to be slow as well: a third of
+    what the slow ones lost, as both of a pair may be slow; PEER_FLOOR at the least, three quarters
+    at the most. What is slow among peers keeps the rate of false alarms; this says whose it is.
+    """
+    between = (_log(median(reference)) - _log(median(slow))) / 3.0
+    return min(math.log(4.0), max(-math.log1p(-PEER_FLOOR), between))
 
 
 def log(value: float) -> float:

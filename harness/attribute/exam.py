@@ -83,7 +83,7 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = MappingProxyType(
                 target={"checkpoint": "latest"},
                 at={"event": "checkpoint_committed", "nth": 2},
                 workload=_saves(10),
-                kill=15,
+                kill=0,
                 strategies=("checkpoint-restart",),
             ),
             Variant(
@@ -262,7 +262,7 @@ def _tree(
     target = _target(kind, variant, rank, rng)
     if target:
         fault["target"] = target
-    at = dict(variant.at) if variant.at else {"step": step}
+    at: Tree = dict(variant.at) if variant.at else {"step": step}
     if "step" in at and kind.where in (Where.RANK, Where.PROCESS) and kind.role != "spare":
         at["phase"] = rng.choice(kind.phases or [one for one in PHASES if one != "any"])
         if at["phase"] == "checkpoint":

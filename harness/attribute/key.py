@@ -49,6 +49,7 @@ def key_of(log: Log, faults: Mapping[str, Mapping[str, Any]]) -> list[KeyInciden
     as in the scenario. Raises NoTruth.
     """
     started = log.first(Kind.RUN_STARTED)
+    strategy = str(started.data["strategy"]) if started else ""
     start_ns = started.time_ns if started else 0
     first: dict[str, Event] = {}
     hits: dict[str, list[Event]] = {}
@@ -60,7 +61,7 @@ def key_of(log: Log, faults: Mapping[str, Mapping[str, Any]]) -> list[KeyInciden
     for name, event in first.items():
         fault = faults[name]
         at = {**fault["at"], "phase": event.data.get("phase")}
-        truth = truth_of(str(fault["kind"]), fault.get("params", {}), at)
+        truth = truth_of(str(fault["kind"]), fault.get("params", {}), at, strategy)
         act = [one for one in hits[name] if one.data.get("act") == event.data.get("act")]
         ranks, nodes, members = _hit(log, act, planned.get(name))
         found.append(

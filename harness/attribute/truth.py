@@ -288,12 +288,25 @@ TRUTHS: Mapping[str, Truth] = MappingProxyType(
     }
 )
 """By kind, and ``kind:case`` where parameters decide."""
+_RESTARTS_ALL = ("checkpoint-restart",)
+_UNSEEN = Truth(
+    causes=(C.NODE_LOSS, C.HANG),
+    layers=(L.HARDWARE, L.SYSTEM, L.APPLICATION),
+    places=("node", "member"),
+    actions=(*_GONE, A.RESTART),
+    why="the strategy ends all processes as the first is found to hang, and the others of the node "
+    "before anybody has seen that they are frozen",
+)
 _HANGS = ("gil-deadlock", "gpu-hang", "process-stop", "rank-hang")
 _STATE = ("parameter", "optimizer_state")
 
 
-def truth_of(kind: str, params: Mapping[str, Any], at: Mapping[str, Any]) -> Truth:
-    """The truth of a fault with its parameters and trigger, as in a scenario. Raises NoTruth."""
+def truth_of(
+    kind: str, params: Mapping[str, Any], at: Mapping[str, Any], strategy: str = ""
+) -> Truth:
+    """The truth of a fault with its parameters and trigger, as in a scenario, in a job with that
+    recovery strategy. Raises NoTruth.
+    """
     found = TRUTHS.get(f"{kind}:{_case(kind, params, at)}") or TRUTHS.get(kind)
     if found is None:
         raise NoTruth(
@@ -301,6 +314,8 @@ def truth_of(kind: str, params: Mapping[str, Any], at: Mapping[str, Any]) -> Tru
         )
     if kind in _HANGS and at.get("phase") == "data":
         return _in_data(found)
+    if kind == "node-stop" and strategy in _RESTARTS_ALL:
+        return _UNSEEN
     return found
 
 

@@ -13,7 +13,7 @@ from trainchaos.chaos.events.kinds import Kind
 from trainchaos.chaos.events.log import Log
 from trainchaos.harness.explain.diagnosis import CauseClass, DiagnosedIncident, Layer
 from trainchaos.harness.explain.pace import slownesses
-from trainchaos.harness.explain.scene import Scene
+from trainchaos.harness.explain.scene import Scene, silence_s
 from trainchaos.harness.explain.strip import strip
 from trainchaos.recovery.health.credible import failing
 from trainchaos.recovery.playbook.book import Playbook
@@ -89,14 +89,14 @@ def _failures(scene: Scene, playbook: Playbook) -> Iterator[DiagnosedIncident]:
             )
         taken = {event.seq for of_node in nodes.values() for event in of_node}
         for failure in group:
-            if failure.seq not in taken:
+            if failure.seq not in taken and not scene.had_notice(failure):
                 yield from _failure(scene, playbook, failure)
 
 
 def _failure(scene: Scene, playbook: Playbook, failure: Event) -> Iterator[DiagnosedIncident]:
-    data, rank = failure.data, failure.data["rank"]
+    rank = failure.data["rank"]
     cause, layer, action, why = _read(scene, playbook, failure)
-    time_ns = failure.time_ns - 1e9 * float(data.get("silent_s") or 0.0)
+    time_ns = failure.time_ns - 1e9 * silence_s(failure)
     if cause is CauseClass.LINK:
         rank = None
     yield _made(scene, time_ns, cause, layer, action, why, rank=rank)
@@ -127,6 +127,9 @@ def _read(scene: Scene, playbook: Playbook, failure: Event) -> _Reading:
             entry = _warned(playbook, scene, failure)
             action = entry.action if entry else Action.CHECK_HARDWARE
             return CauseClass.DEVICE, Layer.HARDWARE, action, detail
+        case "error" if data["process"] is None and scene.all_worked_on(failure):
+            why = "all ranks went on while one was taken to wait"
+            return CauseClass.FALSE_ALARM, Layer.SYSTEM, Action.WATCH, why
         case "error" if data["process"] is None or ONE_FOR_ALL in detail:
             return CauseClass.LINK, Layer.NETWORK, Action.CHECK_HARDWARE, detail
     error = scene.last_error(data["process"], failure.time_ns)

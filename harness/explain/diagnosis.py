@@ -84,7 +84,7 @@ class Diagnosis(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     tool: str = Field(min_length=1, max_length=200)
     runs: dict[str, list[DiagnosedIncident]]
 

@@ -9,7 +9,7 @@ machine) and below what stops nobody; they are not tuned to an exam's faults.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -107,7 +107,9 @@ def _above(values: Mapping[int, float], limit: float) -> Iterator[int]:
     return (rank for rank, value in values.items() if value > limit)
 
 
-def _lasting(steps, who) -> dict[int, list[tuple[int, int]]]:  # type: ignore[no-untyped-def]
+def _lasting(
+    steps: Sequence[_Step], who: Callable[[_Step], Iterator[int]]
+) -> dict[int, list[tuple[int, int]]]:
     """Rank -> the (step, time) at which it was slow, if that lasted."""
     seen: dict[int, list[_Step]] = defaultdict(list)
     for one in steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,22 @@ AT_ONCE_NS = 50_000_000
 """Two ends on two nodes within so long have one cause, as a rack's: independent ones would need a
 failure each 50 ms.
 """
+SOONER_NS = 2_000_000
+"""The kernel takes longer to give back the memory of a process that trains, and to report its end;
+and so does it, by a factor of two, for the others that were told to end at the same moment.
+"""
 WORKING = (Kind.STEP_COMMITTED, Kind.BATCH_TAKEN)
+
+
+_SILENT = re.compile(r"\bsilent for (\d+(?:\.\d+)?) s\b")
+
+
+def silence_s(failure: Event) -> float:
+    """Seconds of silence after which a failure was declared; of failures of nobody the log has
+    them in words only. 0: none.
+    """
+    said = _SILENT.search(str(failure.data["detail"]))
+    return float(failure.data.get("silent_s") or (said[1] if said else 0.0))
 
 
 class Scene:
@@ -63,16 +79,16 @@ class Scene:
         """
         found: dict[int, list[Event]] = {}
         alone: dict[int, list[Event]] = {}
+        unsaid = self._gone_unsaid(group[0])
         for node in self._nodes:
             failed = [event for event in group if self._node_of(event.data["process"]) == node]
-            if not failed:
-                continue
-            first = failed[0]
+            first = failed[0] if failed else group[0]
             near = [e for e in failed if e.time_ns - first.time_ns <= TOGETHER_NS]
             there = self._living(node, first.time_ns)
-            if there <= {event.data["process"] for event in near}:
+            lost = {event.data["process"] for event in near} | unsaid
+            if there and there <= lost:
                 several = len(there) > 1 or self._announced_gone(node, first.time_ns)
-                (found if several else alone)[node] = near
+                (found if several else alone)[node] = near or [first]
         ends = [event.time_ns for near in (*alone.values(), *found.values()) for event in near[:1]]
         found |= {
             node: near
@@ -80,6 +96,21 @@ class Scene:
             if sum(abs(near[0].time_ns - end) <= AT_ONCE_NS for end in ends) > 1
         }
         return dict(sorted(found.items())) if len(found) < len(self._nodes) else {}
+
+    def _gone_unsaid(self, failure: Event) -> set[str]:
+        """Processes that were told to end because of a failure, and had ended by themselves: their
+        end was seen sooner than the kernel takes to end a process.
+        """
+        if failure.data["cause"] != "exit":
+            return set()
+        took = {
+            name: event.time_ns - asked
+            for name, event in self._exits.items()
+            if type(asked := event.data.get("asked_ns")) is int
+            and 0 <= asked - failure.time_ns <= AT_ONCE_NS
+        }
+        limit = min(SOONER_NS, median(took.values()) / 2) if took else 0
+        return {name for name, nanoseconds in took.items() if nanoseconds < limit}
 
     def _announced_gone(self, node: int, time_ns: int) -> bool:
         return any(
@@ -123,11 +154,18 @@ class Scene:
 
     def worked_on(self, failure: Event) -> bool:
         """Whether a process did steps in the later half of the silence it was blamed for."""
-        silent_ns = 1e9 * float(failure.data.get("silent_s") or 0.0)
-        since = failure.time_ns - silent_ns / 2
+        return self._worked(str(failure.data["process"]), failure)
+
+    def all_worked_on(self, failure: Event) -> bool:
+        """Whether all members did; who was taken for silent is not known."""
+        members = self._members(failure.time_ns)
+        return bool(members) and all(self._worked(name, failure) for name in members)
+
+    def _worked(self, process: str, failure: Event) -> bool:
+        since = failure.time_ns - 1e9 * silence_s(failure) / 2
         return any(
             since < event.time_ns <= failure.time_ns and event.kind in WORKING
-            for event in self.log.by(str(failure.data["process"]))
+            for event in self.log.by(process)
         )
 
     def last_error(self, process: str | None, time_ns: int) -> Event | None:
@@ -136,6 +174,14 @@ class Scene:
             return None
         errors = [e for e in self.log.by(process) if e.kind is Kind.ERROR_RAISED]
         return next((e for e in reversed(errors) if e.time_ns <= time_ns), None)
+
+    def had_notice(self, failure: Event) -> bool:
+        """Whether its process had been told to end, which is then the incident."""
+        return any(
+            event.data["cause"] == "notice" and event.data["process"] == failure.data["process"]
+            for event in self.log.of(Kind.FAILURE_DETECTED)
+            if event.time_ns < failure.time_ns
+        )
 
     def skipped_after(self, failure: Event) -> bool:
         """Whether samples of its step or later were left out, because no rank can compute them."""

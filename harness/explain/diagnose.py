@@ -159,12 +159,12 @@ def _exit(scene: Scene, playbook: Playbook, failure: Event) -> _Reading:
         entry = playbook.by_signal(signal)
         action = entry.action if entry else Action.RESTART
         return CauseClass.CODE, Layer.APPLICATION, action, detail
-    if signal == KILL and (checkpoint := scene.saving(ended)):
-        why = f"killed while it saved {checkpoint}"
-        return CauseClass.PROCESS_DEATH, Layer.SYSTEM, Action.RESTART, why
     if signal == KILL and (device := scene.device_left(ended)):
         why = f"killed, and {device} took no process any more"
         return CauseClass.DEVICE, Layer.HARDWARE, Action.DRAIN_NODE, why
+    if signal == KILL and (checkpoint := scene.saving(ended)):
+        why = f"killed while it saved {checkpoint}"
+        return CauseClass.PROCESS_DEATH, Layer.SYSTEM, Action.RESTART, why
     if signal is not None:
         return CauseClass.PROCESS_DEATH, Layer.SYSTEM, Action.RESTART, detail
     return CauseClass.CODE, Layer.APPLICATION, Action.RESTART, detail

@@ -25,7 +25,6 @@ SOONER_NS = 2_000_000
 """The kernel takes longer to give back the memory of a process that trains, and to report its end;
 and so does it, by a factor of two, for the others that were told to end at the same moment.
 """
-WORKING = (Kind.STEP_COMMITTED, Kind.BATCH_TAKEN)
 
 
 _SILENT = re.compile(r"\bsilent for (\d+(?:\.\d+)?) s\b")
@@ -153,7 +152,7 @@ class Scene:
         return started[-1].data["members"] if started else ()
 
     def worked_on(self, failure: Event) -> bool:
-        """Whether a process did steps in the later half of the silence it was blamed for."""
+        """Whether a process did steps in the silence it was blamed for."""
         return self._worked(str(failure.data["process"]), failure)
 
     def all_worked_on(self, failure: Event) -> bool:
@@ -162,11 +161,14 @@ class Scene:
         return bool(members) and all(self._worked(name, failure) for name in members)
 
     def _worked(self, process: str, failure: Event) -> bool:
-        since = failure.time_ns - 1e9 * silence_s(failure) / 2
-        return any(
-            since < event.time_ns <= failure.time_ns and event.kind in WORKING
+        """Two steps committed in a silence: the second began in it. One may just have begun it."""
+        since = failure.time_ns - 1e9 * silence_s(failure)
+        steps = {
+            event.step
             for event in self.log.by(process)
-        )
+            if event.kind is Kind.STEP_COMMITTED and since < event.time_ns <= failure.time_ns
+        }
+        return len(steps) > 1
 
     def last_error(self, process: str | None, time_ns: int) -> Event | None:
         """The last error that a process reported, by then."""

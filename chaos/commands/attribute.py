@@ -18,6 +18,7 @@ from trainchaos.chaos.commands.shared.say import say
 if TYPE_CHECKING:
     from trainchaos.harness.attribute.postmortem import Aftermath
     from trainchaos.harness.attribute.score import Score
+    from trainchaos.harness.attribute.sit import Exam
 
 DEFAULT_INTO = Path("attribution")
 
@@ -167,19 +168,22 @@ def _play(
         paper.finish(export, key, {one.id: one.tree for one in asked})
         say(f"paper   {export}; its key is {paper.key_path(export)}", err=form == "json")
     (into / "diagnoses.json").write_text(exam.diagnosis.model_dump_json(indent=1) + "\n")
-    about = {
-        **_about(launcher, seed),
-        "runs": runs,
-        "questions": len(exam.keys),
-        "not played": len(exam.skipped),
-        "never hit": len(exam.silent),
-    }
+    about = {**_about(launcher, seed), "runs": runs, **_left_out(exam)}
+    found = score(exam.keys, exam.diagnosis)
+    return _conclude(found, about, exam.aftermaths, into, form)
+
+
+def _left_out(exam: Exam) -> dict[str, Any]:
+    """Say which questions do not count, and count them."""
     for name, why in exam.skipped.items():
         say(f"not played  {name}, {why}", err=True)
     for name in exam.silent:
         say(f"never hit   {name}: left out", err=True)
-    found = score(exam.keys, exam.diagnosis)
-    return _conclude(found, about, exam.aftermaths, into, form)
+    return {
+        "questions": len(exam.keys),
+        "not played": len(exam.skipped),
+        "never hit": len(exam.silent),
+    }
 
 
 def _about(launcher: str, seed: int) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def summary_lines(found: Score) -> list[str]:
     ]
     if found.unfaulted_said.n:
         lines.append(f"  {'unfaulted':12} {_unfaulted(found)}")
+    lines.append(f"  {'extra':12} {_extra(found)}")
     for row in mistakes(found):
         lines.append(
             f"  {'wrong':12} {row['kind']}: {row['wrong']} ({row['n']} times: {row['said']})"
@@ -102,6 +103,12 @@ def _unfaulted(found: Score) -> str:
     )
 
 
+def _extra(found: Score) -> str:
+    """Answers beside those to incidents, as the second node of a rack."""
+    innocent = sum(one.innocent for one in found.extra)
+    return f"{len(found.extra)} answers of no incident, {innocent} of them blame of an innocent"
+
+
 def _page(found: Score, about: Mapping[str, Any]) -> Iterator[str]:
     yield "# Attribution"
     yield ""
@@ -117,6 +124,8 @@ def _page(found: Score, about: Mapping[str, Any]) -> Iterator[str]:
     if found.unfaulted_said.n:
         yield f"{_unfaulted(found)}."
         yield ""
+    yield f"{_extra(found)}."
+    yield ""
     if found.traceless:
         rows = (f"{kind} {one.right} of {one.n}" for kind, one in found.traceless.items())
         yield f"Faults that leave no trace, and nothing was said: {', '.join(rows)}."

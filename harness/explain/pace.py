@@ -31,6 +31,11 @@ LASTS, OF = 3, 5
 PAUSE_S = 0.15
 """One collective that all ranks wait in for so long, beyond the median, is an interruption."""
 
+WARMING = 2
+"""First steps of a generation, whose collectives wait for connections, and for processes that have
+just started: their pauses are of the recovery.
+"""
+
 What = Literal["compute", "data", "collective", "pause"]
 
 
@@ -51,6 +56,7 @@ class _Step:
     compute: Mapping[int, float]
     data: Mapping[int, float]
     collective: float
+    fresh: bool
 
 
 def slownesses(log: Log) -> list[Slowness]:
@@ -71,7 +77,9 @@ def slownesses(log: Log) -> list[Slowness]:
     if lasting:
         found.append(Slowness(what="collective", ranks=(), time_ns=lasting[1], step=lasting[0]))
     else:
-        paused = next((one for one in linked if one.collective > collective + PAUSE_S), None)
+        paused = next(
+            (one for one in linked if one.collective > collective + PAUSE_S and not one.fresh), None
+        )
         if paused is not None:
             found.append(Slowness(what="pause", ranks=(), time_ns=paused.time_ns, step=paused.step))
     return sorted(found, key=lambda one: one.time_ns)
@@ -84,7 +92,8 @@ def _steps(log: Log) -> list[_Step]:
         if event.step is not None and isinstance(event.data["seconds"], dict):
             rows[event.generation, event.step].append(event)
     found = []
-    for (_, step), events in sorted(rows.items()):
+    begins = {generation: step for generation, step in sorted(rows, reverse=True)}
+    for (generation, step), events in sorted(rows.items()):
         by_rank = {int(event.data["rank"]): event.data["seconds"] for event in events}
         found.append(
             _Step(
@@ -98,6 +107,7 @@ def _steps(log: Log) -> list[_Step]:
                 },
                 data={rank: s.get("data", 0.0) for rank, s in by_rank.items()},
                 collective=min(s.get("collective", 0.0) for s in by_rank.values()),
+                fresh=step < begins[generation] + WARMING,
             )
         )
     return found

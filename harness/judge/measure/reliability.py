@@ -17,6 +17,8 @@ from trainchaos.harness.judge.results import FalseAlarms, Spares, Survival
 OWN_END = ("exit", "error", "notice")
 """Causes by which a process announces its own end, as opposed to a detector's suspicion."""
 _ROUNDS = 200
+_EXACT_COMB = 1000
+"""Beyond it a binomial coefficient may be no float; logarithms are exact to 1e-11 then."""
 
 
 def clopper_pearson(k: int, n: int, level: float = 0.05) -> tuple[float, float]:
@@ -134,7 +136,15 @@ def _usage(history: History, process: str) -> Event | None:
 
 
 def _at_least(k: int, n: int, p: float) -> float:
-    return math.fsum(math.comb(n, j) * p**j * (1 - p) ** (n - j) for j in range(k, n + 1))
+    if n <= _EXACT_COMB:
+        return math.fsum(math.comb(n, j) * p**j * (1 - p) ** (n - j) for j in range(k, n + 1))
+    if not 0 < p < 1:
+        return float(p >= 1 or k <= 0)
+    log_p, log_q, whole = math.log(p), math.log1p(-p), math.lgamma(n + 1)
+    return math.fsum(
+        math.exp(whole - math.lgamma(j + 1) - math.lgamma(n - j + 1) + j * log_p + (n - j) * log_q)
+        for j in range(k, n + 1)
+    )
 
 
 def _poisson_at_most(k: int, mean: float) -> float:

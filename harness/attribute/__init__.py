@@ -1,0 +1,1 @@
+"""The fault catalogue as an examination of whoever diagnoses."""

@@ -1,0 +1,111 @@
+"""An event log without what the fault injection wrote in it: what a job would have left if the same
+had happened by itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainchaos.chaos.events.event import Event
+from trainchaos.chaos.events.kinds import Kind
+from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Log, make_log
+
+HIDDEN = frozenset(
+    {
+        Kind.FAULT_PLANNED,
+        Kind.FAULT_INJECTED,
+        Kind.FAULT_LANDED,
+        Kind.FAULT_FAILED,
+        Kind.FAULT_HEALED,
+        Kind.FAULT_EFFECT,
+        Kind.CLOCK_MEASURED,
+    }
+)
+"""Kinds of events that are left out. Clocks were corrected when the log was read, and would be
+corrected again.
+"""
+BETRAYING = ("inject", "emulat")
+"""Parts of words that only an injected fault leaves in an error's text."""
+NEUTRAL_TYPE = "RuntimeError"
+NEUTRAL_MESSAGE = "an error of the training code"
+
+
+def strip(log: Log) -> Log:
+    """The log without fault events and without words that name an injected fault. Events are
+    numbered anew, so that no gap tells where one was; whether the run was to be faulted, and the
+    name of its cell, are left out as well.
+    """
+    kept = {
+        name: [event for event in actor.events if event.kind not in HIDDEN]
+        for name, actor in log.actors.items()
+    }
+    before = {name: [event.seq for event in events] for name, events in kept.items()}
+    hidden = [e.time_ns for e in log.by(ORCHESTRATOR) if e.kind in HIDDEN]
+    actors = [
+        ActorLog(
+            actor=name,
+            events=tuple(
+                replace(event, seq=number, data=_data(event, before, hidden))
+                for number, event in enumerate(events)
+            ),
+            problems=(),
+            ended=log.actors[name].ended,
+            unread=log.actors[name].unread,
+        )
+        for name, events in kept.items()
+    ]
+    return make_log(actors)
+
+
+def write_stripped(log: Log, directory: Path) -> None:
+    """Write a stripped log as files that ``read_log`` reads, one for each actor; the directory
+    must not exist. Raises OSError.
+    """
+    directory.mkdir(parents=True)
+    for name, actor in strip(log).actors.items():
+        lines = "".join(f"{event.to_line()}\n" for event in actor.events)
+        (directory / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+
+
+def _data(event: Event, before: Mapping[str, list[int]], hidden: list[int]) -> Mapping[str, Any]:
+    """An event's data, with nothing of the injection."""
+    data = {name: _neutral(value) for name, value in event.data.items()}
+    match event.kind:
+        case Kind.RUN_STARTED:
+            return {**data, "arm": "control", "cell": "exam", "repeat": 0}
+        case Kind.HEALTH_REPORTED:
+            return {**data, "source": "nvml"}
+        case Kind.ERROR_RAISED if any(_betrays(value) for value in event.data.values()):
+            return {**data, "type": NEUTRAL_TYPE, "message": NEUTRAL_MESSAGE}
+        case Kind.COORDINATOR_ADOPTED if type(data["events"]) is int:
+            return {**data, "events": data["events"] - bisect_right(hidden, event.time_ns)}
+        case Kind.PROCESS_EXITED | Kind.FAILURE_DETECTED if type(data.get("last_seq")) is int:
+            numbers = before.get(str(data["process"]), [])
+            return {**data, "last_seq": bisect_right(numbers, data["last_seq"]) - 1}
+    return data
+
+
+def _neutral(value: Any) -> Any:
+    """A value with no text that betrays the injection."""
+    if isinstance(value, str):
+        return NEUTRAL_MESSAGE if _betrays(value) else value
+    if isinstance(value, Mapping):
+        return {name: _neutral(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_neutral(inner) for inner in value]
+    return value
+
+
+def _betrays(value: Any) -> bool:
+    return isinstance(value, str) and any(part in value.lower() for part in BETRAYING)
+
+
+def betrayals(log: Log, words: tuple[str, ...] = BETRAYING) -> Iterator[Event]:
+    """Events of a log that name an injected fault: none, if it was stripped."""
+    for event in log.events:
+        if event.kind in HIDDEN or any(word in event.to_line().lower() for word in words):
+            yield event

@@ -1,0 +1,1 @@
+"""Tests of harness/attribute and the diagnosis it examines."""

@@ -189,6 +189,7 @@ def _conclude(
         _say(decided, results.source, form=form, quiet=quiet, err=err)
         if code == errors.EXIT_INCONCLUSIVE and allowed:
             code = errors.EXIT_PASS
+            say("exits with 0 nevertheless: --allow-inconclusive", err=True)
     _publish(shown, summary, choices["github"])
     return code
 

@@ -20,7 +20,7 @@ from trainchaos.chaos.commands.shared.say import say
     "sets",
     multiple=True,
     metavar="A.B=VALUE",
-    help="Change a value of the scenario, such as workload.progress.preset=hf; repeatable.",
+    help="Change a value of the scenario, such as 'workload.progress={preset: hf}'; repeatable.",
 )
 def try_progress(scenario: Path, log: Path, sets: tuple[str, ...]) -> int:
     """Show which steps and losses a scenario's progress finds in LOG, output of its command.
@@ -36,7 +36,7 @@ def try_progress(scenario: Path, log: Path, sets: tuple[str, ...]) -> int:
         what = "workload.progress is beacon" if spec.command else "the workload is no command"
         raise errors.ScenarioError(
             f"{scenario}: {what}: no output is read",
-            hint="--set workload.progress.preset=NAME, or give progress: {regex: ...}",
+            hint="--set 'workload.progress={preset: NAME}', or give progress: {regex: ...}",
         )
     try:
         found = try_lines(log, spec.progress, spec.steps)

@@ -110,8 +110,7 @@ def outcome_of(found: Findings, ended: CommandEnded | None) -> tuple[str, str]:
 
 def unread_steps(found: Findings, seen: Derived) -> str:
     """What to change where lines are steps and none of them was read. ``seen``: what they are."""
-    loss = f", loss: {_quoted(seen.loss)}" if seen.loss else ""
-    cure = f"progress: {{regex: {_quoted(seen.regex)}{loss}}}"
+    cure = _cure(seen)
     if found.spec.progress == "beacon":
         return (
             f"no beacon was heard: call {BEACON} after each step, or, as {seen.steps} steps were"
@@ -153,12 +152,17 @@ def _why_short(found: Findings) -> str:
 def _why_none(found: Findings, *, late: bool = False) -> str:
     """``late``: it had not ended at a deadline."""
     seen = derive(found.recent) if found.other_total is None and not found.refused else None
-    if seen is not None and seen.sure:
+    if seen is not None and seen.certain(found.spec.steps):
         return unread_steps(found, seen)
+    if seen is not None and not late and found.spec.progress != "beacon":
+        return (
+            f"{key_of(found.spec.progress)} matched none of {found.lines} lines, of which"
+            f" {seen.steps} may be steps: if they are, give {_cure(seen)}{_shown(found)}"
+        )
     if late and found.lines and found.other_total is None and not found.refused:
         limit = "workload.start_deadline"
         return (
-            f"it printed {found.lines} lines, and none of them looks like a step: raise {limit} if"
+            f"it printed {found.lines} lines, and none of them is surely a step: raise {limit} if"
             f" it takes longer to start{_or_else(found)}{_shown(found)}"
         )
     if found.spec.progress != "beacon":
@@ -179,6 +183,11 @@ def _why_none(found: Findings, *, late: bool = False) -> str:
         )
     cure = f"call {BEACON} after each step, or give progress: {{regex: ...}}"
     return f"no beacon was heard: {cure}{_shown(found)}"
+
+
+def _cure(seen: Derived) -> str:
+    loss = f", loss: {_quoted(seen.loss)}" if seen.loss else ""
+    return f"progress: {{regex: {_quoted(seen.regex)}{loss}}}"
 
 
 def _or_else(found: Findings) -> str:

@@ -134,7 +134,7 @@ class Startup:
     def _plenty(self, found: Derived) -> bool:
         """Whether these are certainly the steps, rather than some that come before training."""
         wanted = min(UNREAD_STEPS, max(LEAST_UNREAD, self._spec.steps // 2))
-        return found.sure and found.steps >= wanted
+        return found.certain(self._spec.steps) and found.steps >= wanted
 
     def _seconds(self, since_ns: int) -> float:
         return (self._now_ns() - since_ns) / NS

@@ -86,6 +86,12 @@ class Derived:
     steps: int = 0
     sure: bool = False
 
+    def certain(self, steps: int) -> bool:
+        """Whether these are the steps of a job of so many: by the words beside them, or because
+        the lines state that number.
+        """
+        return self.sure or (self.total == steps and not self.epochs)
+
 
 def derive(lines: Iterable[str]) -> Derived | None:
     """The best expression for these lines, or None if no number looks like a step."""

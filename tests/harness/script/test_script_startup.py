@@ -254,7 +254,7 @@ def test_a_slow_start_is_not_blamed_on_the_expression() -> None:
     begun = Begun()
     begun.prints(START)
     why = reason(begun, None)
-    assert "printed 300 lines, and none of them looks like a step: raise" in why
+    assert "printed 300 lines, and none of them is surely a step: raise" in why
     assert "workload.start_deadline if it takes longer to start" in why
 
 
@@ -263,6 +263,19 @@ def test_steps_that_were_not_read_are_blamed_on_it() -> None:
     begun.prints([*START, *STEPS])
     for ended in (None, WELL):
         assert "matched none of 360 lines, of which 60 look like steps" in reason(begun, ended)
+
+
+def test_lines_that_state_the_number_of_steps_are_steps_whatever_they_call_them() -> None:
+    begun = Begun()
+    steps = begun.spec.steps
+    begun.prints([f"=== refinement no. {i} of {steps} ===" for i in range(1, 61)])
+    for ended in (None, WELL):
+        why = reason(begun, ended)
+        assert "of which 60 look like steps: give progress: {regex: " in why, why
+    other = Begun()
+    other.prints([f"=== refinement no. {i} of {steps + 7} ===" for i in range(1, 61)])
+    assert "60 may be steps: if they are, give progress: {regex: " in reason(other, WELL)
+    assert "none of them is surely a step" in reason(other, None)
 
 
 def test_steps_of_an_epoch_are_not_a_wrong_number_of_steps() -> None:

@@ -203,9 +203,9 @@ def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired
                 f"{fault.id} was due at step {due}, the arm was cut short at {done}: run it again"
             )
         if due > done:
-            return (
-                f"{fault.id} was due at step {due}, the run ended at {done}: {cure.format('step')}"
-            )
+            early = evidence.history.outcome != "completed"
+            why = "see why it ended there" if early else cure.format("step")
+            return f"{fault.id} was due at step {due}, the run ended at {done}: {why}"
         seen = _seen_by_supervisor(evidence)
         if seen is not None and due > seen + 1:
             return (

@@ -83,6 +83,8 @@ def loss_equality(evidence: Evidence) -> Finding:
         )
     if lacking := _unread(evidence.history) or _unread(control, " of the control arm"):
         return unknown(f"{lacking}{cure}")
+    if not pairs and not evidence.history.committed_step:
+        return unknown(f"no step of this arm is known, so no loss can be compared{cure}")
     if not pairs:
         return unknown(
             "the command reports no losses of the same rank and step that could be compared: a"

@@ -78,8 +78,10 @@ def _outside(
         text=text,
         key="checkpoints",
         change="send them there, by an option (command: [..., $CHAOS_SCRATCH]) or a variable"
-        f" (env: {{{variable}: $CHAOS_SCRATCH}}{read}): otherwise one arm goes on from those of the"
-        " last; remove what this watch left, so that the first arm begins at step 1",
+        f" (env: {{{variable}: $CHAOS_SCRATCH}}{read}); a script that has neither is started there"
+        ' (command: [bash, -c, "cd $CHAOS_SCRATCH && ..."], with whole paths):'
+        " otherwise one arm goes on from those of the last; remove what this watch left, so that"
+        " the first arm begins at step 1",
         found=False,
         needed=bool(beside) or told[0].grade > 1,
     )

@@ -112,7 +112,7 @@ def run(
     **choices: Any,
 ) -> int:
     """Run a scenario: train, break, recover, measure, judge, report."""
-    from trainchaos.chaos.planning.load import OthersLoad, load_warnings
+    from trainchaos.chaos.planning.load import OthersLoad, busy_words
 
     load = OthersLoad()
     from trainchaos.chaos.loading.cells import chosen
@@ -129,8 +129,9 @@ def run(
     cells = chosen(loaded, choices["only"])
     scenarios, cores = [cell.scenario for cell in cells], cores_here()
     crowded = crowd_warnings(scenarios, cores)
-    busy = load_warnings(scenarios, load.share(os.cpu_count() or cores), cores)
-    _warn(loaded.warnings + crowded + busy, quiet)
+    busy = busy_words(scenarios, load.share(os.cpu_count() or cores), cores)
+    said = (f"warning: {busy}",) if busy else ()
+    _warn(loaded.warnings + crowded + said, quiet)
     _heal_before(runs)
     results = run_scenario(
         loaded,
@@ -140,6 +141,7 @@ def run(
         argv=sys.argv[1:],
         launcher=choices["launcher"],
         only=tuple(cell.id for cell in cells),
+        busy=busy,
     )
     directory = RunDirectory(runs / results.scenario / results.run_id)
     render_all(directory, results)

@@ -12,7 +12,7 @@ from trainchaos.chaos.files import write_whole
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
 from trainchaos.reports.content import artifacts
-from trainchaos.reports.content.facts import analyze_command, failing_slas, place, tallies
+from trainchaos.reports.content.facts import analyze_command, busy, failing_slas, place, tallies
 from trainchaos.reports.content.facts import labels as cell_labels
 from trainchaos.reports.content.figures import flatten, plural, visible, with_unit
 from trainchaos.reports.content.history import history as read_history
@@ -81,6 +81,7 @@ def _context(run: RunDirectory, results: Results, gate: Results | None) -> dict[
         **_history(run, results),
         "facts": [("machine", flatten(results.system)), ("workload", flatten(results.workload))],
         "analyze": analyze_command(run, results),
+        "busy": busy(results),
     }
 
 

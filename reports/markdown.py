@@ -13,6 +13,7 @@ from trainchaos.reports.content.facts import (
     VERDICT_MARKS,
     StrategyFacts,
     analyze_command,
+    busy,
     degraded,
     failing_slas,
     incidents_of,
@@ -63,7 +64,8 @@ def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> It
     if facts:
         yield ""
         yield escape(" · ".join(facts))
-    lines = [f"degraded: {line}" for line in degraded(results)]
+    lines = [f"busy: {line}" for line in busy(results)]
+    lines += [f"degraded: {line}" for line in degraded(results)]
     for note in (*notes, *metric_rows.not_restored(results), *lines):
         yield ""
         yield escape(note)

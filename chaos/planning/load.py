@@ -56,15 +56,13 @@ class OthersLoad:
         return self._now_s(), used_s, self._own_s()
 
 
-def load_warnings(
-    scenarios: Iterable[Scenario], share: float | None, cores: int
-) -> tuple[str, ...]:
-    """A warning if other processes use much of this machine, on which ranks are about to train."""
+def busy_words(scenarios: Iterable[Scenario], share: float | None, cores: int) -> str:
+    """Words if other processes use much of this machine, on which ranks are about to train."""
     here = any(scenario.launcher.kind in HERE for scenario in scenarios)
     if not here or share is None or share < WORTH_SAYING:
-        return ()
+        return ""
+    of = f"{cores} {'core' if cores == 1 else 'cores'}"
     return (
-        f"warning: other processes use {share * cores:.1f} of {cores}"
-        f" {'core' if cores == 1 else 'cores'} now: times measured here are those of a busy"
-        " machine, and what they leave open is inconclusive",
+        f"other processes used {share * cores:.1f} of {of} as it began: its times are those of a"
+        " busy machine"
     )

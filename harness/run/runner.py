@@ -71,13 +71,15 @@ def run_scenario(
     launcher: str | None = None,
     only: Sequence[str] = (),
     watcher: Watcher | None = None,
+    busy: str = "",
 ) -> Results:
     """Run it and return the judged results, which are in the run directory too; reports are the
     caller's to render.
 
     ``seed``: instead of the scenario's; ``live``: show progress; ``only``: cell ids to run (empty:
-    all); ``argv``: the command line, kept for reproduction. After SIGINT or SIGTERM the run heals,
-    judges what was measured so far, and ends. An error while arms run ends the run; what was logged
+    all); ``argv``: the command line, kept for reproduction; ``busy``: what else used this machine
+    as it began, for people. After SIGINT or SIGTERM the run heals, judges what was measured so far,
+    and ends. An error while arms run ends the run; what was logged
     is judged. Raises InfrastructureError when the machine refuses before that, ScenarioError when
     the data does.
     """
@@ -104,7 +106,7 @@ def run_scenario(
     )
     stop, problem = StopFlag(), None
     with interrupts.stop_on_signal(stop, run), heal.guarded(run):
-        data = _prepare(run, runnable, resolved)
+        data = _prepare(run, runnable, resolved, busy)
         if runnable:
             with _watching(watcher, live, loaded, runnable) as shown:
                 try:
@@ -119,14 +121,14 @@ def run_scenario(
 
 
 def _prepare(
-    run: RunDirectory, cells: Sequence[Cell], resolved: ResolvedRun
+    run: RunDirectory, cells: Sequence[Cell], resolved: ResolvedRun, busy: str
 ) -> dict[str, DataInfo]:
     """Prepare data and facts. An error leaves no run directory behind, since there would be nothing
     in it to analyze.
     """
     try:
         data = _prepare_all(cells, run)
-        _write_facts(run, resolved)
+        _write_facts(run, resolved, busy)
         point_latest(run)
     except Exception:
         shutil.rmtree(run.root, ignore_errors=True)
@@ -360,10 +362,11 @@ def _reproduce(argv: Sequence[str], seed: int) -> str:
     return shlex.join(["chaos", *words])
 
 
-def _write_facts(run: RunDirectory, resolved: ResolvedRun) -> None:
+def _write_facts(run: RunDirectory, resolved: ResolvedRun, busy: str) -> None:
     try:
         write_resolved(run, resolved)
-        run.system.write_text(json.dumps(devices.describe(), indent=2) + "\n")
+        system = devices.describe() | ({"busy": busy} if busy else {})
+        run.system.write_text(json.dumps(system, indent=2) + "\n")
     except OSError as error:
         raise InfrastructureError(
             f"cannot write to {run.root}: {error.strerror}", hint="free disk space"

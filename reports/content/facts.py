@@ -70,6 +70,12 @@ def degraded(results: Results) -> list[str]:
     ]
 
 
+def busy(results: Results) -> list[str]:
+    """What else used the machine as the run began, if it was much."""
+    said = results.system.get("busy")
+    return [said] if isinstance(said, str) and said else []
+
+
 def strategies(results: Results) -> list[StrategyFacts]:
     """One entry per cell, in the order of the results."""
     names = labels(results)

@@ -13,6 +13,7 @@ from trainchaos.reports.content import metric_rows
 from trainchaos.reports.content.facts import (
     StrategyFacts,
     analyze_command,
+    busy,
     degraded,
     failing_slas,
     incidents_of,
@@ -61,6 +62,7 @@ def summary(
         middle = _table(results, width)
         after = [
             *metric_rows.short(results),
+            *(f"busy      {line}" for line in busy(results)),
             *(f"degraded  {line}" for line in degraded(results)),
             *_lost_nodes(results),
             *(f"not real  {line}" for line in results.fidelity),

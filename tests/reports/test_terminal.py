@@ -10,6 +10,7 @@ import pytest
 from tests.support.pages.sample_results import build
 from tests.support.terminal import lines_in_terminal
 from trainchaos.chaos.columns import shown
+from trainchaos.reports import html, markdown
 from trainchaos.reports.outlets.terminal import summary
 
 pytestmark = pytest.mark.slow
@@ -67,3 +68,14 @@ def test_the_summary_in_a_file_is_as_wide_as_it_needs(tmp_path: Path) -> None:
         flat = "".join("".join(folded).split())
         for failing in ("observednever", "n=3", "kill-one-rank.yaml:14", "max<5s", "FAIL(exit1)"):
             assert failing in flat
+
+
+@pytest.mark.parametrize("others", ["", "other processes used 1.8 of 2 cores as it began"])
+def test_a_busy_machine_is_named_beside_the_verdict(tmp_path: Path, others: str) -> None:
+    run, results = build(tmp_path / "run")
+    results = results.model_copy(update={"system": results.system | {"busy": others}})
+    texts = [summary(results, run)]
+    for page in (markdown.render(run, results), html.render(run, results)):
+        texts.append(page.read_text().split("System</h2>")[0])
+    for text in texts:
+        assert ("other processes used 1.8 of 2 cores as it began" in text) == bool(others)

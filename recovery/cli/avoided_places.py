@@ -77,7 +77,7 @@ class AvoidedPlaces:
 
     def _refuse(self, every: int, left: int, wanted: int, *, cuda: bool) -> None:
         """``cuda``: places are not shared, unless there are too few of them in any case."""
-        if left and not (cuda and every >= wanted > left):
+        if not self._met or (left and not (cuda and every >= wanted > left)):
             return
         lacks = f"{wanted} processes are to start, and {left} of {every} places are not tainted"
         raise TooFewPlaces(f"{lacks}: {listed(self._met)}", hint=WHAT_TO_DO)

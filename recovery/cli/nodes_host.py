@@ -64,6 +64,8 @@ class NodesProcessHost:
         self._fleet.begin("", self._events)
         for info in self._fleet.nodes().values():
             refuse_other(info)
+        if stopped():  # before all agents had come
+            return
         self._avoided.refuse_shortage(self._spots_of(self._fleet.nodes().values()), self._size)
 
     def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:

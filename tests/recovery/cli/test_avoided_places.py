@@ -147,3 +147,9 @@ def test_too_few_nodes_are_said_once_their_agents_are_there(
     assert job.end() == 7, job.said
     assert "5 processes are to start, and 3 of 6 places are not tainted: 1 (XID 79)" in job.said
     assert not job.of(ORCHESTRATOR, Kind.PROCESS_SPAWNED)
+
+
+def test_without_taints_no_job_is_refused() -> None:
+    """Whatever else is lacking is said by whoever knows why."""
+    AvoidedPlaces([]).refuse_shortage([], 4)
+    AvoidedPlaces([taint("elsewhere")]).refuse_shortage([], 4)

@@ -334,7 +334,13 @@ def test_a_find_is_written_as_a_scenario_that_loads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if number % 4 == 0 else pytest.mark.long)
+        for number, path in enumerate(REGRESSIONS)
+    ],
+)
 def test_what_was_found_once_is_mended(path: Path) -> None:
     tree = YAML(typ="safe", pure=True).load(path)
     assert (tree["name"], tree["description"][:8]) == (path.stem, "Showed: ")

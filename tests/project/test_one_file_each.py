@@ -157,6 +157,7 @@ def test_what_is_added_runs(place: Path) -> None:
     assert seen == ["late-kill", True, "steadily", "recovered"]
 
 
+@pytest.mark.long
 def test_a_stack_that_is_added_is_compared(place: Path) -> None:
     assert "swift" in chaos(place, "stacks", "list")
     (place / "text").write_bytes(bytes(range(256)) * 8)

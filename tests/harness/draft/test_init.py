@@ -100,6 +100,7 @@ def test_a_script_with_odd_lines_has_a_scenario_that_passes_and_is_tightened(
     assert left(folder) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_torchrun_job_has_a_scenario_that_passes(

@@ -86,6 +86,7 @@ def test_a_real_place_that_is_slowed_down_is_named(places: Places, tmp_path: Pat
     assert len(bad[0].evidence["pairs"]) == 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_real_place_that_hangs_is_named_and_no_other(places: Places, tmp_path: Path) -> None:
     fd = os.pidfd_open(places.pids["cpu:2"])

@@ -113,6 +113,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_ranks_spares_and_replacements_start_on_other_nodes(
     cluster: Cluster, listed: Callable[..., Path]
 ) -> None:

@@ -64,6 +64,7 @@ def nobody_left(tmp_path: Path) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_a_lost_node_is_taken_over_by_a_spare_one_and_begins_anew(tmp_path: Path) -> None:
     code, results = run(tmp_path, workload=MLP, recovery=SPARES, faults=LOST, more=NODES)
     agreed(code, results)

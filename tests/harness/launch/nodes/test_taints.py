@@ -258,6 +258,7 @@ def test_a_local_run_avoids_a_tainted_device_also_for_its_spare_and_says_so(
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_a_run_of_agents_starts_nothing_on_a_tainted_node(
     tmp_path: Path, tainted: Callable[..., None]
 ) -> None:

@@ -19,13 +19,13 @@ def machine_service(
     notify: Callable[[], None] = lambda: None,
 ) -> HealthService:
     """A service that is not started yet. ``devices``: those of the job, as torch names them: NVML
-    is read if one is a GPU; ``reports``: a file of ``recovery.health.readings.reports``, which may
-    come into being later; ``notify``: as for the service. Without either there is nothing to read,
-    and no thread is started.
+    is read if one is a GPU; ``reports``: a file of ``recovery.health.readings.reports``, of which
+    what is appended from now on counts, and which may come into being later; ``notify``: as for the
+    service. Without either there is nothing to read, and no thread is started.
     """
     sources: list[HealthSource] = []
     if any(device.startswith("cuda") for device in devices):
         sources.append(NvmlSource())
     if reports is not None:
-        sources.append(ReportedSource(ReportFile(reports)))
+        sources.append(ReportedSource(ReportFile(reports, new_only=True)))
     return HealthService(sources, device_detectors(), notify=notify)

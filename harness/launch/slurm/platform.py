@@ -79,7 +79,8 @@ class SlurmPlatform:
         self._say()
         for bad, taints in tainted.items():
             said = self._drain_host(bad, f"tainted: {taints[0].reason}")
-            print(said or "", end="\n" if said else "", file=sys.stderr)
+            if said:
+                print(said, file=sys.stderr)
 
     @property
     def machines(self) -> SlurmMachines:
@@ -230,7 +231,8 @@ class SlurmPlatform:
             state = self._watch.state(self._hosts[node])
             if state is None or not state.lost:
                 said = self.drain(node, "its agent fell silent during a run")
-                print(said or "", end="\n" if said else "", file=sys.stderr)
+                if said:
+                print(said, file=sys.stderr)
             self._free.remove(host)
             self._free.append(self._hosts[node])
             self._hosts[node] = host

@@ -36,11 +36,16 @@ class HealthReport(BaseModel):
 
 
 class ReportFile:
-    """The file, with the position of its reader."""
+    """The file, with the position of its reader. ``new_only``: what is in it now is not read: it is
+    of an earlier job.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, new_only: bool = False) -> None:
         self._path = path
         self._offset = 0
+        if new_only:
+            with contextlib.suppress(OSError):  # there is none yet
+                self._offset = os.stat(path).st_size
 
     def append(self, reading: HealthReport) -> None:
         """Append a report, as a driver would. Raises OSError."""

@@ -152,5 +152,6 @@ def test_too_few_nodes_are_said_once_their_agents_are_there(
 
 def test_without_taints_no_job_is_refused() -> None:
     """Whatever else is lacking is said by whoever knows why."""
-    AvoidedPlaces([]).refuse_shortage([], 4)
-    AvoidedPlaces([taint("elsewhere")]).refuse_shortage([], 4)
+    for avoided in (AvoidedPlaces([]), AvoidedPlaces([taint("elsewhere")])):
+        avoided.refuse_shortage([], 4)  # raises nothing
+        assert avoided.as_event() == {}

@@ -151,6 +151,7 @@ def test_without_a_source_there_is_no_thread() -> None:
 
 def test_what_monitors_append_to_a_file_is_found(tmp_path: Path) -> None:
     woken, path = threading.Event(), tmp_path / "reports.jsonl"
+    ReportFile(path).append(HealthReport(what="xid", code=48, source="nvml"))  # of yesterday
     service = machine_service(["cpu"], reports=path, notify=woken.set)
     report = HealthReport(what="xid", code=79, device="cuda:0", source="nvml")
     ReportFile(path).append(report)

@@ -232,7 +232,7 @@ class SlurmPlatform:
             if state is None or not state.lost:
                 said = self.drain(node, "its agent fell silent during a run")
                 if said:
-                print(said, file=sys.stderr)
+                    print(said, file=sys.stderr)
             self._free.remove(host)
             self._free.append(self._hosts[node])
             self._hosts[node] = host

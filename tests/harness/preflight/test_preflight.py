@@ -361,9 +361,13 @@ def test_what_failed_is_tainted_if_that_is_asked_for(
 ) -> None:
     bad = Finding(check="memory", place="cpu:1", state="unfit", said="wrong words")
     found = Findings(findings=[bad, replace(bad, place="cpu:0", state="fit")])
-    monkeypatch.setattr(
-        "trainchaos.harness.preflight.preflight.preflight", lambda *_, **__: (found, [])
-    )
+    measured: list[object] = []
+
+    def preflight(*given: object, **_: object) -> tuple[Findings, list[object]]:
+        measured.append(given)
+        return found, []
+
+    monkeypatch.setattr("trainchaos.harness.preflight.preflight.preflight", preflight)
     monkeypatch.setenv("CHAOS_TAINTS", str(tmp_path / "taints.yaml"))
     known = TaintList(tmp_path / "taints.yaml")
     assert invoke(["doctor", "--preflight"]) == 1 and known.read() == ()
@@ -372,7 +376,8 @@ def test_what_failed_is_tainted_if_that_is_asked_for(
         assert f"{socket.gethostname()}/cpu:1 {said}" in capsys.readouterr().err
     assert [one.place for one in known.read()] == [f"{socket.gethostname()}/cpu:1"]
     known.path.write_text("nonsense")
-    assert invoke(["doctor", "--preflight", "--taint"]) == 2, "before anything is measured"
+    measured.clear()
+    assert invoke(["doctor", "--preflight", "--taint"]) == 2 and not measured
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""What a supervisor makes of places that an earlier one knew to fail, and of devices of one name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
+from trainchaos.recovery.cli.job_health import JobHealth
+from trainchaos.recovery.health.readings.reports import HealthReport
+
+SPOTS = {"w0": (0, "cuda:0"), "w1": (0, "cuda:1"), "w2": (1, "cuda:0"), "w3": (1, "cuda:1")}
+
+
+def report(**place: int | str) -> dict[str, Any]:
+    return HealthReport.model_validate(
+        {"what": "xid", "code": 79, "source": "nvml", **place}
+    ).model_dump()
+
+
+def warned(*reports: Mapping[str, Any]) -> set[str]:
+    """Who is warned by a supervisor that recalls these, of four ranks on two nodes."""
+    told: dict[str, str] = {}
+
+    def on_warnings(warnings: Mapping[str, str]) -> None:
+        told.update(warnings)
+
+    def no_better_place(processes: Iterable[str]) -> None:
+        assert not list(processes)
+
+    controller: Any = SimpleNamespace(
+        process_of="w{}".format, on_warnings=on_warnings, no_better_place=no_better_place
+    )
+    processes: Any = SimpleNamespace(
+        pids=dict.fromkeys(SPOTS, 1), spot_of=SPOTS.get, avoid=lambda fails: None
+    )
+    health = JobHealth(processes, controller, None, lambda *_, **__: None)
+    kind = Kind.HEALTH_REPORTED
+    events = [
+        Event(
+            kind=kind,
+            actor=ORCHESTRATOR,
+            seq=seq,
+            time_ns=seq,
+            generation=1,
+            step=None,
+            data=dict(data),
+        )
+        for seq, data in enumerate(reports)
+    ]
+    health.recall(events)
+    health.look()
+    return set(told)
+
+
+@pytest.mark.parametrize(
+    ("data", "who"),
+    [
+        (report(node=1, device="cuda:0"), {"w2"}),
+        (report(node=0), {"w0", "w1"}),
+        (report(node=1, rank=2), set()),
+        (report(), set()),
+    ],
+)
+def test_places_that_were_known_to_fail_are_recalled_and_ranks_are_not(
+    data: Mapping[str, Any], who: set[str]
+) -> None:
+    """Another process may hold the rank by now; every node has a first device."""
+    assert warned(data) == who

@@ -64,7 +64,7 @@ class LinkDetector:
                         what=self.what,
                         where=where,
                         since_s=drop.since_s,
-                        value=-math.expm1(drop.latest - drop.level),
+                        value=drop.share,
                         threshold=self.least,
                         evidence={
                             "of_peers_before": math.exp(drop.level),

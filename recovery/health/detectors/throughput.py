@@ -60,7 +60,7 @@ class ThroughputDetector:
             what=self.what,
             where=where,
             since_s=drop.since_s,
-            value=-math.expm1(drop.latest - drop.level),
+            value=drop.share,
             threshold=self.least,
             evidence={
                 "before": math.exp(drop.level),

@@ -62,6 +62,11 @@ class Drop:
     since_s: float
     blocks: int
 
+    @property
+    def share(self) -> float:
+        """Part of the level that is lost, where the values are logarithms."""
+        return -math.expm1(self.latest - self.level)
+
 
 @dataclass(kw_only=True)
 class DropCusum:

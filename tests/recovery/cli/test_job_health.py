@@ -1,4 +1,4 @@
-"""What a supervisor makes of places that an earlier one knew to fail, and of devices of one name."""
+"""What a supervisor makes of places that an earlier one knew to fail; devices of one name."""
 
 from __future__ import annotations
 

@@ -102,8 +102,9 @@ def _draft(
     for line in shown(drafted.facts, drafted.written.lines, str(target)):
         say(line)
     say(f"written {target}")
-    if drafted.arm_s is not None:
-        say(f"time    about {_time(drafted.arm_s * drafted.arms)} for {drafted.arms} arms")
+    if drafted.run_s is not None:
+        least, most = map(_time, drafted.run_s)
+        say(f"time    {least} to {most} for {drafted.arms} arms, by how soon the job recovers")
     if drafted.needs:
         say(f"next    correct {', '.join(drafted.needs)} in {target}, then chaos run {target}")
         return errors.EXIT_INCONCLUSIVE

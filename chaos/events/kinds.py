@@ -37,6 +37,7 @@ class Kind(StrEnum):
     TAINTS_HONOURED = "taints_honoured"
     # orchestrator: what the machine has left for the job
     PRESSURE_READ = "pressure_read"
+    MACHINE_BUSY = "machine_busy"
     # orchestrator: faults
     FAULT_PLANNED = "fault_planned"
     FAULT_INJECTED = "fault_injected"
@@ -158,6 +159,9 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # training thread, seconds; node: whose agent read it, at read_ns of our clock (missing: the
         # harness's machine)
         Kind.PRESSURE_READ: frozenset({"cpus", "some_s", "steal_s", "ranks"}),
+        # others: processors of this machine that programs which are not of the arm used while it
+        # ran, on average; cpus: it has; written only if that is much (chaos.planning.load)
+        Kind.MACHINE_BUSY: frozenset({"others", "cpus"}),
         # fault: id in the scenario; target: resolved {"process"|"rank"|"checkpoint": ...}; at:
         # resolved trigger; lasts: it continues after its act until it is healed; at.fires: maximum
         # firings at each point, time or event (both missing in older logs)

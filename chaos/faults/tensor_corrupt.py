@@ -140,10 +140,10 @@ class TensorCorrupt(Fault):
 
         def change(flat: Any) -> None:
             places = self._places(flat, random.Random(rng.random()))
-            self._put(flat, places, [self._value(flat[place].item()) for place in places])
+            self._put(flat, places, [self._value(float(flat[place])) for place in places])
 
         def keep(flat: Any) -> None:
-            kept.extend(flat[place].item() for place in range(min(self.count, flat.numel())))
+            kept.extend(float(flat[place]) for place in range(min(self.count, flat.numel())))
 
         def put_back(flat: Any) -> None:
             places = range(min(len(kept), flat.numel()))

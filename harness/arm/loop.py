@@ -6,12 +6,14 @@ command of the user (``harness.script.arm``). Only the job differs.
 
 from __future__ import annotations
 
+import os
 import signal as signals
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from trainchaos.chaos.events.log import LOG_VERSION, ORCHESTRATOR, Event, EventWriter, Kind
 from trainchaos.chaos.fault.base import Fault
+from trainchaos.chaos.planning.load import ARM_LEAST_S, OWN, WORTH_SAYING, OthersLoad
 from trainchaos.chaos.scenario.sla import parse_stop
 from trainchaos.chaos.schedule.plan import PlannedFault, plan_scenario
 from trainchaos.chaos.schedule.stops import FailureTally, JobSnapshot, to_stop
@@ -62,6 +64,8 @@ class ArmLoop:
         self._conditions = [parse_stop(c.when) for c in setup.cell.scenario.stop_conditions]
         self._tally = FailureTally()
         self._started_ns = 0
+        here = setup.cell.scenario.launcher.kind in OWN
+        self._load = OthersLoad() if here else None
 
     def run(self) -> str:
         """Play the arm and return the outcome. Every fault is healed and every process gone
@@ -151,10 +155,18 @@ class ArmLoop:
         finally:
             job.release()
         last = job.account()
+        self._say_if_busy()
         self._write(Kind.LEFTOVERS, **last.leftovers)
         outcome = job.outcome or "broken"
         self._write(Kind.RUN_FINISHED, outcome=outcome, reason=job.reason, **last.finished)
         self._writer.close()
+
+    def _say_if_busy(self) -> None:
+        """Record what other programs used of this machine meanwhile, if it was much."""
+        cpus = os.cpu_count() or 1
+        share = self._load.share(cpus, least_s=ARM_LEAST_S) if self._load else None
+        if share is not None and share >= WORTH_SAYING:
+            self._write(Kind.MACHINE_BUSY, others=round(share * cpus, 2), cpus=cpus)
 
     def _write(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

@@ -26,7 +26,7 @@ from trainchaos.chaos.scenario.model import Cell, RecoverySpec, Scenario, Worklo
 from trainchaos.harness.draft import frameworks, launchers, text
 from trainchaos.harness.draft.behind import behind
 from trainchaos.harness.draft.decide import decide
-from trainchaos.harness.draft.facts import Command, Facts, command_of
+from trainchaos.harness.draft.facts import FAULTS, Command, Facts, command_of
 from trainchaos.harness.draft.progress import Proposal, propose
 from trainchaos.harness.draft.watching.changes import places
 from trainchaos.harness.draft.watching.watch import Sighting, Watch
@@ -68,12 +68,17 @@ class Drafted:
     @property
     def arms(self) -> int:
         """Arms of a run: of each fault, one with it and one without."""
-        return 2 * text.FAULTS
+        return 2 * FAULTS
 
     @property
-    def arm_s(self) -> float | None:
-        """How long an arm without a fault takes; None if that is not known."""
-        return self.facts.arm_s
+    def run_s(self) -> tuple[float, float] | None:
+        """How long a run takes, at least and if each recovery takes long; None if that is not
+        known.
+        """
+        arm_s = self.facts.arm_s
+        if arm_s is None:
+            return None
+        return arm_s * self.arms, arm_s * self.arms + self.facts.recoveries_s
 
     @property
     def needs(self) -> list[str]:

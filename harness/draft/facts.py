@@ -15,6 +15,10 @@ SCRATCH = "$CHAOS_SCRATCH"
 FEW_STEPS = 2
 """Lost steps that are not worth reporting, as for the checker kept-progress."""
 LEAST_HOLD_S = 15.0
+FAULTS = 3
+"""A kill, a hang and a preemption."""
+NOTICE_S = 30.0
+"""From the SIGTERM of ``process-term`` to its SIGKILL."""
 LEAST_DEADLINE_S = 60.0
 LEAST_START_S = 120.0
 
@@ -87,6 +91,14 @@ class Facts:
         if step_s is None or any(one.key == "steps" and not one.found for one in self.findings):
             return None
         return (self.proposal.first_s or 0.0) + step_s * self.steps
+
+    @property
+    def recoveries_s(self) -> float:
+        """What the three faults may cost a job that recovers, together: each a start and the steps
+        before it once more, the hang and the notice of a preemption their time.
+        """
+        again_s = (self.proposal.first_s or 0.0) + (self.proposal.step_s or 0.0) * (self.at - 1)
+        return FAULTS * again_s + self.hold_s + NOTICE_S
 
 
 def command_of(

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainchaos.chaos.scenario.progress import PresetProgress, Progress, RegexProgress
-from trainchaos.harness.draft.facts import Facts, Finding
+from trainchaos.harness.draft.facts import NOTICE_S, Facts, Finding
 
-FAULTS = 3
 WIDTH = 96
 _PLAIN = re.compile(r"(?:--?)?[A-Za-z/.$][\w./$=+-]*")
 _NOT_TEXT = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
@@ -138,7 +137,7 @@ def _faults(out: _Writer, facts: Facts) -> None:
     rows = [
         ("process-kill", "null", "a rank dies"),
         ("process-stop", f"{facts.hold_s:g}s", "a rank hangs, and goes on after that time"),
-        ("process-term", "null", "a preemption: SIGTERM, and 30 s later SIGKILL"),
+        ("process-term", "null", f"a preemption: SIGTERM, and {NOTICE_S:g} s later SIGKILL"),
     ]
     for kind, lasts, comment in rows:
         out.add(f"    - {{fault: {kind}, lasts: {lasts}}}", comment=comment)

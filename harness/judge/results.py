@@ -121,6 +121,10 @@ class ArmResult(Model):
     provisioned_ranks: int
     invariants: dict[str, Finding]
     nodes: list[NodeResult] = Field(default_factory=list)
+    others: float | None = Field(
+        default=None,
+        description="processors of its machine that other programs used, on average, if much",
+    )
 
 
 class Survival(Model):

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainchaos.chaos.columns import NO_BREAK, fold
 from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.planning.load import used
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
@@ -48,6 +49,9 @@ def describe(event: Event) -> str | None:
     """One line about an event for a person watching, or None."""
     data = event.data
     match event.kind:
+        case Kind.MACHINE_BUSY:
+            of = used(data["others"], data["cpus"])
+            return f"? other programs used {of} meanwhile: these are times of a busy machine"
         case Kind.FAULT_INJECTED:
             target = data["target"]
             who = _whom(target)

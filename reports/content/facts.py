@@ -71,9 +71,18 @@ def degraded(results: Results) -> list[str]:
 
 
 def busy(results: Results) -> list[str]:
-    """What else used the machine as the run began, if it was much."""
+    """What other programs used of the machine as the run began, and in its arms, if it was much."""
     said = results.system.get("busy")
-    return [said] if isinstance(said, str) and said else []
+    lines = [said] if isinstance(said, str) and said else []
+    noisy = [arm for arm in results.arms if arm.others is not None]
+    if noisy:
+        worst = max(noisy, key=lambda arm: arm.others or 0.0)
+        lines.append(
+            f"other programs used much of the machine in {len(noisy)} of {len(results.arms)} arms,"
+            f" at most {worst.others:.1f} cores in {worst.id}: their times are those of a busy"
+            " machine"
+        )
+    return lines
 
 
 def strategies(results: Results) -> list[StrategyFacts]:

@@ -70,7 +70,7 @@ def test_the_summary_in_a_file_is_as_wide_as_it_needs(tmp_path: Path) -> None:
             assert failing in flat
 
 
-@pytest.mark.parametrize("others", ["", "other processes used 1.8 of 2 cores as it began"])
+@pytest.mark.parametrize("others", ["", "other programs used 1.8 of 2 cores as it began"])
 def test_a_busy_machine_is_named_beside_the_verdict(tmp_path: Path, others: str) -> None:
     run, results = build(tmp_path / "run")
     results = results.model_copy(update={"system": results.system | {"busy": others}})
@@ -78,4 +78,16 @@ def test_a_busy_machine_is_named_beside_the_verdict(tmp_path: Path, others: str)
     for page in (markdown.render(run, results), html.render(run, results)):
         texts.append(page.read_text().split("System</h2>")[0])
     for text in texts:
-        assert ("other processes used 1.8 of 2 cores as it began" in text) == bool(others)
+        assert ("other programs used 1.8 of 2 cores as it began" in text) == bool(others)
+
+
+def test_arms_beside_other_programs_are_counted_beside_the_verdict(tmp_path: Path) -> None:
+    run, results = build(tmp_path / "run")
+    assert "other programs" not in summary(results, run)
+    arms = [one.model_copy(update={"others": 0.5 + i}) for i, one in enumerate(results.arms[:2])]
+    results = results.model_copy(update={"arms": [*arms, *results.arms[2:]]})
+    said = (
+        f"other programs used much of the machine in 2 of {len(results.arms)} arms, at most 1.5"
+        f" cores in {arms[1].id}"
+    )
+    assert said in summary(results, run)

@@ -306,7 +306,13 @@ def _arm_result(arm: JudgedArm) -> ArmResult:
         provisioned_ranks=history.info.ranks + history.info.spares,
         invariants={name: f for name, f in arm.findings.items() if name not in left_out},
         nodes=nodes_of(arm.evidence.log),
+        others=_others(arm.evidence.log),
     )
+
+
+def _others(log: Log) -> float | None:
+    busy = log.first(Kind.MACHINE_BUSY)
+    return None if busy is None else float(busy.data["others"])
 
 
 def _end_reason(history: History) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trainchaos.chaos.planning.load import OthersLoad, busy_words
+from trainchaos.chaos.planning.load import OthersLoad, busy_words, family_s
 
 
 class Machine:
@@ -72,9 +74,32 @@ def test_what_cannot_be_read_is_not_known(tmp_path: Path, text: str) -> None:
 )
 def test_a_run_beside_others_says_so(launcher: str, share: float | None, said: bool) -> None:
     scenario: Any = SimpleNamespace(launcher=SimpleNamespace(kind=launcher))
-    assert ("other processes used" in busy_words([scenario], share, 2)) == said
+    assert ("other programs used" in busy_words([scenario], share, 2)) == said
 
 
 def test_the_counters_of_this_machine_are_understood() -> None:
     share = OthersLoad(now_s=iter((0.0, 1.0)).__next__).share(1)
     assert share is not None and 0.0 <= share <= 1.0
+
+
+BURN = """\
+import time
+while time.process_time() < 0.4: sum(range(10000))
+print(flush=True)
+input()
+"""
+
+
+def test_the_time_of_descendants_is_ours_while_they_live_and_when_they_are_gone() -> None:
+    began_s = family_s()
+    shell = ["sh", "-c", f"{sys.executable} -c '{BURN}'; true"]
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None and one.stdout.readline() == "\n"
+        alive_s = family_s()
+        assert alive_s - began_s >= 0.35
+        one.communicate("\n", timeout=30)
+    assert family_s() >= alive_s - 0.03  # the kernel's ticks against its exact times
+
+
+def test_a_family_that_the_kernel_does_not_show_is_this_process(tmp_path: Path) -> None:
+    assert 0.0 < family_s(tmp_path) <= family_s() + 0.03

@@ -96,6 +96,7 @@ def test_the_table_is_the_one_made_from_the_register(
     assert made == published.table(register), "python -m benchmarks.published --write"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_archive_gives_what_the_register_says_of_it(register: Register) -> None:
     found = published.archives(register, ROOT / RESULTS)

@@ -90,6 +90,7 @@ def listed(done: subprocess.CompletedProcess[str]) -> dict[str, set[str]]:
     return {kind: {one["name"] for one in rows} for kind, rows in json.loads(done.stdout).items()}
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_plugins_of_a_directory_take_part_in_a_run(place: Path) -> None:
     """Ranks too find the fault: they are other processes."""
@@ -100,6 +101,7 @@ def test_plugins_of_a_directory_take_part_in_a_run(place: Path) -> None:
     assert chosen.returncode == 2 and "unknown fault kind 'late-kill'" in chosen.stderr
 
 
+@pytest.mark.long
 def test_a_run_is_judged_again_with_its_plugins(place: Path) -> None:
     done = chaos(place, "run", "outside.yaml", "--plugins", "mine", "--launcher", "sim")
     assert done.returncode == 0, done.stdout + done.stderr

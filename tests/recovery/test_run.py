@@ -346,6 +346,7 @@ def test_every_strategy_is_found_by_its_name() -> None:
 # ---- the same script under the harness
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.parametrize("phase", ["forward", pytest.param("backward", marks=pytest.mark.soak)])
 def test_the_harness_runs_it_under_its_faults(tmp_path: Path, phase: str) -> None:

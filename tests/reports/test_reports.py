@@ -350,6 +350,7 @@ def test_run_that_tested_nothing_still_reports_and_never_passes(
     assert verdict.upper() in summary(results, run)
 
 
+@pytest.mark.long
 def test_missing_and_torn_logs_cost_only_their_plots(tmp_path: Path) -> None:
     run, results = build(tmp_path / "run")
     for arm in results.arms:

@@ -18,8 +18,10 @@ TO_COPY = ("report  ", "again   ", "judge   ", "to install")
 """Lines with a command or a path, which stay whole."""
 
 
-@pytest.mark.parametrize("columns", [80, 60])
-@pytest.mark.parametrize("command", ["list faults", "list", "stacks list"])
+@pytest.mark.parametrize("columns", [pytest.param(80, marks=pytest.mark.long), 60])
+@pytest.mark.parametrize(
+    "command", [pytest.param("list faults", marks=pytest.mark.long), "list", "stacks list"]
+)
 def test_lists_fit(columns: int, command: str) -> None:
     lines = lines_in_terminal(columns, *command.split())
     assert len(lines) > 10
@@ -28,7 +30,7 @@ def test_lists_fit(columns: int, command: str) -> None:
     assert [one for one in long if len(one.split()) > 1] == []
 
 
-@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("columns", [pytest.param(80, marks=pytest.mark.long), 60])
 def test_a_run_says_when_and_where_and_fits(columns: int, tmp_path: Path) -> None:
     scenario = "scenarios/kill-one-rank.yaml"
     only = ("--cell", "recovery=drop-replica", "--repeat", "1")
@@ -51,6 +53,7 @@ def test_a_run_says_when_and_where_and_fits(columns: int, tmp_path: Path) -> Non
     assert re.search(r"recovery:? +0\.0\d+ s", text) and "PASS, simulated" in text
 
 
+@pytest.mark.long
 def test_the_newest_bar_is_seen_in_a_low_terminal(tmp_path: Path) -> None:
     scenario = "scenarios/kill-one-rank.yaml"
     argv = ("run", scenario, "--launcher", "sim", "--runs", str(tmp_path), "--repeat", "2")

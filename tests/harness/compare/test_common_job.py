@@ -181,6 +181,7 @@ def train_under(
     return reported(reports)
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.slow
 def test_a_stack_that_nothing_happens_to_reports_every_step(data: Path, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def written(place: Path) -> Comparison:
     return Comparison.model_validate_json((place / "runs/compare/x/compare.json").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.slow
 def test_a_comparison_is_played_resumed_extended_and_gathered_again(
@@ -145,6 +146,7 @@ def test_a_comparison_is_played_resumed_extended_and_gathered_again(
     assert (place / "runs/compare/stored/compare.json").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.slow
 def test_an_interrupted_comparison_leaves_nothing_and_says_how_to_go_on(place: Path) -> None:

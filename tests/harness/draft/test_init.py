@@ -77,7 +77,7 @@ def scenario(path: Path) -> Scenario:
     return load(path, build_catalogue()).cells[0].scenario
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_script_with_odd_lines_has_a_scenario_that_passes_and_is_tightened(
     folder: Path, capsys: pytest.CaptureFixture[str]
@@ -314,6 +314,7 @@ def test_a_file_that_exists_is_not_overwritten(
     assert (folder / "chaos-quiet.yaml").read_text() != "mine\n"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_slow_start_is_waited_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "slow.py").write_text(
@@ -346,6 +347,7 @@ def test_a_program_that_cannot_be_executed_is_refused(
     assert left(folder) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_of_a_flood_of_output_a_part_is_read(folder: Path) -> None:
     (folder / "flood.py").write_text(

@@ -402,8 +402,8 @@ def searched(behaviour: Callable[[], Behaviour], most: int, strategy: str) -> Se
 @pytest.mark.parametrize(
     ("defect", "strategy"),
     [
-        (defects.StalePeer, "drop-replica"),
-        (defects.DropsShare, "hot-spare"),
+        pytest.param(defects.StalePeer, "drop-replica", marks=pytest.mark.long),
+        pytest.param(defects.DropsShare, "hot-spare", marks=pytest.mark.long),
         (defects.RestoresOlder, "checkpoint-restart"),
     ],
 )

@@ -209,6 +209,7 @@ def test_one_seed_searches_the_same_again() -> None:
     assert first.coverage.times == second.coverage.times
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_check_that_raises_is_found_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
     right = checks._repeated_ids

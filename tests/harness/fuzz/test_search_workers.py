@@ -66,6 +66,7 @@ def test_what_it_cannot_do_is_said(tmp_path: Path) -> None:
         assert (search.returncode, said in told) == (2, True), told
 
 
+@pytest.mark.long
 def test_so_many_runs_are_the_same_search_each_time(tmp_path: Path) -> None:
     said = []
     for _ in range(2):

@@ -54,6 +54,7 @@ def story(*faults: StoryFault, needs: tuple[str, ...] = ()) -> tuple[Story]:
     return (Story(name="a story", faults=faults, needs=needs),)
 
 
+@pytest.mark.long
 def test_one_seed_tells_the_same_whatever_the_process() -> None:
     said = {
         subprocess.run(

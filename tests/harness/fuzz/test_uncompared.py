@@ -81,6 +81,7 @@ def test_a_value_that_misses_an_update_is_changed_in_the_step_after() -> None:
     assert not excused(LATER, verify_every=1)
 
 
+@pytest.mark.long
 def test_patience_that_faults_taught_is_longer_than_the_time_limit_only_where_they_did() -> None:
     tree, one = played(SLOW)
     assert find_in(tree, one) is None

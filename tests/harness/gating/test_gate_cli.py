@@ -125,6 +125,7 @@ def test_a_baseline_may_be_a_run(chaos: Say, played: Path) -> None:
     assert chaos("gate", played, "--baseline", played, "-q")[0] == 0
 
 
+@pytest.mark.long
 def test_slower_than_the_baseline_is_red(chaos: Say, played: Path, tmp_path: Path) -> None:
     kept = tmp_path / "b.json"
     chaos("baseline", "save", played, "-o", kept)
@@ -149,6 +150,7 @@ def test_slower_than_the_baseline_is_red(chaos: Say, played: Path, tmp_path: Pat
     )
 
 
+@pytest.mark.long
 def test_what_cannot_be_compared_is_refused(chaos: Say, played: Path, tmp_path: Path) -> None:
     kept = tmp_path / "b.json"
     chaos("baseline", "save", played, "-o", kept)
@@ -174,6 +176,7 @@ def test_what_cannot_be_compared_is_refused(chaos: Say, played: Path, tmp_path: 
     assert chaos("gate", played, "--baseline", kept, "--tolerance", "much")[0] == 2
 
 
+@pytest.mark.long
 def test_too_few_repeats_say_how_many(chaos: Say, played: Path, tmp_path: Path) -> None:
     kept = tmp_path / "b.json"
     chaos("baseline", "save", played, "-o", kept)
@@ -189,6 +192,7 @@ def test_too_few_repeats_say_how_many(chaos: Say, played: Path, tmp_path: Path) 
     assert code == 0 and "(exit 3)" in out and "exits with 0 nevertheless" in err
 
 
+@pytest.mark.long
 def test_what_is_allowed_is_no_error_of_junit_either(
     chaos: Say, played: Path, tmp_path: Path
 ) -> None:
@@ -229,6 +233,7 @@ def test_a_baseline_is_shown(chaos: Say, played: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_in_a_workflow_it_annotates_and_adds_a_summary(
     chaos: Say, played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +339,7 @@ def looked_at(played: Path, target: Path, repeats: list[int], planned: int | Non
     return target
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("planned", [1, None], ids=["gate", "results"])
 def test_repeats_added_after_a_look_have_no_level_left(
     chaos: Say, played: Path, tmp_path: Path, planned: int | None
@@ -371,6 +377,7 @@ def test_planned_looks_share_the_level(chaos: Say, played: Path, tmp_path: Path)
     assert chaos("gate", extended)[0] == 2
 
 
+@pytest.mark.long
 def test_judging_an_extended_run_again_forgets_no_look(
     chaos: Say, played: Path, tmp_path: Path
 ) -> None:
@@ -398,6 +405,7 @@ def test_a_look_in_between_is_counted_too(chaos: Say, played: Path, tmp_path: Pa
     assert code == 3 and "extended from 2 to 5 arms: look 3 of 2 planned" in out
 
 
+@pytest.mark.long
 def test_a_record_that_is_gone_is_made_up_for_by_what_the_gate_said(
     chaos: Say, played: Path, tmp_path: Path
 ) -> None:

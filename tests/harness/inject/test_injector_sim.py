@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness.sim.test_sim import found
+from tests.support.portions import long_but
 from tests.support.search.simulate import KILL, Played, cell_of, play
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.launchers.sim import Sim
@@ -62,7 +63,10 @@ def test_what_is_no_ranks_is_in_force_in_the_planned_steps_exactly(
     assert injected.step == 15 and "late_steps" not in injected.data
 
 
-@pytest.mark.parametrize("strategy", ["hot-spare", "drop-replica", "checkpoint-restart"])
+@pytest.mark.parametrize(
+    "strategy",
+    long_but(["hot-spare", "drop-replica", "checkpoint-restart"], "hot-spare"),
+)
 def test_a_poisoned_sample_that_comes_again_and_a_fault_at_recovered_stall_nobody(
     strategy: str, memory: Path
 ) -> None:

@@ -143,6 +143,7 @@ def test_a_node_whose_clock_is_hours_off_gives_the_same_results(
     assert json.loads(written[0])["verdict"] == "pass"
 
 
+@pytest.mark.long
 def test_a_margin_within_the_clocks_bound_makes_the_run_inconclusive(tmp_path: Path) -> None:
     seconds = judge(simple(tmp_path / "plain")).faults[0].recovery_time
     assert seconds is not None
@@ -294,7 +295,13 @@ def test_nothing_ran_for_want_of_a_capability(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [arms.restart, arms.drop_replica, arms.corrupt_checkpoint, arms.nan]
+    "make",
+    [
+        pytest.param(arms.restart, marks=pytest.mark.long),
+        arms.drop_replica,
+        pytest.param(arms.corrupt_checkpoint, marks=pytest.mark.long),
+        arms.nan,
+    ],
 )
 def test_a_log_cut_anywhere_is_never_a_pass_nor_an_exception(tmp_path: Path, make: Any) -> None:
     whole = make()

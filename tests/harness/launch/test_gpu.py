@@ -87,6 +87,7 @@ def test_nobody_starts_on_a_lost_device_until_it_is_replaced(recovery: str, memo
         assert device in {e.data["device"] for e in started.values() if e.time_ns > healed.time_ns}
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_each_gpu_fault_is_survived_for_real(tmp_path: Path) -> None:
     faults = ", ".join(

@@ -178,6 +178,7 @@ def processes() -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.slow
 def test_its_commands_play_the_scenario(

@@ -103,6 +103,7 @@ def unfit(one: Measurement) -> list[tuple[str, str]]:
     return [(row.check, row.place) for row in found if row.state == "unfit"]
 
 
+@pytest.mark.long
 def test_a_hundred_healthy_machines_have_no_finding_with_or_without_a_baseline() -> None:
     for seed in range(100):
         machine = FakeMachine(seed, scale=0.02 + 0.08 * (seed % 3) / 2.0)

@@ -72,6 +72,7 @@ def test_a_segmentation_fault_is_one(tmp_path: Path) -> None:
     assert (incident.evidence, incident.detected_by) == ({"signal": 11}, "exit")
 
 
+@pytest.mark.long
 def test_a_held_interpreter_is_found_as_a_hang_and_killed(tmp_path: Path) -> None:
     code, results = play(tmp_path, "gil-deadlock", "hot-spare", params="{hold_s: 60}")
     assert code == 0, results.reason

@@ -146,6 +146,7 @@ def test_saves_in_the_background_by_several_ranks_and_in_deltas_are_restored_exa
         )
 
 
+@pytest.mark.long
 def test_a_rank_that_only_writes_a_part_is_hit_while_it_saves(tmp_path: Path) -> None:
     """With a sharded checkpoint: its writes fail, and later it is killed in the middle of
     its part.
@@ -235,6 +236,7 @@ def test_a_disk_that_is_full_and_read_only_is_each_until_that_is_over(tmp_path: 
         disk.close()
 
 
+@pytest.mark.long
 @NEEDS_MOUNT
 def test_a_killed_harness_leaves_a_mount_that_heal_removes(tmp_path: Path) -> None:
     path = write(

@@ -45,6 +45,7 @@ def steps(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_killing_a_rank_in_a_pipe_kills_who_trains(steps: Path) -> None:
     fault = "{id: hit, kind: process-kill, target: {rank: 0}, at: {step: 12}}"
     code, results = run(steps, write(steps / "s.yaml", ["bash", "-c", PIPED], fault=fault))

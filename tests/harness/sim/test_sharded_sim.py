@@ -78,6 +78,7 @@ def test_whatever_happens_the_job_recovers_and_every_checker_passes(
         assert found == {}, f"seed {seed}"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", long_but([DROP, SPARE], DROP))
 def test_a_supervisor_lost_in_the_middle_of_any_act(
@@ -147,7 +148,9 @@ def test_a_noticed_rank_leaves_before_its_deadline_and_no_step_is_lost(
 
 
 @pytest.mark.parametrize("surface", ["gradient", "parameter"])
-@pytest.mark.parametrize("shape", [FSDP, TWO], ids=["fsdp", "hsdp"])
+@pytest.mark.parametrize(
+    "shape", [pytest.param(FSDP, marks=pytest.mark.long), TWO], ids=["fsdp", "hsdp"]
+)
 def test_non_finite_values(shape: Any, surface: str, memory: Path) -> None:
     """A bad gradient is computed again; bad parameters spoil the whole replica, which another one
     refills.

@@ -114,6 +114,7 @@ def test_a_trend_is_taken_out() -> None:
     assert without_trend([3.0]) == (3.0, [0.0])
 
 
+@pytest.mark.long
 def test_a_cusum_alarms_no_more_often_than_it_says() -> None:
     """A tail of 1/300 a block: in 60 000 blocks 200 alarms at the most, and each starts anew."""
     draw = random.Random(6)

@@ -197,6 +197,7 @@ def whole(folder: Path) -> Path:
     return run
 
 
+@pytest.mark.long
 def test_a_run_whose_terminal_is_gone_ends_as_any_other_and_so_does_what_follows_it(
     tmp_path: Path,
 ) -> None:

@@ -207,6 +207,7 @@ def test_keepers_of_checkpoints_are_nobodys_to_adopt(strategy: str, memory: Path
     assert not names & {*known.roles, *known.dead, *known.unnoticed}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", long_but(STRATEGIES, "hot-spare"))
 def test_lost_in_the_middle_of_any_act(

@@ -36,7 +36,7 @@ def least(strategy: Strategy, world: int, shards: int) -> Cost:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @KINDS
 def test_four_times_the_ranks_cost_about_four_times_as_much(
     strategy: Strategy, shards: int

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.mutations.tape import Tape
+from tests.support.portions import long_but
 from tests.support.search.simulate import cell_of, evidence, play
 from trainchaos.chaos.events.log import Event, Kind, read_actor
 from trainchaos.harness.judge.checkers import CHECKERS, Evidence, check
@@ -29,7 +30,12 @@ def verdicts(made: Evidence) -> dict[str, str]:
 
 @pytest.mark.parametrize("memory", [False, {"every": 2}], ids=["disk", "memory"])
 @pytest.mark.parametrize("target", [ONE, TWO], ids=["one", "no-majority"])
-@pytest.mark.parametrize("recovery", ["checkpoint-restart", "hot-spare", "drop-replica"])
+@pytest.mark.parametrize(
+    "recovery",
+    long_but(
+        ["checkpoint-restart", "hot-spare", "drop-replica"], "checkpoint-restart", "hot-spare"
+    ),
+)
 def test_a_divergence_that_was_found_fails_nothing(
     tmp_path: Path, recovery: str, target: dict[str, Any], memory: Any
 ) -> None:

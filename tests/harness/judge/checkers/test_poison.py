@@ -30,7 +30,7 @@ def poison(step: int = 33, **more: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("recovery", STRATEGIES)
+@pytest.mark.parametrize("recovery", long_but(STRATEGIES, SPARE, RESTART_ALL))
 @pytest.mark.parametrize("seed", first_in_test(3, 1, 2))
 def test_it_is_found_at_the_second_failure_and_left_out(
     recovery: str, seed: int, memory: Path
@@ -57,7 +57,7 @@ def test_two_runs_of_one_seed_are_the_same(memory: Path) -> None:
     assert one == two
 
 
-@pytest.mark.parametrize("recovery", STRATEGIES)
+@pytest.mark.parametrize("recovery", long_but(STRATEGIES, DROP))
 def test_who_joins_later_leaves_it_out_too(recovery: str, memory: Path) -> None:
     kill = {**KILL, "at": {"step": 45}}
     faulted, problems = found(cell_of(recovery, [poison(23), kill]), memory, 3)
@@ -79,7 +79,7 @@ def test_a_restore_from_before_the_decision_redoes_those_steps_with_the_sample(
     assert (faulted.outcome, problems) == ("completed", {})
 
 
-@pytest.mark.parametrize("recovery", STRATEGIES)
+@pytest.mark.parametrize("recovery", long_but(STRATEGIES, SPARE))
 def test_two_of_them_in_one_step(recovery: str, memory: Path) -> None:
     due = batch(33, BATCH, SAMPLES, 3)
     faults = [
@@ -140,7 +140,7 @@ def test_a_poison_that_is_none_is_noticed(memory: Path, monkeypatch: pytest.Monk
     assert set(problems) == {"fault-landed"}
 
 
-@pytest.mark.parametrize("recovery", STRATEGIES)
+@pytest.mark.parametrize("recovery", long_but(STRATEGIES, DROP, RESTART_ALL))
 @pytest.mark.parametrize("kind", long_but(["process-kill", "process-stop"], "process-kill"))
 @pytest.mark.parametrize(
     ("event", "nth"), [("recovery_started", 1), ("recovery_started", 2), ("regroup", 2)]

@@ -77,6 +77,7 @@ def test_a_label_is_the_least_that_tells_cells_apart(
     assert named(*cells) == expected
 
 
+@pytest.mark.long
 def test_every_report_tells_two_cells_of_one_strategy_apart(tmp_path: Path) -> None:
     run, results = build(tmp_path / "run")
     changed = []

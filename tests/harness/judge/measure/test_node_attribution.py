@@ -98,6 +98,7 @@ def stored(tmp_path: Path) -> tuple[RunDirectory, Results, Incident]:
     return run, results.model_copy(update={"arms": changed, "faults": faults}), first
 
 
+@pytest.mark.long
 def test_reports_name_the_nodes(stored: tuple[RunDirectory, Results, Incident]) -> None:
     run, results, _ = stored
     arm = results.arms[1].id

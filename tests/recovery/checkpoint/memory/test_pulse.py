@@ -119,6 +119,7 @@ def test_the_supervisor_asks_and_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (keepers.hung_s("k0") or 0.0) > HUNG_S
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_stopped_keeper_is_followed_and_training_goes_on(
     start: Callable[..., Running], unharmed: dict[str, object]

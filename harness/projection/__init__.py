@@ -1,0 +1,1 @@
+"""Measured recoveries, projected to clusters of any size by formulas and by simulation."""

@@ -1,0 +1,126 @@
+"""Closed forms of goodput, lost work and spares. Times in seconds, or all in another unit.
+
+Symbols as in the sources: M mean time between failures while the job runs, tau useful work between
+two checkpoints, delta what a checkpoint holds the job up, R a restart that can itself fail, D a
+downtime that cannot.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from trainchaos.harness.projection.arrivals import Law
+
+MOST_TERMS = 1 << 22
+NEGLIGIBLE = 1e-15
+NEWTON_STEPS = 60
+
+
+def best_interval(delta: float, mtbf: float) -> float:
+    """Useful work between two checkpoints at which goodput is highest, for failures at a constant
+    rate: tau = M (1 + W0(-exp(-1 - delta / M))), where the derivative of ``goodput`` vanishes.
+
+    ``recovery.policy.interval.optimum_s`` is Daly's estimate of it. Raises ValueError unless both
+    are positive.
+    """
+    if not (delta > 0 and mtbf > 0):
+        raise ValueError("a checkpoint and a time between failures take longer than nothing")
+    # with u = tau / M the derivative vanishes where (1 - u) e^u = e^(-delta / M)
+    ratio = delta / mtbf
+    low, high = 0.0, 1.0
+    for _ in range(NEWTON_STEPS):  # (1 - u) e^u falls from 1 to 0 on [0, 1]
+        middle = (low + high) / 2
+        if (1 - middle) * math.exp(middle) > math.exp(-ratio):
+            low = middle
+        else:
+            high = middle
+    return mtbf * (low + high) / 2
+
+
+def goodput(tau: float, delta: float, restart: float, down: float, mtbf: float) -> float:
+    """Share of time that is useful, for failures at a constant rate while the job runs or restarts:
+    tau / [e^(R/M) (M + D) (e^((tau + delta)/M) - 1)] (Daly 2006, equation 20, with a downtime).
+    """
+    return tau / (math.exp(restart / mtbf) * (mtbf + down) * math.expm1((tau + delta) / mtbf))
+
+
+def lost_work(segment: float, mtbf: float) -> float:
+    """Expected work lost in a segment that fails: M - w / (e^(w/M) - 1)."""
+    return mtbf - segment / math.expm1(segment / mtbf)
+
+
+def goodput_of_law(law: Law, tau: float, delta: float, down: float) -> float:
+    """As ``goodput`` without a restart that can fail, for any law of the times between failures,
+    which begin anew with each: tau SUM_(i >= 1) S(i (tau + delta)) / (E[X] + D).
+
+    Terms below 1e-15 are left out. Raises ValueError if that takes more than 4 million.
+    """
+    total, first = 0.0, 1
+    block = 1 << 12
+    while first <= MOST_TERMS:
+        terms = law.survival((tau + delta) * np.arange(first, first + block, dtype=np.float64))
+        total += float(terms.sum())
+        if terms[-1] < NEGLIGIBLE:
+            return tau * total / (law.mean_s + down)
+        first += block
+    raise ValueError("checkpoints are too frequent beside the time between failures")
+
+
+def linear_ettr(nodes: float, rate: float, queue: float, interval: float, save: float) -> float:
+    """Meta's expected ratio of effective training time: (1 - N r (u0 + Delta/2)) / (1 + w/Delta)
+    (Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters",
+    2025). ``rate``: failures of a node in a unit of time; ``queue``: u0, ``save``: w.
+
+    It is linear in the rate, and too low where recovery is a large share of the time.
+    """
+    return (1 - nodes * rate * (queue + interval / 2)) / (1 + save / interval)
+
+
+def erlang_b(servers: int, load: float) -> float:
+    """Erlang's loss formula: the probability that all of ``servers`` are busy, where what finds
+    them busy is lost. By the recursion B(k) = a B(k-1) / (k + a B(k-1)).
+    """
+    blocked = 1.0
+    for k in range(1, servers + 1):
+        blocked = load * blocked / (k + load * blocked)
+    return blocked
+
+
+def spare_availability(spares: int, load: float) -> float:
+    """The probability that all nodes of a job are there, with ``spares`` beside them and ``load``
+    nodes in repair on average: 1 - ErlangB(k + 1, rho), whatever the law of repair times.
+    """
+    return 1.0 - erlang_b(spares + 1, load)
+
+
+def spares_for(availability: float, load: float, most: int = 1 << 20) -> int:
+    """The fewest spares that give this availability. Raises ValueError beyond ``most``."""
+    blocked, k = 1.0, 0
+    while k <= most:
+        k += 1
+        blocked = load * blocked / (k + load * blocked)
+        if 1.0 - blocked >= availability:
+            return k - 1
+    raise ValueError(f"more than {most} spares")
+
+
+def missing(spares: int, load: float) -> float:
+    """Nodes that nobody takes the place of, on average: E[(A - k)+], where the nodes in repair, A,
+    are Poisson with mean ``load``: load - k + SUM_(a < k) (k - a) P(A = a).
+    """
+    here, total = math.exp(-load), 0.0
+    for a in range(spares):
+        total += (spares - a) * here
+        here *= load / (a + 1)
+    return max(0.0, load - spares + total)
+
+
+def commit_share(law: Law, step: float, points: int = 1 << 14) -> float:
+    """Share of time in steps that are committed, where a failure costs the step in which it comes
+    and nothing else: (1 / E[X]) INT_step^inf S(x) dx, by the trapezoid rule over the law's bulk.
+    """
+    # E[X] = INT_0^inf S, so that the integral from 0 to the step is enough.
+    at = np.linspace(0.0, step, points)
+    return 1.0 - float(np.trapezoid(law.survival(at), at)) / law.mean_s

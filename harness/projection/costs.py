@@ -1,0 +1,137 @@
+"""What a recovery costs, per strategy: measured by stored runs, given, or published."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.results import Results
+from trainchaos.harness.projection.simulate import Duration
+
+LEAST_INCIDENTS = 5
+"""From fewer the spread of recoveries is not known; as for a median's interval of 94 %."""
+REDO = "redo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryCost:
+    """Of one strategy. ``stall``: from a failure until the job trains again, without the work that
+    it does again; at ``nodes`` nodes, and ``per_doubling_s`` more for each doubling of them.
+    ``incidents``: measured, 0 if given or published; ``source``: for people.
+
+    ``rollback``: the work since the last checkpoint is done again; ``shrinks``: it goes on with the
+    nodes that are left.
+    """
+
+    strategy: str
+    stall: Duration
+    nodes: float = 1.0
+    per_doubling_s: float = 0.0
+    rollback: bool = False
+    shrinks: bool = False
+    incidents: int = 0
+    source: str
+
+    def at(self, nodes: float) -> Duration:
+        """At a size: the law is a + b log2(nodes / measured nodes), never below what was measured.
+
+        Forming a group of N ranks over a tree takes steps that grow with log N; the published
+        requeue times (454 to 768 s at 256 to 2,048 nodes, ByteRobust) fit it with b = 105 s.
+        """
+        doublings = max(0.0, math.log2(nodes / self.nodes)) if self.nodes > 0 else 0.0
+        more = self.stall.median_s + self.per_doubling_s * doublings
+        return replace(self.stall, median_s=more)
+
+
+_BYTEROBUST = "ByteRobust, 2025: requeue at 2,048 GPUs, and its growth to 16,384"
+_SWAP = "ByteRobust, 2025: in-place update at 2,048 GPUs, and its growth to 16,384"
+PUBLISHED: Mapping[str, RecoveryCost] = {
+    one.strategy: one
+    for one in (
+        RecoveryCost(
+            strategy="checkpoint-restart",
+            stall=Duration(median_s=454.0),
+            nodes=256,
+            per_doubling_s=(768.0 - 454.0) / 3,
+            rollback=True,
+            source=_BYTEROBUST,
+        ),
+        RecoveryCost(
+            strategy="hot-spare",
+            stall=Duration(median_s=46.0),
+            nodes=256,
+            per_doubling_s=(65.0 - 46.0) / 3,
+            shrinks=True,
+            source=_SWAP,
+        ),
+        RecoveryCost(
+            strategy="drop-replica",
+            stall=Duration(median_s=46.0),
+            nodes=256,
+            per_doubling_s=(65.0 - 46.0) / 3,
+            shrinks=True,
+            source=f"{_SWAP}; as for a spare, without a published figure of its own",
+        ),
+    )
+}
+"""Where nothing is measured or given."""
+
+
+def measured(runs: Iterable[Results]) -> dict[str, RecoveryCost]:
+    """The stalls of all runs, by strategy: lognormal with the median and, from LEAST_INCIDENTS on,
+    the standard deviation of the logarithms of what was measured. A stall is the recovery time
+    without the time of steps done again.
+
+    Raises ScenarioError if a run was simulated, or if no run has an incident that was recovered
+    from.
+    """
+    stalls: dict[str, list[float]] = defaultdict(list)
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for results in runs:
+        if results.simulated:
+            raise ScenarioError(
+                f"{results.scenario}/{results.run_id} was simulated: its times are not measured",
+                hint="give runs of real ranks",
+            )
+        strategies = {cell.id: cell.strategy for cell in results.cells if cell.exact_for is None}
+        for incident in results.faults:
+            strategy = strategies.get(incident.cell)
+            stall_s = _stall_s(incident)
+            if strategy is not None and strategy in PUBLISHED and stall_s is not None:
+                stalls[strategy].append(stall_s)
+                ranks[strategy].append(int(results.workload.get("ranks") or 1))
+    if not stalls:
+        raise ScenarioError(
+            "no run has a failure that one of its strategies recovered from",
+            hint="run a scenario that kills a rank, such as builtin:kill-one-rank",
+        )
+    return {name: _of(name, found, ranks[name]) for name, found in stalls.items()}
+
+
+def _of(strategy: str, stalls: Sequence[float], ranks: Sequence[int]) -> RecoveryCost:
+    logs = [math.log(one) for one in stalls]
+    sigma = statistics.stdev(logs) if len(logs) >= LEAST_INCIDENTS else 0.0
+    size = statistics.median(ranks)
+    return replace(
+        PUBLISHED[strategy],
+        stall=Duration(median_s=statistics.median(stalls), sigma=sigma),
+        nodes=1.0,
+        per_doubling_s=0.0,
+        incidents=len(stalls),
+        source=f"{len(stalls)} incidents at {size:g} ranks",
+    )
+
+
+def _stall_s(incident: Incident) -> float | None:
+    """None: nothing was interrupted, or it was never recovered from."""
+    took_s = incident.recovery_time
+    if incident.outcome != "recovered" or took_s is None or not math.isfinite(took_s):
+        return None
+    again_s = sum(span.seconds for span in incident.phases if span.name == REDO)
+    stall_s = took_s - again_s
+    return stall_s if stall_s > 0 else None

@@ -1,0 +1,210 @@
+"""Goodput, badput and cost of a job of each size under each strategy, by both engines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from trainchaos.harness.projection import closed
+from trainchaos.harness.projection.arrivals import Law, Poisson, Weibull
+from trainchaos.harness.projection.costs import RecoveryCost
+from trainchaos.harness.projection.presets import DAY_S, Preset
+from trainchaos.harness.projection.result import Z95, Projected, Projection, Setting
+from trainchaos.harness.projection.simulate import CLASSES, Duration, Job, Outcome, simulate
+
+ALL_GONE = 0.5
+"""Expected share of replicas missing beyond which the mean is cut off too often for a formula."""
+
+
+def project(
+    setting: Setting,
+    costs: Mapping[str, RecoveryCost],
+    failures_from: str,
+    each: Callable[[float], None] = lambda share: None,
+) -> Projection:
+    """Project every strategy of ``costs`` to every size of ``setting``. ``each``: is told the share
+    that is done.
+    """
+    rows: list[Projected] = []
+    parts = [(gpus, cost) for gpus in setting.gpus for cost in costs.values()]
+    for done, (gpus, cost) in enumerate(parts):
+
+        def inside(share: float, done: int = done) -> None:
+            each((done + share) / len(parts))
+
+        rows.append(_one(setting, gpus, cost, inside))
+    return Projection(
+        setting=setting,
+        failures_from=failures_from,
+        costs={name: cost.source for name, cost in costs.items()},
+        notes=_notes(setting, costs),
+        rows=rows,
+    )
+
+
+def mtbf_s(setting: Setting, nodes: int) -> float:
+    """Mean time between failures of a job of so many nodes, seconds."""
+    return DAY_S * 1000.0 / (setting.rate * nodes)
+
+
+def law_of(setting: Setting, nodes: int) -> Law:
+    """The law of the times between failures at a size."""
+    mean_s = mtbf_s(setting, nodes)
+    return Poisson(mean_s) if setting.weibull is None else Weibull(mean_s, setting.weibull)
+
+
+def job_of(setting: Setting, gpus: int, cost: RecoveryCost) -> Job:
+    """The job of a strategy at a size, as the simulation plays it."""
+    nodes = math.ceil(gpus / setting.gpus_per_node)
+    mean_s = mtbf_s(setting, nodes)
+    interval_s = setting.interval_s or _best_s(setting, cost, mean_s)
+    spares = None if not cost.shrinks else setting.spares if cost.strategy == "hot-spare" else 0
+    return Job(
+        nodes=nodes,
+        between=law_of(setting, nodes),
+        wall=setting.definitions.failures_while == "always",
+        replica_nodes=min(setting.replica_nodes, nodes),
+        several=setting.several,
+        rollback=cost.rollback,
+        shrinks=cost.shrinks,
+        segment_s=interval_s,
+        save_s=setting.save_s,
+        step_s=setting.step_s,
+        restart_s=setting.load_s if cost.rollback else 0.0,
+        stall=cost.at(nodes),
+        spares=spares,
+        repair=Duration(median_s=setting.repair_s, sigma=setting.repair_sigma),
+    )
+
+
+def _best_s(setting: Setting, cost: RecoveryCost, mean_s: float) -> float:
+    """Whole steps; a strategy that never rolls back saves once a day, against what it cannot
+    answer.
+    """
+    if not cost.rollback:
+        return DAY_S
+    if setting.save_s <= 0:
+        return setting.step_s
+    best_s = closed.best_interval(setting.save_s, mean_s)
+    return max(1, round(best_s / setting.step_s)) * setting.step_s
+
+
+def _one(
+    setting: Setting, gpus: int, cost: RecoveryCost, each: Callable[[float], None]
+) -> Projected:
+    job = job_of(setting, gpus, cost)
+    horizon_s = setting.days * DAY_S
+    random = np.random.default_rng([setting.seed, gpus, *cost.strategy.encode()])
+    played = simulate(job, horizon_s, setting.trials, random, each)
+    paid = _paid(setting, job)
+    goodput = played.goodput / paid
+    error = float(goodput.std(ddof=1)) / math.sqrt(setting.trials)
+    formula, why = _closed(job)
+    mean = float(goodput.mean())
+    worst, best = np.percentile(goodput, [5, 95])
+    hours = gpus * paid * horizon_s / 3600.0
+    return Projected(
+        strategy=cost.strategy,
+        gpus=gpus,
+        nodes=job.nodes,
+        mtbf_s=mtbf_s(setting, job.nodes),
+        interval_s=job.segment_s,
+        stall_s=job.stall.median_s,
+        goodput=mean,
+        low=mean - Z95 * error,
+        high=mean + Z95 * error,
+        worst=float(worst),
+        best=float(best),
+        closed=None if formula is None else formula / paid,
+        why=why,
+        badput=_badput(played, paid),
+        failures=float(played.failures.mean()),
+        lost_gpu_hours=(1.0 - mean) * hours,
+        gpu_hours=hours,
+        price=None if setting.price is None else setting.price * hours,
+    )
+
+
+def _paid(setting: Setting, job: Job) -> float:
+    """Nodes that are paid for, for each that the job wants."""
+    spare = job.spares or 0
+    return 1.0 + spare / job.nodes if setting.definitions.spares_count else 1.0
+
+
+def _badput(played: Outcome, paid: float) -> dict[str, float]:
+    found = {name: float(played.lost_s[name].mean()) / played.horizon_s / paid for name in CLASSES}
+    return {**found, "spares": 1.0 - 1.0 / paid}
+
+
+def _closed(job: Job) -> tuple[float | None, str]:
+    """Goodput of the job's nodes by the formulas; None with the reason where they do not apply."""
+    stall_s = job.stall.mean_s
+    if job.wall:
+        return None, "the formulas hold for failures while the job runs"
+    if job.rollback:
+        if isinstance(job.between, Poisson):
+            return (
+                closed.goodput(
+                    job.segment_s, job.save_s, job.restart_s, stall_s, job.between.mean_s
+                ),
+                "",
+            )
+        if job.restart_s > 0:
+            return None, "a restart that can fail has no formula but for a constant rate"
+        try:
+            return closed.goodput_of_law(job.between, job.segment_s, job.save_s, stall_s), ""
+        except ValueError as error:
+            return None, str(error)
+    if not isinstance(job.between, Poisson):
+        return None, "spares that are repaired have no formula but for a constant rate"
+    if len(job.several) > 1:
+        return None, "nodes lost together have no formula here"
+    busy = job.segment_s / (job.segment_s + job.save_s)
+    going = closed.goodput(job.step_s, 0.0, 0.0, stall_s, job.between.mean_s)
+    # nodes in repair are Poisson, whatever the law of repair times, as each is repaired by itself
+    load = job.repair.mean_s / (job.between.mean_s + stall_s)
+    gone = closed.missing(job.spares or 0, load) * job.replica_nodes / job.nodes
+    if gone > ALL_GONE:
+        return None, "so many replicas are missing at once that the job stands still at times"
+    return busy * going * (1.0 - gone), ""
+
+
+def _notes(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
+    notes = []
+    words = {
+        "running": "failures come while the job runs",
+        "always": "failures come at any time, also during recoveries",
+    }
+    counted = "counted" if setting.definitions.spares_count else "not counted"
+    notes.append(
+        f"{words[setting.definitions.failures_while]}; work done again is not useful; nodes that"
+        f" are missing make the rest as much less useful; spare nodes are {counted} in the"
+        " denominator"
+    )
+    flat = [name for name, one in costs.items() if one.incidents and not one.per_doubling_s]
+    if flat:
+        notes.append(
+            f"recovery of {', '.join(flat)} is taken to be as measured at every size: --growth adds"
+            " seconds for each doubling"
+        )
+    return notes
+
+
+def sizes(first: int, last: int) -> tuple[int, ...]:
+    """Powers of two from ``first`` to ``last``."""
+    return tuple(1 << k for k in range(first.bit_length() - 1, last.bit_length()))
+
+
+def too_few(costs: Sequence[RecoveryCost], least: int) -> list[str]:
+    """Strategies of fewer measured incidents than a spread needs."""
+    return [f"{one.strategy} ({one.incidents})" for one in costs if 0 < one.incidents < least]
+
+
+def said_from(preset: Preset | None, rate: float | None) -> str:
+    """Where the rate of failures is from, for people."""
+    if preset is None or rate is not None:
+        return f"{rate:g} failures per 1,000 nodes and day, as given"
+    note = f"; {preset.note}" if preset.note else ""
+    return f"{preset.rate:.3g} failures per 1,000 nodes and day ({preset.source}{note})"

@@ -1,0 +1,108 @@
+"""What ``chaos project`` stores: what was asked, and what came out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+GPUS_PER_NODE = 8
+Z95 = 1.959964
+"""Of the normal distribution, for two-sided 95 %."""
+
+
+class Model(BaseModel):
+    """Base of what is stored: nothing unknown, nothing changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Definitions(Model):
+    """What the words mean, as that moves figures of large jobs by 5 to 20 points.
+
+    ``failures_while``: whether failures come while the job runs, or at any time; ``spares_count``:
+    whether spare nodes are paid for, and so in the denominator of goodput; work that is done again
+    is never useful, and a job that goes on with fewer nodes is useful in proportion.
+    """
+
+    failures_while: Literal["running", "always"] = "running"
+    spares_count: bool = True
+
+
+class Setting(Model):
+    """What is asked. Times in seconds. ``interval_s``: work between two checkpoints, None: what is
+    best for each size; ``replica_nodes``: nodes that hold one copy of the model; ``weibull``: shape
+    of the times between failures, None: a constant rate; ``several``: probabilities that a failure
+    takes 1, 2, ... nodes; ``spares``: for hot-spare; ``repair_s``, ``repair_sigma``: until a lost
+    node is back, lognormal; ``price``: of a GPU-hour.
+    """
+
+    gpus: tuple[int, ...]
+    gpus_per_node: int = Field(default=GPUS_PER_NODE, ge=1, le=1024)
+    rate: float = Field(gt=0, description="failures per 1,000 nodes and day")
+    days: float = Field(default=90.0, gt=0)
+    trials: int = Field(default=1000, ge=2, le=1_000_000)
+    seed: int = Field(default=0, ge=0)
+    save_s: float = Field(default=5.0, ge=0)
+    load_s: float = Field(default=120.0, ge=0)
+    interval_s: float | None = Field(default=None, gt=0)
+    step_s: float = Field(default=20.0, gt=0)
+    replica_nodes: int = Field(default=1, ge=1)
+    weibull: float | None = Field(default=None, gt=0)
+    several: tuple[float, ...] = (1.0,)
+    spares: int = Field(default=2, ge=0)
+    repair_s: float = Field(default=4 * 3600.0, gt=0)
+    repair_sigma: float = Field(default=0.0, ge=0)
+    price: float | None = Field(default=None, ge=0)
+    definitions: Definitions = Definitions()
+
+
+class Projected(Model):
+    """One strategy at one size. Goodput: share of the paid time that is useful. ``simulated``: mean
+    of the trials, ``low``, ``high``: its 95 % interval, ``worst``, ``best``: 5 % and 95 % of the
+    trials; ``closed``: by the formulas, None where they do not apply, ``why`` not. ``badput``:
+    class -> share of the time; ``gpu_hours``: paid; ``stall_s``: median at this size.
+    """
+
+    strategy: str
+    gpus: int
+    nodes: int
+    mtbf_s: float
+    interval_s: float
+    stall_s: float
+    goodput: float
+    low: float
+    high: float
+    worst: float
+    best: float
+    closed: float | None
+    why: str = ""
+    badput: dict[str, float]
+    failures: float
+    lost_gpu_hours: float
+    gpu_hours: float
+    price: float | None
+
+    @property
+    def apart(self) -> float | None:
+        """How many standard errors the engines are apart; None with one engine only."""
+        if self.closed is None:
+            return None
+        error = (self.high - self.low) / (2 * Z95)
+        return abs(self.goodput - self.closed) / error if error > 0 else 0.0
+
+
+class Projection(Model):
+    """Everything that ``chaos project`` says. ``costs``: strategy -> where its stall is from."""
+
+    schema_version: int = SCHEMA_VERSION
+    setting: Setting
+    failures_from: str
+    costs: dict[str, str]
+    notes: list[str]
+    rows: list[Projected]
+
+    def best_at(self, gpus: int) -> Projected:
+        """The strategy with the highest goodput at a size. Raises ValueError at no such size."""
+        return max((row for row in self.rows if row.gpus == gpus), key=lambda row: row.goodput)

@@ -1,0 +1,275 @@
+"""Event simulation of a job of any size: all trials advance together, one event each at a time.
+
+What the closed forms leave out: recoveries that take as long as they take, failures during a
+restart, several nodes lost at once, spares that are used up and come back repaired, and a job that
+goes on smaller. The cost is that of the number of events of a trial, as each operation is on arrays
+with one entry a trial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainchaos.harness.projection.arrivals import Floats, Law
+
+Bools = NDArray[np.bool_]
+MOST_EVENTS = 2_000_000
+WIDER = 8  # nodes in repair at once for which room is made
+AHEAD = 64  # times between failures drawn for each trial at once
+CLASSES = ("rework", "restart", "stall", "waiting", "saving", "reduced")
+"""Where time goes that is not useful: work done again, restarts (loading a checkpoint, also in
+vain), detection and recovery, waiting for a node, saving checkpoints, and nodes missing from a job
+that goes on without them.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duration:
+    """A time that varies: lognormal with this median, seconds, and the standard deviation of its
+    logarithm; 0: always the same. ``median_s`` 0: none.
+    """
+
+    median_s: float
+    sigma: float = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """median e^(sigma^2 / 2)."""
+        return self.median_s * math.exp(self.sigma**2 / 2)
+
+    def sample(self, random: np.random.Generator, count: int) -> Floats:
+        """``count`` of them, seconds."""
+        if self.sigma == 0.0 or self.median_s == 0.0:
+            return np.full(count, self.median_s)
+        return self.median_s * np.exp(self.sigma * random.standard_normal(count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job and how it recovers. ``nodes`` it wants; ``between``: the law of the times between
+    failures, while it runs, or with ``wall`` also while it does not; ``several``: probabilities
+    that a failure takes 1, 2, ... nodes.
+
+    ``replica_nodes``: nodes that hold one copy of the model, which leave together where one of them
+    is missing; ``rollback``: a failure costs the work since the last checkpoint, else the step
+    under way; ``shrinks``: it goes on without the nodes that are missing, else it waits for them;
+    ``segment_s``: work between two checkpoints, ``save_s``: what each holds the job up; ``step_s``:
+    a step; ``restart_s``: loading after a rollback, which fails with the job; ``stall``: from a
+    failure until the job goes on, which does not. ``spares``: nodes beside those of the job, None:
+    there is always another; ``repair``: until a lost node is a spare again.
+    """
+
+    nodes: int
+    between: Law
+    wall: bool = False
+    replica_nodes: int = 1
+    several: tuple[float, ...] = (1.0,)
+    rollback: bool
+    shrinks: bool
+    segment_s: float
+    save_s: float
+    step_s: float
+    restart_s: float
+    stall: Duration
+    spares: int | None = None
+    repair: Duration = field(default_factory=lambda: Duration(median_s=0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Of each trial, arrays with one entry a trial. ``useful_s``: time of the whole job's work that
+    was kept; ``lost_s``: class of ``CLASSES`` -> time; with ``useful_s`` they sum to ``horizon_s``;
+    ``failures``: that interrupted the job; ``nodes_lost``: with them.
+    """
+
+    horizon_s: float
+    useful_s: Floats
+    lost_s: dict[str, Floats]
+    failures: Floats
+    nodes_lost: Floats
+
+    @property
+    def goodput(self) -> Floats:
+        """Share of the time that was useful, of each trial."""
+        return self.useful_s / self.horizon_s
+
+
+class TooManyEventsError(ValueError):
+    """A trial has more events than can be played."""
+
+
+def simulate(
+    job: Job,
+    horizon_s: float,
+    trials: int,
+    random: np.random.Generator,
+    each: Callable[[float], None] = lambda share: None,
+) -> Outcome:
+    """Play ``trials`` jobs for ``horizon_s`` seconds. ``each``: is told the share that is done, now
+    and then. Raises TooManyEventsError beyond 2 million events a trial.
+    """
+    played = _Trials(job, horizon_s, trials, random)
+    for event in range(MOST_EVENTS):
+        if not played.advance():
+            return played.outcome()
+        if event % 256 == 0:
+            each(float(played.now_s.min()) / horizon_s)
+    raise TooManyEventsError(f"more than {MOST_EVENTS} failures in {horizon_s / 86_400:.0f} days")
+
+
+class _Trials:
+    """The state of all trials."""
+
+    def __init__(
+        self, job: Job, horizon_s: float, trials: int, random: np.random.Generator
+    ) -> None:
+        self._job, self._horizon_s, self._random = job, horizon_s, random
+        self._count = trials
+        self._ahead = np.empty((0, trials))
+        self._row = 0
+        self.now_s = np.zeros(trials)
+        self._useful_s = np.zeros(trials)
+        self._lost_s = {name: np.zeros(trials) for name in CLASSES}
+        self._failures = np.zeros(trials)
+        self._nodes_lost = np.zeros(trials)
+        self._until_s = self._next()  # running time until the next failure
+        self._restart_s = np.zeros(trials)  # what is left of a restart
+        self._since_s = np.zeros(trials)  # into the segment, or into the step
+        self._back_s = np.full((WIDER, trials), np.inf)  # when each node in repair is back
+        self._away = np.zeros(trials, dtype=np.int64)  # nodes in repair
+        self._limited = job.spares is not None
+
+    def advance(self) -> bool:
+        """Play each trial to its next event; whether there was one left."""
+        left_s = self._horizon_s - self.now_s
+        if not (left_s > 0).any():
+            return False
+        missing = self._missing()
+        back_s = self._back_s.min(axis=0) - self.now_s if self._limited else np.inf
+        run_s = np.minimum(np.minimum(self._until_s, left_s), back_s)
+        run_s = np.maximum(run_s, 0.0)
+        gone = np.minimum(missing * self._job.replica_nodes / self._job.nodes, 1.0)
+        self._run(run_s, 1.0 - gone)
+        self.now_s += run_s
+        self._until_s -= run_s
+        if self._limited:
+            self._take_back()
+        failed = (self._until_s <= 0.0) & (self.now_s < self._horizon_s)
+        if failed.any():
+            self._fail(failed)
+        return True
+
+    def outcome(self) -> Outcome:
+        """What became of all of them."""
+        return Outcome(
+            horizon_s=self._horizon_s,
+            useful_s=self._useful_s,
+            lost_s=self._lost_s,
+            failures=self._failures,
+            nodes_lost=self._nodes_lost,
+        )
+
+    def _missing(self) -> Floats:
+        """Nodes of the job that nobody takes the place of."""
+        if not self._limited:
+            return np.zeros(self._count)
+        missing = self._away - (self._job.spares or 0)
+        return np.clip(missing, 0, self._job.nodes).astype(np.float64)
+
+    def _take_back(self) -> None:
+        """Nodes whose repair has ended."""
+        back = self._back_s <= self.now_s
+        if back.any():
+            self._back_s[back] = np.inf
+            self._away -= back.sum(axis=0)
+
+    def _run(self, run_s: Floats, part: Floats) -> None:
+        """Work for these times at these shares of the full speed."""
+        restart_s = np.minimum(self._restart_s, run_s)
+        self._restart_s -= restart_s
+        self._lost_s["restart"] += restart_s
+        work_s = run_s - restart_s
+        job = self._job
+        busy = job.segment_s / (job.segment_s + job.save_s)
+        self._since_s += work_s
+        self._useful_s += work_s * busy * part
+        self._lost_s["saving"] += work_s * (1.0 - busy)
+        self._lost_s["reduced"] += work_s * busy * (1.0 - part)
+
+    def _fail(self, failed: Bools) -> None:
+        """Lose what is lost, stall, and wait where there is no node."""
+        job, count = self._job, self._count
+        self._failures += failed
+        cycle_s = job.segment_s + job.save_s if job.rollback else job.step_s
+        begun_s = np.floor(self._since_s / cycle_s) * cycle_s  # fmod is twenty times slower
+        undone_s = np.where(failed, np.maximum(self._since_s - begun_s, 0.0), 0.0)
+        self._undo(undone_s, failed)
+        taken = self._take(failed)
+        stall_s = np.where(failed, job.stall.sample(self._random, count), 0.0)
+        self._until_s = np.where(failed, self._next(), self._until_s)
+        self._spend("stall", stall_s)
+        if not job.shrinks and self._limited:
+            self._wait(failed & (taken > 0))
+        if job.rollback:
+            self._restart_s = np.where(failed, job.restart_s, self._restart_s)
+        self._since_s = np.where(failed, 0.0, self._since_s)
+
+    def _undo(self, undone_s: Floats, failed: Bools) -> None:
+        """Work since the last checkpoint was not useful. A save under way counts as begun work."""
+        job = self._job
+        busy = job.segment_s / (job.segment_s + job.save_s)
+        kept = np.where(failed, np.minimum(undone_s * busy, self._useful_s), 0.0)
+        self._useful_s -= kept
+        self._lost_s["rework"] += kept
+
+    def _take(self, failed: Bools) -> Floats:
+        """Nodes that each failure takes; they go into repair."""
+        job, count = self._job, self._count
+        taken = np.where(failed, 1.0, 0.0)
+        if len(job.several) > 1:
+            drawn = self._random.choice(len(job.several), count, p=np.asarray(job.several))
+            taken = np.where(failed, 1.0 + drawn, 0.0)
+        self._nodes_lost += taken
+        if self._limited:
+            for more in range(int(taken.max())):
+                self._to_repair(taken > more)
+        return taken
+
+    def _to_repair(self, which: Bools) -> None:
+        if (self._away[which] == len(self._back_s)).any():
+            self._back_s = np.vstack([self._back_s, np.full((WIDER, self._count), np.inf)])
+        columns = np.flatnonzero(which)
+        free = np.isinf(self._back_s[:, columns]).argmax(axis=0)
+        repair_s = self._job.repair.sample(self._random, len(columns))
+        self._back_s[free, columns] = self.now_s[columns] + repair_s
+        self._away[columns] += 1
+
+    def _wait(self, failed: Bools) -> None:
+        """Until enough nodes are back for all places of the job."""
+        while True:
+            short = failed & (self._missing() > 0) & (self.now_s < self._horizon_s)
+            if not short.any():
+                return
+            back_s = np.where(short, self._back_s.min(axis=0) - self.now_s, 0.0)
+            self._spend("waiting", np.maximum(back_s, 0.0))
+            self._take_back()
+
+    def _spend(self, what: str, times_s: Floats) -> None:
+        """Pass time in which nothing runs, up to the horizon."""
+        times_s = np.minimum(times_s, np.maximum(self._horizon_s - self.now_s, 0.0))
+        self._lost_s[what] += times_s
+        self.now_s += times_s
+        if self._job.wall:
+            self._until_s -= times_s  # what comes due meanwhile hits the job as it begins again
+
+    def _next(self) -> Floats:
+        if self._row == len(self._ahead):
+            drawn = self._job.between.sample(self._random, AHEAD * self._count)
+            self._ahead, self._row = drawn.reshape(AHEAD, self._count), 0
+        self._row += 1
+        return self._ahead[self._row - 1].copy()

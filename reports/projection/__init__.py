@@ -1,0 +1,1 @@
+"""The page and files of a projection."""

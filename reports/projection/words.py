@@ -1,0 +1,73 @@
+"""What a projection says, in sentences: best strategies, where they change, what a second costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainchaos.harness.projection.result import Projected, Projection
+from trainchaos.reports.content.figures import percent
+
+APART = 4.0
+"""Standard errors from which on the page says that the two engines differ: chance alone exceeds it
+once in 16,000 rows.
+"""
+
+
+def headline(found: Projection) -> str:
+    """The best and the worst strategy at the largest size."""
+    largest = max(found.setting.gpus)
+    rows = sorted(at(found, largest), key=lambda row: -row.goodput)
+    best, worst = rows[0], rows[-1]
+    said = f"At {largest:,} GPUs {best.strategy} keeps {percent(best.goodput)} of the time"
+    if len(rows) == 1:
+        return said
+    saved = worst.lost_gpu_hours - best.lost_gpu_hours
+    return (
+        f"{said}, {worst.strategy} {percent(worst.goodput)}: {saved:,.0f} GPU-hours in"
+        f" {found.setting.days:g} days"
+    )
+
+
+def findings(found: Projection) -> list[str]:
+    """Where the best strategy changes, what a second is worth, and where the engines differ."""
+    return [*_changes(found), _second(found), *_apart(found)]
+
+
+def at(found: Projection, gpus: int) -> list[Projected]:
+    """The rows of a size."""
+    return [row for row in found.rows if row.gpus == gpus]
+
+
+def _changes(found: Projection) -> list[str]:
+    """Break-even points, as far as the sizes tell."""
+    said, before = [], None
+    for gpus in sorted(found.setting.gpus):
+        best = found.best_at(gpus)
+        if before is not None and best.strategy != before.strategy:
+            said.append(
+                f"Between {before.gpus:,} and {gpus:,} GPUs {best.strategy} overtakes"
+                f" {before.strategy}."
+            )
+        before = best
+    return said
+
+
+def _second(found: Projection) -> str:
+    largest = max(found.setting.gpus)
+    row = max(at(found, largest), key=lambda one: one.failures)
+    hours = row.failures * row.gpus / 3600.0
+    return (
+        f"Each second less in a recovery is worth {hours:,.1f} GPU-hours in"
+        f" {found.setting.days:g} days at {largest:,} GPUs ({row.failures:,.0f} failures)."
+    )
+
+
+def _apart(found: Projection) -> Sequence[str]:
+    """Rows whose engines differ by more than chance."""
+    return [
+        f"Formula ({row.closed:.4f}) and simulation ({row.goodput:.4f}) of {row.strategy} at"
+        f" {row.gpus:,} GPUs differ by {row.apart:.1f} standard errors: the formula's assumptions"
+        " do not hold there; take the simulation."
+        for row in found.rows
+        if row.apart is not None and row.closed is not None and row.apart > APART
+    ]

@@ -1,0 +1,123 @@
+"""Formulas against published and independently computed values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from trainchaos.harness.projection import closed
+from trainchaos.harness.projection.arrivals import Fixed, Law, Poisson, Trace, Weibull
+from trainchaos.harness.projection.presets import BYTEROBUST, LLAMA3, PRESETS
+from trainchaos.recovery.policy.interval import optimum_s
+
+
+@pytest.mark.parametrize(("mtbf", "best"), [(1440.0, 116.690), (360.0, 56.714)])
+def test_the_best_interval_is_where_goodput_is_highest_and_near_dalys_estimate(
+    mtbf: float, best: float
+) -> None:
+    """Daly prints 117 and 57 minutes for saves of 5."""
+    found = closed.best_interval(5.0, mtbf)
+    assert found == pytest.approx(best, abs=5e-4)
+    assert found == pytest.approx(optimum_s(5.0, mtbf), abs=2e-3)
+    top = closed.goodput(found, 5.0, 10.0, 0.0, mtbf)
+    assert all(closed.goodput(found * part, 5.0, 10.0, 0.0, mtbf) < top for part in (0.99, 1.01))
+
+
+@pytest.mark.parametrize(("save", "mtbf"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (1.0, math.nan)])
+def test_no_interval_is_best_for_what_takes_no_time(save: float, mtbf: float) -> None:
+    with pytest.raises(ValueError):
+        closed.best_interval(save, mtbf)
+
+
+@pytest.mark.parametrize(
+    ("tau", "delta", "restart", "down", "mtbf", "share"),
+    [
+        (117, 5, 10, 0, 1440, 0.91261),
+        (57, 5, 10, 0, 360, 0.81938),
+        (30, 1, 5, 0, 180, 0.86251),
+        (30, 1, 0, 5, 180, 0.86283),
+    ],
+)
+def test_goodput_at_a_constant_rate(
+    tau: float, delta: float, restart: float, down: float, mtbf: float, share: float
+) -> None:
+    assert closed.goodput(tau, delta, restart, down, mtbf) == pytest.approx(share, abs=5e-6)
+
+
+def test_lost_work_of_a_segment_that_fails() -> None:
+    assert closed.lost_work(60.0, 108.173) == pytest.approx(27.241, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("law", "share"),
+    [
+        (Weibull(180.0, 0.5), 0.8781),
+        (Weibull(180.0, 0.7), 0.8683),
+        (Weibull(180.0, 0.78), 0.8662),
+        (Weibull(180.0, 1.0), 0.8628),
+        (Poisson(180.0), 0.8628),
+    ],
+)
+def test_goodput_of_any_law(law: Law, share: float) -> None:
+    assert closed.goodput_of_law(law, 30.0, 1.0, 5.0) == pytest.approx(share, abs=5e-5)
+
+
+def test_a_law_whose_sum_does_not_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="too frequent"):
+        closed.goodput_of_law(Poisson(1e9), 1e-3, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("interval", "ettr"), [(5.0, 0.9307), (60.0, 0.6764)])
+def test_metas_linear_ettr(interval: float, ettr: float) -> None:
+    found = closed.linear_ettr(2048, 6.5e-3 / 1440, 5.0, interval, 0.0)
+    assert found == pytest.approx(ettr, abs=5e-5)
+
+
+def test_where_recovery_is_a_large_share_the_linear_form_is_too_low() -> None:
+    mtbf = 1440 / (2048 * 6.5e-3)
+    assert closed.goodput_of_law(Poisson(mtbf), 60.0, 1e-9, 5.0) == pytest.approx(0.7151, abs=5e-5)
+
+
+@pytest.mark.parametrize(("spares", "share"), [(4, 0.5331), (8, 0.8391)])
+def test_availability_with_spares(spares: int, share: float) -> None:
+    assert closed.spare_availability(spares, 7.762) == pytest.approx(share, abs=5e-5)
+    assert closed.spares_for(share - 1e-4, 7.762) == spares
+    assert closed.spares_for(share + 1e-4, 7.762) == spares + 1
+
+
+def test_more_spares_than_may_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="more than 3 spares"):
+        closed.spares_for(0.99, 7.762, most=3)
+
+
+def test_commit_share_of_a_published_run() -> None:
+    """torchft: steps of 10.9 s, a failure each 60 s: measured 0.823."""
+    assert closed.commit_share(Fixed(60.0), 10.9) == pytest.approx(0.8183, abs=5e-5)
+
+
+def test_nodes_missing_beyond_the_spares() -> None:
+    assert closed.missing(0, 2.5) == pytest.approx(2.5)
+    spares, load = 3, 2.5
+    terms = [math.exp(-load) * load**a / math.factorial(a) for a in range(60)]
+    sum_of = sum((a - spares) * p for a, p in enumerate(terms) if a > spares)
+    assert closed.missing(spares, load) == pytest.approx(sum_of)
+
+
+def test_presets_are_what_was_published() -> None:
+    assert sum(LLAMA3.values()) == 419 and sum(BYTEROBUST.values()) == 55_365
+    high = PRESETS["high"]
+    assert high.mtbf_s(16_384 / 8) / 3600 == pytest.approx(1.80, abs=0.005)
+    assert high.mtbf_s(131_072 / 8) / 3600 == pytest.approx(0.225, abs=0.0005)
+    assert PRESETS["mid"].rate == pytest.approx(3.79, abs=0.002)
+    assert all(one.source for one in PRESETS.values())
+
+
+def test_a_trace_has_the_mean_and_the_survival_of_what_was_seen() -> None:
+    trace = Trace([10.0, 20.0, 30.0])
+    assert trace.mean_s == 20.0
+    import numpy as np
+
+    assert trace.survival(np.asarray([0.0, 10.0, 25.0, 30.0])).tolist() == pytest.approx(
+        [1.0, 2 / 3, 1 / 3, 0.0]
+    )

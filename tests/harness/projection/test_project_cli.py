@@ -1,0 +1,152 @@
+"""``chaos project``: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages.html_page import Page
+from tests.support.pages.sample_results import build
+from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.harness.projection.costs import PUBLISHED, measured
+from trainchaos.harness.projection.projection import project
+from trainchaos.harness.projection.result import Projection, Setting
+from trainchaos.reports.projection import page, words
+
+SMALL = ("--trials", "20", "--days", "3", "--gpus", "64", "--gpus", "4096", "-q")
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def chaos(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Say:
+    """Runs ``chaos project`` in a folder of its own: exit code, standard output, error."""
+    monkeypatch.chdir(tmp_path)
+
+    def invoked(*argv: str) -> tuple[int, str, str]:
+        code = invoke(["project", *argv])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return invoked
+
+
+def test_a_projection_is_printed_written_and_says_what_it_rests_on(
+    chaos: Say, tmp_path: Path
+) -> None:
+    code, said, _ = chaos(*SMALL, "--preset", "llama3", "--price", "2.5")
+    assert code == 0
+    for text in ("419 unexpected interruptions", "requeue at 2,048 GPUs", "in the denominator"):
+        assert text in said
+    stored = Projection.model_validate_json((tmp_path / "projection/results.json").read_text())
+    assert [(row.gpus, row.strategy) for row in stored.rows] == [
+        (gpus, name) for gpus in (64, 4096) for name in PUBLISHED
+    ]
+    for row in stored.rows:
+        assert row.low <= row.goodput <= row.high and row.worst <= row.best
+        assert row.goodput + sum(row.badput.values()) == pytest.approx(1.0)
+        assert row.price == pytest.approx(2.5 * row.gpu_hours)
+        assert row.apart is not None and row.apart < words.APART
+        assert f"{row.goodput:.4f}" in said
+    text = (tmp_path / "projection/report.html").read_text()
+    read = Page(text)
+    assert "Projected, not measured" in text and words.headline(stored) in text
+    assert text.count("<svg") == 2 and read is not None
+
+
+def test_json_is_the_projection(chaos: Say) -> None:
+    code, said, _ = chaos(*SMALL, "--format", "json", "--strategy", "hot-spare")
+    rows = json.loads(said)["rows"]
+    assert code == 0 and {row["strategy"] for row in rows} == {"hot-spare"}
+
+
+def test_given_costs_and_growth_are_taken(chaos: Say) -> None:
+    more = ("--stall", "hot-spare=10s", "--growth", "2s", "--strategy", "hot-spare")
+    _, said, _ = chaos(*SMALL, "--format", "json", *more)
+    stalls = {row["nodes"]: row["stall_s"] for row in json.loads(said)["rows"]}
+    assert stalls == {8: pytest.approx(16.0), 512: pytest.approx(28.0)}  # log2(8), log2(512)
+
+
+def test_free_spares_raise_goodput_by_their_share(chaos: Say) -> None:
+    def goodput(*more: str) -> float:
+        options = ("--strategy", "hot-spare", "--spares", "8", "--format", "json", *more)
+        return float(json.loads(chaos(*SMALL, *options)[1])["rows"][0]["goodput"])
+
+    assert goodput("--spares-free") / goodput() == pytest.approx(2.0)  # 8 beside 8 nodes
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--rate", "0"), "--rate"),
+        (("--rate", "-1"), "--rate"),
+        (("--rate", "2", "--preset", "mid"), "both say how often"),
+        (("--preset", "unknown"), "'unknown' is not one of"),
+        (("--gpus", "0"), "--gpus"),
+        (("--gpus", "100000000000"), "--gpus"),
+        (("--stall", "hot-spare"), "STRATEGY=DURATION"),
+        (("--stall", "hot-spare=soon"), "not a duration"),
+        (("--stall", "unknown=1s"), "no strategy unknown"),
+        (("--strategy", "unknown"), "no costs of unknown"),
+        (("--several", "0.5,0.6"), "sum to 1"),
+        (("--several", "a"), "not a list of numbers"),
+        (("--several", "1.5,-0.5"), "sum to 1"),
+        (("--spares", "-1"), "--spares"),
+        (("--weibull", "0"), "--weibull"),
+        (("--trials", "1"), "--trials"),
+        (("--days", "0"), "--days"),
+        (("--repair", "-4h"), "duration"),
+        (("--runs", "nowhere"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    chaos: Say, tmp_path: Path, options: tuple[str, ...], says: str
+) -> None:
+    code, _, error = chaos(*options)
+    assert code == 2 and says in error and "Traceback" not in error
+    assert not (tmp_path / "projection").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_an_error(chaos: Say, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, error = chaos(*SMALL, "--into", "file/below")
+    assert code == 4 and "cannot write to file/below" in error and "--into" in error
+
+
+def test_costs_are_medians_of_recoveries_without_work_done_again(tmp_path: Path) -> None:
+    _, results = build(tmp_path / "run")
+    found = measured([results])
+    for name, cost in found.items():
+        cells = {cell.id for cell in results.cells if cell.strategy == name}
+        taken = [
+            one
+            for one in results.faults
+            if one.cell in cells and one.outcome == "recovered" and one.recovery_time is not None
+        ]
+        assert 0 < cost.incidents <= len(taken)
+        longest = max(one.recovery_time or 0.0 for one in taken)
+        assert 0.0 < cost.stall.median_s <= longest
+        assert cost.rollback == (name == "checkpoint-restart")
+
+
+def test_simulated_runs_and_runs_without_a_recovery_have_no_costs(tmp_path: Path) -> None:
+    _, results = build(tmp_path / "run")
+    with pytest.raises(ScenarioError, match="was simulated"):
+        measured([results.model_copy(update={"simulated": True})])
+    with pytest.raises(ScenarioError, match="no run has a failure"):
+        measured([results.model_copy(update={"faults": []})])
+
+
+def test_where_the_best_strategy_changes_is_said() -> None:
+    setting = Setting(gpus=(8, 65_536), rate=6.5, days=30, trials=20, spares=1)
+    found = project(setting, PUBLISHED, "a test")
+    first, last = (found.best_at(gpus).strategy for gpus in setting.gpus)
+    said = " ".join(words.findings(found))
+    assert (f"{last} overtakes {first}" in said) == (first != last)
+    assert "Each second less in a recovery is worth" in said
+    assert page.render(found).count("<svg") == 2

@@ -92,7 +92,7 @@ _OPTIONS = (
         "--gpus",
         type=click.IntRange(1, MOST_GPUS),
         multiple=True,
-        help=f"Sizes; repeatable.  [default: powers of two, {SMALLEST} to {LARGEST}]",
+        help=f"Sizes; repeatable.  [default: powers of two to {LARGEST}]",
     ),
     click.option(
         "--gpus-per-node", type=click.IntRange(1, 1024), default=8, show_default=True, help=""
@@ -225,6 +225,8 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
             raise errors.ScenarioError(
                 str(error), hint="fewer --gpus or --days, or a lower --rate"
             ) from error
+        except ValueError as error:
+            raise errors.ScenarioError(str(error), hint="fewer --spares") from error
         except MemoryError as error:
             raise errors.ScenarioError("not enough memory", hint="fewer --trials") from error
     page.write(found, into)
@@ -247,6 +249,7 @@ def lines(found: Projection) -> list[str]:
     said += [f"{name}: {source}" for name, source in found.costs.items()]
     said += [f"{r.strategy} at {r.gpus} GPUs: {r.why}" for r in found.rows if r.closed is None][:3]
     return [
+        *(folded for text in found.cautions for folded in columns.fold(f"caution: {text}", width)),
         *columns.table(rows, "rlrlrrr", width=width, headed=True),
         *(folded for text in said for folded in columns.fold(text, width)),
     ]
@@ -267,8 +270,7 @@ def _row(row: Projected) -> tuple[str, ...]:
 def _costs(choices: dict[str, Any]) -> dict[str, RecoveryCost]:
     from dataclasses import replace
 
-    from trainchaos.harness.projection.costs import LEAST_INCIDENTS, PUBLISHED, measured
-    from trainchaos.harness.projection.projection import too_few
+    from trainchaos.harness.projection.costs import PUBLISHED, measured
     from trainchaos.harness.projection.simulate import Duration
 
     found = measured(_results(choices["runs"])) if choices["runs"] else dict(PUBLISHED)
@@ -288,12 +290,6 @@ def _costs(choices: dict[str, Any]) -> dict[str, RecoveryCost]:
         if missing := [name for name in wanted if name not in found]:
             raise click.UsageError(f"no costs of {missing[0]}: there are {', '.join(found)}")
         found = {name: one for name, one in found.items() if name in wanted}
-    if few := too_few(list(found.values()), LEAST_INCIDENTS):
-        say(
-            f"warning: fewer than {LEAST_INCIDENTS} incidents of {', '.join(few)}: how much"
-            " recoveries vary is not known, and the intervals are too narrow",
-            err=True,
-        )
     return found
 
 
@@ -328,8 +324,9 @@ def _setting(choices: dict[str, Any], rate: float) -> Setting:
     from trainchaos.harness.projection.projection import sizes
     from trainchaos.harness.projection.result import Definitions, Setting
 
+    most_spared = choices["spares"] * choices["gpus_per_node"]
     return Setting(
-        gpus=choices["gpus"] or sizes(SMALLEST, LARGEST),
+        gpus=choices["gpus"] or sizes(max(SMALLEST, most_spared), LARGEST),
         gpus_per_node=choices["gpus_per_node"],
         rate=rate,
         days=choices["days"],

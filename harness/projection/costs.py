@@ -123,7 +123,7 @@ def _of(strategy: str, stalls: Sequence[float], ranks: Sequence[int]) -> Recover
         nodes=1.0,
         per_doubling_s=0.0,
         incidents=len(stalls),
-        source=f"{len(stalls)} incidents at {size:g} ranks",
+        source=f"measured at {size:g} ranks (n = {len(stalls)})",
     )
 
 

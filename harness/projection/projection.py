@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from trainchaos.harness.projection import closed
 from trainchaos.harness.projection.arrivals import Law, Poisson, Weibull
-from trainchaos.harness.projection.costs import RecoveryCost
+from trainchaos.harness.projection.costs import LEAST_INCIDENTS, RecoveryCost
 from trainchaos.harness.projection.presets import DAY_S, Preset
 from trainchaos.harness.projection.result import Z95, Projected, Projection, Setting
 from trainchaos.harness.projection.simulate import CLASSES, Duration, Job, Outcome, simulate
 
+SPARES = "hot-spare"
 ALL_GONE = 0.5
 """Expected share of replicas missing beyond which the mean is cut off too often for a formula."""
 
@@ -25,8 +26,12 @@ def project(
     each: Callable[[float], None] = lambda share: None,
 ) -> Projection:
     """Project every strategy of ``costs`` to every size of ``setting``. ``each``: is told the share
-    that is done.
+    that is done. Raises ValueError where hot-spare has more spares than the job has nodes.
     """
+    smallest = min(setting.gpus)
+    nodes = math.ceil(smallest / setting.gpus_per_node)
+    if SPARES in costs and setting.spares > nodes:
+        raise ValueError(f"{setting.spares} spares for a job of {nodes} nodes ({smallest} GPUs)")
     rows: list[Projected] = []
     parts = [(gpus, cost) for gpus in setting.gpus for cost in costs.values()]
     for done, (gpus, cost) in enumerate(parts):
@@ -39,6 +44,7 @@ def project(
         setting=setting,
         failures_from=failures_from,
         costs={name: cost.source for name, cost in costs.items()},
+        cautions=_cautions(costs),
         notes=_notes(setting, costs),
         rows=rows,
     )
@@ -60,7 +66,7 @@ def job_of(setting: Setting, gpus: int, cost: RecoveryCost) -> Job:
     nodes = math.ceil(gpus / setting.gpus_per_node)
     mean_s = mtbf_s(setting, nodes)
     interval_s = setting.interval_s or _best_s(setting, cost, mean_s)
-    spares = None if not cost.shrinks else setting.spares if cost.strategy == "hot-spare" else 0
+    spares = None if not cost.shrinks else setting.spares if cost.strategy == SPARES else 0
     return Job(
         nodes=nodes,
         between=law_of(setting, nodes),
@@ -171,6 +177,20 @@ def _closed(job: Job) -> tuple[float | None, str]:
     return busy * going * (1.0 - gone), ""
 
 
+def _cautions(costs: Mapping[str, RecoveryCost]) -> list[str]:
+    few = [
+        f"{name} ({one.incidents})"
+        for name, one in costs.items()
+        if 0 < one.incidents < LEAST_INCIDENTS
+    ]
+    if not few:
+        return []
+    return [
+        f"fewer than {LEAST_INCIDENTS} incidents were measured of {', '.join(few)}: how much"
+        " recoveries vary is not known, and the intervals are too narrow"
+    ]
+
+
 def _notes(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
     notes = []
     words = {
@@ -193,13 +213,8 @@ def _notes(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
 
 
 def sizes(first: int, last: int) -> tuple[int, ...]:
-    """Powers of two from ``first`` to ``last``."""
-    return tuple(1 << k for k in range(first.bit_length() - 1, last.bit_length()))
-
-
-def too_few(costs: Sequence[RecoveryCost], least: int) -> list[str]:
-    """Strategies of fewer measured incidents than a spread needs."""
-    return [f"{one.strategy} ({one.incidents})" for one in costs if 0 < one.incidents < least]
+    """Powers of two from ``first`` (or the next one) to ``last``."""
+    return tuple(1 << k for k in range((first - 1).bit_length(), last.bit_length()))
 
 
 def said_from(preset: Preset | None, rate: float | None) -> str:

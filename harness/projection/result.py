@@ -94,12 +94,15 @@ class Projected(Model):
 
 
 class Projection(Model):
-    """Everything that ``chaos project`` says. ``costs``: strategy -> where its stall is from."""
+    """Everything that ``chaos project`` says. ``costs``: strategy -> where its stall is from;
+    ``cautions``: what is missing for its intervals to hold.
+    """
 
     schema_version: int = SCHEMA_VERSION
     setting: Setting
     failures_from: str
     costs: dict[str, str]
+    cautions: list[str]
     notes: list[str]
     rows: list[Projected]
 

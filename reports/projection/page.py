@@ -68,6 +68,7 @@ def render(found: Projection) -> str:
     context: dict[str, Any] = {
         "css": Markup("".join((_TEMPLATES / n).read_text("utf-8") for n in CSS)),
         "found": found,
+        "days": f"{found.setting.days:g}",
         "headline": headline(found),
         "findings": findings(found),
         "plots": [Markup(plot) for plot in plots],
@@ -140,7 +141,7 @@ def _goodput(found: Projection) -> str:
     ax.set_xlabel("GPUs")
     ax.set_ylabel("goodput")
     ax.set_ylim(top=1.0)
-    ax.legend(loc="lower left")
+    ax.legend(loc="best")
     said = ", ".join(f"{r.strategy} {r.goodput:.3f}" for r in at(found, sizes[-1]))
     return to_svg(fig, "goodput", "Goodput by size", f"At {sizes[-1]:,} GPUs: {said}")
 

@@ -11,6 +11,8 @@ APART = 4.0
 """Standard errors from which on the page says that the two engines differ: chance alone exceeds it
 once in 16,000 rows.
 """
+MATTERS = 1e-3
+"""Goodput; a smaller difference between the engines changes no decision."""
 
 
 def headline(found: Projection) -> str:
@@ -57,7 +59,7 @@ def _second(found: Projection) -> str:
     row = max(at(found, largest), key=lambda one: one.failures)
     hours = row.failures * row.gpus / 3600.0
     return (
-        f"Each second less in a recovery is worth {hours:,.1f} GPU-hours in"
+        f"Each second less in a recovery is worth {hours:,.{0 if hours > 100 else 1}f} GPU-hours in"
         f" {found.setting.days:g} days at {largest:,} GPUs ({row.failures:,.0f} failures)."
     )
 
@@ -70,4 +72,5 @@ def _apart(found: Projection) -> Sequence[str]:
         " do not hold there; take the simulation."
         for row in found.rows
         if row.apart is not None and row.closed is not None and row.apart > APART
+        if abs(row.closed - row.goodput) > MATTERS
     ]

@@ -150,3 +150,24 @@ def test_where_the_best_strategy_changes_is_said() -> None:
     assert (f"{last} overtakes {first}" in said) == (first != last)
     assert "Each second less in a recovery is worth" in said
     assert page.render(found).count("<svg") == 2
+
+
+def test_more_spares_than_nodes_are_refused_and_sizes_begin_where_there_are_enough(
+    chaos: Say,
+) -> None:
+    code, _, error = chaos("--gpus", "64", "--spares", "9")
+    assert code == 2 and "9 spares for a job of 8 nodes (64 GPUs)" in error
+    options = ("--spares", "5000", "--trials", "2", "--days", "0.01", "-q", "--format", "json")
+    code, said, _ = chaos(*options)
+    assert code == 0 and {row["gpus"] for row in json.loads(said)["rows"]} == {65_536, 131_072}
+
+
+def test_few_incidents_are_said_in_the_first_line(tmp_path: Path) -> None:
+    from trainchaos.chaos.commands.project import lines
+
+    _, results = build(tmp_path / "run")
+    costs = measured([results.model_copy(update={"faults": results.faults[:1]})])
+    setting = Setting(gpus=(64,), rate=6.5, days=1, trials=5, spares=1)
+    found = project(setting, costs, "a test")
+    assert lines(found)[0].startswith("caution: fewer than 5 incidents were measured of")
+    assert found.cautions[0] in page.render(found)

@@ -38,7 +38,12 @@ PLUGINS = (
 COMPOSITION_ROOTS = ("chaos.cli", "chaos.commands")
 """The files of ``chaos`` that may import the other packages."""
 
-REPORTS_MAY = ("harness.judge", "harness.host.rundir", "harness.compare.result")
+REPORTS_MAY = (
+    "harness.judge",
+    "harness.explain",
+    "harness.host.rundir",
+    "harness.compare.result",
+)
 
 TORCH_AT_TOP = (
     "recovery.collectives",

@@ -15,6 +15,7 @@ from trainchaos.harness.explain.course import Course, course_of
 from trainchaos.harness.explain.diagnose import diagnose
 from trainchaos.harness.explain.diagnosis import DiagnosedIncident
 from trainchaos.harness.explain.signs import Sign, Signs
+from trainchaos.harness.explain.stacks import Stack, stacks_between
 from trainchaos.harness.host.rundir import RunDirectory, arm_id
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.record.episode import Episode
@@ -60,6 +61,7 @@ class Account:
     rank_s: float | None
     cheaper: Cheaper | None
     diagnosis: DiagnosedIncident | None
+    stacks: tuple[Stack, ...]
 
     @property
     def advice(self) -> Entry | None:
@@ -76,6 +78,7 @@ class Unexplained:
     at_s: float
     blame: Blame
     signs: tuple[Sign, ...]
+    stacks: tuple[Stack, ...]
 
     @property
     def advice(self) -> Entry | None:
@@ -116,6 +119,7 @@ def story_of(run: RunDirectory, known: Playbook) -> Story:
                 signs=signs.between(
                     failure.time_ns - NS, failure.time_ns, {failure.data["process"]}
                 ),
+                stacks=stacks_between(log, failure.time_ns, failure.time_ns + NS),
             )
             for failure in unclaimed_failures(history, episodes)
         ]
@@ -169,6 +173,7 @@ def _accounts(
             rank_s=cost_of(results, incident),
             cheaper=cheaper_than(results, incident),
             diagnosis=_said(said, history, (start, end), first.failure),
+            stacks=stacks_between(history.log, start, end),
         )
 
 

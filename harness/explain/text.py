@@ -154,6 +154,7 @@ def facts_of(account: Account) -> list[tuple[str, str]]:
                 " less than this one. Idle time of spares is not counted",
             )
         )
+    facts += [("stack", stack.said) for stack in account.stacks]
     return [
         *facts,
         *_reading(account),
@@ -203,6 +204,7 @@ def _unexplained(found: Unexplained) -> Iterator[str]:
     yield f"A failure that no fault explains, arm {found.arm}"
     yield f"  first   {at}{_s(found.at_s)} into the arm"
     yield f"  blame   {_who(found.blame)}"
+    yield from (_line("stack", stack.said) for stack in found.stacks)
     yield from (_line(*fact) for fact in _evidence(found.signs, found.advice))
 
 
@@ -272,6 +274,7 @@ def _account_json(account: Account) -> dict[str, Any]:
         "blamed_who_was_hit": account.right,
         "timeline": [moment.model_dump() for moment in account.course.moments],
         "first_signal": signal.model_dump() if (signal := account.course.signal) else None,
+        "stacks": [asdict(stack) for stack in account.stacks],
         "cost_rank_s": _number(account.rank_s),
         "cheaper": asdict(account.cheaper) if account.cheaper else None,
         "diagnosis": said.model_dump(mode="json") if (said := account.diagnosis) else None,
@@ -290,6 +293,7 @@ def _unexplained_json(found: Unexplained) -> dict[str, Any]:
         "step": found.step,
         "at_s": found.at_s,
         "blamed": _blame_json(found.blame),
+        "stacks": [asdict(stack) for stack in found.stacks],
         **_signs_json(found.signs, found.advice),
     }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ import pytest
 
 from tests.support.pages.html_page import Page
 from trainchaos.chaos import cli
+from trainchaos.chaos.events.log import Kind, Log, make_log, read_log
+from trainchaos.harness.explain.account import told_of
 from trainchaos.harness.explain.cheaper import Cheaper, cheaper_than, cost_of
+from trainchaos.harness.explain.strip import strip
+from trainchaos.harness.explain.text import facts_of
 from trainchaos.harness.host.rundir import RunDirectory, open_run
 from trainchaos.harness.judge.results import Results
 from trainchaos.harness.judge.verdict.judge import judge
@@ -180,6 +185,57 @@ def costing(results: Results, costs: Mapping[str, list[float]], **changes: Any) 
         if f.fault == "kill" and costs[f.cell]
     ]
     return results.model_copy(update={"faults": faults})
+
+
+def with_stacks(log: Log, *said: Mapping[str, Any]) -> Log:
+    """The log with stacks that were dumped just after its first failure."""
+    failure = next(log.of(Kind.FAILURE_DETECTED))
+    more = [
+        replace(failure, kind=Kind.STACKS_DUMPED, time_ns=failure.time_ns + n + 1, data=data)
+        for n, data in enumerate(said)
+    ]
+    actors = [
+        replace(actor, events=tuple(sorted((*actor.events, *more), key=lambda e: e.time_ns)))
+        if name == failure.actor
+        else actor
+        for name, actor in log.actors.items()
+    ]
+    return make_log(actors)
+
+
+FRAMES = ["/a/b/train.py:7 in step", "/a/b/loop.py:9 in main", "x.py:1 in a", "y.py:2 in b", "z"]
+HUNG = {"process": "w2", "role": "hung", "answered": True, "frames": FRAMES, "file": "w2.stacks"}
+SILENT = {"process": "w0", "role": "peer", "answered": False, "frames": [], "file": ""}
+
+
+def test_where_a_hung_rank_stood_is_told(told: Told) -> None:
+    run, results = told
+    arm = next(arm.id for arm in results.arms)
+    log = with_stacks(read_log(run.events(arm)), HUNG, SILENT)
+    hang, kill = told_of(log, arm, results)
+    assert [text for label, text in facts_of(hang) if label == "stack"] == [
+        "w2 (hung) in b/train.py:7 in step < b/loop.py:9 in main < x.py:1 in a < y.py:2 in b;"
+        " w2.stacks",
+        "w0 (peer) did not answer: it was stopped, or waited in the kernel",
+    ]
+    assert [label for label, _ in facts_of(kill)].count("stack") == 0
+    assert [stack.frames for stack in hang.stacks] == [tuple(FRAMES), ()]
+
+
+@pytest.mark.parametrize("frames", [None, "text", 7, [None, {"a": 1}]])
+def test_stacks_of_any_shape_are_told(told: Told, frames: Any) -> None:
+    run, results = told
+    arm = next(arm.id for arm in results.arms)
+    log = with_stacks(read_log(run.events(arm)), {**HUNG, "frames": frames})
+    hang, _ = told_of(log, arm, results)
+    assert any(label == "stack" for label, _ in facts_of(hang))
+
+
+def test_a_paper_has_no_stacks(told: Told) -> None:
+    run, results = told
+    log = with_stacks(read_log(run.events(results.arms[0].id)), HUNG)
+    assert list(log.of(Kind.STACKS_DUMPED))
+    assert not list(strip(log).of(Kind.STACKS_DUMPED)), "the frames name the injection"
 
 
 SPARE, RESTART = "recovery=hot-spare", "recovery=checkpoint-restart"

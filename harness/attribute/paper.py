@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, NewerVersion
 from trainchaos.chaos.events.log import Log
 from trainchaos.chaos.files import open_regular, write_whole
-from trainchaos.harness.attribute.output import FILE
 from trainchaos.harness.attribute.score import Keyed
 from trainchaos.harness.explain.diagnosis import MOST_BYTES
 from trainchaos.harness.explain.strip import write_stripped
@@ -53,14 +52,10 @@ def begin(paper: Path) -> None:
         ) from error
 
 
-def add(paper: Path, question: str, log: Log, output: str = "") -> None:
-    """Write the stripped log of one question, and what its ranks printed, if there is any. Raises
-    PaperError.
-    """
+def add(paper: Path, question: str, log: Log) -> None:
+    """Write the stripped log of one question. Raises PaperError."""
     try:
         write_stripped(log, paper / question)
-        if output:
-            (paper / question / FILE).write_text(output, encoding="utf-8")
     except OSError as error:
         raise PaperError(f"{paper / question}: cannot be written: {error.strerror}") from error
 

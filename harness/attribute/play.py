@@ -16,7 +16,6 @@ from trainchaos.chaos.loading.load import load
 from trainchaos.chaos.scenario.catalogue import Catalogue
 from trainchaos.chaos.schedule.plan import repeat_seed
 from trainchaos.harness.attribute.exam import ExamError, Question
-from trainchaos.harness.attribute.output import output_of
 from trainchaos.harness.fuzz.draw.text import as_yaml
 from trainchaos.harness.fuzz.play.play import LONGEST_S, SAMPLES, bounded, kinds, memory, strategies
 from trainchaos.harness.host.rundir import RunDirectory, arm_id
@@ -36,13 +35,12 @@ SIM = "sim"
 @dataclass(frozen=True, kw_only=True)
 class Sitting:
     """A question that was played. ``log``: of its faulted arm, with fault events; None: it was
-    not played; ``problem``: why; ``output``: what its ranks printed, "" in simulation.
+    not played; ``problem``: why.
     """
 
     question: Question
     log: Log | None
     problem: str = ""
-    output: str = ""
 
 
 def play(questions: Sequence[Question], catalogue: Catalogue, launcher: str) -> Iterator[Sitting]:
@@ -62,11 +60,9 @@ def play(questions: Sequence[Question], catalogue: Catalogue, launcher: str) -> 
                 continue
             results = run_scenario(loaded, runs=root / "runs", seed=None, live=False, argv=["exam"])
             run = RunDirectory(root / "runs" / loaded.name / results.run_id)
-            arm = arm_id(loaded.cells[0].id, 0, "faulted")
-            if run.events(arm).is_dir():
-                log = read_log(run.events(arm))
-                said = output_of(run.logs(arm), log)
-                yield Sitting(question=question, log=log, output=said)
+            events = run.events(arm_id(loaded.cells[0].id, 0, "faulted"))
+            if events.is_dir():
+                yield Sitting(question=question, log=read_log(events))
             else:
                 skipped = "; ".join(one.reason for one in results.skipped) or results.title
                 yield Sitting(question=question, log=None, problem=skipped)

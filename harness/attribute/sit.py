@@ -65,7 +65,7 @@ def sit(
         answers[question.id] = diagnose(log, playbook)
         after += [(one.kind, question.strategy, aftermath_of(log, one)) for one in truths]
         if export is not None:
-            paper.add(export, question.id, log, sitting.output)
+            paper.add(export, question.id, log)
         tell(f"{number} of {len(questions)}: {question.id}, {question.kind}, {question.strategy}")
     return Exam(
         keys=keys,

@@ -80,6 +80,12 @@ class NoJob:
         """A pulse without processor starvation."""
         return Pulse(starved_s=0.0)
 
+    def ask_stacks(self, process: str) -> None:
+        """Do nothing."""
+
+    def stacks(self, process: str) -> None:
+        """There are none."""
+
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> None:

@@ -16,9 +16,19 @@ from trainchaos.reports.content.facts import analyze_command, busy, failing_slas
 from trainchaos.reports.content.facts import labels as cell_labels
 from trainchaos.reports.content.figures import flatten, plural, visible, with_unit
 from trainchaos.reports.content.history import history as read_history
+from trainchaos.reports.content.postmortems import postmortems
 from trainchaos.reports.content.series import Pair, read_pairs
 from trainchaos.reports.content.timeline import timelines as read_timelines
-from trainchaos.reports.page import history, plots, table, tables, timeline, wall, wall_plot
+from trainchaos.reports.page import (
+    history,
+    plots,
+    postmortem,
+    table,
+    tables,
+    timeline,
+    wall,
+    wall_plot,
+)
 
 MAX_PLOTTED_CELLS = 12
 GROUPS = ("fail", "inconclusive", "pass")
@@ -97,18 +107,21 @@ def _judged(results: Results) -> dict[str, Any]:
 
 
 def _files(run: RunDirectory, results: Results) -> dict[str, Any]:
-    """Timelines of the arms, the files of the run, and the last output of arms that did not
-    complete, each with the number of arms left out.
+    """Timelines of the arms, post-mortems of the incidents, the files of the run, and the last
+    output of arms that did not complete, each with the number left out.
     """
     lines, unshown = read_timelines(run, results)
     logs, unlinked = artifacts.logs(run, results)
     tails, untold = artifacts.tails(run, results)
+    told, more = postmortems(run, results)
     return {
         "timelines": timeline.shown(lines),
         "unshown": unshown,
         "links": artifacts.of_the_run(run),
         "logs": logs,
         "unlinked": unlinked,
+        "postmortems": postmortem.blocks(told),
+        "more_incidents": more,
         "tails": tails,
         "untold": untold,
     }

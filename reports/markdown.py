@@ -8,7 +8,7 @@ from pathlib import Path
 from trainchaos.chaos.files import write_whole
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
-from trainchaos.reports.content import metric_rows
+from trainchaos.reports.content import metric_rows, postmortems
 from trainchaos.reports.content.facts import (
     VERDICT_MARKS,
     StrategyFacts,
@@ -84,6 +84,7 @@ def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> It
     if rated := list(metric_rows.rates(results)):
         yield from section("Rates over all arms")
         yield from table(metric_rows.RATES, rated, metric_rows.RATE_SIDES)
+    yield from _incidents(results)
     yield from _nodes(results)
     if results.fidelity:
         yield from section("Not real")
@@ -190,6 +191,17 @@ def _findings(results: Results) -> Iterator[str]:
     if missed:
         yield from section("Faults that did not land or heal")
         yield from table(("cell", "fault", "repeat", "landed", "healed"), missed, "llrll")
+
+
+def _incidents(results: Results) -> Iterator[str]:
+    rows, more = postmortems.lines(results)
+    if rows:
+        head = ("cell", "repeat", "fault", "outcome", "blamed", "cost", "lost steps", "decision")
+        yield from section("Incidents")
+        yield from table(head, rows, "lrlllrrl")
+    if more:
+        yield ""
+        yield escape(f"{more} more are in results.json.")
 
 
 def _nodes(results: Results) -> Iterator[str]:

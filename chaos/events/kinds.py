@@ -46,6 +46,7 @@ class Kind(StrEnum):
     FAULT_HEALED = "fault_healed"
     # orchestrator: detection and recovery
     FAILURE_DETECTED = "failure_detected"
+    STACKS_DUMPED = "stacks_dumped"
     COORDINATOR_ADOPTED = "coordinator_adopted"
     REPLICAS_AGREED = "replicas_agreed"
     DOUBTS_SETTLED = "doubts_settled"
@@ -184,6 +185,12 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # last_seq: of the last event it had written; stopped: the kernel showed it as stopped for
         # all of silent_s. applied: the state already holds the refused values
         Kind.FAILURE_DETECTED: frozenset({"failure", "cause", "process", "rank", "detail"}),
+        # after a hang was declared: what a process did when it, or the one that it waited for,
+        # was suspected. role: hung|peer (waited in a collective)|stuck (all waited, nobody was
+        # blamed); answered: it wrote something; frames: of its training thread, the innermost
+        # first, "path:line in function"; file: beside the process's output, with all threads, "" if
+        # it could not be kept
+        Kind.STACKS_DUMPED: frozenset({"process", "role", "answered", "frames", "file"}),
         # a supervisor took the job over from one that was lost. down_s: time without a supervisor;
         # events: number of log lines from which it learned the job's state; stage: of the lost
         # supervisor, for people

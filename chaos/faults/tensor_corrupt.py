@@ -140,10 +140,10 @@ class TensorCorrupt(Fault):
 
         def change(flat: Any) -> None:
             places = self._places(flat, random.Random(rng.random()))
-            self._put(flat, places, [self._value(float(flat[place])) for place in places])
+            self._put(flat, places, [self._value(_plain(flat[place])) for place in places])
 
         def keep(flat: Any) -> None:
-            kept.extend(float(flat[place]) for place in range(min(self.count, flat.numel())))
+            kept.extend(_plain(flat[place]) for place in range(min(self.count, flat.numel())))
 
         def put_back(flat: Any) -> None:
             places = range(min(len(kept), flat.numel()))
@@ -216,3 +216,8 @@ def flip(value: float, bit: int) -> float:
     (word,) = struct.unpack("<I", struct.pack("<f", value))
     (flipped,) = struct.unpack("<f", struct.pack("<I", word ^ (1 << bit)))
     return float(flipped)
+
+
+def _plain(value: Any) -> float:
+    """A value of a tensor, or of a simulated one, as a number."""
+    return value.item() if hasattr(value, "item") else float(value)

@@ -241,6 +241,7 @@ def _job(variant: Variant, strategy: str, launcher: str, rng: random.Random) -> 
             **variant.workload,
         },
         "recovery": recovery,
+        "baseline": "none",
         "faults": [],
         "stop_conditions": [{"when": "no_committed_step_for > 60s"}],
     }

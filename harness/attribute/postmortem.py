@@ -1,5 +1,5 @@
-"""What is told of each incident afterwards: when it was noticed, who was blamed, what it cost, and
-which strategy of the same exam got off more cheaply. Computed from the event logs alone.
+"""What is told of each incident of an exam afterwards: when it was noticed, who was blamed, what it
+cost, and which strategy of the same exam got off more cheaply. Computed from the event logs alone.
 """
 
 from __future__ import annotations
@@ -10,33 +10,10 @@ from statistics import median
 
 from pydantic import BaseModel, ConfigDict
 
-from trainchaos.chaos.events.event import Event
 from trainchaos.chaos.events.kinds import Kind
 from trainchaos.chaos.events.log import Log
 from trainchaos.harness.attribute.key import KeyIncident
-
-SIGNALS = (
-    Kind.PROCESS_EXITED,
-    Kind.ERROR_RAISED,
-    Kind.NONFINITE_CAUGHT,
-    Kind.HEALTH_REPORTED,
-    Kind.CHECKPOINT_FAILED,
-    Kind.CHECKPOINT_REFUSED,
-    Kind.NODE_LOST,
-    Kind.COORDINATOR_ADOPTED,
-    Kind.FAILURE_DETECTED,
-)
-"""What first shows that something is wrong."""
-
-
-class Moment(BaseModel):
-    """One line of a timeline. ``at_s``: since the run began."""
-
-    model_config = ConfigDict(frozen=True)
-
-    at_s: float
-    what: str
-    who: str | None = None
+from trainchaos.harness.explain.course import Moment, course_of, first_of
 
 
 class Cheaper(BaseModel):
@@ -50,9 +27,8 @@ class Cheaper(BaseModel):
 
 
 class Aftermath(BaseModel):
-    """One incident. ``cost_s``: from the hit until the job had committed more steps than before;
-    None: it never had. ``steps_redone``: committed before, and done again. ``blamed``: the rank
-    that the supervisor named; ``blamed_right``: None where nobody was named.
+    """One incident; ``cost_s`` and ``steps_redone`` as in ``Course``. ``blamed``: the rank that the
+    supervisor named; ``blamed_right``: None where nobody was named.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -71,32 +47,15 @@ def aftermath_of(log: Log, truth: KeyIncident) -> Aftermath:
     started = log.first(Kind.RUN_STARTED)
     start_ns = started.time_ns if started else 0
     hit_ns = start_ns + int(1e9 * truth.at_s)
-    commits = list(log.of(Kind.STEP_COMMITTED))
-    before = max((e.step or 0 for e in commits if e.time_ns <= hit_ns), default=0)
-    over = next((e for e in commits if e.time_ns > hit_ns and (e.step or 0) > before), None)
-    failure = _first(log, hit_ns, Kind.FAILURE_DETECTED)
-    declared = failure.time_ns if failure else hit_ns
-    answered = [
-        event
-        for kind in (Kind.DECISION, Kind.GENERATION_STARTED, Kind.GENERATION_READY)
-        if failure and (event := _first(log, declared, kind))
-    ]
-    signal = next((e for e in log.of(*SIGNALS) if e.time_ns >= hit_ns and _tells(e)), None)
-    shown = [one for one in (signal, failure, *answered, over) if one]
-    resumed = next((e for e in answered if e.kind is Kind.GENERATION_READY), None)
-    last = max((e.step or 0 for e in commits if e.time_ns <= declared), default=0)
-    named = failure.data["rank"] if failure else None
-    unique = {(event.actor, event.seq): event for event in shown}
+    course = course_of(log, hit_ns, truth.kind, first_of(log, hit_ns, Kind.FAILURE_DETECTED))
+    named = course.failure.data["rank"] if course.failure else None
     return Aftermath(
-        timeline=[
-            Moment(at_s=truth.at_s, what=truth.kind),
-            *(_moment(event, start_ns) for event in sorted(unique.values(), key=_time)),
-        ],
-        first_signal=_moment(signal, start_ns) if signal else None,
+        timeline=list(course.moments),
+        first_signal=course.signal,
         blamed=named,
         blamed_right=None if named is None else truth.anybody or named in truth.hit,
-        cost_s=round((over.time_ns - hit_ns) / 1e9, 6) if over else None,
-        steps_redone=max(0, last - (resumed.step or 0)) if resumed else 0,
+        cost_s=course.cost_s,
+        steps_redone=course.steps_redone,
     )
 
 
@@ -119,25 +78,3 @@ def with_cheaper(
             one = one.model_copy(update={"cheaper": found})
         made.append(one)
     return made
-
-
-def _first(log: Log, since_ns: int, kind: Kind) -> Event | None:
-    return next((event for event in log.of(kind) if event.time_ns >= since_ns), None)
-
-
-def _tells(event: Event) -> bool:
-    return event.kind is not Kind.PROCESS_EXITED or not event.data["expected"]
-
-
-def _time(event: Event) -> int:
-    return event.time_ns
-
-
-def _moment(event: Event, start_ns: int) -> Moment:
-    words = event.data.get("detail") or event.data.get("reason") or ""
-    what = event.kind.value.replace("_", " ") + (f": {words}" if words else "")
-    if event.step is not None:
-        what += f" (step {event.step})"
-    who = event.data.get("process") if "process" in event.data else event.actor
-    at_s = round((event.time_ns - start_ns) / 1e9, 6)
-    return Moment(at_s=at_s, what=what[:200], who=who)

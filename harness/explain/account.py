@@ -9,8 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainchaos.chaos.events.budget import Budget
-from trainchaos.chaos.events.log import Event, read_log
+from trainchaos.chaos.events.log import Event, Log, read_log
+from trainchaos.harness.explain.cheaper import Cheaper, cheaper_than, cost_of
+from trainchaos.harness.explain.course import Course, course_of
+from trainchaos.harness.explain.diagnose import diagnose
+from trainchaos.harness.explain.diagnosis import DiagnosedIncident
 from trainchaos.harness.explain.signs import Sign, Signs
+from trainchaos.harness.explain.stacks import Stack, stacks_between
 from trainchaos.harness.host.rundir import RunDirectory, arm_id
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.record.episode import Episode
@@ -19,8 +24,13 @@ from trainchaos.harness.judge.record.history import NS, History
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.results import Results
 from trainchaos.harness.judge.verdict.judge import judge
-from trainchaos.recovery.playbook.book import Playbook
+from trainchaos.recovery.playbook.book import Playbook, playbook
 from trainchaos.recovery.playbook.entry import Entry
+
+EARLY_S = 0.25
+"""A silence may have begun so long before the fault that it is told of: a rank falls behind while
+it waits for its point.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +45,10 @@ class Blame:
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """An incident that fired. ``hit``: processes; empty where a fault hits none (a link, a disk);
-    ``right``: whether who was blamed was hit; None: nobody was blamed, or no process was hit.
+    """An incident that fired: its post-mortem. ``hit``: processes; empty where a fault hits none (a
+    link, a disk); ``right``: whether who was blamed was hit; None: nobody was blamed, or no process
+    was hit; ``rank_s``: what it cost, rank-seconds (``cost_of``); ``cheaper``: None: the run
+    supports no claim; ``diagnosis``: what the log without its fault events says of that time.
     """
 
     arm: str
@@ -45,6 +57,11 @@ class Account:
     blame: Blame | None
     right: bool | None
     signs: tuple[Sign, ...]
+    course: Course
+    rank_s: float | None
+    cheaper: Cheaper | None
+    diagnosis: DiagnosedIncident | None
+    stacks: tuple[Stack, ...]
 
     @property
     def advice(self) -> Entry | None:
@@ -61,6 +78,7 @@ class Unexplained:
     at_s: float
     blame: Blame
     signs: tuple[Sign, ...]
+    stacks: tuple[Stack, ...]
 
     @property
     def advice(self) -> Entry | None:
@@ -78,21 +96,20 @@ class Story:
     idle: int
 
 
-def story_of(run: RunDirectory, playbook: Playbook) -> Story:
+def story_of(run: RunDirectory, known: Playbook) -> Story:
     """Judge a stored run and tell its incidents; writes nothing. Raises LogError, ScenarioError,
     NewerVersion as ``judge``.
     """
     results, budget = judge(run), Budget()
     accounts: list[Account] = []
     unexplained: list[Unexplained] = []
-    fired = [incident for incident in results.faults if incident.fired]
     for arm in results.arms:
         log = read_log(run.events(arm.id), budget)
-        history, signs = history_of(log), Signs(log, playbook)
+        history, signs = history_of(log), Signs(log, known)
         episodes = episodes_of(history)
         if arm.arm == "faulted":
-            own = [one for one in fired if arm_id(one.cell, one.repeat, "faulted") == arm.id]
-            accounts += _accounts(arm.id, own, episodes, history, signs)
+            said = diagnose(log, known)
+            accounts += _accounts(arm.id, results, episodes, history, signs, said)
         unexplained += [
             Unexplained(
                 arm=arm.id,
@@ -102,22 +119,35 @@ def story_of(run: RunDirectory, playbook: Playbook) -> Story:
                 signs=signs.between(
                     failure.time_ns - NS, failure.time_ns, {failure.data["process"]}
                 ),
+                stacks=stacks_between(log, failure.time_ns, failure.time_ns + NS),
             )
             for failure in unclaimed_failures(history, episodes)
         ]
-    idle = len(results.faults) - len(fired)
+    idle = sum(not incident.fired for incident in results.faults)
     return Story(
         results=results, accounts=tuple(accounts), unexplained=tuple(unexplained), idle=idle
     )
 
 
+def told_of(log: Log, arm: str, results: Results) -> list[Account]:
+    """The incidents of one faulted arm. ``log``: of the arm with this id; ``results``: of its run.
+    Raises LogError where the log does not say how its run began.
+    """
+    book, history = playbook(), history_of(log)
+    signs, said = Signs(log, book), diagnose(log, book)
+    return [*_accounts(arm, results, episodes_of(history), history, signs, said)]
+
+
 def _accounts(
     arm: str,
-    incidents: Sequence[Incident],
+    results: Results,
     episodes: Sequence[Episode],
     history: History,
     signs: Signs,
+    said: Sequence[DiagnosedIncident],
 ) -> Iterator[Account]:
+    fired = [one for one in results.faults if one.fired]
+    incidents = [one for one in fired if arm_id(one.cell, one.repeat, "faulted") == arm]
     by_hit = {(one.fault, one.occurrence): one for one in episodes if one.injected}
     starts = sorted(one.injected.time_ns for one in episodes if one.injected)
     for incident in incidents:
@@ -129,6 +159,7 @@ def _accounts(
         hit = tuple(dict.fromkeys(name for one in hits for name in one.processes))
         blamed = first.failure.data["process"] if first.failure else None
         start, end = _span(incident, hits, starts, history)
+        course = course_of(history.log, round(start), incident.kind, first.failure, end)
         yield Account(
             arm=arm,
             incident=incident,
@@ -138,7 +169,25 @@ def _accounts(
             if first.failure and blamed is not None and hit
             else None,
             signs=signs.between(start, end, {*hit, blamed} if hit else ()),
+            course=course,
+            rank_s=cost_of(results, incident),
+            cheaper=cheaper_than(results, incident),
+            diagnosis=_said(said, history, (start, end), first.failure),
+            stacks=stacks_between(history.log, start, end),
         )
+
+
+def _said(
+    said: Sequence[DiagnosedIncident],
+    history: History,
+    span: tuple[float, float],
+    failure: Event | None,
+) -> DiagnosedIncident | None:
+    """The diagnosis of a time: one that names who was blamed, else the first."""
+    start, end = ((moment - history.start_ns) / NS for moment in span)
+    inside = [one for one in said if start - EARLY_S <= one.at_s <= end]
+    rank = failure.data["rank"] if failure else None
+    return next((one for one in inside if one.rank == rank), inside[0] if inside else None)
 
 
 def _span(

@@ -23,10 +23,11 @@ HIDDEN = frozenset(
         Kind.FAULT_HEALED,
         Kind.FAULT_EFFECT,
         Kind.CLOCK_MEASURED,
+        Kind.STACKS_DUMPED,
     }
 )
 """Kinds of events that are left out. Clocks were corrected when the log was read, and would be
-corrected again.
+corrected again. The innermost frame of a hang that was injected is the injection's.
 """
 BETRAYING = ("inject", "emulat")
 """Parts of words that only an injected fault leaves in an error's text."""

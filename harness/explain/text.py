@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos.events.figures import with_unit
@@ -131,18 +132,71 @@ def _fields(entry: Entry) -> Iterator[str]:
         yield f"  note    {entry.note}"
 
 
-def _account(account: Account) -> Iterator[str]:
+def facts_of(account: Account) -> list[tuple[str, str]]:
+    """An incident's post-mortem as pairs of a label and what is to be said; labels may repeat."""
     one = account.incident
     hit = ", ".join(account.hit) or _target(one.target)
     rank = one.target.get("rank")
     named = f" (rank {rank})" if rank is not None and len(account.hit) == 1 else ""
     at = f"at step {one.step}, " if one.step is not None else ""
-    yield f"{one.fault}, arm {account.arm}: {one.outcome}"
     landed = "" if one.landed else "; it was not seen to land"
-    yield f"  first   {at}{_s(one.injected_s)} into the arm, {one.kind} hit {hit}{named}{landed}"
-    yield f"  blame   {_blamed(account)}"
-    yield f"  cost    {_cost(account)}"
-    yield from _evidence(account.signs, account.advice)
+    facts = [
+        ("first", f"{at}{_s(one.injected_s)} into the arm, {one.kind} hit {hit}{named}{landed}")
+    ]
+    if (signal := account.course.signal) is not None:
+        facts.append(("shown", f"{_after(account, signal.at_s)} by {signal.who}: {signal.what}"))
+    facts += [("blame", _blamed(account)), ("cost", _cost(account))]
+    if (other := account.cheaper) is not None:
+        facts.append(
+            (
+                "cheaper",
+                f"{other.label}: {_rank_s(other.rank_s)}, median of {other.n}; each of them cost"
+                " less than this one. Idle time of spares is not counted",
+            )
+        )
+    facts += [("stack", stack.said) for stack in account.stacks]
+    return [
+        *facts,
+        *_reading(account),
+        *_evidence(account.signs, account.advice),
+        *_action(account),
+    ]
+
+
+def moments_of(account: Account) -> list[tuple[str, str, str]]:
+    """The timeline of an incident: seconds after the hit, what, and who."""
+    return [(_after(account, m.at_s), m.what, m.who or "") for m in account.course.moments]
+
+
+def _after(account: Account, at_s: float) -> str:
+    return f"+{max(0.0, at_s - account.course.moments[0].at_s):.3f} s"
+
+
+def _reading(account: Account) -> Iterator[tuple[str, str]]:
+    """What the log without its fault events says."""
+    if (said := account.diagnosis) is not None:
+        who = f" of rank {said.rank}" if said.rank is not None else ""
+        who = f" of node {said.node}" if said.node is not None else who
+        yield "reads as", f"{said.cause.value}{who}, layer {said.layer.value} ({_cut(said.why)})"
+
+
+def _action(account: Account) -> Iterator[tuple[str, str]]:
+    """What to do by the diagnosis, where the playbook knows none of the signs."""
+    if account.advice is None and (said := account.diagnosis) is not None:
+        yield "to do", f"{said.action.value}: {ABOUT[said.action]}"
+
+
+def _account(account: Account) -> Iterator[str]:
+    yield f"{account.incident.fault}, arm {account.arm}: {account.incident.outcome}"
+    facts = facts_of(account)
+    yield from (_line(label, text) for label, text in facts)
+    if account.blame is not None:
+        then = "; ".join(f"{at} {what}" for at, what, _ in moments_of(account)[1:])
+        yield _line("then", then)
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:<7} {text}"
 
 
 def _unexplained(found: Unexplained) -> Iterator[str]:
@@ -150,7 +204,8 @@ def _unexplained(found: Unexplained) -> Iterator[str]:
     yield f"A failure that no fault explains, arm {found.arm}"
     yield f"  first   {at}{_s(found.at_s)} into the arm"
     yield f"  blame   {_who(found.blame)}"
-    yield from _evidence(found.signs, found.advice)
+    yield from (_line("stack", stack.said) for stack in found.stacks)
+    yield from (_line(*fact) for fact in _evidence(found.signs, found.advice))
 
 
 def _blamed(account: Account) -> str:
@@ -178,6 +233,8 @@ def _cost(account: Account) -> str:
     if one.recovery_time is not None:
         never = math.isinf(one.recovery_time)
         parts.append("never recovered" if never else f"recovered after {_s(one.recovery_time)}")
+    if account.rank_s and math.isfinite(account.rank_s):
+        parts.append(_rank_s(account.rank_s))
     lost = _count(one.steps_lost, "step") + " lost"
     if one.never_recovered:
         lost = "all steps lost"
@@ -188,7 +245,7 @@ def _cost(account: Account) -> str:
     return ", ".join([*parts, lost])
 
 
-def _evidence(signs: Sequence[Sign], advice: Entry | None) -> Iterator[str]:
+def _evidence(signs: Sequence[Sign], advice: Entry | None) -> Iterator[tuple[str, str]]:
     groups: dict[str, list[Sign]] = {}
     for sign in signs:
         groups.setdefault(sign.entry.id if sign.entry else sign.what, []).append(sign)
@@ -196,15 +253,15 @@ def _evidence(signs: Sequence[Sign], advice: Entry | None) -> Iterator[str]:
         entry, more = alike[0].entry, len(alike) - MOST_ALIKE
         what = "; ".join(sign.what for sign in alike[:MOST_ALIKE])
         what += f"; and {more} more" if more > 0 else ""
-        yield f"  sign    {what}: {entry.meaning if entry else 'the playbook has nothing on it'}"
+        yield "sign", f"{what}: {entry.meaning if entry else 'the playbook has nothing on it'}"
     if len(groups) > IN_FULL:
-        yield f"  sign    and {len(groups) - IN_FULL} more kinds; --format json has all"
+        yield "sign", f"and {len(groups) - IN_FULL} more kinds; --format json has all"
     if not signs:
-        yield "  sign    none: no exit, error or health event in the log"
+        yield "sign", "none: no exit, error or health event in the log"
     if advice is not None:
-        yield f"  to do   {advice.action.value}: {ABOUT[advice.action]} (whose: {advice.blame})"
+        yield "to do", f"{advice.action.value}: {ABOUT[advice.action]} (whose: {advice.blame})"
         if advice.move:
-            yield "  warns   the device is failing: move the work off it at once"
+            yield "warns", "the device is failing: move the work off it at once"
 
 
 def _account_json(account: Account) -> dict[str, Any]:
@@ -215,8 +272,19 @@ def _account_json(account: Account) -> dict[str, Any]:
         "hit": [*account.hit],
         "blamed": _blame_json(account.blame),
         "blamed_who_was_hit": account.right,
+        "timeline": [moment.model_dump() for moment in account.course.moments],
+        "first_signal": signal.model_dump() if (signal := account.course.signal) else None,
+        "stacks": [asdict(stack) for stack in account.stacks],
+        "cost_rank_s": _number(account.rank_s),
+        "cheaper": asdict(account.cheaper) if account.cheaper else None,
+        "diagnosis": said.model_dump(mode="json") if (said := account.diagnosis) else None,
         **_signs_json(account.signs, account.advice),
     }
+
+
+def _number(value: float | None) -> float | str | None:
+    """As in results.json: JSON has no infinity."""
+    return "Infinity" if value == math.inf else value
 
 
 def _unexplained_json(found: Unexplained) -> dict[str, Any]:
@@ -225,6 +293,7 @@ def _unexplained_json(found: Unexplained) -> dict[str, Any]:
         "step": found.step,
         "at_s": found.at_s,
         "blamed": _blame_json(found.blame),
+        "stacks": [asdict(stack) for stack in found.stacks],
         **_signs_json(found.signs, found.advice),
     }
 
@@ -250,6 +319,10 @@ def _target(target: dict[str, Any]) -> str:
 
 def _s(seconds: float) -> str:
     return with_unit(seconds, "s", "lower")
+
+
+def _rank_s(value: float) -> str:
+    return with_unit(value, "rank-s", "lower")
 
 
 def _count(number: int, what: str) -> str:

@@ -290,6 +290,11 @@ class Cluster(Protocol):
     def os_state(self, name: str) -> str:
         """R, S, D, T, Z, or X if gone."""
 
+    def stacks(self, name: str) -> str | None:
+        """What a process wrote since it was sent ``recovery.process.stacks.STACK_SIGNAL``; None:
+        nothing can be read, as of a simulated one.
+        """
+
     def pulse(self, name: str) -> Pulse:
         """Processor time that a process got."""
 

@@ -234,6 +234,10 @@ class LocalCluster:
         """From /proc."""
         return self._node.os_state(name)
 
+    def stacks(self, name: str) -> str | None:
+        """What it wrote into memory."""
+        return self._node.stacks(name)
+
     def pulse(self, name: str) -> Pulse:
         """What it got of the processors."""
         return self._node.pulse(name)

@@ -35,6 +35,7 @@ from trainchaos.recovery.health.readings.signs import event_of
 from trainchaos.recovery.health.warnings import PlaceWarnings
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.process.local import Dying
+from trainchaos.recovery.process.stacks import STACK_SIGNAL, keep
 from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
 from trainchaos.recovery.supervise.supervision import Hands, StopFlag
 from trainchaos.recovery.transport.wire import CheckpointNote, Extra, Join, Message, Stop
@@ -334,6 +335,16 @@ class Orchestrator:
         """SIGKILL."""
         self._roster.asked_ns.setdefault(process, self._cluster.now_ns())
         self._cluster.signal(process, signals.SIGKILL)
+
+    def ask_stacks(self, process: str) -> None:
+        """Ask for its stacks."""
+        self._cluster.signal(process, STACK_SIGNAL)
+
+    def stacks(self, process: str) -> tuple[str, str] | None:
+        """Its answer, kept beside the arm's outputs."""
+        text = self._cluster.stacks(process)
+        folder = self._setup.run.logs(self._setup.id)
+        return None if text is None else (text, keep(folder, process, text))
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

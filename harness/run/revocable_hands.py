@@ -66,6 +66,15 @@ class RevocableHands:
         """See Hands."""
         return self._hands.pulse(process)
 
+    def ask_stacks(self, process: str) -> None:
+        """See Hands."""
+        self._check()
+        self._hands.ask_stacks(process)
+
+    def stacks(self, process: str) -> tuple[str, str] | None:
+        """See Hands."""
+        return self._hands.stacks(process)
+
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> object:

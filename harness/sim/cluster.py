@@ -25,6 +25,7 @@ from trainchaos.harness.sim.world.store import SimStore
 from trainchaos.harness.undo.base import Undo
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.policy.strategy import Strategy
+from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Message
@@ -138,8 +139,8 @@ class SimCluster:
         return process.deliver(message, process.rng.uniform(*LATENCY_MS) * MS)
 
     def signal(self, name: str, signum: int) -> None:
-        """Signal a process."""
-        if self._behaviour.obeys(self._ranks[name], signum):
+        """Signal a process; none has stacks to write down."""
+        if signum != STACK_SIGNAL and self._behaviour.obeys(self._ranks[name], signum):
             self._ranks[name].process.signal(signum)
 
     def mark(self, name: str) -> Mark:
@@ -149,6 +150,10 @@ class SimCluster:
     def os_state(self, name: str) -> str:
         """S, T, Z or X."""
         return self._ranks[name].process.state
+
+    def stacks(self, name: str) -> str | None:
+        """Nothing: simulated ranks have no stacks."""
+        return None
 
     def pulse(self, name: str) -> Pulse:
         """Nothing: processors are never short here."""

@@ -143,6 +143,10 @@ class NodesProcessHost:
         """The last pulse received."""
         return self._fleet.pulse(name)
 
+    def stacks(self, name: str) -> str | None:
+        """The last stacks received."""
+        return self._fleet.stacks(name)
+
     def wait(self, timeout_s: float) -> Sequence[FleetReport]:
         """Reports on processes and nodes."""
         return self._fleet.wait(timeout_s)

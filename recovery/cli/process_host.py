@@ -82,6 +82,11 @@ class ProcessHost(Protocol):
     def pulse(self, name: str) -> Pulse:
         """How much CPU time it got."""
 
+    def stacks(self, name: str) -> str | None:
+        """What it wrote since it was sent ``recovery.process.stacks.STACK_SIGNAL``; None: nothing
+        can be read.
+        """
+
     def wait(self, timeout_s: float) -> Sequence[Any]:
         """What happened (``recovery.process.local.Report``,
         ``recovery.nodes.coordinator.node_state.NodeEvent``), waiting up to ``timeout_s``.
@@ -131,7 +136,7 @@ class LocalProcessHost:
         self.fork = self._server.fork
         self.alive, self.send, self.signal = self._node.alive, self._node.send, self._node.signal
         self.mark, self.os_state, self.wait = self._node.mark, self._node.os_state, self._node.wait
-        self.pulse = self._node.pulse
+        self.pulse, self.stacks = self._node.pulse, self._node.stacks
 
     def await_ready(self, stopped: Callable[[], bool]) -> None:
         """Wait until torch is imported."""

@@ -26,6 +26,7 @@ from trainchaos.recovery.policy import strategies
 from trainchaos.recovery.policy.strategy import ANNOUNCED, Cause, StateFrom, Strategy
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, start_store
 from trainchaos.recovery.process.logroom import LogRoom
+from trainchaos.recovery.process.stacks import STACK_SIGNAL, keep
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.rank.script import ScriptConfig
 from trainchaos.recovery.supervise.adoption import past
@@ -343,6 +344,16 @@ class Supervisor:
     def pulse(self, process: str) -> Pulse:
         """How much CPU time it got."""
         return self._host.pulse(process)
+
+    def ask_stacks(self, process: str) -> None:
+        """Ask for its stacks."""
+        self._host.signal(process, STACK_SIGNAL)
+
+    def stacks(self, process: str) -> tuple[str, str] | None:
+        """Its answer, kept beside the outputs, or else the event logs."""
+        text = self._host.stacks(process)
+        folder = self._spec.logs or self._spec.events
+        return None if text is None else (text, keep(folder, process, text))
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

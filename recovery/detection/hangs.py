@@ -28,6 +28,7 @@ T = TypeVar("T")
 STALLS = "data"  # the phase that depends on what ranks share
 DISK = "D"  # in the kernel, waiting for a device
 STOPPED = ("T",)
+SUSPECT_AT = 0.5  # of the limit: leaves the rest for a dump of its stacks
 TRACED = ("t",)
 """Held by a debugger or a profiler, which will release it."""
 UNHEARD = "?"
@@ -96,6 +97,8 @@ class HangDetector:
     limits: HangLimits = field(default_factory=HangLimits)
     due_s: float = math.inf
     """Seconds until the next process is late, if it does not move before."""
+    suspects: set[str] = field(default_factory=set)
+    """Who was silent for ``SUSPECT_AT`` of its limit or longer at the last look, and may answer."""
     _last_step: int = -1
     _last_time_s: float = 0.0
     _last_look_s: float | None = None
@@ -150,6 +153,7 @@ class HangDetector:
         kernel = _once(kernel)
         look = PollTime.after(self._last_look_s, now_s)
         self._last_look_s, self.due_s = now_s, math.inf
+        self.suspects.clear()
         ahead: dict[int, tuple[int, int]] = {}
         for name, mark in marks.items():
             group = replicas.get(name, 0)
@@ -236,6 +240,8 @@ class HangDetector:
         waits = in_collective and not missed
         if waits:
             limit = self.pace.patient_s(limit)
+        if late > SUSPECT_AT * limit and not held:
+            self.suspects.add(name)
         if late <= limit:
             self.due_s = min(self.due_s, limit - late) if late else self.due_s
             return None
@@ -293,6 +299,7 @@ class HangDetector:
         waited = min(self._silences[name].waited_s for name in marks)
         limit = self.pace.patient_s(2 * self.deadline_s("collective"))
         step = max(mark.step for mark in marks.values())
+        self.suspects.update(marks if waited > SUSPECT_AT * limit else ())
         if waited <= limit:
             return None
         self.pace.stuck()
@@ -314,6 +321,8 @@ class LeaveWatch:
 
     pace: Pace
     least_s: float
+    suspects: set[str] = field(default_factory=set)
+    """As in ``HangDetector``."""
     _last_look_s: float | None = None
     _silences: dict[str, Silence] = field(default_factory=dict)
 
@@ -329,6 +338,7 @@ class LeaveWatch:
         """
         look = PollTime.after(self._last_look_s, now_s)
         self._last_look_s = now_s
+        self.suspects.clear()
         late = {}
         for name, mark in marks.items():
             silence = self._silences.get(name)
@@ -344,6 +354,8 @@ class LeaveWatch:
                 limit = self.least_s
             elif state == DISK:
                 limit *= self.pace.limits.disk_factor
+            if silence.behind_s > SUSPECT_AT * limit and state not in STOPPED:
+                self.suspects.add(name)
             if silence.behind_s > limit:
                 late[name] = _measured(silence.behind_s, limit, mark.last_seq)
         return late

@@ -6,6 +6,7 @@ import os
 import threading
 from pathlib import Path
 
+from trainchaos.recovery.process.stacks import StackReader
 from trainchaos.recovery.process.starvation import Starvation
 from trainchaos.recovery.transport.event_ring import LineRing
 from trainchaos.recovery.transport.exit_hint import Bell
@@ -39,6 +40,7 @@ class ChildProcess:
         self.log = log
         self.gone = False
         self.starvation = Starvation()
+        self.stacks = StackReader(pid)
         self.watch: threading.Thread | None = None
 
     def let_go(self) -> None:

@@ -17,6 +17,7 @@ from trainchaos.chaos.events.log import EventWriter, Kind
 from trainchaos.recovery.process import processes
 from trainchaos.recovery.process.notice import tell_on_sigterm
 from trainchaos.recovery.process.output import shield
+from trainchaos.recovery.process.stacks import answer_requests
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.event_ring import RingWriter
 from trainchaos.recovery.transport.progress_counters import MarkPage
@@ -51,6 +52,7 @@ def live(
     processes.die_with(birth.parent)
     if birth.log is not None:
         processes.redirect_output(birth.log)
+    answer_requests()
     shield()  # a training script that prints must not fail because its output has no reader
     writer = RingWriter(
         birth.events, birth.name, time.monotonic_ns, progress_counters.ring_of(mark_fd)

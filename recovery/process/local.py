@@ -164,9 +164,11 @@ class Children:
         return child is not None and child.channel is not None and child.channel.send(message)
 
     def signal(self, name: str, signum: int) -> None:
-        """Signal through the pidfd; a process that has exited is no error."""
+        """Signal through the pidfd; a process that has exited is no error, nor is one that would
+        not answer ``STACK_SIGNAL``.
+        """
         child = self._children.get(name)
-        if child is not None:
+        if child is not None and child.stacks.before(signum):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signum)
 
@@ -183,6 +185,11 @@ class Children:
         """The process state as the kernel reports it, X when it has exited."""
         child = self._children.get(name)
         return processes.state(child.pid) if child is not None else "X"
+
+    def stacks(self, name: str) -> str | None:
+        """What it wrote since it was sent ``STACK_SIGNAL``; None: nothing can be read."""
+        child = self._children.get(name)
+        return child.stacks.read() if child is not None else None
 
     def pulse(self, name: str) -> Pulse:
         """How much CPU time it got; measured from the first call on."""

@@ -25,7 +25,7 @@ from trainchaos.chaos.events.log import ORCHESTRATOR
 
 EVERY_S = 10.0
 LEAVE = 0.8  # share of the limit that is filled after a clearing
-SUFFIXES = (".jsonl", ".log")
+SUFFIXES = (".jsonl", ".log", ".stacks")
 MOST_NUMBERED = 1 << 24
 _NAME = re.compile(r"^[a-z](0|[1-9][0-9]{0,8})$")
 BLOCK = 1 << 16  # a multiple of any file system's block

@@ -283,7 +283,9 @@ class Controller:
     def _answer(self, symptoms: Iterable[Symptom]) -> None:
         for found in symptoms:
             if found.process is None:
+                marks = {name: self.hands.mark(name) for name in self.members}
                 self._cycle.suspect(found.detail)
+                self.job.progress.evidence.stuck(marks)
             else:
                 self._fail(found.process, found.cause, found.detail, found.measured)
 
@@ -302,6 +304,8 @@ class Controller:
             self._cycle.form_if_ready()
         else:
             self.stop("broken", f"{process.name} failed before training began: {detail}")
+        if cause is Cause.HANG:  # last: the survivors do not wait for it
+            self.job.progress.evidence.hung(process.name, self.hands.mark(process.name))
 
     # ---- the state of the job
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.detection.evidence import HangEvidence
 from trainchaos.recovery.detection.hangs import Hang, HangDetector, LeaveWatch
 from trainchaos.recovery.detection.pace import HangLimits
 from trainchaos.recovery.policy.doubts import Doubt
@@ -31,6 +32,7 @@ class ProgressWatch:
         self._leaving: LeaveWatch | None = None
         self._signs: dict[str, Mark] = {}
         self._hands = hands
+        self.evidence = HangEvidence(hands)
 
     def resumed(self, generation: int, members: tuple[str, ...], step: int) -> None:
         """A generation starts training from ``step``, which may be an earlier one; from now on its
@@ -89,7 +91,7 @@ class ProgressWatch:
             for rank, name in enumerate(self._members)
             if self._shards > 1
         }
-        return self.detector.look(
+        hang = self.detector.look(
             now,
             marks,
             self._hands.os_state,
@@ -97,6 +99,8 @@ class ProgressWatch:
             pulse=self._hands.pulse,
             others_done=others_done,
         )
+        self.evidence.suspect(self.detector.suspects, marks)
+        return hang
 
     def aborted(self, least_s: float) -> None:
         """The members of a generation have to leave it; each has at least ``least_s`` seconds for
@@ -112,7 +116,9 @@ class ProgressWatch:
         if leaving is None:
             return {}
         marks = {name: hands.mark(name) for name in names}
-        return leaving.late(hands.now_s(), marks, hands.os_state, hands.pulse)
+        late = leaving.late(hands.now_s(), marks, hands.os_state, hands.pulse)
+        self.evidence.suspect(leaving.suspects, marks)
+        return late
 
     def moved(self, names: Iterable[str]) -> bool:
         """Whether any of these members showed a sign of life since the last call."""

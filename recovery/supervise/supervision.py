@@ -42,6 +42,14 @@ class Hands(Protocol):
     def pulse(self, process: str) -> Pulse:
         """How much CPU time the process got."""
 
+    def ask_stacks(self, process: str) -> None:
+        """Have a process write down the stacks of its threads, if it can."""
+
+    def stacks(self, process: str) -> tuple[str, str] | None:
+        """What a process wrote since it was last asked, empty if it has not answered, and the file
+        in which that is kept from now on, empty if nowhere. None: it was not asked, or is unknown.
+        """
+
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> object:

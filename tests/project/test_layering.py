@@ -40,6 +40,7 @@ COMPOSITION_ROOTS = ("chaos.cli", "chaos.commands")
 
 REPORTS_MAY = (
     "harness.judge",
+    "harness.explain",
     "harness.host.rundir",
     "harness.compare.result",
     "harness.projection.result",

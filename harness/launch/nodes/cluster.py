@@ -235,6 +235,10 @@ class NodesCluster:
         """Its last reported kernel state."""
         return self._fleet.os_state(name)
 
+    def stacks(self, name: str) -> str | None:
+        """What its agent sent."""
+        return self._fleet.stacks(name)
+
     def pulse(self, name: str) -> Pulse:
         """Processor time that it got."""
         return self._fleet.pulse(name)

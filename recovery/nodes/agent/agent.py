@@ -145,6 +145,7 @@ class NodeAgent:
         now_s = time.monotonic()
         if now_s >= self._looked_s + BEAT_S:
             self._looked_s = now_s
+            self._processes.forward_stacks()
             if self._keeps_up and not self._post.unsent:
                 self._processes.forward()
             self._beat(now_s)

@@ -21,6 +21,7 @@ from trainchaos.recovery.nodes.link.protocol import MarkWords
 from trainchaos.recovery.process.forkserver import ForkServer
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, Report
 from trainchaos.recovery.process.node import LaunchRecipe, Node
+from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.transport.progress_counters import PHASES, Mark
 from trainchaos.recovery.transport.wire import Message
 
@@ -53,6 +54,7 @@ class AgentProcesses:
         self._ranks: set[str] = set()
         self._spoken: set[str] = set()
         self._deaf: set[str] = set()
+        self._asked: dict[str, str] = {}  # for their stacks: what they had written at the last look
         self.pids: dict[str, int] = {}
         self.ended: deque[protocol.Ended] = deque(maxlen=KEPT_ENDED)
 
@@ -84,6 +86,7 @@ class AgentProcesses:
             self.ended.append(ended)
             for book in (self._ranks, self._spoken, self._deaf):
                 book.discard(report.process)
+            self._asked.pop(report.process, None)
             self._post.add(ended, then=partial(self._forget, report.process))
 
     def _forget(self, process: str) -> None:
@@ -147,9 +150,29 @@ class AgentProcesses:
             self._deaf.add(process)
 
     def signal(self, process: str, signum: int) -> None:
-        """Signal a process; one that has exited is no error."""
+        """Signal a process; one that has exited is no error. What it wrote of its stacks is sent
+        before it is killed.
+        """
         if process in self.pids:
             self._node.signal(process, signum)
+            if signum == STACK_SIGNAL:
+                self._asked[process] = ""
+            elif signum == signal.SIGKILL and process in self._asked:
+                self._send_stacks(process)
+
+    def forward_stacks(self) -> None:
+        """Send stacks that are complete: unchanged since the last look."""
+        for process, before in [*self._asked.items()]:
+            found = self._node.stacks(process)
+            if found is None or (found and found == before):
+                self._send_stacks(process)
+            else:
+                self._asked[process] = found
+
+    def _send_stacks(self, process: str) -> None:
+        del self._asked[process]
+        if found := self._node.stacks(process):
+            self._post.add(protocol.Stacks(process=process, text=found))
 
     def warn(self) -> None:
         """SIGTERM to all ranks that can take it as a notice; other processes would just end."""

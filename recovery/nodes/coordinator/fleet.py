@@ -33,6 +33,7 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
 from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.process.pressure import PressureReading
+from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER, Mark
 from trainchaos.recovery.transport.wire import Abort, Inquiry, Join, Message, Stop
@@ -210,6 +211,8 @@ class Fleet:
     def signal(self, name: str, signum: int) -> None:
         """Signal a process through its agent's pidfd; a process that has exited is no error."""
         if (state := self._reached(name)) is not None:
+            if signum == STACK_SIGNAL:
+                self._processes.asked(name)
             state.post.add(protocol.Signal(process=name, signum=signum))
             self._connections.flush(state)
 
@@ -235,6 +238,12 @@ class Fleet:
     def pulse(self, name: str) -> Pulse:
         """How much CPU time it got, by the last report."""
         return process.pulse if (process := self._processes.known(name)) is not None else Pulse()
+
+    def stacks(self, name: str) -> str | None:
+        """What it wrote since it was sent ``recovery.process.stacks.STACK_SIGNAL``, as far as its
+        agent has sent it; None: it was not asked.
+        """
+        return process.stacks if (process := self._processes.known(name)) is not None else None
 
     def pressures(self) -> Mapping[int, tuple[int, PressureReading]]:
         """Node -> its last reading of CPU pressure, and when that was made, on our clock."""

@@ -117,7 +117,7 @@ class NodeGone(InfrastructureError):
 class RemoteProcess:
     """One process of a node. ``state``: the kernel's letter; ``pulse``: how much CPU time it got;
     ``pid`` 0: it is being started; ``error``: why it was not; ``reported_dying``: a
-    ``Dying`` was reported.
+    ``Dying`` was reported; ``stacks``: written since it was asked, None: it never was.
     """
 
     name: str
@@ -129,6 +129,7 @@ class RemoteProcess:
     pulse: Pulse = field(default_factory=Pulse)
     gone: bool = False
     reported_dying: bool = False
+    stacks: str | None = None
 
 
 @dataclass(kw_only=True)

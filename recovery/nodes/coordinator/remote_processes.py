@@ -20,6 +20,7 @@ from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import land
 from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
+from trainchaos.recovery.process.stacks import MOST_READ
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark
 
@@ -88,6 +89,11 @@ class RemoteProcesses:
         for process in self.of(node):
             self._end(process, exit_code=None, signum=signals.SIGKILL, time_ns=self._clock_ns())
 
+    def asked(self, name: str) -> None:
+        """A process is asked for its stacks; earlier ones do not count."""
+        if (process := self._living.get(name)) is not None:
+            process.stacks = ""
+
     def warn_of(self, process: RemoteProcess) -> None:
         """It will have ended in a moment."""
         if not process.reported_dying:
@@ -113,7 +119,13 @@ class RemoteProcesses:
                 self._beat(state, frame)
             case protocol.Lines():
                 self._land(state, frame)
-            case protocol.Started() | protocol.Heard() | protocol.Sinking() | protocol.Ended():
+            case (
+                protocol.Started()
+                | protocol.Heard()
+                | protocol.Sinking()
+                | protocol.Stacks()
+                | protocol.Ended()
+            ):
                 process = self._living.get(frame.process)
                 if process is not None and process.node == state.node:
                     self._handle_one(state, process, frame)
@@ -127,6 +139,8 @@ class RemoteProcesses:
                 self._reports.append(MessageReceived(process=process.name, message=frame.message))
             case protocol.Sinking():
                 self.warn_of(process)
+            case protocol.Stacks():
+                process.stacks = frame.text[:MOST_READ]
             case protocol.Ended():
                 now_ns = self._clock_ns()
                 process.mark = self._mark(state, frame.mark)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
 
-VERSION = 5
+VERSION = 6
 MAX_LINE = 4 << 20
 
 
@@ -76,6 +76,14 @@ class Sinking(Frame):
 
     type: Literal["sinking"] = "sinking"
     process: str
+
+
+class Stacks(Frame):
+    """The answer of a process to ``recovery.process.stacks.STACK_SIGNAL``."""
+
+    type: Literal["stacks"] = "stacks"
+    process: str
+    text: str
 
 
 MarkWords = tuple[int, int, int, int, int, int, int, int]
@@ -257,6 +265,7 @@ FromAgent = (
     | Started
     | Heard
     | Sinking
+    | Stacks
     | Ended
     | Beat
     | Pressed

@@ -61,6 +61,8 @@ class FakeHands:
         self.states: dict[str, str] = {}
         self.starved: set[str] = set()
         self.full = False
+        self.asked: list[str] = []
+        self.dumps: dict[str, tuple[str, str]] = {}
 
     def now_s(self) -> float:
         return self.now
@@ -88,6 +90,12 @@ class FakeHands:
 
     def pulse(self, process: str) -> Pulse:
         return Pulse(starved_s=self.now if process in self.starved else 0.0)
+
+    def ask_stacks(self, process: str) -> None:
+        self.asked.append(process)
+
+    def stacks(self, process: str) -> tuple[str, str] | None:
+        return self.dumps.get(process)
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any

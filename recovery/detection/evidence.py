@@ -1,0 +1,109 @@
+"""Asks ranks for their stacks while they are only suspected to hang, so that the stacks are there
+when the limit is over, and the answer to a hang waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.process.stacks import training_frames
+from trainchaos.recovery.transport.progress_counters import Mark
+
+EVERY_S = 10.0
+"""Shortest time between two requests to one process: a dump takes it about a millisecond, and a
+rank that is often late must not pay for it with each step.
+"""
+MOST_ASKED = 4
+"""Processes asked at one moment: in a stall of all ranks a few tell where they stand."""
+
+
+class Witness(Protocol):
+    """The part of ``recovery.supervise.supervision.Hands`` that is needed here."""
+
+    def now_s(self) -> float:
+        """Monotonic seconds."""
+
+    def ask_stacks(self, process: str) -> None:
+        """See Hands."""
+
+    def stacks(self, process: str) -> tuple[str, str] | None:
+        """See Hands."""
+
+    def record(
+        self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
+    ) -> object:
+        """See Hands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """A process that was asked: its mark then, and who was asked with it for contrast."""
+
+    mark: Mark
+    peers: tuple[str, ...]
+
+
+class HangEvidence:
+    """Who was asked, in which silence."""
+
+    def __init__(self, hands: Witness) -> None:
+        self._hands = hands
+        self._asked: dict[str, _Asked] = {}
+        self._asked_s: dict[str, float] = {}
+
+    def suspect(self, names: Collection[str], marks: Mapping[str, Mark]) -> None:
+        """These members are silent for part of their limit: ask them, and for contrast the first
+        member that waits in a collective. ``marks``: of all members at work, in order of rank.
+        """
+        new = [name for name in marks if name in names and self._may(name, marks[name])]
+        if not new:
+            return
+        others = (n for n, m in marks.items() if n not in names and m.phase == "collective")
+        peers = tuple(name for name in others if self._may(name, marks[name]))[:1]
+        for name in (*new[:MOST_ASKED], *peers):
+            self._asked_s[name] = self._hands.now_s()
+            self._asked[name] = _Asked(mark=marks[name], peers=() if name in peers else peers)
+            self._hands.ask_stacks(name)
+        for gone in self._asked_s.keys() - marks.keys():
+            del self._asked_s[gone]
+
+    def _may(self, name: str, mark: Mark) -> bool:
+        """Once for each silence, and not too often."""
+        asked, last_s = self._asked.get(name), self._asked_s.get(name)
+        if asked is not None and asked.mark == mark:
+            return False
+        return last_s is None or self._hands.now_s() >= last_s + EVERY_S
+
+    def hung(self, blamed: str, mark: Mark) -> None:
+        """A process is declared to hang: write down its stacks, and those of who was asked with it.
+        ``mark``: its own now; if it has moved since it was asked, its answer is of another time.
+        """
+        asked = self._asked.pop(blamed, None)
+        if asked is not None and asked.mark == mark:
+            self._tell(blamed, "hung")
+            for name in asked.peers:
+                self._tell(name, "peer")
+
+    def stuck(self, marks: Mapping[str, Mark]) -> None:
+        """No process can be blamed: write down what those say that have not moved since they were
+        asked. ``marks``: of all members, now.
+        """
+        for name in [n for n, asked in self._asked.items() if marks.get(n) == asked.mark]:
+            del self._asked[name]
+            self._tell(name, "stuck")
+
+    def _tell(self, name: str, role: str) -> None:
+        found = self._hands.stacks(name)
+        if found is not None:
+            text, file = found
+            self._hands.record(
+                Kind.STACKS_DUMPED,
+                process=name,
+                role=role,
+                answered=bool(text),
+                frames=training_frames(text),
+                file=file,
+            )

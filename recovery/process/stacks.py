@@ -1,0 +1,145 @@
+"""The Python stacks of a rank, written down by the rank itself when its supervisor asks: evidence
+of where it hangs, collected before it is killed.
+
+A rank registers ``faulthandler`` for ``STACK_SIGNAL`` (docs.python.org/3/library/faulthandler.html:
+the dump is made in the signal handler, in C, without the GIL, so that a thread which sits in C code
+or holds the GIL hinders nobody). It writes into memory that only this process and whoever may read
+its descriptors can see: no disk can hold it up, and nothing is left where nothing was asked. A
+stopped process, or one that waits in the kernel for a device, does not answer.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+STACK_SIGNAL = signal.SIGRTMIN + 11
+"""Used by nothing else here: not by Python, torch or CUDA's tools. Its default ends a process, so
+it is sent only to one that the kernel shows to handle it.
+"""
+MEMORY = "trainchaos-stacks"
+MOST_READ = 64 << 10  # bytes: a dump of 10 threads has about 5,000
+MOST_FRAMES = 12
+SUFFIX = ".stacks"
+_FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+_CURRENT = "Current thread "
+_HEADS = (_CURRENT, "Thread ")
+
+
+def answer_requests() -> None:
+    """Write down the stacks of all threads whenever ``STACK_SIGNAL`` comes, into memory. Call it in
+    a rank's process, after it was forked. Where there is no such memory nothing is registered, and
+    the process is not asked.
+    """
+    with suppress(OSError):
+        memory = os.memfd_create(MEMORY, os.MFD_CLOEXEC)
+        # the reader empties it before each request
+        fcntl.fcntl(memory, fcntl.F_SETFL, fcntl.fcntl(memory, fcntl.F_GETFL) | os.O_APPEND)
+        faulthandler.register(STACK_SIGNAL, file=memory, all_threads=True, chain=False)
+
+
+class StackReader:
+    """The stacks of one process of this machine, read through its descriptors under /proc. ``pid``
+    must be pinned, by a pidfd that is held and a process that was not waited for.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._asked = False
+        self._kept: str | None = None
+
+    def before(self, signum: int) -> bool:
+        """Call before a signal is sent; whether it may be. ``STACK_SIGNAL``: the memory is emptied,
+        and the process must handle the signal; SIGKILL: what was written is read while it exists.
+        """
+        if signum == STACK_SIGNAL:
+            self._kept = None
+            self._asked = handles(self._pid, STACK_SIGNAL) and self._empty()
+            return self._asked
+        if signum == signal.SIGKILL and self._asked:
+            self._kept = self.read()
+        return True
+
+    def read(self) -> str | None:
+        """What the process wrote since it was asked, at most the first ``MOST_READ`` bytes; empty:
+        nothing yet; None: it was not asked, or cannot be read.
+        """
+        if not self._asked or self._kept is not None:
+            return self._kept
+        memory = self._memory()
+        if memory is None:
+            return None
+        with suppress(OSError):
+            fd = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return os.read(fd, MOST_READ).decode(errors="replace")
+            finally:
+                os.close(fd)
+        return None
+
+    def _empty(self) -> bool:
+        memory = self._memory()
+        if memory is None:
+            return False
+        with suppress(OSError):
+            os.truncate(memory, 0)
+            return True
+        return False
+
+    def _memory(self) -> str | None:
+        """The path of the process's memory, under its descriptors."""
+        folder = f"/proc/{self._pid}/fd"
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                path = f"{folder}/{name}"
+                with suppress(OSError):  # closed since it was listed
+                    if os.readlink(path).startswith(f"/memfd:{MEMORY}"):
+                        return path
+        return None
+
+
+def handles(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for a signal, by the kernel (``SigCgt`` of
+    /proc/<pid>/status; man 5 proc).
+    """
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as stream:
+        for line in stream:
+            if line.startswith(b"SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
+def training_frames(text: str) -> list[str]:
+    """The frames of the training thread in a dump, the innermost first, each as
+    ``path:line in function``; at most ``MOST_FRAMES``. The kernel gives a process's signal to its
+    main thread, which trains; if another one took it, the main thread is the last in the dump.
+    """
+    threads: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith(_HEADS):
+            threads.append((line, []))
+        elif threads and (found := _FRAME.match(line)):
+            threads[-1][1].append("{path}:{line} in {name}".format(**found.groupdict()))
+    current = [frames for head, frames in threads if head.startswith(_CURRENT)]
+    chosen = current or [frames for _, frames in threads][-1:]
+    return chosen[0][:MOST_FRAMES] if chosen else []
+
+
+def keep(folder: Path | None, name: str, text: str) -> str:
+    """Append a dump to ``NAME.stacks`` of a folder; returns the file's name, "" where there is no
+    folder or its disk does not take it: evidence is no reason to disturb a recovery.
+    """
+    if folder is None or not text:
+        return ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f"{name}{SUFFIX}", "a", encoding="utf-8") as stream:
+            stream.write(f"{text.rstrip()}\n\n")
+    except OSError:
+        return ""
+    return f"{name}{SUFFIX}"

@@ -1,0 +1,179 @@
+"""Who is asked for its stacks, when, and what is written down once a hang is declared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from trainchaos.chaos.events.kinds import REQUIRED
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.detection.evidence import EVERY_S, MOST_ASKED, HangEvidence
+from trainchaos.recovery.detection.hangs import SUSPECT_AT, HangDetector, HangLimits
+from trainchaos.recovery.transport.progress_counters import Mark
+
+DUMP = 'Current thread 0x1 (most recent call first):\n  File "train.py", line 3 in step\n'
+WORKING = Mark(
+    generation=1, step=5, phase="backward", collective=1, time_ns=0, committed=4, last_seq=9
+)
+WAITING = replace(WORKING, phase="collective", collective=2)
+MARKS = {"w0": WAITING, "w1": WORKING, "w2": WAITING}
+
+
+class Hands:
+    """What was asked and written; ``dumps``: what each process answers."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.asked: list[str] = []
+        self.dumps: dict[str, tuple[str, str] | None] = {}
+        self.events: list[dict[str, Any]] = []
+
+    def now_s(self) -> float:
+        return self.now
+
+    def ask_stacks(self, process: str) -> None:
+        self.asked.append(process)
+        self.dumps.setdefault(process, (DUMP, f"{process}.stacks"))
+
+    def stacks(self, process: str) -> tuple[str, str] | None:
+        return self.dumps.get(process)
+
+    def record(self, kind: Kind, /, **data: Any) -> None:
+        assert kind is Kind.STACKS_DUMPED
+        assert set(data) >= REQUIRED[kind]
+        self.events.append(data)
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        return [(event["process"], event["role"]) for event in self.events]
+
+
+def test_a_suspect_and_one_that_waits_are_asked_once() -> None:
+    hands = Hands()
+    evidence = HangEvidence(hands)
+    for _ in range(5):
+        evidence.suspect({"w1"}, MARKS)
+        hands.now += 1
+    assert hands.asked == ["w1", "w0"]
+
+
+def test_nobody_is_asked_without_a_suspect() -> None:
+    hands = Hands()
+    HangEvidence(hands).suspect(set(), MARKS)
+    assert hands.asked == []
+
+
+def test_a_rank_that_is_often_late_is_not_asked_each_time() -> None:
+    hands = Hands()
+    evidence = HangEvidence(hands)
+    for step in range(10):
+        evidence.suspect({"w1"}, {**MARKS, "w1": replace(WORKING, step=step)})
+        hands.now += EVERY_S / 4
+    assert hands.asked.count("w1") == 3
+
+
+def test_what_a_hung_rank_and_its_peer_say_is_written_down() -> None:
+    hands = Hands()
+    evidence = HangEvidence(hands)
+    evidence.suspect({"w1"}, MARKS)
+    assert hands.events == [], "it may be a false alarm"
+    evidence.hung("w1", WORKING)
+    assert hands.told == [("w1", "hung"), ("w0", "peer")]
+    assert hands.events[0] == {
+        "process": "w1",
+        "role": "hung",
+        "answered": True,
+        "frames": ["train.py:3 in step"],
+        "file": "w1.stacks",
+    }
+    evidence.hung("w1", WORKING)
+    assert len(hands.events) == 2, "once"
+
+
+def test_no_answer_is_evidence_too() -> None:
+    hands = Hands()
+    hands.dumps["w1"] = ("", "")
+    evidence = HangEvidence(hands)
+    evidence.suspect({"w1"}, MARKS)
+    evidence.hung("w1", WORKING)
+    assert hands.events[0]["answered"] is False
+    assert hands.events[0]["frames"] == []
+
+
+def test_one_that_cannot_be_read_is_left_out() -> None:
+    hands = Hands()
+    hands.dumps["w1"] = None
+    evidence = HangEvidence(hands)
+    evidence.suspect({"w1"}, MARKS)
+    evidence.hung("w1", WORKING)
+    assert hands.told == [("w0", "peer")]
+
+
+def test_an_answer_of_another_silence_does_not_count() -> None:
+    hands = Hands()
+    evidence = HangEvidence(hands)
+    evidence.suspect({"w1"}, MARKS)
+    evidence.hung("w1", replace(WORKING, step=6))
+    evidence.hung("w2", WAITING)
+    assert hands.events == []
+
+
+def test_of_a_stall_without_culprit_those_tell_that_have_not_moved() -> None:
+    hands = Hands()
+    marks = {f"w{number}": WAITING for number in range(MOST_ASKED + 2)}
+    evidence = HangEvidence(hands)
+    evidence.suspect(set(marks), marks)
+    assert hands.asked == [*marks][:MOST_ASKED]
+    evidence.stuck({**marks, "w1": replace(WAITING, step=9)})
+    assert hands.told == [("w0", "stuck"), ("w2", "stuck"), ("w3", "stuck")]
+    evidence.stuck(marks)
+    assert hands.told[3:] == [("w1", "stuck")], "each once"
+
+
+def test_those_that_ended_are_forgotten() -> None:
+    hands = Hands()
+    evidence = HangEvidence(hands)
+    for number in range(50):
+        name = f"w{number}"
+        evidence.suspect({name}, {name: WORKING, "p": WAITING})
+        hands.now += EVERY_S
+    assert len(evidence._asked_s) <= 2
+
+
+def watched() -> tuple[HangDetector, float]:
+    """A detector that has seen thirty steps, and the time by then."""
+    detector = HangDetector(limits=HangLimits(given_s=1.0))
+    detector.resumed(MARKS)
+    for step in range(31):
+        detector.observe(step * 0.05, step)
+    return detector, 1.5
+
+
+def test_a_rank_is_suspected_at_half_of_its_limit() -> None:
+    detector, now_s = watched()
+    first: float | None = None
+    for _ in range(200):
+        now_s += 0.01
+        hang = detector.look(now_s, MARKS, lambda _: "S")
+        assert detector.suspects <= {"w1"}
+        if detector.suspects and first is None:
+            first = now_s
+        if hang is not None:
+            assert hang.process == "w1"
+            assert first is not None
+            left_s = (1 - SUSPECT_AT) * hang.deadline_s
+            assert abs(now_s - first - left_s) < 0.03, "the rest is left for the answer"
+            return
+    raise AssertionError("never declared")
+
+
+def test_a_stopped_rank_is_not_asked() -> None:
+    detector, now_s = watched()
+    for _ in range(200):
+        now_s += 0.01
+        hang = detector.look(now_s, MARKS, lambda name: "T" if name == "w1" else "S")
+        assert not detector.suspects
+        if hang is not None:
+            assert hang.stopped
+            return
+    raise AssertionError("never declared")

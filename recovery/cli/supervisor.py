@@ -108,7 +108,14 @@ class Supervisor:
                 store_port=port,
                 timing=timing,
             )
-            self._health = JobHealth(self._processes, self.controller, health, self._write)
+            self._health = JobHealth(
+                self._processes,
+                self.controller,
+                health,
+                self._write,
+                events=spec.events,
+                shards=spec.shards,
+            )
         except BaseException:
             host.close()
             raise

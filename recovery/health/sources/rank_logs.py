@@ -5,11 +5,12 @@ a rank stores those lines anyway, so that being watched costs its training path 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 from trainchaos.recovery.health.readings.reading import JOB, Problem, Problems, Reading
@@ -43,6 +44,19 @@ class _File:
     shift_s: float | None = None
 
 
+class _Said(NamedTuple):
+    """A line, on the reader's clock. ``step``: 0 where it has none; ``of_rank``: whether the rank's
+    own values count, and not only what all ranks know alike.
+    """
+
+    time_s: float
+    generation: int
+    kind: Kind
+    step: int
+    data: Mapping[str, Any]
+    of_rank: bool
+
+
 class RankLogs:
     """Readings of ``recovery.health.sources.job``, from the logs in a directory: each rank's own
     times, and once a step what all ranks know alike (loss, gradient norm, throughput, of the place
@@ -60,24 +74,25 @@ class RankLogs:
         self._files = {path: _File(offset=size) for path, size in self._there()}
         self._job = JobSource(shared=True)
         self._problems = Problems(self.name)
-        self._waiting: list[Reading] = []
-        self._told_s = float("-inf")
+        self._waiting: list[_Said] = []
+        self._until_s = float("-inf")
         self._generation = 0
 
     def read(self, now_s: float) -> Sequence[Reading]:
         """What ranks have written since, ``HOLD_S`` later. ``now_s``: on the clock of the logs."""
+        whole = True
         for path, size in self._there():
             file = self._files.setdefault(path, _File(offset=0))
             if size > file.offset:
-                self._take(path, file, now_s)
-        self._waiting += self._job.read(now_s)
+                whole = self._take(path, file, now_s, whole=whole)
         self._waiting.sort(key=_when)
-        until_s = now_s - HOLD_S
-        due = [one for one in self._waiting if self._told_s <= one.time_s <= until_s]
-        self._waiting = [one for one in self._waiting if one.time_s > until_s]
-        if due:
-            self._told_s = due[-1].time_s
-        return due
+        before_s, self._until_s = self._until_s, max(self._until_s, now_s - HOLD_S)
+        found: list[Reading] = []
+        for said in self._waiting:
+            if before_s < said.time_s <= self._until_s:
+                found += self._readings(said)
+        self._waiting = [said for said in self._waiting if said.time_s > self._until_s]
+        return found
 
     def problems(self) -> Sequence[Problem]:
         """New problems."""
@@ -98,68 +113,70 @@ class RankLogs:
             return []
         return sorted(logs)[:MOST_FILES]
 
-    def _take(self, path: Path, file: _File, now_s: float) -> None:
+    def _take(self, path: Path, file: _File, now_s: float, *, whole: bool) -> bool:
+        """Read what is new in a log. ``whole``: all of its steps, since no other log was read whole
+        before; returns whether the next one still has to be.
+        """
         try:
             with open(path, "rb") as stream:
                 stream.seek(file.offset)
                 data = stream.read(MOST_BYTES)
         except OSError as error:
             self._problems.note("log", path.stem, error)
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        file.offset += len(whole) or (len(data) if len(data) == MOST_BYTES else 0)
-        lines = [(kind, line) for line in whole.split(b"\n") if (kind := _kind(line)) is not None]
+            return whole
+        read = data[: data.rfind(b"\n") + 1]
+        file.offset += len(read) or (len(data) if len(data) == MOST_BYTES else 0)
+        lines = [(kind, line) for line in read.split(b"\n") if (kind := _kind(line)) is not None]
         steps = sum(kind is Kind.STEP_COMMITTED for kind, _ in lines)
-        every, seen = -(-steps // MOST_STEPS), 0
+        every, seen = max(1, -(-steps // MOST_STEPS)), 0
         for kind, line in lines:
             seen += kind is Kind.STEP_COMMITTED
             of_rank = kind is not Kind.STEP_COMMITTED or seen % every == 0
-            # The first log that tells of a step tells it for the job, and is read whole.
-            if of_rank or self._job.first(_step(line)):
-                self._tell(path.stem, kind, line, file, now_s, of_rank=of_rank)
+            if of_rank or whole:
+                said = self._said(path.stem, kind, line, file, now_s, of_rank=of_rank)
+                self._waiting += [said] if said is not None else []
+        return whole and not steps
 
-    def _tell(
+    def _said(
         self, name: str, kind: Kind, line: bytes, file: _File, now_s: float, *, of_rank: bool
-    ) -> None:
+    ) -> _Said | None:
         try:
             event = json.loads(line)
-            data, step = event["data"], event["step"]
-            time_s, generation = event["time_ns"] / NS, event["generation"]
-            rank = data.get("rank")
+            data, step, generation = event["data"], event["step"], event["generation"]
+            time_s = event["time_ns"] / NS
             if type(generation) is not int or not isinstance(data, Mapping):
                 raise TypeError("not an event")
             if type(step) is not int and kind not in (Kind.BUSY, Kind.BUSY_ENDED):
                 raise TypeError("not a step")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             self._problems.note("line", name, error)
-            return
+            return None
         if file.shift_s is None:
             file.shift_s = now_s - time_s if abs(now_s - time_s) > OTHER_CLOCK_S else 0.0
-        time_s += file.shift_s
-        if generation < self._generation:
-            return
-        if generation > self._generation:
-            self._generation = generation
-            self._job.began_anew()
-            self._waiting.append(Reading(JOB, "generation", float(generation), "1", time_s))
-        self._waiting += self._job.read(now_s)
-        if kind is Kind.STEP_COMMITTED:
-            self._job.committed(data, step, time_s, of_rank=of_rank)
-        elif type(rank) is int:
-            self._other(kind, rank, data, step, time_s)
+        return _Said(time_s + file.shift_s, generation, kind, step or 0, data, of_rank)
 
-    def _other(
-        self, kind: Kind, rank: int, data: Mapping[str, Any], step: int | None, time_s: float
-    ) -> None:
-        if kind is Kind.STATE_DIGEST:
+    def _readings(self, said: _Said) -> Sequence[Reading]:
+        """What a line says; nothing if it is of a generation that is over."""
+        begun: list[Reading] = []
+        if said.generation < self._generation:
+            return begun
+        if said.generation > self._generation:
+            self._generation = said.generation
+            self._job.began_anew()
+            begun.append(Reading(JOB, "generation", float(said.generation), "1", said.time_s))
+        rank, data, time_s = said.data.get("rank"), said.data, said.time_s
+        if said.kind is Kind.STEP_COMMITTED:
+            self._job.committed(data, said.step, time_s, of_rank=said.of_rank)
+        elif type(rank) is not int:
+            pass  # a process that has no rank now
+        elif said.kind is Kind.STATE_DIGEST:
             text = str(data.get("parameters", ""))
-            self._job.feed(rank, "digest", 0.0, "1", time_s, step, text)
-        elif kind is Kind.BUSY:
-            said = data.get("limit_s")
-            limit_s = float(said) if isinstance(said, int | float) else 1.0
-            self._job.feed(rank, "busy", limit_s, "s", time_s)
+            self._job.feed(rank, "digest", 0.0, "1", time_s, said.step, text)
         else:
-            self._job.feed(rank, "busy", 0.0, "s", time_s)
+            limit_s = data.get("limit_s") if said.kind is Kind.BUSY else 0.0
+            known = isinstance(limit_s, int | float) and math.isfinite(limit_s)
+            self._job.feed(rank, "busy", float(limit_s or 0.0) if known else 1.0, "s", time_s)
+        return [*begun, *self._job.read(time_s)]
 
 
 def _kind(line: bytes) -> Kind | None:
@@ -167,16 +184,8 @@ def _kind(line: bytes) -> Kind | None:
     return _WANTED.get(line[: line.find(b",")])
 
 
-def _step(line: bytes) -> int:
-    """The step in the head of a line; 0 if it cannot be read."""
-    begin = line.find(b'"step":') + 7
-    digits = line[begin : line.find(b",", begin)]
-    return int(digits) if digits.isdigit() else 0
-
-
-def _when(reading: Reading) -> tuple[float, int]:
-    """Sorts by time; a new generation comes before what happens in it."""
-    return reading.time_s, reading.metric != "generation"
+def _when(said: _Said) -> tuple[float, int]:
+    return said.time_s, said.generation
 
 
 def steps_of(readings: Sequence[Reading]) -> Iterator[int]:

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.arm.fault_context import RecordEvent
 from trainchaos.harness.launch.launcher import ArmSetup, Cluster
 from trainchaos.harness.run.coordinator import Coordinator
 from trainchaos.harness.run.scene import BuiltInScene
 from trainchaos.recovery.health.job_watch import job_service
 from trainchaos.recovery.health.readings.signs import Sign, event_of
+from trainchaos.recovery.health.service import HealthService, device_detectors
 from trainchaos.recovery.health.warnings import PlaceWarnings
 
 NS = 1e9
@@ -29,6 +31,12 @@ class ArmHealth:
         spec = setup.cell.scenario.workload
         self._cluster, self._scene, self._record = cluster, scene, record
         self._warnings = PlaceWarnings(scene)
+        # Both are told of faults and read by the orchestrator's own thread.
+        self._devices = HealthService(
+            [scene.devices] if scene.devices.reads else [],
+            device_detectors(),
+            clock_s=lambda: cluster.now_ns() / NS,
+        )
         self._job, _ = job_service(
             setup.run.events(setup.id),
             shards=spec.shards,
@@ -45,6 +53,9 @@ class ArmHealth:
         """Record what was found since, and warn the coordinator of what will fail."""
         if self._cluster.simulated:
             self._job.look()
+        self._devices.look()
+        for one in self._scene.devices.said():
+            self._record(Kind.HEALTH_REPORTED, **one._asdict(), source="injected")
         for sign in self._found():
             kind, data = event_of(sign)
             self._record(kind, **data)
@@ -58,4 +69,5 @@ class ArmHealth:
     def _found(self) -> Iterator[Sign]:
         yield from self._cluster.hardware()
         yield from self._scene.health.read()
+        yield from self._devices.take()
         yield from self._job.take()

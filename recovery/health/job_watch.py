@@ -24,12 +24,13 @@ from trainchaos.recovery.health.service import HealthService
 from trainchaos.recovery.health.sources.rank_logs import HOLD_S, RankLogs, steps_of
 from trainchaos.recovery.health.statistics.robust import median
 
-LEARNED = 32
-"""Steps from which the step time is learned: the median stands while 15 of them are slow."""
+LEARNED = 12
+"""Reads of a rank from which the step time is learned, each the mean of the steps of a second."""
 SHORTEST_S = 0.001
 SLACK = 2.0
-"""Detectors are told of half of the learned step time: steps become shorter once a job is warm, and
-more decisions in an hour than said make more false alarms.
+"""Detectors that decide at each step are told of half of the learned step time: steps become
+shorter once a job is warm, and more decisions in an hour than said make more false alarms. Those
+that decide once in a block of time make no more decisions then.
 """
 SILENCE = HangLimits(floor_s=5.0, factor=50.0)
 """The supervisor itself declares a hang after 8 steps or 0.6 s, and acts; this one speaks where it
@@ -88,12 +89,12 @@ class JobDetectors:
         self._early += readings
         if len(self._took) < LEARNED:
             return found
-        step_s = min(STEP_S, max(SHORTEST_S, median(self._took) / SLACK))
+        step_s = min(STEP_S, max(SHORTEST_S, median(self._took)))
         self._detectors = [
             StragglerDetector(step_s=step_s),
             ThroughputDetector(step_s=step_s),
-            gradient_spike(step_s=step_s),
-            loss_spike(step_s=step_s),
+            gradient_spike(step_s=step_s / SLACK),
+            loss_spike(step_s=step_s / SLACK),
         ]
         early, self._early = self._early, []
         for one in self._detectors:

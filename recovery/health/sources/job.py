@@ -27,19 +27,15 @@ class JobSource:
     """Readings of each rank: ``compute`` (its own: forward, backward, optimizer), ``collective``
     and ``data_wait`` in s; ``loss``, ``gradient_norm``, ``throughput`` (samples/s); ``committed``
     (steps) and ``digest`` (its text).
-
-    ``shared``: loss, gradient norm and throughput, which all ranks know alike, are told once a
-    step, of the place ``JOB``; otherwise each rank's.
     """
 
     name = "job"
 
-    def __init__(self, most: int = MOST_HELD, *, shared: bool = False) -> None:
+    def __init__(self, most: int = MOST_HELD) -> None:
         self._held: deque[Reading] = deque(maxlen=most)
         self._problems = Problems(self.name)
         self._places: dict[int, Place] = {}
-        self._last: dict[int | None, tuple[int, float]] = {}
-        self._shared, self._lead = shared, 0
+        self._last: dict[int, tuple[int, float]] = {}
 
     def feed(
         self,
@@ -57,42 +53,29 @@ class JobSource:
         where = Place(rank) if rank is None else self._places.setdefault(rank, Place(rank))
         self._held.append(Reading(where, metric, value, unit, time_s, step, text))
 
-    def committed(
-        self, data: Mapping[str, Any], step: int, time_s: float, *, of_rank: bool = True
-    ) -> None:
+    def committed(self, data: Mapping[str, Any], step: int, time_s: float) -> None:
         """A ``step_committed`` event's data. What is missing or no number is left out, and said
-        once. ``of_rank``: whether the rank's own values count, and not only what is shared.
+        once.
         """
         rank = data.get("rank")
         if type(rank) is not int:
             self._problems.note("committed", "", f"a step of rank {rank!r}")
             return
-        if of_rank:
-            self.feed(rank, "committed", float(step), "steps", time_s, step)
-            seconds = data.get("seconds")
-            took = seconds if isinstance(seconds, Mapping) else {}
-            own = [self._number(took, phase, rank) for phase in OWN]
-            compute = sum(one for one in own if one is not None) if any(own) else None
-            self._tell(rank, "compute", compute, "s", time_s, step)
-            for metric, key in (("collective", "collective"), ("data_wait", "data")):
-                self._tell(rank, metric, self._number(took, key, rank), "s", time_s, step)
-        if self._shared and not self.first(step):
-            return
-        whose = None if self._shared else rank
-        self._lead = step
-        for metric, key in (("loss", "loss"), ("gradient_norm", "grad_norm")):
-            self._tell(whose, metric, self._number(data, key, rank), "1", time_s, step)
-        rate = self._throughput(data, rank, whose, step, time_s)
-        self._tell(whose, "throughput", rate, "samples/s", time_s, step)
-
-    def first(self, step: int) -> bool:
-        """Whether nobody has told of this step yet."""
-        return step > self._lead
-
-    def began_anew(self) -> None:
-        """The job goes on from an earlier step, or with other ranks."""
-        self._lead = 0
-        self._last.clear()
+        self.feed(rank, "committed", float(step), "steps", time_s, step)
+        seconds = data.get("seconds")
+        took = seconds if isinstance(seconds, Mapping) else {}
+        own = [self._number(took, phase, rank) for phase in OWN]
+        values: list[tuple[str, float | None, str]] = [
+            ("compute", sum(one for one in own if one is not None) if any(own) else None, "s"),
+            ("collective", self._number(took, "collective", rank), "s"),
+            ("data_wait", self._number(took, "data", rank), "s"),
+            ("loss", self._number(data, "loss", rank), "1"),
+            ("gradient_norm", self._number(data, "grad_norm", rank), "1"),
+            ("throughput", self._throughput(data, rank, step, time_s), "samples/s"),
+        ]
+        for metric, value, unit in values:
+            if value is not None:
+                self.feed(rank, metric, value, unit, time_s, step)
 
     def marked(self, rank: int, mark: Mark) -> None:
         """A rank's progress mark: the steps that it has committed, at the time of its last
@@ -110,18 +93,12 @@ class JobSource:
         """New problems."""
         return self._problems.take()
 
-    def _tell(
-        self, rank: int | None, metric: str, value: float | None, unit: str, at_s: float, step: int
-    ) -> None:
-        if value is not None:
-            self.feed(rank, metric, value, unit, at_s, step)
-
     def _throughput(
-        self, data: Mapping[str, Any], rank: int, whose: int | None, step: int, time_s: float
+        self, data: Mapping[str, Any], rank: int, step: int, time_s: float
     ) -> float | None:
         """From the step before to this one; None for a first step, or one that is done again."""
-        before = self._last.get(whose)
-        self._last[whose] = step, time_s
+        before = self._last.get(rank)
+        self._last[rank] = step, time_s
         samples = self._number(data, "samples", rank)
         if samples is None or before is None or step != before[0] + 1 or time_s <= before[1]:
             return None

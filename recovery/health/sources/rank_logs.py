@@ -5,7 +5,6 @@ a rank stores those lines anyway, so that being watched costs its training path 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
-from trainchaos.recovery.health.readings.reading import JOB, Problem, Problems, Reading
-from trainchaos.recovery.health.sources.job import JobSource
+from trainchaos.recovery.health.readings.reading import JOB, Place, Problem, Problems, Reading
 
 MOST_BYTES = 1 << 20
 """Read of a file at once: a step takes about 800 bytes, so this is 1300 steps of a rank."""
@@ -31,7 +29,7 @@ OTHER_CLOCK_S = 60.0
 MOST_FILES = 10_000
 NS = 1e9
 _WANTED = {
-    f'{{"kind":"{kind}"'.encode(): kind
+    f'{{"kind":"{kind}"': kind
     for kind in (Kind.STEP_COMMITTED, Kind.STATE_DIGEST, Kind.BUSY, Kind.BUSY_ENDED)
 }
 
@@ -58,10 +56,11 @@ class _Said(NamedTuple):
 
 
 class RankLogs:
-    """Readings of ``recovery.health.sources.job``, from the logs in a directory: each rank's own
-    times, and once a step what all ranks know alike (loss, gradient norm, throughput, of the place
-    ``JOB``). Beside them ``generation`` where a new one begins, ``digest`` (of the parameters) and
-    ``busy`` (seconds that a rank says it may be, 0: no more).
+    """What the detectors of a job need, from the logs in a directory, in the metrics of
+    ``recovery.health.sources.job``: each rank's ``compute``, and once a step what all ranks know
+    alike (``loss``, ``gradient_norm``, ``throughput``, of the place ``JOB``). Beside them
+    ``generation`` where a new one begins, ``digest`` (of the parameters) and ``busy`` (seconds that
+    a rank says it may be, 0: no more); and at the end of each read ``committed``, each rank's last.
 
     Sorted by time; a line that comes more than ``HOLD_S`` late is left out. Logs that exist already
     are read from their present end on. Readers of growing files never wait for a writer.
@@ -72,7 +71,9 @@ class RankLogs:
     def __init__(self, events: Path) -> None:
         self._events = events
         self._files = {path: _File(offset=size) for path, size in self._there()}
-        self._job = JobSource(shared=True)
+        self._places: dict[int, Place] = {}
+        self._lead = (0, 0.0)  # the last step told for the job, and when it was committed
+        self._done: dict[Place, tuple[int, float]] = {}
         self._problems = Problems(self.name)
         self._waiting: list[_Said] = []
         self._until_s = float("-inf")
@@ -91,12 +92,13 @@ class RankLogs:
         for said in self._waiting:
             if before_s < said.time_s <= self._until_s:
                 found += self._readings(said)
+        found += self._commits()
         self._waiting = [said for said in self._waiting if said.time_s > self._until_s]
         return found
 
     def problems(self) -> Sequence[Problem]:
         """New problems."""
-        return [*self._problems.take(), *self._job.problems()]
+        return self._problems.take()
 
     def _there(self) -> list[tuple[Path, int]]:
         """The logs of ranks and their sizes, by name."""
@@ -126,7 +128,8 @@ class RankLogs:
             return whole
         read = data[: data.rfind(b"\n") + 1]
         file.offset += len(read) or (len(data) if len(data) == MOST_BYTES else 0)
-        lines = [(kind, line) for line in read.split(b"\n") if (kind := _kind(line)) is not None]
+        text = read.decode(errors="replace")  # json would guess the encoding of each line anew
+        lines = [(kind, line) for line in text.split("\n") if (kind := _kind(line)) is not None]
         steps = sum(kind is Kind.STEP_COMMITTED for kind, _ in lines)
         every, seen = max(1, -(-steps // MOST_STEPS)), 0
         for kind, line in lines:
@@ -138,7 +141,7 @@ class RankLogs:
         return whole and not steps
 
     def _said(
-        self, name: str, kind: Kind, line: bytes, file: _File, now_s: float, *, of_rank: bool
+        self, name: str, kind: Kind, line: str, file: _File, now_s: float, *, of_rank: bool
     ) -> _Said | None:
         try:
             event = json.loads(line)
@@ -155,33 +158,58 @@ class RankLogs:
             file.shift_s = now_s - time_s if abs(now_s - time_s) > OTHER_CLOCK_S else 0.0
         return _Said(time_s + file.shift_s, generation, kind, step or 0, data, of_rank)
 
-    def _readings(self, said: _Said) -> Sequence[Reading]:
+    def _readings(self, said: _Said) -> Iterator[Reading]:
         """What a line says; nothing if it is of a generation that is over."""
-        begun: list[Reading] = []
         if said.generation < self._generation:
-            return begun
+            return
         if said.generation > self._generation:
-            self._generation = said.generation
-            self._job.began_anew()
-            begun.append(Reading(JOB, "generation", float(said.generation), "1", said.time_s))
-        rank, data, time_s = said.data.get("rank"), said.data, said.time_s
-        if said.kind is Kind.STEP_COMMITTED:
-            self._job.committed(data, said.step, time_s, of_rank=said.of_rank)
-        elif type(rank) is not int:
-            pass  # a process that has no rank now
-        elif said.kind is Kind.STATE_DIGEST:
-            text = str(data.get("parameters", ""))
-            self._job.feed(rank, "digest", 0.0, "1", time_s, said.step, text)
-        else:
-            limit_s = data.get("limit_s") if said.kind is Kind.BUSY else 0.0
-            known = isinstance(limit_s, int | float) and math.isfinite(limit_s)
-            self._job.feed(rank, "busy", float(limit_s or 0.0) if known else 1.0, "s", time_s)
-        return [*begun, *self._job.read(time_s)]
+            # A job that goes on from an earlier step, or with other ranks.
+            yield from self._commits()
+            self._generation, self._lead = said.generation, (0, 0.0)
+            yield Reading(JOB, "generation", float(said.generation), "1", said.time_s)
+        rank = said.data.get("rank")
+        if type(rank) is not int:
+            return  # a process that has no rank now
+        where = self._places.setdefault(rank, Place(rank))
+        try:
+            yield from self._told(said, where)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            self._problems.note(str(said.kind), f"rank {rank}", error)
+
+    def _told(self, said: _Said, where: Place) -> Iterator[Reading]:
+        data, step, time_s = said.data, said.step, said.time_s
+        if said.kind is Kind.STATE_DIGEST:
+            yield Reading(where, "digest", 0.0, "1", time_s, step, str(data["parameters"]))
+            return
+        if said.kind is not Kind.STEP_COMMITTED:
+            limit_s = float(data["limit_s"]) if said.kind is Kind.BUSY else 0.0
+            yield Reading(where, "busy", limit_s, "s", time_s)
+            return
+        if said.of_rank:
+            took = data["seconds"]
+            own_s = float(took["forward"] + took["backward"] + took["optimizer"])
+            yield Reading(where, "compute", own_s, "s", time_s, step)
+            self._done[where] = step, time_s
+        before, before_s = self._lead
+        if step > before:
+            self._lead = step, time_s
+            yield Reading(JOB, "loss", float(data["loss"]), "1", time_s, step)
+            yield Reading(JOB, "gradient_norm", float(data["grad_norm"]), "1", time_s, step)
+            if step == before + 1 and time_s > before_s and before:
+                rate = float(data["samples"]) / (time_s - before_s)
+                yield Reading(JOB, "throughput", rate, "samples/s", time_s, step)
+
+    def _commits(self) -> Iterator[Reading]:
+        """The last step that each rank committed, in the order of time."""
+        done = sorted(self._done.items(), key=lambda item: item[1][1])
+        self._done = {}
+        for where, (step, time_s) in done:
+            yield Reading(where, "committed", float(step), "steps", time_s, step)
 
 
-def _kind(line: bytes) -> Kind | None:
+def _kind(line: str) -> Kind | None:
     """The kind of a line, if it is wanted: most lines are not, and are not parsed."""
-    return _WANTED.get(line[: line.find(b",")])
+    return _WANTED.get(line[: line.find(",")])
 
 
 def _when(said: _Said) -> tuple[float, int]:

@@ -53,6 +53,7 @@ from trainchaos.recovery.health.machine import machine_service
 from trainchaos.recovery.health.quarantine import TooFewPlaces, taints_now
 from trainchaos.recovery.health.service import HealthService
 from trainchaos.recovery.health.taint import TaintError
+from trainchaos.recovery.health.taints import TaintList
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.serve import read_token
@@ -63,6 +64,9 @@ from trainchaos.recovery.supervise.supervision import StopFlag, Timing
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
+_CHECK = (sys.executable, "-m", "trainchaos.harness.preflight.one", "--parent", str(os.getpid()))
+"""Asked whether a suspect place is fit: the harness has the checks, which recovery does not import.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -218,6 +222,8 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
             takeover=takeover,
             health=health,
             avoided=avoided,
+            check=_CHECK if given.preflight_rejoins else None,
+            taints=TaintList(given.taints) if given.taint_alarms else None,
         )
         outcome = supervisor.run()
     finally:

@@ -85,6 +85,13 @@ def _describe(event: Event) -> str:
         case Kind.TAINTS_HONOURED:
             places = "; ".join(f"{each['place']} ({each['reason']})" for each in data["taints"])
             return f"tainted, and not used while there are others: {places}"
+        case Kind.PLACE_CHECKED:
+            found = {True: "fit", False: "unfit", None: "not known to be fit"}[data["fit"]]
+            return (
+                f"node {data['node']}, {data['device']} is {found}: {data['said'] or data['why']}"
+            )
+        case Kind.PLACE_TAINTED:
+            return f"{data['place']} is tainted, by {data['by']}"
         case Kind.NODE_LOST:
             return f"node {data['node']} is lost: {data['why']}"
         case Kind.HEALTH_REPORTED:

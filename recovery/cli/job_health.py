@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainchaos.chaos.events.log import Event
+from trainchaos.recovery.cli.place_care import PlaceCare
 from trainchaos.recovery.cli.processes import JobProcesses
 from trainchaos.recovery.health.job_watch import job_service
 from trainchaos.recovery.health.readings.signs import MODELS, Sign, event_of
@@ -64,7 +65,8 @@ def device_at(device: str, node: int) -> str:
 class JobHealth:
     """``service``: of this machine, whose processes are at node 0; None: nodes have their own.
     ``write``: writes an event; ``events``: the directory of the ranks' event logs, from which the
-    job itself is watched; ``shards``: ranks that hold one copy of the model together.
+    job itself is watched; ``shards``: ranks that hold one copy of the model together; ``care``:
+    hears of all that is found.
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class JobHealth:
         *,
         events: Path,
         shards: int,
+        care: PlaceCare,
     ) -> None:
         self._controller, self._service, self._write = controller, service, write
+        self._care = care
         self._warnings = PlaceWarnings(JobPlaces(processes, controller))
         self._watch, self._detectors = job_service(events, shards=shards, clock_s=time.monotonic)
 
@@ -106,6 +110,8 @@ class JobHealth:
 
     def heard(self, sign: Sign) -> None:
         """Something was found at a node, and is recorded already."""
+        holder = None if sign.rank is None else self._controller.process_of(sign.rank)
+        self._care.heard(sign, holder)
         if sign.device is not None and sign.node is not None:
             named = device_at(sign.device, sign.node)
             sign = sign.model_copy(update={"device": named})

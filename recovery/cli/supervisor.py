@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from trainchaos.chaos.events.log import LOG_VERSION, ORCHESTRATOR, Event, EventWriter, Kind
@@ -15,10 +16,12 @@ from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
 from trainchaos.recovery.cli.job_health import JobHealth
 from trainchaos.recovery.cli.job_spec import JobSpec, script_config
 from trainchaos.recovery.cli.keepers import JobKeepers
+from trainchaos.recovery.cli.place_care import PlaceCare
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost, ProcessPlacement
 from trainchaos.recovery.cli.processes import JobProcesses
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
 from trainchaos.recovery.health.service import HealthService
+from trainchaos.recovery.health.taints import TaintList
 from trainchaos.recovery.nodes.coordinator.node_events import event_of
 from trainchaos.recovery.nodes.coordinator.node_state import NodeFound
 from trainchaos.recovery.nodes.link.clock import boot_id
@@ -58,7 +61,8 @@ class JobListener(Protocol):
 class Supervisor:
     """One job, from start to end, or from where another supervisor was lost (``takeover``).
     ``host`` is closed with it. ``health``: of this machine, where the job runs on it; closed with
-    it; ``avoided``: places that are tainted. Implements ``recovery.supervise.supervision.Hands``.
+    it; ``avoided``: places that are tainted; ``check``, ``taints``: see ``PlaceCare``. Implements
+    ``recovery.supervise.supervision.Hands``.
     """
 
     def __init__(
@@ -73,6 +77,8 @@ class Supervisor:
         takeover: TakeoverLog | None = None,
         health: HealthService | None = None,
         avoided: AvoidedPlaces | None = None,
+        check: Sequence[str] | None = None,
+        taints: TaintList | None = None,
     ) -> None:
         self.strategy = strategy
         self._stop = stop
@@ -92,6 +98,14 @@ class Supervisor:
             spec.events, ORCHESTRATOR, time.monotonic_ns, after=log, reserve=LOG_RESERVE
         )
         self._processes = JobProcesses(host, self._log_room, takeover, now_s=self.now_s)
+        self._care = PlaceCare(
+            self._processes,
+            record=self._write,
+            now_s=self.now_s,
+            name_of=self._avoided.name_of,
+            check=check,
+            taints=taints,
+        )
         self._keepers = JobKeepers(spec, self._log_room, self._write)
         self._errors: dict[str, str] = {}
         self._described = False
@@ -115,6 +129,7 @@ class Supervisor:
                 self._write,
                 events=spec.events,
                 shards=spec.shards,
+                care=self._care,
             )
         except BaseException:
             host.close()
@@ -215,6 +230,7 @@ class Supervisor:
                     self._health.heard(report.sign)
         self._keepers.look()
         self._health.look()
+        self._care.look()
         self.controller.tick()
         self._clear_logs()
         if self._stop.signum:
@@ -286,6 +302,7 @@ class Supervisor:
     def _end(self) -> None:
         committed = self.controller.committed
         self._health.close()
+        self._care.close()
         self._keepers.look()  # before anything is asked to end
         alive = self._host.close() | self._keepers.end()
         left = [{"pid": pid, "process": name} for pid, name in alive.items()]
@@ -362,6 +379,9 @@ class Supervisor:
         )
         if kind is Kind.FAILURE_DETECTED and data["cause"] not in _NOT_OF_A_PLACE:
             self._processes.failed(data["process"])
+            if data["process"] is not None:
+                said = f"{data['detail']}\n{self._errors.get(data['process'], '')}"
+                self._care.failed(data["process"], data["cause"], said)
         if stops and self._failed_s is None:
             self._failed_s, self._failed_step = self.now_s(), self.controller.committed
         return self._write(kind, step=step, generation=generation, **data)

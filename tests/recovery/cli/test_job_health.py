@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
 from trainchaos.recovery.cli.job_health import JobHealth
+from trainchaos.recovery.cli.place_care import PlaceCare
 from trainchaos.recovery.health.readings.reports import HealthReport
 
 SPOTS = {"w0": (0, "cuda:0"), "w1": (0, "cuda:1"), "w2": (1, "cuda:0"), "w3": (1, "cuda:1")}
@@ -21,7 +23,7 @@ def report(**place: int | str) -> dict[str, Any]:
     ).model_dump()
 
 
-def warned(*reports: Mapping[str, Any]) -> set[str]:
+def warned(folder: Path, *reports: Mapping[str, Any]) -> set[str]:
     """Who is warned by a supervisor that recalls these, of four ranks on two nodes."""
     told: dict[str, str] = {}
 
@@ -32,12 +34,18 @@ def warned(*reports: Mapping[str, Any]) -> set[str]:
         assert not list(processes)
 
     controller: Any = SimpleNamespace(
-        process_of="w{}".format, on_warnings=on_warnings, no_better_place=no_better_place
+        process_of="w{}".format, steps=0, on_warnings=on_warnings, no_better_place=no_better_place
     )
     processes: Any = SimpleNamespace(
-        pids=dict.fromkeys(SPOTS, 1), spot_of=SPOTS.get, avoid=lambda fails: None
+        pids=dict.fromkeys(SPOTS, 1),
+        spot_of=SPOTS.get,
+        avoid=lambda fails: None,
+        spots_in_use=SPOTS.values,
     )
-    health = JobHealth(processes, controller, None, lambda *_, **__: None)
+    care = PlaceCare(processes, record=print, now_s=lambda: 0.0, name_of=str)
+    health = JobHealth(
+        processes, controller, None, lambda *_, **__: None, events=folder, shards=1, care=care
+    )
     kind = Kind.HEALTH_REPORTED
     events = [
         Event(
@@ -66,7 +74,7 @@ def warned(*reports: Mapping[str, Any]) -> set[str]:
     ],
 )
 def test_places_that_were_known_to_fail_are_recalled_and_ranks_are_not(
-    data: Mapping[str, Any], who: set[str]
+    tmp_path: Path, data: Mapping[str, Any], who: set[str]
 ) -> None:
     """Another process may hold the rank by now; every node has a first device."""
-    assert warned(data) == who
+    assert warned(tmp_path, data) == who

@@ -9,6 +9,8 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ import pytest
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.preflight import one
 from trainchaos.harness.preflight.checks.findings import Finding, Findings
+from trainchaos.recovery.cli.process_host import ProcessPlacement
+from trainchaos.recovery.cli.processes import JobProcesses
 from trainchaos.recovery.cli.suspect_places import LIMIT_S, SuspectPlaces, why_suspect
 from trainchaos.recovery.health.readings.reports import HealthReport
 
@@ -208,3 +212,32 @@ def test_a_place_of_this_machine_is_fit() -> None:
         [*command, str(os.getpid()), "cpu"], capture_output=True, timeout=120, check=False
     )
     assert done.returncode == 0 and json.loads(done.stdout) == {"fit": True, "said": []}
+
+
+def test_a_process_starts_on_a_suspect_spot_only_where_there_is_no_other(tmp_path: Path) -> None:
+    spots = [
+        ProcessPlacement(node=0, device=device, address="", events=tmp_path, logs=None)
+        for device in ("cuda:0", "cuda:1")
+    ]
+    host: Any = SimpleNamespace(
+        spots=lambda: spots, start=lambda name, spot, config, mode: 7, may_return=lambda: False
+    )
+    room: Any = SimpleNamespace(begins=lambda name: None)
+    processes = JobProcesses(host, room, None, now_s=lambda: 0.0)
+    suspects = {GOOD}
+    processes.doubt(suspects.__contains__)
+
+    def start() -> str:
+        config: Any = None
+        started = processes.start(
+            "worker", "warm", lambda name, spot: config, stopped=lambda: False
+        )
+        return started.spot.device
+
+    assert [start(), start()] == ["cuda:1", "cuda:0"], "the job does not wait for a check"
+    processes.exited("w0")
+    processes.forget("w0")
+    suspects.add(BAD)
+    assert processes.spots_in_use() == {GOOD}
+    suspects.clear()
+    assert start() == "cuda:1"

@@ -46,6 +46,7 @@ from trainchaos.recovery.cli.options import (
     strategy_of,
     timing_of,
 )
+from trainchaos.recovery.cli.place_care import Care
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost
 from trainchaos.recovery.cli.supervisor import Supervisor
 from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
@@ -222,8 +223,10 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
             takeover=takeover,
             health=health,
             avoided=avoided,
-            check=_CHECK if given.preflight_rejoins else None,
-            taints=TaintList(given.taints) if given.taint_alarms else None,
+            care=Care(
+                check=_CHECK if given.preflight_rejoins else None,
+                taints=TaintList(given.taints) if given.taint_alarms else None,
+            ),
         )
         outcome = supervisor.run()
     finally:

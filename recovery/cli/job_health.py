@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from trainchaos.chaos.events.log import Event
+from trainchaos.recovery.cli.job_spec import JobSpec
 from trainchaos.recovery.cli.place_care import PlaceCare
 from trainchaos.recovery.cli.processes import JobProcesses
 from trainchaos.recovery.health.job_watch import job_service
@@ -64,9 +64,8 @@ def device_at(device: str, node: int) -> str:
 
 class JobHealth:
     """``service``: of this machine, whose processes are at node 0; None: nodes have their own.
-    ``write``: writes an event; ``events``: the directory of the ranks' event logs, from which the
-    job itself is watched; ``shards``: ranks that hold one copy of the model together; ``care``:
-    hears of all that is found.
+    ``write``: writes an event; ``spec``: of the job, which is watched from its ranks' event logs;
+    ``care``: hears of all that is found at a place.
     """
 
     def __init__(
@@ -75,15 +74,15 @@ class JobHealth:
         controller: Controller,
         service: HealthService | None,
         write: Callable[..., Any],
-        *,
-        events: Path,
-        shards: int,
+        spec: JobSpec,
         care: PlaceCare,
     ) -> None:
         self._controller, self._service, self._write = controller, service, write
         self._care = care
         self._warnings = PlaceWarnings(JobPlaces(processes, controller))
-        self._watch, self._detectors = job_service(events, shards=shards, clock_s=time.monotonic)
+        self._watch, self._detectors = job_service(
+            spec.events, shards=spec.shards, clock_s=time.monotonic
+        )
 
     def start(self) -> None:
         """Begin to read this machine's health, and the job's."""

@@ -5,6 +5,7 @@ has them checked before a process rejoins, and taints them for later jobs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
@@ -16,23 +17,34 @@ from trainchaos.recovery.health.taints import TaintList
 from trainchaos.recovery.process.output import say
 
 
+@dataclass(frozen=True, kw_only=True)
+class Care:
+    """What a user asks for. ``check``: the program of ``SuspectPlaces``, None: places are not
+    checked; ``taints``: the list to add to, None: nothing is tainted.
+    """
+
+    check: Sequence[str] | None = None
+    taints: TaintList | None = None
+
+
+NO_CARE = Care()
+
+
 class PlaceCare:
-    """``check``: the program of ``SuspectPlaces``, None: places are not checked; ``taints``: the
-    list, None: nothing is tainted; ``name_of``: by which name a taint means a node. Always
+    """``record``: writes an event; ``name_of``: by which name a taint means a node. Always
     ``close``.
     """
 
     def __init__(
         self,
+        care: Care,
         processes: JobProcesses,
-        *,
         record: Callable[..., Any],
         now_s: Callable[[], float],
         name_of: Callable[[int], str],
-        check: Sequence[str] | None = None,
-        taints: TaintList | None = None,
     ) -> None:
         self._processes, self._record, self._name_of = processes, record, name_of
+        check, taints = care.check, care.taints
         self._taints = None if taints is None else AlarmTaints(taints)
         self._suspects = (
             None

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from trainchaos.chaos.events.log import LOG_VERSION, ORCHESTRATOR, Event, EventWriter, Kind
@@ -16,12 +15,11 @@ from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
 from trainchaos.recovery.cli.job_health import JobHealth
 from trainchaos.recovery.cli.job_spec import JobSpec, script_config
 from trainchaos.recovery.cli.keepers import JobKeepers
-from trainchaos.recovery.cli.place_care import PlaceCare
+from trainchaos.recovery.cli.place_care import NO_CARE, Care, PlaceCare
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost, ProcessPlacement
 from trainchaos.recovery.cli.processes import JobProcesses
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
 from trainchaos.recovery.health.service import HealthService
-from trainchaos.recovery.health.taints import TaintList
 from trainchaos.recovery.nodes.coordinator.node_events import event_of
 from trainchaos.recovery.nodes.coordinator.node_state import NodeFound
 from trainchaos.recovery.nodes.link.clock import boot_id
@@ -61,8 +59,8 @@ class JobListener(Protocol):
 class Supervisor:
     """One job, from start to end, or from where another supervisor was lost (``takeover``).
     ``host`` is closed with it. ``health``: of this machine, where the job runs on it; closed with
-    it; ``avoided``: places that are tainted; ``check``, ``taints``: see ``PlaceCare``. Implements
-    ``recovery.supervise.supervision.Hands``.
+    it; ``avoided``: places that are tainted; ``care``: what is asked for beside
+    avoiding suspect places. Implements ``recovery.supervise.supervision.Hands``.
     """
 
     def __init__(
@@ -77,8 +75,7 @@ class Supervisor:
         takeover: TakeoverLog | None = None,
         health: HealthService | None = None,
         avoided: AvoidedPlaces | None = None,
-        check: Sequence[str] | None = None,
-        taints: TaintList | None = None,
+        care: Care = NO_CARE,
     ) -> None:
         self.strategy = strategy
         self._stop = stop
@@ -99,12 +96,7 @@ class Supervisor:
         )
         self._processes = JobProcesses(host, self._log_room, takeover, now_s=self.now_s)
         self._care = PlaceCare(
-            self._processes,
-            record=self._write,
-            now_s=self.now_s,
-            name_of=self._avoided.name_of,
-            check=check,
-            taints=taints,
+            care, self._processes, self._write, self.now_s, self._avoided.name_of
         )
         self._keepers = JobKeepers(spec, self._log_room, self._write)
         self._errors: dict[str, str] = {}
@@ -123,13 +115,7 @@ class Supervisor:
                 timing=timing,
             )
             self._health = JobHealth(
-                self._processes,
-                self.controller,
-                health,
-                self._write,
-                events=spec.events,
-                shards=spec.shards,
-                care=self._care,
+                self._processes, self.controller, health, self._write, spec, self._care
             )
         except BaseException:
             host.close()

@@ -23,6 +23,7 @@ CLOSE_LIMIT_S = 5.0
 list (``recovery.health.taints.LOCK_LIMIT_S``).
 """
 MOST_WAITING = 1000
+LOOK_S = 60.0
 
 
 class AlarmTaints:
@@ -89,7 +90,13 @@ class AlarmTaints:
             self._thread.join(CLOSE_LIMIT_S)
 
     def _serve(self) -> None:
-        while (fields := self._wanted.get()) is not None:
+        while True:
+            try:
+                fields = self._wanted.get(timeout=LOOK_S)
+            except queue.Empty:
+                continue
+            if fields is None:
+                return
             failed = ""
             try:
                 self._taints.add(made(fields), self._now())

@@ -11,7 +11,7 @@ import pytest
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
 from trainchaos.recovery.cli.job_health import JobHealth
-from trainchaos.recovery.cli.place_care import PlaceCare
+from trainchaos.recovery.cli.place_care import NO_CARE, PlaceCare
 from trainchaos.recovery.health.readings.reports import HealthReport
 
 SPOTS = {"w0": (0, "cuda:0"), "w1": (0, "cuda:1"), "w2": (1, "cuda:0"), "w3": (1, "cuda:1")}
@@ -42,10 +42,9 @@ def warned(folder: Path, *reports: Mapping[str, Any]) -> set[str]:
         avoid=lambda fails: None,
         spots_in_use=SPOTS.values,
     )
-    care = PlaceCare(processes, record=print, now_s=lambda: 0.0, name_of=str)
-    health = JobHealth(
-        processes, controller, None, lambda *_, **__: None, events=folder, shards=1, care=care
-    )
+    care = PlaceCare(NO_CARE, processes, print, lambda: 0.0, str)
+    spec: Any = SimpleNamespace(events=folder, shards=1)
+    health = JobHealth(processes, controller, None, lambda *_, **__: None, spec, care)
     kind = Kind.HEALTH_REPORTED
     events = [
         Event(

@@ -46,13 +46,6 @@ class BuiltInScene:
         self.setup = setup
         self.ledger, self.in_force = Ledger(setup.run.ledger), ActiveEffects()
         self.health = ReportFile(setup.run.root / "health" / f"{setup.id}.jsonl")
-        self.devices = EmulatedDevices(
-            emulated(setup.cell.scenario.faults),
-            setup.cell.scenario.workload.ranks,
-            device_of=lambda rank: self._of_rank(rank, self.device_of),
-            node_of=lambda rank: self._of_rank(rank, self.node_of),
-            seed=f"{setup.seed}/{setup.arm}",
-        )
         self.record = record
         self.later, self.now_ns = timers.later, cluster.now_ns
         self.send = cluster.send
@@ -65,6 +58,13 @@ class BuiltInScene:
             self.roster.living,
             self.roster.gone,
             self.roster.avoid,
+        )
+        self.devices = EmulatedDevices(
+            emulated(setup.cell.scenario.faults),
+            setup.cell.scenario.workload.ranks,
+            device_of=lambda rank: self._of_rank(rank, self.roster.device_of),
+            node_of=lambda rank: self._of_rank(rank, self.roster.node_of),
+            seed=f"{setup.seed}/{setup.arm}",
         )
         self.refuse_device = self.roster.refuse_device
         self.accept_device = self.roster.accept_device

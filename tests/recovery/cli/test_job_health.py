@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.recovery.health.test_job_watch import Watched
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
+from trainchaos.recovery.cli import job_health
 from trainchaos.recovery.cli.job_health import JobHealth
 from trainchaos.recovery.cli.place_care import NO_CARE, PlaceCare
 from trainchaos.recovery.health.readings.reports import HealthReport
@@ -77,3 +79,30 @@ def test_places_that_were_known_to_fail_are_recalled_and_ranks_are_not(
 ) -> None:
     """Another process may hold the rank by now; every node has a first device."""
     assert warned(tmp_path, data) == who
+
+
+def test_an_alarm_of_the_job_is_recorded_and_moves_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path)
+    monkeypatch.setattr(
+        job_health, "job_service", lambda *_, **__: (watched.service, watched.detectors)
+    )
+    events: list[tuple[Kind, dict[str, Any]]] = []
+    controller: Any = SimpleNamespace(steps=500)
+    processes: Any = SimpleNamespace(pids={})
+    health = JobHealth(
+        processes,
+        controller,
+        None,
+        lambda kind, **data: events.append((kind, data)),
+        SimpleNamespace(events=tmp_path, shards=1),  # type: ignore[arg-type]
+        PlaceCare(NO_CARE, processes, print, lambda: 0.0, str),
+    )
+    for step in range(400):
+        watched.ranks.commit(loss=500.0 if step == 300 else 2.0 + step % 7 / 50)
+        watched.service.look()
+        health.look()
+    ((kind, data),) = events
+    assert (kind, data["what"], data["rank"]) == (Kind.HEALTH_ALARM, "loss-spike", None)
+    assert watched.detectors.steps == 500

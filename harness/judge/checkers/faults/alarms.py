@@ -23,7 +23,8 @@ def alarms(evidence: Evidence) -> Finding:
     problems = [
         f"an alarm that no fault explains: {_said(alarm)}" for alarm in raised if not alarm.by
     ]
-    met, missing = [], []
+    met: list[str] = []
+    missing: list[str] = []
     for episode in () if evidence.is_control else evidence.measures.episodes:
         fault = evidence.fault(episode.fault)
         if fault is None or fault.expect.alarm is None or episode.injected is None:

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from tests.chaos.loading.test_scenarios import FOLDER, loaded, simulate
+from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.overrides import of_option
 from trainchaos.chaos.scenario.fault import Alarm as Name
 from trainchaos.harness.judge.checkers import ALARMS
@@ -103,3 +104,26 @@ def test_an_alarm_of_somebody_else_fails_it(memory: Path, monkeypatch: pytest.Mo
         and "straggler of rank 3" in found.witness
         and results.cells[0].metrics["alarms_unexplained"].median == 1.0
     )
+
+
+@pytest.mark.parametrize(
+    ("workload", "expect", "said"),
+    [
+        ("{kind: mlp, ranks: 4, steps: 40}", "{alarm: slow}", "slow"),
+        ("{kind: mlp, ranks: 4, steps: 40}", "{alarm_within: 20}", "say expect.alarm too"),
+        ("{kind: mlp, ranks: 4, steps: 40}", "{alarm: hang, alarm_within: 0}", "alarm_within"),
+        ("{command: [sleep, '1'], ranks: 2}", "{alarm: hang}", "which a command does not"),
+    ],
+)
+def test_an_alarm_that_there_cannot_be_is_an_error_with_its_line(
+    tmp_path: Path, workload: str, expect: str, said: str
+) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        f"version: 1\nname: x\nworkload: {workload}\nrecovery: hot-spare\n"
+        "faults:\n  - id: a\n    kind: process-stop\n    target: {rank: 1}\n"
+        f"    at: {{step: 9}}\n    duration: 2s\n    expect: {expect}\n"
+    )
+    with pytest.raises(ScenarioError) as error:
+        loaded(path)
+    assert f"{path}:11" in str(error.value) and said in str(error.value)

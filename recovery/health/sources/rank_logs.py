@@ -20,6 +20,11 @@ MOST_STEPS = 64
 """Steps of a rank that are looked at in one read, evenly chosen, the job's own values of all: 25 in
 a second are usual (docs/performance.md), and medians of blocks need no more.
 """
+LEAST_STEPS = 8
+MOST_READ = 1600
+"""Steps of all ranks that are looked at in one read, but for ``LEAST_STEPS`` of each: at 30 us each
+(docs/health.md) 5 % of a second of the reading thread, which shares its process with the supervisor.
+"""
 HOLD_S = 0.5
 """Readings younger than this wait for those of ranks whose lines come later: a rank's lines are in
 its file after 0.02 s (``recovery.transport.event_ring``), a node's with its next beat.
@@ -81,11 +86,15 @@ class RankLogs:
 
     def read(self, now_s: float) -> Sequence[Reading]:
         """What ranks have written since, ``HOLD_S`` later. ``now_s``: on the clock of the logs."""
+        grown = [
+            (path, file)
+            for path, size in self._there()
+            if size > (file := self._files.setdefault(path, _File(offset=0))).offset
+        ]
+        most = max(LEAST_STEPS, min(MOST_STEPS, MOST_READ // max(1, len(grown))))
         whole = True
-        for path, size in self._there():
-            file = self._files.setdefault(path, _File(offset=0))
-            if size > file.offset:
-                whole = self._take(path, file, now_s, whole=whole)
+        for path, file in grown:
+            whole = self._take(path, file, now_s, whole=whole, most=most)
         self._waiting.sort(key=_when)
         before_s, self._until_s = self._until_s, max(self._until_s, now_s - HOLD_S)
         found: list[Reading] = []
@@ -115,9 +124,9 @@ class RankLogs:
             return []
         return sorted(logs)[:MOST_FILES]
 
-    def _take(self, path: Path, file: _File, now_s: float, *, whole: bool) -> bool:
+    def _take(self, path: Path, file: _File, now_s: float, *, whole: bool, most: int) -> bool:
         """Read what is new in a log. ``whole``: all of its steps, since no other log was read whole
-        before; returns whether the next one still has to be.
+        before; returns whether the next one still has to be. ``most``: steps of the rank itself.
         """
         try:
             with open(path, "rb") as stream:
@@ -131,7 +140,7 @@ class RankLogs:
         text = read.decode(errors="replace")  # json would guess the encoding of each line anew
         lines = [(kind, line) for line in text.split("\n") if (kind := _kind(line)) is not None]
         steps = sum(kind is Kind.STEP_COMMITTED for kind, _ in lines)
-        every, seen = max(1, -(-steps // MOST_STEPS)), 0
+        every, seen = max(1, -(-steps // most)), 0
         for kind, line in lines:
             seen += kind is Kind.STEP_COMMITTED
             of_rank = kind is not Kind.STEP_COMMITTED or seen % every == 0

@@ -16,6 +16,7 @@ from trainchaos.recovery.health.detectors.base import Alarm
 from trainchaos.recovery.health.job_watch import JobDetectors
 from trainchaos.recovery.health.readings.reading import JOB, Place, Reading
 from trainchaos.recovery.health.service import HealthService
+from trainchaos.recovery.health.sources import rank_logs
 from trainchaos.recovery.health.sources.rank_logs import HOLD_S, MOST_STEPS, RankLogs
 
 STEP_S = 0.04
@@ -164,6 +165,20 @@ def test_of_fast_steps_a_part_is_looked_at_and_all_for_the_job(tmp_path: Path) -
     of = {place: [one for one in readings if one.where == place] for place in (JOB, Place(3))}
     assert sum(one.metric == "loss" for one in of[JOB]) == 4 * MOST_STEPS
     assert sum(one.metric == "compute" for one in of[Place(3)]) == MOST_STEPS
+
+
+def test_of_many_ranks_fewer_steps_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_logs, "MOST_READ", 40)
+    ranks, logs = Ranks(tmp_path), RankLogs(tmp_path)
+    for _ in range(40):
+        ranks.commit()
+    readings = logs.read(ranks.now_s + 1.0)
+    for rank in range(4):
+        of = [one for one in readings if one.where == Place(rank)]
+        assert sum(one.metric == "compute" for one in of) == 10
+    assert sum(one.metric == "loss" for one in readings) == 40
 
 
 class Watched:

@@ -23,7 +23,7 @@ a second are usual (docs/performance.md), and medians of blocks need no more.
 LEAST_STEPS = 8
 MOST_READ = 1600
 """Steps of all ranks that are looked at in one read, but for ``LEAST_STEPS`` of each: at 30 us each
-(docs/health.md) 5 % of a second of the reading thread, which shares its process with the supervisor.
+(docs/health.md) 5 % of a second of the reading thread, in the supervisor's process.
 """
 HOLD_S = 0.5
 """Readings younger than this wait for those of ranks whose lines come later: a rank's lines are in

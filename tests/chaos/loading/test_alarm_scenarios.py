@@ -24,7 +24,7 @@ from trainchaos.recovery.health.detectors.spike import SpikeDetector
 from trainchaos.recovery.health.detectors.straggler import StragglerDetector
 from trainchaos.recovery.health.detectors.thermal import ThermalDetector
 from trainchaos.recovery.health.detectors.throughput import ThroughputDetector
-from trainchaos.recovery.health.readings.reading import Reading
+from trainchaos.recovery.health.readings.reading import Place, Reading
 
 DETECTORS = {
     "digest-mismatch": DigestDetector,
@@ -46,13 +46,13 @@ PLAYED = [
 ]
 
 
-def played(name: str, memory: Path) -> Results:
-    """The scenario of an alarm, simulated, without its control arm."""
+def played(name: str, memory: Path, baseline: str = "none", path: Path | None = None) -> Results:
+    """The scenario of an alarm, or of another file, simulated, without its control arm."""
     overrides = [
         of_option("--launcher", "launcher", "sim"),
-        of_option("--set", "baseline", "none"),
+        of_option("--set", "baseline", baseline),
     ]
-    return simulate(loaded(FOLDER / "health" / f"alarm-{name}.yaml", overrides), memory)
+    return simulate(loaded(path or FOLDER / "health" / f"alarm-{name}.yaml", overrides), memory)
 
 
 def test_every_alarm_has_a_scenario() -> None:
@@ -127,3 +127,38 @@ def test_an_alarm_that_there_cannot_be_is_an_error_with_its_line(
     with pytest.raises(ScenarioError) as error:
         loaded(path)
     assert f"{path}:11" in str(error.value) and said in str(error.value)
+
+
+@pytest.mark.slow
+def test_an_alarm_that_comes_too_late_fails_it(memory: Path, tmp_path: Path) -> None:
+    text = (FOLDER / "health" / "alarm-digest-mismatch.yaml").read_text()
+    assert text.count("alarm_within: 100") == 1
+    path = tmp_path / "late.yaml"
+    path.write_text(text.replace("alarm_within: 100", "alarm_within: 3"))
+    results = played("", memory, path=path)
+    found = results.cells[0].invariants[ALARMS]
+    assert results.exit_code == 1 and found.verdict == "fail"
+    assert "steps after the fault, 3 are allowed" in found.witness
+
+
+@pytest.mark.slow
+def test_an_alarm_without_any_fault_fails_it(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the control arm, where nothing is wrong."""
+    real, seen = DigestDetector.look, list[int]()
+
+    def early(self: DigestDetector, readings: Sequence[Reading], now_s: float) -> Sequence[Alarm]:
+        found = [*real(self, readings, now_s)]
+        late = any(one.metric == "digest" and (one.step or 0) >= 120 for one in readings)
+        if late and id(self) not in seen:  # in the other arm the fault has acted by then
+            seen.append(id(self))
+            where = Place()
+            found.append(
+                Alarm(what="loss-spike", where=where, since_s=now_s, value=2.0, threshold=1.0)
+            )
+        return found
+
+    monkeypatch.setattr(DigestDetector, "look", early)
+    results = played("digest-mismatch", memory, baseline="paired")
+    found = results.cells[0].invariants[ALARMS]
+    assert results.exit_code == 1 and found.verdict == "fail"
+    assert "r0.control" in found.witness and "no fault explains: loss-spike" in found.witness

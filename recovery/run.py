@@ -46,6 +46,7 @@ from trainchaos.recovery.cli.options import (
     strategy_of,
     timing_of,
 )
+from trainchaos.recovery.cli.place_care import Care
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost
 from trainchaos.recovery.cli.supervisor import Supervisor
 from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
@@ -53,6 +54,7 @@ from trainchaos.recovery.health.machine import machine_service
 from trainchaos.recovery.health.quarantine import TooFewPlaces, taints_now
 from trainchaos.recovery.health.service import HealthService
 from trainchaos.recovery.health.taint import TaintError
+from trainchaos.recovery.health.taints import TaintList
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.serve import read_token
@@ -63,6 +65,9 @@ from trainchaos.recovery.supervise.supervision import StopFlag, Timing
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
+_CHECK = (sys.executable, "-m", "trainchaos.harness.preflight.one", "--parent", str(os.getpid()))
+"""Asked whether a suspect place is fit: the harness has the checks, which recovery does not import.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -218,6 +223,10 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
             takeover=takeover,
             health=health,
             avoided=avoided,
+            care=Care(
+                check=_CHECK if given.preflight_rejoins else None,
+                taints=TaintList(given.taints) if given.taint_alarms else None,
+            ),
         )
         outcome = supervisor.run()
     finally:

@@ -35,6 +35,9 @@ class Kind(StrEnum):
     HEALTH_ALARM = "health_alarm"
     # orchestrator: places that were not used
     TAINTS_HONOURED = "taints_honoured"
+    # orchestrator: a suspect place was checked before a process rejoins; a place was tainted
+    PLACE_CHECKED = "place_checked"
+    PLACE_TAINTED = "place_tainted"
     # orchestrator: what the machine has left for the job
     PRESSURE_READ = "pressure_read"
     MACHINE_BUSY = "machine_busy"
@@ -154,6 +157,11 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # job's own names of places where processes start only if there are no others (missing: none
         # was tainted, or an older log)
         Kind.TAINTS_HONOURED: frozenset({"taints", "nodes", "devices"}),
+        # why: what made it suspect; fit: True, False, or None where nothing could be measured;
+        # said: words of the check; seconds: it took
+        Kind.PLACE_CHECKED: frozenset({"node", "device", "why", "fit", "said", "seconds"}),
+        # place: as a taint names it; by: alarm|preflight
+        Kind.PLACE_TAINTED: frozenset({"place", "by"}),
         # cumulative counters of a machine, None where the kernel does not offer them. cpus: number;
         # some_s: time in which some task waited for a processor; steal_s: time taken by the
         # hypervisor, over all cpus; ranks: process -> [running, waiting in a run queue] of its

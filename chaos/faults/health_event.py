@@ -14,13 +14,17 @@ from trainchaos.chaos.fault.targets import HealthTarget
 
 class HealthEvent(Fault):
     """An event in the health source that monitors read, as a driver would report it: an XID, ECC,
-    thermal or NVLink event. Emulated: the device itself is healthy.
+    thermal or NVLink event. Or another value that the device's monitor reads from now on, for the
+    detectors of devices: temperature, corrected ECC errors, link bandwidth, utilisation. Emulated:
+    the device itself is healthy.
 
     One that announces a failure (``recovery.health.credible``) warns the job: the strategy moves
     the rank to a spare or saves a checkpoint. Another one is only recorded.
 
-    ``what``: kind of event. ``code``: number of the XID (79: fallen off the bus, 94: contained
-    ECC), else a count or degrees. Landed: the reader of the health source reported the event.
+    ``what``: kind of event, or what is read. ``code``: number of the XID (79: fallen off the bus,
+    94: contained ECC), else a count or degrees; of a value: degrees Celsius, corrected errors a
+    minute, % of the usual bandwidth, % of utilisation. A scenario with one of those has emulated
+    devices, all well before, in every arm. Landed: the reader of the health source reported it.
     """
 
     where: ClassVar[Where] = Where.HEALTH
@@ -28,7 +32,16 @@ class HealthEvent(Fault):
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     harmless: ClassVar[bool] = True
 
-    what: Literal["xid", "ecc", "thermal", "nvlink"] = "xid"
+    what: Literal[
+        "xid",
+        "ecc",
+        "thermal",
+        "nvlink",
+        "temperature",
+        "corrected-ecc",
+        "link-bandwidth",
+        "utilisation",
+    ] = "xid"
     code: int = Field(default=94, ge=0, le=100_000)
 
     def act(self, target: HealthTarget) -> Mapping[str, Any]:

@@ -195,6 +195,11 @@ def _fault(
     if spec.expect.detected_by not in (None, *causes):
         message = f"from outside a failure is seen as {' or '.join(causes)}"
         yield Problem(loc=(*loc, "expect", "detected_by"), message=message)
+    if spec.expect.alarm is not None:
+        message = (
+            "health detectors read what built-in ranks log of their steps, which a command does not"
+        )
+        yield Problem(loc=(*loc, "expect", "alarm"), message=message)
 
 
 def _at_points(spec: FaultSpec, model: type[Fault], loc: Loc, points: bool) -> Iterator[Problem]:

@@ -221,10 +221,28 @@ class MaxRetrigger(Strict):
     max: int = Field(ge=1)
 
 
+Alarm = Literal[
+    "straggler",
+    "gradient-spike",
+    "loss-spike",
+    "throughput-drop",
+    "digest-mismatch",
+    "hang",
+    "ecc-acceleration",
+    "ecc-uncorrected",
+    "thermal-limit",
+    "slow-link",
+    "idle-device",
+]
+"""What the detectors of ``recovery.health.detectors`` call themselves."""
+
+
 class ExpectSpec(Strict):
     """Expected outcome of the fault; a different outcome fails the run.
 
     ``blame: rank``: the failure must be blamed on the rank hit; ``none``: no rank may be blamed.
+    ``alarm``: the health detector that must raise an alarm of the place hit, and no other place may
+    have one; ``alarm_within``: steps after the fault.
     """
 
     outcome: (
@@ -234,6 +252,14 @@ class ExpectSpec(Strict):
         Literal["exit", "hang", "error", "nonfinite", "diverged", "notice", "warning"] | None
     ) = None
     blame: Literal["rank", "none"] | None = None
+    alarm: Alarm | None = None
+    alarm_within: int | None = Field(default=None, ge=1, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _within_of_an_alarm(self) -> ExpectSpec:
+        if self.alarm_within is not None and self.alarm is None:
+            raise ValueError("alarm_within: of which alarm? say expect.alarm too")
+        return self
 
 
 class FaultSpec(Strict):

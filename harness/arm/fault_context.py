@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.fault.targets import StorageTarget
+from trainchaos.harness.arm.emulated_devices import EmulatedDevices
 from trainchaos.harness.arm.in_force import ActiveEffects
 from trainchaos.harness.launch.launcher import (
     ArmSetup,
@@ -66,6 +67,10 @@ class Scene(Protocol):
     @property
     def health(self) -> ReportFile | None:
         """The health source that monitors read, if there is one."""
+
+    @property
+    def devices(self) -> EmulatedDevices | None:
+        """The emulated devices that monitors read, if there are any."""
 
     def node_of(self, process: str) -> int | None:
         """The node a process of the arm was placed on."""

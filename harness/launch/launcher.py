@@ -253,6 +253,10 @@ class Cluster(Protocol):
         """The arm's own file system for checkpoints, if it has one."""
 
     @property
+    def simulated(self) -> bool:
+        """Whether its processes and its clock exist in memory only."""
+
+    @property
     def tainted(self) -> Tainted:
         """Places where processes start only if there are no others."""
 

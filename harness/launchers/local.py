@@ -121,6 +121,8 @@ class LocalSession:
 class LocalCluster:
     """The processes of one arm; implements ``harness.launch.launcher.Cluster``."""
 
+    simulated = False
+
     def __init__(self, session: LocalSession, setup: ArmSetup) -> None:
         self._session = session
         self._setup = setup

@@ -27,12 +27,11 @@ from trainchaos.harness.launch.launcher import (
     MessageReceived,
     Report,
 )
+from trainchaos.harness.run.arm_health import ArmHealth
 from trainchaos.harness.run.coordinator import Coordinator
 from trainchaos.harness.run.scene import BuiltInScene
 from trainchaos.harness.run.timeouts import timing_of
 from trainchaos.recovery.health.quarantine import about
-from trainchaos.recovery.health.readings.signs import event_of
-from trainchaos.recovery.health.warnings import PlaceWarnings
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.process.local import Dying
 from trainchaos.recovery.process.stacks import STACK_SIGNAL, keep
@@ -76,7 +75,7 @@ class Orchestrator:
             setup, cluster, self._coordinator, timers, record=self.record, spares=spares
         )
         self._roster, self._keepers = self.scene.roster, self.scene.keepers
-        self._warnings = PlaceWarnings(self.scene)
+        self._health = ArmHealth(setup, cluster, self.scene, self.record)
         plan = plan_of(setup, kinds, spares=spares)
         self._injector = Injector(self.scene, plan, kinds)
         self._loop = ArmLoop(
@@ -182,6 +181,7 @@ class Orchestrator:
     def start(self) -> None:
         """Have the coordinator start the first processes."""
         self._coordinator.start()
+        self._health.start()
         self._last_commit = (0, self._cluster.now_ns())
 
     def turn(self) -> None:
@@ -200,12 +200,8 @@ class Orchestrator:
         self._injector.tick(self.committed)
 
     def settle(self) -> None:
-        """Record what the hardware monitors report, and warn the coordinator of what will fail."""
-        for sign in (*self._cluster.hardware(), *self.scene.health.read()):
-            kind, data = event_of(sign)
-            self.record(kind, **data)
-            self._warnings.heard(sign)
-        self._warnings.tell(self._coordinator.supervise)
+        """Record what health monitors find, and warn the coordinator of what will fail."""
+        self._health.look(self._coordinator)
 
     def vitals(self) -> Vitals:
         """Count healthy replicas by live processes, once a generation has trained."""
@@ -246,6 +242,7 @@ class Orchestrator:
     def release(self) -> None:
         """Close the cluster."""
         committed = self.committed  # read from the marks, which end with the cluster
+        self._health.close()
         leftovers = self._cluster.close()
         self._left = (committed, leftovers)
         self._roster.ended(leftovers)

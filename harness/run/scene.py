@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from trainchaos.chaos.fault.targets import StorageTarget
+from trainchaos.harness.arm.emulated_devices import EmulatedDevices, emulated
 from trainchaos.harness.arm.fault_context import RecordEvent
 from trainchaos.harness.arm.in_force import ActiveEffects
 from trainchaos.harness.arm.keeper_tracker import KeeperTracker
@@ -20,6 +24,8 @@ from trainchaos.harness.run.coordinator import Coordinator
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.recovery.health.readings.reports import ReportFile
 from trainchaos.recovery.supervise.controller import Controller
+
+_T = TypeVar("_T")
 
 
 class BuiltInScene:
@@ -52,6 +58,13 @@ class BuiltInScene:
             self.roster.living,
             self.roster.gone,
             self.roster.avoid,
+        )
+        self.devices = EmulatedDevices(
+            emulated(setup.cell.scenario.faults),
+            setup.cell.scenario.workload.ranks,
+            device_of=lambda rank: self._of_rank(rank, self.roster.device_of),
+            node_of=lambda rank: self._of_rank(rank, self.roster.node_of),
+            seed=f"{setup.seed}/{setup.arm}",
         )
         self.refuse_device = self.roster.refuse_device
         self.accept_device = self.roster.accept_device
@@ -108,6 +121,10 @@ class BuiltInScene:
         """The living process that holds a rank."""
         process = self.controller.process_of(rank)
         return None if process is None or self.roster.gone(process) else process
+
+    def _of_rank(self, rank: int, what: Callable[[str], _T | None]) -> _T | None:
+        process = self.process_of(rank)
+        return None if process is None else what(process)
 
     def spare(self, index: int) -> str | None:
         """The process that waits as spare number ``index``."""

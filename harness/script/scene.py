@@ -99,6 +99,10 @@ class CommandScene:
         """None: a command reads no health source."""
 
     @property
+    def devices(self) -> None:
+        """None: its devices are not emulated."""
+
+    @property
     def groups(self) -> None:
         """None: a command chooses its own control groups."""
 

@@ -42,6 +42,8 @@ REAP_LIMIT_S = 10.0
 class SimCluster:
     """Processes that exist only in memory, except for their event logs and checkpoints."""
 
+    simulated = True
+
     @property
     def store_port(self) -> int:
         """Port of the current store."""

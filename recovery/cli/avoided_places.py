@@ -33,6 +33,11 @@ class AvoidedPlaces:
         self._names = names_of(hosts)
         self._nodes = {node for node, names in self._names.items() if self._note(names)}
 
+    def name_of(self, node: int) -> str:
+        """By which name a taint means a node of the job, and no other."""
+        names = self._names.get(node)
+        return names[-1] if names else socket.gethostname()
+
     def left_here(self, devices: Sequence[str], wanted: int) -> tuple[str, ...]:
         """The devices of this machine that ``wanted`` processes may use. Raises TooFewPlaces if
         there is none, or if processes would share a GPU because of taints.

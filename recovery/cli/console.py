@@ -87,10 +87,6 @@ def _describe(event: Event) -> str:
             return f"tainted, and not used while there are others: {places}"
         case Kind.NODE_LOST:
             return f"node {data['node']} is lost: {data['why']}"
-        case Kind.HEALTH_REPORTED:
-            return f"health: {data['what']} {data['code']} of {_place(data)}"
-        case Kind.HEALTH_ALARM:
-            return f"health: {data['what']} of {_place(data)}: {data['value']:.3g}"
         case Kind.FILES_DROPPED:
             return (
                 f"{len(data['files'])} logs deleted or cut ({data['bytes'] / 1e6:.0f} MB):"
@@ -100,6 +96,23 @@ def _describe(event: Event) -> str:
             return f"left behind: {data['processes']}"
         case Kind.RUN_FINISHED:
             return f"{data['outcome']}: {data['reason']}"
+    return _of_health(event)
+
+
+def _of_health(event: Event) -> str:
+    data = event.data
+    match event.kind:
+        case Kind.HEALTH_REPORTED:
+            return f"health: {data['what']} {data['code']} of {_place(data)}"
+        case Kind.HEALTH_ALARM:
+            return f"health: {data['what']} of {_place(data)}: {data['value']:.3g}"
+        case Kind.PLACE_CHECKED:
+            found = {True: "fit", False: "unfit", None: "not known to be fit"}[data["fit"]]
+            return (
+                f"node {data['node']}, {data['device']} is {found}: {data['said'] or data['why']}"
+            )
+        case Kind.PLACE_TAINTED:
+            return f"{data['place']} is tainted, by {data['by']}"
     return ""
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from pydantic import ValidationError
 
 from trainchaos.chaos.events.log import Event
+from trainchaos.recovery.cli.job_spec import JobSpec
+from trainchaos.recovery.cli.place_care import PlaceCare
 from trainchaos.recovery.cli.processes import JobProcesses
+from trainchaos.recovery.health.job_watch import job_service
 from trainchaos.recovery.health.readings.signs import MODELS, Sign, event_of
 from trainchaos.recovery.health.service import HealthService
 from trainchaos.recovery.health.warnings import PlaceWarnings
@@ -60,7 +64,8 @@ def device_at(device: str, node: int) -> str:
 
 class JobHealth:
     """``service``: of this machine, whose processes are at node 0; None: nodes have their own.
-    ``write``: writes an event.
+    ``write``: writes an event; ``spec``: of the job, which is watched from its ranks' event logs;
+    ``care``: hears of all that is found at a place.
     """
 
     def __init__(
@@ -69,19 +74,30 @@ class JobHealth:
         controller: Controller,
         service: HealthService | None,
         write: Callable[..., Any],
+        spec: JobSpec,
+        care: PlaceCare,
     ) -> None:
         self._controller, self._service, self._write = controller, service, write
+        self._care = care
         self._warnings = PlaceWarnings(JobPlaces(processes, controller))
+        self._watch, self._detectors = job_service(
+            spec.events, shards=spec.shards, clock_s=time.monotonic
+        )
 
     def start(self) -> None:
-        """Begin to read this machine's health."""
+        """Begin to read this machine's health, and the job's."""
+        self._watch.start()
         if self._service is not None:
             self._service.start()
 
     def look(self) -> None:
-        """Record what was found here since the last look, and warn of it, and of what nodes
-        found.
+        """Record what was found here and in the job since the last look, and warn of it, and of
+        what nodes found.
         """
+        self._detectors.steps = self._controller.steps  # known once a rank is ready
+        for sign in self._watch.take():
+            kind, data = event_of(sign)
+            self._write(kind, **data)
         if self._service is not None:
             for sign in self._service.take():
                 kind, data = event_of(sign)
@@ -93,6 +109,8 @@ class JobHealth:
 
     def heard(self, sign: Sign) -> None:
         """Something was found at a node, and is recorded already."""
+        holder = None if sign.rank is None else self._controller.process_of(sign.rank)
+        self._care.heard(sign, holder)
         if sign.device is not None and sign.node is not None:
             named = device_at(sign.device, sign.node)
             sign = sign.model_copy(update={"device": named})
@@ -109,5 +127,6 @@ class JobHealth:
 
     def close(self) -> None:
         """Read no more."""
+        self._watch.close()
         if self._service is not None:
             self._service.close()

@@ -224,6 +224,16 @@ def _add_node_options(add: Callable[..., object]) -> None:
             " the list of 'chaos taint')"
         ),
     )
+    add(
+        "--taint-alarms",
+        action="store_true",
+        help="add places to --taints that a report, an alarm or a preflight says are failing",
+    )
+    add(
+        "--preflight-rejoins",
+        action="store_true",
+        help="use a suspect place again only once it is found fit, or if there is no other",
+    )
     add("--nodes", type=positive, metavar="N", help="train on N nodes: wait for their agents")
     add(
         "--listen",
@@ -356,6 +366,10 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
         raise UsageError(
             f"--memory-limit {given.memory_limit:g} holds nothing: three times the state, or more"
         )
+    if given.taint_alarms and given.taints is None:
+        raise UsageError("--taint-alarms: say which list, by --taints FILE")
+    if given.preflight_rejoins and given.nodes is not None:
+        raise UsageError("--preflight-rejoins is for the places of this machine: not with --nodes")
     if given.nodes is None:
         if given.adopt or given.listen or given.token_file:
             raise UsageError(

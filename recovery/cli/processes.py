@@ -43,6 +43,7 @@ class JobProcesses:
         self._spots = {name: (left[name].node, left[name].device) for name in self.pids}
         self._reputation = Reputation()
         self._fails: Callable[[int, str], bool] = lambda node, device: False
+        self._doubted: Callable[[tuple[int, str]], bool] = lambda spot: False
         self._count = takeover.names if takeover is not None else 0
 
     def start(
@@ -99,6 +100,14 @@ class JobProcesses:
         """
         self._fails = fails
 
+    def doubt(self, doubted: Callable[[tuple[int, str]], bool]) -> None:
+        """As ``avoid``, of spots (node and device) that are suspect."""
+        self._doubted = doubted
+
+    def spots_in_use(self) -> set[tuple[int, str]]:
+        """Node and device of each process whose exit is not answered yet."""
+        return set(self._spots.values())
+
     def exited(self, name: str) -> None:
         """Its exit was recorded: its place is free."""
         del self.pids[name]
@@ -108,4 +117,5 @@ class JobProcesses:
         self._spots.pop(name, None)
 
     def _avoids(self, spot: tuple[int, str]) -> bool:
-        return self._fails(*spot) or self._reputation.avoids(spot, self._now_s())
+        known = self._fails(*spot) or self._doubted(spot)
+        return known or self._reputation.avoids(spot, self._now_s())

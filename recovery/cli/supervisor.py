@@ -15,6 +15,7 @@ from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
 from trainchaos.recovery.cli.job_health import JobHealth
 from trainchaos.recovery.cli.job_spec import JobSpec, script_config
 from trainchaos.recovery.cli.keepers import JobKeepers
+from trainchaos.recovery.cli.place_care import NO_CARE, Care, PlaceCare
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost, ProcessPlacement
 from trainchaos.recovery.cli.processes import JobProcesses
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
@@ -59,7 +60,8 @@ class JobListener(Protocol):
 class Supervisor:
     """One job, from start to end, or from where another supervisor was lost (``takeover``).
     ``host`` is closed with it. ``health``: of this machine, where the job runs on it; closed with
-    it; ``avoided``: places that are tainted. Implements ``recovery.supervise.supervision.Hands``.
+    it; ``avoided``: places that are tainted; ``care``: what is asked for beside
+    avoiding suspect places. Implements ``recovery.supervise.supervision.Hands``.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Supervisor:
         takeover: TakeoverLog | None = None,
         health: HealthService | None = None,
         avoided: AvoidedPlaces | None = None,
+        care: Care = NO_CARE,
     ) -> None:
         self.strategy = strategy
         self._stop = stop
@@ -93,6 +96,9 @@ class Supervisor:
             spec.events, ORCHESTRATOR, time.monotonic_ns, after=log, reserve=LOG_RESERVE
         )
         self._processes = JobProcesses(host, self._log_room, takeover, now_s=self.now_s)
+        self._care = PlaceCare(
+            care, self._processes, self._write, self.now_s, self._avoided.name_of
+        )
         self._keepers = JobKeepers(spec, self._log_room, self._write)
         self._errors: dict[str, str] = {}
         self._described = False
@@ -109,7 +115,9 @@ class Supervisor:
                 store_port=port,
                 timing=timing,
             )
-            self._health = JobHealth(self._processes, self.controller, health, self._write)
+            self._health = JobHealth(
+                self._processes, self.controller, health, self._write, spec, self._care
+            )
         except BaseException:
             host.close()
             raise
@@ -209,6 +217,7 @@ class Supervisor:
                     self._health.heard(report.sign)
         self._keepers.look()
         self._health.look()
+        self._care.look()
         self.controller.tick()
         self._clear_logs()
         if self._stop.signum:
@@ -280,6 +289,7 @@ class Supervisor:
     def _end(self) -> None:
         committed = self.controller.committed
         self._health.close()
+        self._care.close()
         self._keepers.look()  # before anything is asked to end
         alive = self._host.close() | self._keepers.end()
         left = [{"pid": pid, "process": name} for pid, name in alive.items()]
@@ -366,6 +376,9 @@ class Supervisor:
         )
         if kind is Kind.FAILURE_DETECTED and data["cause"] not in _NOT_OF_A_PLACE:
             self._processes.failed(data["process"])
+            if data["process"] is not None:
+                said = f"{data['detail']}\n{self._errors.get(data['process'], '')}"
+                self._care.failed(data["process"], data["cause"], said)
         if stops and self._failed_s is None:
             self._failed_s, self._failed_step = self.now_s(), self.controller.committed
         return self._write(kind, step=step, generation=generation, **data)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.results import Results
 from trainchaos.recovery import run as command
 from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
+from trainchaos.recovery.health.taints import TaintList
 from trainchaos.recovery.policy import strategies
 from trainchaos.recovery.policy.strategy import Strategy
 
@@ -111,7 +113,11 @@ def test_a_rank_whose_device_is_about_to_fail_is_replaced_without_a_failure(
     start: Callable[..., Running], unharmed: dict[str, object], tmp_path: Path
 ) -> None:
     reports = ReportFile(tmp_path / "reports.jsonl")
-    job = start("--ranks", "4", "--health-reports", tmp_path / "reports.jsonl", RECOVERABLE, EPOCHS)
+    taints = tmp_path / "taints.yaml"
+    taints.write_text("version: 1\ntaints: []\n")
+    care = ("--taints", taints, "--taint-alarms", "--preflight-rejoins")
+    watched = ("--health-reports", tmp_path / "reports.jsonl", *care)
+    job = start("--ranks", "4", *watched, RECOVERABLE, EPOCHS)
     job.wait_for(lambda: job.trained(40))
     reports.append(HealthReport(what="xid", code=31, rank=0, source="nvml"))
     reports.append(HealthReport(what="xid", code=48, rank=1, source="nvml"))
@@ -119,6 +125,11 @@ def test_a_rank_whose_device_is_about_to_fail_is_replaced_without_a_failure(
     assert "recovery: warning: rank 1 (w1)" in job.said and "recovery: failure" not in job.said
     members = job.of("orchestrator", Kind.GENERATION_READY)[-1].data["members"]
     assert "w1" not in members and "w0" in members, "XID 31 is the application's"
+    (taint,) = TaintList(taints).read()
+    assert (taint.node, taint.by) == (socket.gethostname(), "alarm")
+    assert [e.data["by"] for e in job.of("orchestrator", Kind.PLACE_TAINTED)] == ["alarm"]
+    checks = job.of("orchestrator", Kind.PLACE_CHECKED)
+    assert all(e.data["fit"] and e.data["device"] == "cpu" for e in checks)
     assert job.digest() == unharmed
 
 

@@ -26,6 +26,7 @@ from trainchaos.harness.judge.measure import (
     samples,
 )
 from trainchaos.harness.judge.measure.catalogue import METRICS
+from trainchaos.harness.judge.record import alarms
 from trainchaos.harness.judge.results import LEAST_RANK_HOURS
 
 
@@ -70,6 +71,10 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
         ),
         "replicas_diverged": _of("count of failures with cause diverged", digests.diverged),
         "saves_failed": _of("count of checkpoint_failed", measure.measure),
+        "alarms_unexplained": _of(
+            "count of health_alarm of no place that an earlier fault_injected hit",
+            alarms.unexplained,
+        ),
         "step_time": _of(
             "median over L of (t_end(s) - t_end(s - 1) - checkpoint stall - evaluation)",
             measure.measure,

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.schedule.plan import PlannedFault
+from trainchaos.harness.arm.emulated_devices import METRICS, Changed, EmulatedDevices
 from trainchaos.harness.arm.fault_context import Scene
 from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
 from trainchaos.harness.inject.sites.process import miss_rank
@@ -16,15 +17,21 @@ from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
 
 @dataclass(frozen=True)
 class HealthHandle:
-    """The source, and the device or node to report on; see chaos.fault.targets.HealthTarget."""
+    """The source, and the device or node to report on; see chaos.fault.targets.HealthTarget.
+    ``devices``: emulated ones, whose values can be changed.
+    """
 
     source: ReportFile
+    devices: EmulatedDevices
     node: int | None
     rank: int | None
     device: str | None
 
     def report(self, *, what: str, code: int) -> None:
-        """Append a report to the source."""
+        """Append a report to the source, or change what a device's monitor reads."""
+        if what in METRICS:
+            self.devices.change(Changed(what, code, self.rank, self.node, self.device))
+            return
         fields: dict[str, Any] = {"what": what, "code": code, "source": "injected"}
         fields |= {"node": self.node, "rank": self.rank, "device": self.device}
         self.source.append(HealthReport.model_validate(fields))
@@ -40,8 +47,8 @@ class HealthSite:
         self, planned: PlannedFault, fault: Fault, number: int
     ) -> Sequence[OccurrenceTarget | MissingTarget]:
         """The ranks held now, then the nodes."""
-        source = self._scene.health
-        if source is None:
+        source, devices = self._scene.health, self._scene.devices
+        if source is None or devices is None:
             return [
                 MissingTarget(
                     who={"ranks": list(planned.ranks)}, reason="nobody reads a health source here"
@@ -53,12 +60,14 @@ class HealthSite:
             if process is None:
                 found.append(miss_rank(rank))
                 continue
-            handle = HealthHandle(source, None, rank, self._scene.device_of(process))
+            handle = HealthHandle(source, devices, None, rank, self._scene.device_of(process))
             who: Mapping[str, Any] = {"process": process, "rank": rank, "device": handle.device}
             found.append(OccurrenceTarget(target=handle, who=who, rank=rank, processes=(process,)))
         for node in planned.nodes:
             who = {"node": node, "processes": self._scene.on_node(node)}
-            found.append(OccurrenceTarget(target=HealthHandle(source, node, None, None), who=who))
+            found.append(
+                OccurrenceTarget(target=HealthHandle(source, devices, node, None, None), who=who)
+            )
         return found
 
     def reachable(self, planned: PlannedFault) -> bool:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from trainchaos.chaos.scenario.model import InvariantExclusion
-from trainchaos.harness.judge.checkers.faults import containment, landing
+from trainchaos.harness.judge.checkers.faults import alarms, containment, landing
 from trainchaos.harness.judge.checkers.faults import noticed as faults
 from trainchaos.harness.judge.checkers.job import (
     checkpoints,
@@ -77,10 +77,12 @@ the logs that are there say.
 """
 ALWAYS = "fault-landed"
 EXPECTATION = "expectation"
+ALARMS = "alarms"
 FINISHED = "finished"
 STEADY_STATE = "steady-state"
 
 __all__ = [
+    "ALARMS",
     "BY_NAME",
     "CHECKERS",
     "EXPECTATION",
@@ -200,6 +202,8 @@ def check_all(evidence: Evidence) -> dict[str, Finding]:
     )
     if expected and not evidence.is_control:
         findings[EXPECTATION] = _of_half_the_ranks(check(faults.expectations, evidence), evidence)
+    if alarms.wanted(evidence):
+        findings[ALARMS] = check(alarms.alarms, evidence)
     if evidence.cell.scenario.steady_state and not evidence.is_control:
         findings[STEADY_STATE] = check(steady.steady_state, evidence)
     return findings

@@ -92,6 +92,12 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         "saves_failed": _lower(
             "saves", "arm", "checkpoints that could not be saved; the next interval tries again"
         ),
+        "alarms_unexplained": _lower(
+            "alarms",
+            "arm",
+            "alarms of health detectors, of a place that no fault had hit before, or before any"
+            " fault",
+        ),
         "step_time": _seconds(
             "arm",
             "median duration of the surviving steps, checkpoint stalls and evaluations left out",

@@ -21,6 +21,7 @@ from trainchaos.harness.judge.measure.partition import Ideal, WallTimePartition,
 from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, pauses
 from trainchaos.harness.judge.measure.redundancy import time_to_redundancy
 from trainchaos.harness.judge.measure.samples import median_ci95, per_arm, summarise
+from trainchaos.harness.judge.record.alarms import unexplained
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.episodes import episodes_of
 from trainchaos.harness.judge.record.history import NS, History, StepRun
@@ -106,6 +107,8 @@ def measure(log: Log, control: Log | None) -> ArmMeasures:
     for incident in incidents:
         _add_incident(values, history, incident)
     _add_arm(values, history, split, step_time)
+    if not history.info.observed:
+        values["alarms_unexplained"].append(float(len(unexplained(history, episodes))))
     return ArmMeasures(
         history=history,
         episodes=episodes,

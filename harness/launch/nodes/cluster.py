@@ -65,6 +65,8 @@ class NodesCluster:
     InfrastructureError.
     """
 
+    simulated = False
+
     def __init__(self, session: NodesSession, setup: ArmSetup) -> None:
         self._session = session
         self._setup = setup

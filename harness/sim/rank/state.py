@@ -58,6 +58,7 @@ class ReduceInput:
     save: bool = False
     before: tuple[tuple[float, bytes], ...] = ()
     huge: bool = False
+    norm: float = 0.0
 
 
 def after_each_other(parts: Sequence[ReduceInput]) -> ReduceInput:
@@ -65,7 +66,8 @@ def after_each_other(parts: Sequence[ReduceInput]) -> ReduceInput:
     before = tuple((part.loss_sum, part.gradient) for part in parts[:-1])
     count, bad = sum(part.count for part in parts), any(part.bad for part in parts)
     huge = any(part.huge for part in parts)
-    return replace(parts[-1], count=count, bad=bad, before=before, huge=huge)
+    norm = max(part.norm for part in parts)
+    return replace(parts[-1], count=count, bad=bad, before=before, huge=huge, norm=norm)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,11 +81,14 @@ class Reduced:
     gradient: bytes
     save: bool = False
     huge: bool = False
+    norm: float = 0.0
 
     @property
     def grad_norm(self) -> float:
-        """About 1, or NaN, or infinite, which does not require a non-finite value on any rank."""
-        usual = float("inf") if self.huge else 1.0 + 0.2 * uniform(self.gradient)
+        """About 1 and what a fault added, or NaN, or infinite, which does not require a non-finite
+        value on any rank.
+        """
+        usual = float("inf") if self.huge else 1.0 + 0.2 * uniform(self.gradient) + self.norm
         return float("nan") if self.blamed else usual
 
     @property
@@ -108,6 +113,7 @@ def combine(parts: dict[int, ReduceInput]) -> Reduced:
         blamed=tuple(rank for rank, part in parts.items() if part.bad),
         gradient=digest([gradient for _, gradient in each]),
         huge=any(part.huge for part in parts.values()),
+        norm=max((part.norm for part in parts.values()), default=0.0),
     )
 
 

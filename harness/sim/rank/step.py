@@ -18,7 +18,7 @@ from trainchaos.harness.sim.rank.state import (
     learning_rate,
     uniform,
 )
-from trainchaos.harness.sim.rank.tensors import ELEMENTS, SimLoss, finite, huge
+from trainchaos.harness.sim.rank.tensors import ELEMENTS, SimLoss, finite, huge, norm_above
 from trainchaos.harness.sim.world.clock import NS_PER_S
 from trainchaos.harness.sim.world.settings import MS
 from trainchaos.recovery.data import order
@@ -132,6 +132,7 @@ class Attempt:
                 gradient=digest(self.part.gradient, values),
                 bad=self.part.bad or bad,
                 huge=self.part.huge or huge(values),
+                norm=self.part.norm + norm_above(values),
             )
             return
         state = self._job.state

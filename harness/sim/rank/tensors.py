@@ -104,5 +104,13 @@ def huge(values: list[float]) -> bool:
     return finite(values) and sum(value * value for value in values) > LARGEST
 
 
+def norm_above(values: list[float]) -> float:
+    """Euclidean norm of the values beyond [-1, 1], within which all are unless a fault changed
+    them; 0 where it would not be finite.
+    """
+    norm = math.hypot(*(value for value in values if abs(value) > 1.0))
+    return norm if math.isfinite(norm) else 0.0
+
+
 def _tensor(name: str, source: bytes) -> SimTensor:
     return SimTensor([uniform(digest(name, source, index)) for index in range(ELEMENTS)])

@@ -1002,7 +1002,13 @@ def test_what_no_list_selects_is_called_as_the_judge_calls_it() -> None:
     from trainchaos.harness.judge import checkers
     from trainchaos.harness.judge.checkers.job.observed import PROGRESS
 
-    names = {PROGRESS, checkers.FINISHED, checkers.EXPECTATION, checkers.STEADY_STATE}
+    names = {
+        PROGRESS,
+        checkers.FINISHED,
+        checkers.EXPECTATION,
+        checkers.ALARMS,
+        checkers.STEADY_STATE,
+    }
     assert names == set(checks.ALWAYS_JUDGED) and not names & set(checkers.NAMES)
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.recovery.health.test_job_watch import Watched
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
+from trainchaos.recovery.cli import job_health
 from trainchaos.recovery.cli.job_health import JobHealth
+from trainchaos.recovery.cli.place_care import NO_CARE, PlaceCare
 from trainchaos.recovery.health.readings.reports import HealthReport
 
 SPOTS = {"w0": (0, "cuda:0"), "w1": (0, "cuda:1"), "w2": (1, "cuda:0"), "w3": (1, "cuda:1")}
@@ -21,7 +25,7 @@ def report(**place: int | str) -> dict[str, Any]:
     ).model_dump()
 
 
-def warned(*reports: Mapping[str, Any]) -> set[str]:
+def warned(folder: Path, *reports: Mapping[str, Any]) -> set[str]:
     """Who is warned by a supervisor that recalls these, of four ranks on two nodes."""
     told: dict[str, str] = {}
 
@@ -32,12 +36,17 @@ def warned(*reports: Mapping[str, Any]) -> set[str]:
         assert not list(processes)
 
     controller: Any = SimpleNamespace(
-        process_of="w{}".format, on_warnings=on_warnings, no_better_place=no_better_place
+        process_of="w{}".format, steps=0, on_warnings=on_warnings, no_better_place=no_better_place
     )
     processes: Any = SimpleNamespace(
-        pids=dict.fromkeys(SPOTS, 1), spot_of=SPOTS.get, avoid=lambda fails: None
+        pids=dict.fromkeys(SPOTS, 1),
+        spot_of=SPOTS.get,
+        avoid=lambda fails: None,
+        spots_in_use=SPOTS.values,
     )
-    health = JobHealth(processes, controller, None, lambda *_, **__: None)
+    care = PlaceCare(NO_CARE, processes, print, lambda: 0.0, str)
+    spec: Any = SimpleNamespace(events=folder, shards=1)
+    health = JobHealth(processes, controller, None, lambda *_, **__: None, spec, care)
     kind = Kind.HEALTH_REPORTED
     events = [
         Event(
@@ -66,7 +75,34 @@ def warned(*reports: Mapping[str, Any]) -> set[str]:
     ],
 )
 def test_places_that_were_known_to_fail_are_recalled_and_ranks_are_not(
-    data: Mapping[str, Any], who: set[str]
+    tmp_path: Path, data: Mapping[str, Any], who: set[str]
 ) -> None:
     """Another process may hold the rank by now; every node has a first device."""
-    assert warned(data) == who
+    assert warned(tmp_path, data) == who
+
+
+def test_an_alarm_of_the_job_is_recorded_and_moves_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path)
+    monkeypatch.setattr(
+        job_health, "job_service", lambda *_, **__: (watched.service, watched.detectors)
+    )
+    events: list[tuple[Kind, dict[str, Any]]] = []
+    controller: Any = SimpleNamespace(steps=500)
+    processes: Any = SimpleNamespace(pids={})
+    health = JobHealth(
+        processes,
+        controller,
+        None,
+        lambda kind, **data: events.append((kind, data)),
+        SimpleNamespace(events=tmp_path, shards=1),  # type: ignore[arg-type]
+        PlaceCare(NO_CARE, processes, print, lambda: 0.0, str),
+    )
+    for step in range(400):
+        watched.ranks.commit(loss=500.0 if step == 300 else 2.0 + step % 7 / 50)
+        watched.service.look()
+        health.look()
+    ((kind, data),) = events
+    assert (kind, data["what"], data["rank"]) == (Kind.HEALTH_ALARM, "loss-spike", None)
+    assert watched.detectors.steps == 500

@@ -1,0 +1,63 @@
+"""Whether the health detectors raised the alarms that a scenario expects, and no others."""
+
+from __future__ import annotations
+
+from trainchaos.chaos.scenario.fault import FaultSpec
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.record.alarms import AlarmRaised, alarms_of, steps_until
+from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.results import Finding
+
+
+def wanted(evidence: Evidence) -> bool:
+    """Whether the scenario expects an alarm: only then other alarms are failures too."""
+    return any(fault.expect.alarm for fault in evidence.cell.scenario.faults)
+
+
+def alarms(evidence: Evidence) -> Finding:
+    """Each occurrence of a fault with ``expect.alarm`` is followed by that alarm, of what it hit,
+    within ``expect.alarm_within`` steps; and every alarm is of something that a fault had hit. In
+    the control arm there is none.
+    """
+    raised = alarms_of(evidence.history, () if evidence.is_control else evidence.measures.episodes)
+    problems = [
+        f"an alarm that no fault explains: {_said(alarm)}" for alarm in raised if not alarm.by
+    ]
+    met: list[str] = []
+    missing: list[str] = []
+    for episode in () if evidence.is_control else evidence.measures.episodes:
+        fault = evidence.fault(episode.fault)
+        if fault is None or fault.expect.alarm is None or episode.injected is None:
+            continue
+        if episode.landed is None:
+            missing.append(f"{fault.id} never landed, so that no alarm was due")
+            continue
+        said, well = _answered(evidence, fault, episode, raised)
+        (met if well else problems).append(said)
+    if problems:
+        return failed(some(problems))
+    if missing:
+        return unknown(some(missing))
+    return passed(some(met) or "no alarm was raised, and none was due")
+
+
+def _answered(
+    evidence: Evidence, fault: FaultSpec, episode: Episode, raised: list[AlarmRaised]
+) -> tuple[str, bool]:
+    """What became of the alarm that one occurrence should raise, and whether that is right."""
+    due, within = fault.expect.alarm, fault.expect.alarm_within
+    mine = [one for one in raised if one.what == due and episode in one.by]
+    if not mine:
+        others = sorted({one.what for one in raised if episode in one.by})
+        beside = f"; raised were: {', '.join(others)}" if others else ""
+        return f"{fault.id} should have raised the alarm {due}, and did not{beside}", False
+    steps = steps_until(evidence.history, episode, mine[0].event)
+    if within is not None and steps > within:
+        return (
+            f"{fault.id}: {_said(mine[0])} came {steps} steps after the fault, {within} are allowed"
+        ), False
+    return f"{fault.id}: {_said(mine[0])}, {steps} steps after the fault", True
+
+
+def _said(alarm: AlarmRaised) -> str:
+    return f"{alarm.what} of {alarm.place}"

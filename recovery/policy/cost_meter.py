@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from statistics import median
-from types import MappingProxyType
 from typing import Literal
 
 from trainchaos.recovery.policy.costs import (
@@ -88,12 +87,10 @@ class CostMeter:
         save = self._figure(self._saves, PRIOR_SAVE_S)
         restore = PRIOR_RESTORE_S if not save.n else save.value
         return Costs(
-            step_s=MappingProxyType(
-                {
-                    world: Figure(median(spans), self._counts[world])
-                    for world, spans in self._steps.items()
-                }
-            ),
+            step_s={
+                world: Figure(median(spans), self._counts[world])
+                for world, spans in self._steps.items()
+            },
             form_s=form,
             copy_s=self._beyond(self._formed["copy"], form.value, PRIOR_COPY_S),
             start_s=self._figure(self._starts, PRIOR_START_S),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from trainchaos.recovery.policy.interval import PRIOR_MTBF_S
 
@@ -45,7 +44,7 @@ class Costs:
     job is complete (0: unknown); ``failures``: incidents in the last ``watched_s`` seconds.
     """
 
-    step_s: Mapping[int, Figure] = field(default_factory=lambda: MappingProxyType({}))
+    step_s: Mapping[int, Figure] = field(default_factory=dict)
     form_s: Figure = Figure(PRIOR_FORM_S)
     copy_s: Figure = Figure(PRIOR_COPY_S)
     start_s: Figure = Figure(PRIOR_START_S)
@@ -93,7 +92,7 @@ class Priced:
 
     name: str
     rank_s: float
-    parts: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     def fields(self) -> dict[str, object]:
         """As an event holds it."""

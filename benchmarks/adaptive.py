@@ -1,0 +1,372 @@
+"""Whether ``adaptive`` loses least: fault mixes x costs x strategies in simulation, goodput as the
+judge computes it, paired by seed.
+
+    python -m benchmarks.adaptive [--seeds 10] [--ranks 8] [--mixes a,b] [--costs a,b]
+        [--runs runs/bench] [--save FILE] [--jobs 1]
+    python -m benchmarks.adaptive --table FILE
+
+Deterministic: a seed draws steps and ranks of the faults, the simulator does the rest in its own
+time. Goodput counts waiting spares as provisioned, and is 0 where a job did not complete
+(docs/metrics.md). ``--save`` keeps the values, one JSON line each, so that a sweep may go on where
+it was stopped; ``--table`` prints the tables of such a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.loading.load import load
+from trainchaos.harness.judge.measure.measure import median_ci95
+from trainchaos.harness.run.runner import run_scenario
+
+ADAPTIVE = "adaptive"
+FIXED = ("hot-spare", "drop-replica", "checkpoint-restart")
+STRATEGIES = (*FIXED, ADAPTIVE)
+STEPS, FIRST, LAST = 120, 32, 100
+"""Faults come after a first checkpoint of every kind of costs, and early enough to be paid for."""
+MOST_BEHIND = 0.05
+Faults = Callable[[random.Random, int], list[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostSetting:
+    """What things cost in a simulation, milliseconds; ``every``: steps between two checkpoints."""
+
+    step: int
+    spawn: int
+    transfer: int
+    checkpoint: int
+    every: int
+
+    def launcher(self, nodes: int) -> str:
+        """The simulator with these costs."""
+        return (
+            f"{{kind: sim, nodes: {nodes}, params: {{step_ms: {self.step}, spawn_ms: {self.spawn},"
+            f" transfer_ms: {self.transfer}, checkpoint_ms: {self.checkpoint}, follows_share: 1}}}}"
+        )
+
+
+COSTS: Mapping[str, CostSetting] = {
+    "all cheap, checkpoint old": CostSetting(
+        step=40, spawn=120, transfer=6, checkpoint=25, every=30
+    ),
+    "start dear, checkpoint fresh": CostSetting(
+        step=40, spawn=2500, transfer=6, checkpoint=25, every=5
+    ),
+    "copy dear, checkpoint old": CostSetting(
+        step=40, spawn=300, transfer=600, checkpoint=300, every=30
+    ),
+    "steps long, checkpoint fresh": CostSetting(
+        step=1000, spawn=300, transfer=50, checkpoint=200, every=5
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """``faults``: drawn for a seed and a number of ranks, as lines of YAML; ``nodes``: of the job;
+    ``workload``: more about it.
+    """
+
+    faults: Faults
+    nodes: int = 1
+    workload: str = ""
+
+
+def _steps(draw: random.Random, count: int) -> list[int]:
+    """So many steps, evenly spread but for a third of their distance."""
+    gap = (LAST - FIRST) / count
+    return [FIRST + round(gap * (n + draw.random() / 3)) for n in range(count)]
+
+
+def _fault(number: int, kind: str, target: str, step: int, more: str = "") -> str:
+    return f"  - {{id: f{number}, kind: {kind}, target: {target}, at: {{step: {step}}}{more}}}"
+
+
+def _each(kind: str, count: int, more: str = "", *, same: bool = False) -> Faults:
+    """So many faults of a kind, each of a rank of its own, or all of the same."""
+
+    def faults(draw: random.Random, ranks: int) -> list[str]:
+        one = draw.randrange(ranks)
+        return [
+            _fault(n, kind, f"{{rank: {one if same else draw.randrange(ranks)}}}", step, more)
+            for n, step in enumerate(_steps(draw, count))
+        ]
+
+    return faults
+
+
+def _slow(draw: random.Random, ranks: int) -> list[str]:
+    slow, killed = _steps(draw, 2)
+    more = ", params: {factor: 3}, duration: {steps: 15}"
+    return [
+        _fault(0, "straggler", f"{{rank: {draw.randrange(ranks)}}}", slow, more),
+        _fault(1, "process-kill", f"{{rank: {draw.randrange(ranks)}}}", killed),
+    ]
+
+
+def _warned(draw: random.Random, ranks: int) -> list[str]:
+    lines = []
+    for n, step in enumerate(_steps(draw, 3)):
+        rank = draw.randrange(ranks)
+        more = ", params: {what: xid, code: 48}"
+        lines.append(_fault(2 * n, "health-event", f"{{rank: {rank}}}", step, more))
+        if n % 2 == 0:  # of a device that does fail
+            lines.append(_fault(2 * n + 1, "process-kill", f"{{rank: {rank}}}", step + 8))
+    return lines
+
+
+def _nodes(draw: random.Random, ranks: int) -> list[str]:
+    return [_fault(n, "node-kill", "{node: 1}", step) for n, step in enumerate(_steps(draw, 2))]
+
+
+def _whole(draw: random.Random, ranks: int) -> list[str]:
+    kill, stop = _steps(draw, 2)
+    return [
+        _fault(0, "process-kill", "{role: worker, select: all}", kill),
+        _fault(1, "process-stop", f"{{rank: {draw.randrange(ranks)}}}", stop),
+    ]
+
+
+def _mixed(draw: random.Random, ranks: int) -> list[str]:
+    kinds = [
+        ("process-kill", ""),
+        ("process-stop", ""),
+        ("tensor-corrupt", ", params: {surface: gradient, op: nan}"),
+        ("exception", ""),
+    ]
+    draw.shuffle(kinds)
+    return [
+        _fault(n, kind, f"{{rank: {draw.randrange(ranks)}}}", step, more)
+        for n, ((kind, more), step) in enumerate(zip(kinds, _steps(draw, 4), strict=True))
+    ]
+
+
+_NAN = ", params: {surface: gradient, op: nan}"
+MIXES: Mapping[str, Mix] = {
+    "kills, rare": Mix(faults=_each("process-kill", 1)),
+    "kills, frequent": Mix(faults=_each("process-kill", 6)),
+    "hangs": Mix(faults=_each("process-stop", 3)),
+    "NaN of data": Mix(faults=_each("poison-sample", 1)),
+    "NaN of a device": Mix(faults=_each("tensor-corrupt", 4, _NAN, same=True)),
+    "slow rank, then a kill": Mix(faults=_slow),
+    "flapping place": Mix(faults=_each("process-kill", 5, same=True)),
+    "node losses": Mix(faults=_nodes, nodes=4),
+    "warnings": Mix(faults=_warned),
+    "whole job": Mix(faults=_whole),
+    "mixed": Mix(faults=_mixed),
+    "kills, two replicas of shards": Mix(
+        faults=_each("process-kill", 3),
+        workload=", parallelism: {hsdp: {replicas: 2, shards: HALF}}",
+    ),
+    "kills, elastic sums": Mix(faults=_each("process-kill", 3), workload=", determinism: elastic"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One job of the sweep."""
+
+    mix: str
+    costs: str
+    seed: int
+    ranks: int
+
+
+def scenario(arm: Arm, strategies: Sequence[str] = STRATEGIES) -> str:
+    """Its YAML: the same faults under every strategy."""
+    mix, costs = MIXES[arm.mix], COSTS[arm.costs]
+    draw = random.Random(f"{arm.mix}/{arm.seed}")
+    lines = "\n".join(mix.faults(draw, arm.ranks))
+    more = mix.workload.replace("HALF", str(arm.ranks // 2))
+    if "determinism" not in more:
+        more += ", determinism: default"
+    more = more.replace(", determinism: default", "") if "hsdp" in more else more
+    return f"""version: 1
+name: bench-adaptive
+seed: {arm.seed}
+workload: {{kind: mlp, ranks: {arm.ranks}, steps: {STEPS}, global_batch: {4 * arm.ranks},
+  checkpoint: {{every: {costs.every}, keep: 3}}{more}}}
+launcher: {costs.launcher(mix.nodes)}
+recovery: ${{matrix.recovery}}
+faults:
+{lines}
+baseline: none
+invariants: [fault-landed, sample-accounting, no-lost-commit]
+stop_conditions: [{{when: "no_committed_step_for > 120s"}}]
+matrix: {{recovery: [{", ".join(strategies)}]}}
+"""
+
+
+def play(arm: Arm, runs: Path, strategies: Sequence[str] = STRATEGIES) -> dict[str, float]:
+    """Strategy -> goodput, as the judge computes it."""
+    with tempfile.TemporaryDirectory(dir=runs) as folder:
+        path = Path(folder) / "scenario.yaml"
+        path.write_text(scenario(arm, strategies))
+        loaded = load(path, build_catalogue(), overrides=[], env={})
+        results = run_scenario(
+            loaded, runs=Path(folder), seed=None, live=False, argv=["run", str(path)]
+        )
+    of_cell = {cell.id: cell.strategy for cell in results.cells}
+    return {of_cell[each.cell]: each.goodput or 0.0 for each in results.arms}
+
+
+Values = Mapping[tuple[str, str], Mapping[str, Sequence[float]]]
+"""(mix, costs) -> strategy -> goodput, in the order of the seeds."""
+
+
+def gathered(lines: Iterable[Mapping[str, object]]) -> Values:
+    """The values of a saved sweep, by mix and costs."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for line in sorted(lines, key=lambda line: int(str(line["seed"]))):
+        cell = found.setdefault((str(line["mix"]), str(line["costs"])), {})
+        goodput = line["goodput"]
+        assert isinstance(goodput, dict)
+        for strategy, value in goodput.items():
+            cell.setdefault(strategy, []).append(float(value))
+    return found
+
+
+def behind(values: Mapping[str, Sequence[float]]) -> tuple[str, list[float]]:
+    """The fixed strategy of the best median, and by how much of it adaptive is better with each
+    seed (negative: worse).
+    """
+    best = max(FIXED, key=lambda name: median(values[name]))
+    pairs = zip(values[ADAPTIVE], values[best], strict=True)
+    return best, [(own - other) / other if other else 0.0 for own, other in pairs]
+
+
+def table(values: Values) -> str:
+    """Goodput by mix and costs: median of each, and adaptive against the best fixed strategy."""
+    head = ["mix", "costs", "n", *STRATEGIES, "best fixed", "adaptive against it, median (95 % CI)"]
+    rows = [head, ["---"] * len(head)]
+    for (mix, costs), cell in values.items():
+        best, ratios = behind(cell)
+        medians = [_with_interval(cell[name]) for name in STRATEGIES]
+        against = _percent(ratios)
+        rows.append([mix, costs, str(len(ratios)), *medians, best, against])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def overall(values: Values) -> str:
+    """Over all mixes and costs: mean goodput, how often each is the best, and paired differences
+    of adaptive to each.
+    """
+    head = ["strategy", "n", "mean goodput", "worst cell", "adaptive - it, median (95 % CI)"]
+    rows = [head, ["---"] * len(head)]
+    for name in STRATEGIES:
+        every = [value for cell in values.values() for value in cell[name]]
+        worst = min(median(cell[name]) for cell in values.values())
+        pairs = [
+            own - other
+            for cell in values.values()
+            for own, other in zip(cell[ADAPTIVE], cell[name], strict=True)
+        ]
+        differs = "" if name == ADAPTIVE else _points(pairs)
+        mean = sum(every) / len(every)
+        rows.append([name, str(len(every)), f"{mean:.3f}", f"{worst:.3f}", differs])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def too_far_behind(values: Values) -> Iterator[str]:
+    """Cells where adaptive's median is more than ``MOST_BEHIND`` below the best fixed strategy's,
+    and fixed strategies that are better overall.
+    """
+    for (mix, costs), cell in values.items():
+        best, ratios = behind(cell)
+        if median(ratios) < -MOST_BEHIND:
+            yield f"{mix}, {costs}: {-median(ratios):.1%} behind {best}"
+    means = {
+        name: sum(sum(cell[name]) / len(cell[name]) for cell in values.values())
+        for name in STRATEGIES
+    }
+    for name in FIXED:
+        if means[name] >= means[ADAPTIVE]:
+            yield f"{name} is better overall"
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    interval = median_ci95(values)
+    text = f"{median(values):.3f}"
+    return f"{text} ({interval[0]:.3f}-{interval[1]:.3f})" if interval else text
+
+
+def _percent(values: Sequence[float]) -> str:
+    interval = median_ci95(values)
+    text = f"{median(values):+.1%}"
+    return f"{text} ({interval[0]:+.1%} to {interval[1]:+.1%})" if interval else text
+
+
+def _points(values: Sequence[float]) -> str:
+    interval = median_ci95(values)
+    text = f"{median(values):+.3f}"
+    return f"{text} ({interval[0]:+.3f} to {interval[1]:+.3f})" if interval else text
+
+
+def _played(task: tuple[Arm, Path]) -> tuple[Arm, dict[str, float]]:
+    arm, runs = task
+    return arm, play(arm, runs)
+
+
+def _saved(path: Path | None) -> list[dict[str, object]]:
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def sweep(options: argparse.Namespace) -> list[dict[str, object]]:
+    """Play what the file does not hold yet."""
+    lines = _saved(options.save)
+    there = {(line["mix"], line["costs"], line["seed"]) for line in lines}
+    arms = [
+        (Arm(mix=mix, costs=costs, seed=seed, ranks=options.ranks), options.runs)
+        for seed in range(1, options.seeds + 1)
+        for mix in options.mixes.split(";")
+        for costs in options.costs.split(";")
+        if (mix, costs, seed) not in there
+    ]
+    options.runs.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(max_workers=options.jobs) as pool:
+        for arm, goodput in pool.map(_played, arms):
+            line = {"mix": arm.mix, "costs": arm.costs, "seed": arm.seed, "goodput": goodput}
+            lines.append(line)
+            if options.save is not None:
+                with options.save.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+    return lines
+
+
+def main() -> None:
+    """Play the sweep, or read one, and print its tables; exit status 1 where adaptive is too far
+    behind.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--mixes", default=";".join(MIXES), help="separated by ;")
+    parser.add_argument("--costs", default=";".join(COSTS), help="separated by ;")
+    parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--jobs", type=int, default=1, help="processes that simulate")
+    parser.add_argument("--save", type=Path, help="keep the values here, and go on from them")
+    parser.add_argument("--table", type=Path, help="print the tables of saved values")
+    options = parser.parse_args()
+    values = gathered(_saved(options.table) if options.table else sweep(options))
+    print(f"{table(values)}\n\n{overall(values)}\n")
+    far = list(too_far_behind(values))
+    print(
+        "\n".join(far) or "adaptive is nowhere more than 5 % behind, and better than each overall"
+    )
+    raise SystemExit(1 if far else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -63,7 +63,13 @@ def cheapest_first(view: ClusterView, *, shrinks: bool) -> tuple[Option, ...]:
     ``fallback.restart`` says so.
     """
     found = [*_with_state(view, shrinks=shrinks), *_restarts(view, shrinks=shrinks)]
+    if view.no_place:
+        found = [each for each in found if not _starts(each)] or found
     return tuple(sorted(found, key=lambda option: option.priced.rank_s))
+
+
+def _starts(option: Option) -> bool:
+    return any(isinstance(action, Spawn) for action in option.actions)
 
 
 def loss_of(view: ClusterView, names: Iterable[str], *, shrinks: bool) -> Option:
@@ -184,19 +190,19 @@ def _restarts(view: ClusterView, *, shrinks: bool) -> Iterable[Option]:
     coming = [p.name for p in view.starting if p.name in form.members]
     start_s = costs.start_s.value if spawns else _until_ready(view, coming)
     parts = {"start": world * start_s, **stall, "redo": redo}
-    if not (view.no_place and spawns):
-        yield _option(HERE, parts, decided.actions, origin)
+    yield _option(HERE, parts, decided.actions, origin)
+    if not view.no_place:
         # the survivors end, and whatever is wrong with them or their places ends with them
         parts = {"start": world * costs.start_s.value, **stall, "redo": redo}
         yield _option(ANEW, parts, _anew(view), f"all in new processes: {origin}")
+        return
+    if not spawns:
         return
     able = [p for p in view.survivors if not p.noticed]
     fresh = [p.name for p in view.fresh]
     ranks = (len(able) + len(fresh)) // view.shards * view.shards
     if view.shards > 1 or not view.saved or not ranks > 0:
-        # a process keeps its shard for life, and a job without a checkpoint needs a fresh rank 0
-        yield _option(HERE, parts, decided.actions, origin)
-        return
+        return  # a process keeps its shard for life, and rank 0 of a job begun anew is a fresh one
     short, back = _short(view, ranks, shrinks=shrinks)
     members = (*fresh, *(p.name for p in able))[:ranks]
     parts = {**stall, "redo": redo, "missing": short, "join": back}

@@ -229,11 +229,11 @@ class RecoveryCycle:
         """A process cannot be started. A job that has members of the next generation to wait for
         ends, unless its strategy, which is asked once more, knows an answer that starts nobody.
         """
-        now_s, known = self._job.hands.now_s(), self._no_place_until_s
+        now_s = self._job.hands.now_s()
         self._again_s = self._no_place_until_s = now_s + self._job.timing.settle_timeout_s
         if not decision.starts_members:  # of a spare: the job goes on without it
             return
-        other = self._strategy.on_failure(self._view()) if now_s >= known else decision
+        other = self._strategy.on_failure(self._view())
         if other.starts_members or not other.actions:
             self.stop("gave-up", why)
         else:

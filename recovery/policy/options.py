@@ -72,8 +72,8 @@ def _starts(option: Option) -> bool:
     return any(isinstance(action, Spawn) for action in option.actions)
 
 
-def loss_of(view: ClusterView, names: Iterable[str], *, shrinks: bool) -> Option:
-    """The cheapest answer to the loss of these members, if they died now."""
+def to_the_loss(view: ClusterView, names: Iterable[str], *, shrinks: bool) -> tuple[Option, ...]:
+    """The answers to the loss of these members, if they died now, cheapest first."""
     gone = set(names)
     processes = tuple(_if_lost(process, gone, view.members) for process in view.processes)
     step = max((p.step for p in processes), default=0) + 1
@@ -83,7 +83,7 @@ def loss_of(view: ClusterView, names: Iterable[str], *, shrinks: bool) -> Option
         if p.name in gone
     )
     after = replace(view, processes=processes, failures=failures)
-    return cheapest_first(after, shrinks=shrinks)[0]
+    return cheapest_first(after, shrinks=shrinks)
 
 
 def _if_lost(process: ProcessView, gone: set[str], members: Sequence[str]) -> ProcessView:
@@ -107,20 +107,36 @@ def missing(view: ClusterView, ranks: int, seconds: float, *, shrinks: bool) -> 
     return view.world * seconds * max(0.0, 1 - full / fewer)
 
 
-def _short(view: ClusterView, ranks: int, *, shrinks: bool) -> tuple[float, float]:
-    """Rank-seconds that are missing until a replacement has joined, and those of its joining. It is
-    started once the smaller world has made a step and joins at a step boundary; a job that ends
-    before goes on without it.
+def _short(
+    view: ClusterView,
+    ranks: int,
+    *,
+    shrinks: bool,
+    used: Sequence[str] = (),
+    waited_s: float = 0.0,
+) -> dict[str, float]:
+    """Rank-seconds that are missing until the world is full again, and those of joining it; nothing
+    where it is full.
+
+    Whoever is on its way counts from now on, except those ``used`` already, ``waited_s`` of their
+    time being over; another one is started once the smaller world has made a step. They join at a
+    step boundary; a job that ends before goes on without them.
     """
     costs = view.costs
+    if ranks >= view.world:
+        return {}
     step_s = costs.step_with(ranks, shrinks=shrinks)
+    coming = [p.name for p in view.starting if p.name not in used][: view.world - ranks]
     ready_s = min(step_s, SETTLE_S) + costs.start_s.value
+    if len(coming) == view.world - ranks:
+        ready_s = max(0.0, _until_ready(view, coming) - waited_s)
     steps = max(1, math.ceil(ready_s / step_s))
     left = costs.left()
+    back = joining(view)
     if view.no_place or (left is not None and left <= steps):
         steps = max(1, left if left is not None else math.ceil(costs.mtbf_s / step_s))
-        return missing(view, ranks, steps * step_s, shrinks=shrinks), 0.0
-    return missing(view, ranks, steps * step_s, shrinks=shrinks), joining(view)
+        back = 0.0
+    return {"missing": missing(view, ranks, steps * step_s, shrinks=shrinks), "join": back}
 
 
 def _with_state(view: ClusterView, *, shrinks: bool) -> Iterable[Option]:
@@ -134,33 +150,53 @@ def _with_state(view: ClusterView, *, shrinks: bool) -> Iterable[Option]:
     who = ", ".join(lost)
     stall = {"form": view.world * costs.form_s.value, "copy": view.world * costs.copy_s.value}
     if len(form.members) == size and form.members != view.members:
-        yield _option(SWAP, stall, (form,), f"ready processes take the places of {who}")
+        parts = {**stall, **_short(view, size, shrinks=shrinks)}
+        yield _option(SWAP, parts, (form,), f"ready processes take the places of {who}")
     elif len(form.members) < size:
-        yield from _wait(view, fresh, stall, who)
+        yield from _wait(view, fresh, stall, who, shrinks=shrinks)
     alone = form if len(form.members) < size else fallback.fill(view, ())
     if alone is not None and len(alone.members) < size:
-        short, back = _short(view, len(alone.members), shrinks=shrinks)
-        parts = {"form": stall["form"], "missing": short, "join": back}
+        parts = {"form": stall["form"], **_short(view, len(alone.members), shrinks=shrinks)}
         why = f"{len(alone.members)} of {view.world} ranks go on without {who}"
         yield _option(DROP, parts, (alone,), why)
 
 
 def _wait(
-    view: ClusterView, fresh: tuple[str, ...], stall: dict[str, float], who: str
+    view: ClusterView,
+    fresh: tuple[str, ...],
+    stall: dict[str, float],
+    who: str,
+    *,
+    shrinks: bool,
 ) -> Iterable[Option]:
     """All stand still until processes have started that take the lost places."""
+    size = len(view.members)
     coming = tuple(p.name for p in view.starting if not p.noticed and not p.warned)
-    new = () if view.no_place else tuple(f"new-{n}" for n in range(len(view.members)))
+    new = () if view.no_place else tuple(f"new-{n}" for n in range(size))
     form = fallback.fill(view, (*fresh, *coming, *new))
-    if form is None or len(form.members) < len(view.members):
+    if form is None or len(form.members) < size:
         return
     used = [name for name in coming if name in form.members]
     spawns = tuple(Spawn(role="worker") for name in form.members if name.startswith("new-"))
     seconds = view.costs.start_s.value if spawns else _until_ready(view, used)
-    parts = {"start": view.world * seconds, **stall}
+    rest = _short(view, size, shrinks=shrinks, used=used, waited_s=seconds)
+    parts = {"start": view.world * seconds, **stall, **rest}
     awaited = f"{len(used)} on their way" if used else f"{len(spawns)} started now"
     why = f"all wait for processes in the places of {who}: {awaited}"
     yield _option(WAIT, parts, (*spawns, replace(form, refill=tuple(used))), why)
+
+
+def joins_now(view: ClusterView, ranks: int, *, shrinks: bool) -> bool:
+    """Whether ready processes, with whom there are ``ranks``, are let in before the ones that are
+    on their way: if what they do meanwhile is more than joining once more costs.
+    """
+    if not view.starting:
+        return True
+    seconds = _until_ready(view, [p.name for p in view.starting])
+    now, then = (
+        missing(view, size, seconds, shrinks=shrinks) for size in (len(view.members), ranks)
+    )
+    return now - then > joining(view)
 
 
 def _until_ready(view: ClusterView, names: Sequence[str]) -> float:
@@ -203,9 +239,8 @@ def _restarts(view: ClusterView, *, shrinks: bool) -> Iterable[Option]:
     ranks = (len(able) + len(fresh)) // view.shards * view.shards
     if view.shards > 1 or not view.saved or not ranks > 0:
         return  # a process keeps its shard for life, and rank 0 of a job begun anew is a fresh one
-    short, back = _short(view, ranks, shrinks=shrinks)
     members = (*fresh, *(p.name for p in able))[:ranks]
-    parts = {**stall, "redo": redo, "missing": short, "join": back}
+    parts = {**stall, "redo": redo, **_short(view, ranks, shrinks=shrinks)}
     smaller = Form(members=members, state=StateFrom.CHECKPOINT)
     yield _option(SMALLER, parts, (smaller,), f"{ranks} of {world} ranks: {origin}")
 

@@ -12,6 +12,7 @@ from trainchaos.recovery.policy import corruption, fallback, options
 from trainchaos.recovery.policy.costs import Priced
 from trainchaos.recovery.policy.options import Option
 from trainchaos.recovery.policy.strategy import (
+    ANNOUNCED,
     Action,
     Cause,
     ClusterView,
@@ -97,14 +98,14 @@ class Adaptive(Strategy):
         return fallback.replenish(view, spares=self.spares, role=role)
 
     def on_ready(self, view: ClusterView) -> Decision:
-        """Let a ready process in as soon as no other is on its way; move away from a place that is
-        about to fail.
+        """Let a ready process in, with others that are on their way if that costs less; move away
+        from a place that is about to fail.
         """
-        ranks = len(fallback.with_room(view))
-        if ranks > len(view.members) and not view.starting:
+        ranks, shrinks = len(fallback.with_room(view)), self.batch == "shrink"
+        if ranks > len(view.members) and options.joins_now(view, ranks, shrinks=shrinks):
             return self._join(view)
-        if away := fallback.move_away(view):
-            return away
+        if view.warned:
+            return self._away(view) or Decision(actions=(), reason="kept for a rank that may fail")
         return Decision(actions=(), reason="kept as spare, or more are on their way")
 
     def _join(self, view: ClusterView) -> Decision:
@@ -124,31 +125,66 @@ class Adaptive(Strategy):
         return fallback.make_way(view)
 
     def on_warning(self, view: ClusterView) -> Decision:
-        """Move to a ready process where that is cheaper than the loss; else start one to move to,
-        and save a checkpoint first if the loss would need one.
+        """Move to a ready process where that is cheaper than the loss to be expected; else start
+        one for them, and save a checkpoint if the loss would need one.
         """
-        loss = options.loss_of(view, view.warned, shrinks=self.batch == "shrink")
-        who = ", ".join(view.warned)
-        move = Priced(name="move", rank_s=options.joining(view))
-        weighed = tuple(sorted((move, loss.priced), key=lambda priced: priced.rank_s))
-        text = f"move {move.rank_s:.3g} rank-s; the loss {loss.priced.rank_s:.3g} ({loss.name})"
-        away = fallback.move_away(view)
-        if away is not None and move.rank_s <= loss.priced.rank_s:
-            return replace(away, reason=f"{away.reason}: {text}", options=weighed, chosen="move")
+        if away := self._away(view):
+            return away
+        who, loss, weighed, text = self._warning(view)
         lacks = len(view.warned) - len(view.refuge) - len(view.starting)
         spawns = () if view.no_place else tuple(Spawn(role="worker") for _ in range(lacks))
-        saves = loss.name.startswith("restart")
+        saves = loss.startswith("restart")
         actions: tuple[Action, ...] = (*spawns, *((Pause(save=True),) if saves else ()))
         if not actions:
             return Decision(actions=(), reason=f"{who} may fail soon: {text}")
         done = ("a process to move to is started", spawns), ("a checkpoint is saved before", saves)
         what = " and ".join(words for words, so in done if so)
         reason = f"{who} may fail soon: {what}; {text}"
-        return Decision(actions=actions, reason=reason, options=weighed, chosen="prepare")
+        return Decision(actions=actions, reason=reason, options=weighed, chosen="stay")
+
+    def _warning(self, view: ClusterView) -> tuple[str, str, tuple[Priced, ...], str]:
+        """Who is warned, the answer to their loss, moving and that loss as priced, and in words."""
+        answers = options.to_the_loss(view, view.warned, shrinks=self.batch == "shrink")
+        loss = (*self._allowed(answers), *answers)[0]
+        redone = view.world * view.costs.step_with(len(view.members)) / 2
+        chance = _credence(view)
+        parts = {
+            loss.name: chance * loss.priced.rank_s,
+            "redo": chance * redone,  # on average half of the step that it interrupts
+        }
+        move = Priced(name="move", rank_s=options.joining(view))
+        stay = Priced(name="stay", rank_s=sum(parts.values()), parts=parts)
+        weighed = tuple(sorted((move, stay), key=lambda priced: priced.rank_s))
+        text = (
+            f"rank-s: move {move.rank_s:.3g}; stay {stay.rank_s:.3g} ({chance:.0%} of"
+            f" {loss.name} {loss.priced.rank_s:.3g} and half a step)"
+        )
+        return ", ".join(view.warned), loss.name, weighed, text
+
+    def _away(self, view: ClusterView) -> Decision | None:
+        """Move warned members to ready processes. None where that cannot be, or does not pay."""
+        away = fallback.move_away(view)
+        if away is None:
+            return None
+        _, _, weighed, text = self._warning(view)
+        if weighed[0].name != "move":
+            return None
+        return replace(away, reason=f"{away.reason}; {text}", options=weighed, chosen="move")
 
     def on_paused(self, view: ClusterView) -> Decision:
         """Replace whoever was noticed or may fail, or fill the world."""
         return fallback.relieve(view) or fallback.move(view) or fallback.grow(view)
+
+
+def _credence(view: ClusterView) -> float:
+    """How likely a warning comes true: by Laplace's rule of succession, (k + 1) / (k + 2) after k
+    processes that failed as announced. One that never failed is not counted against it, as most of
+    them were moved away.
+    """
+    warned = {old.process for old in view.history if old.cause is Cause.WARNING}
+    failed = {old.process for old in view.history if old.cause not in ANNOUNCED}
+    come_true = len(warned & failed)
+    return (come_true + 1) / (come_true + 2)
 
 
 def _tries(view: ClusterView, option: str) -> int:

@@ -296,9 +296,50 @@ def warned_view(outside: str = "", **more: Any) -> ClusterView:
 
 
 def test_a_warned_rank_moves_to_a_ready_process_where_its_loss_is_dearer() -> None:
-    decision = ADAPTIVE.on_warning(warned_view("R", costs=costs_of(0.05, 1.0)))
-    assert decision.actions == (Pause(),)
-    assert decision.chosen == "move" and set(prices(decision)) == {"move", options.SWAP}
+    view = warned_view("R", costs=costs_of(2.0, 1.0))
+    decision = ADAPTIVE.on_warning(view)
+    assert decision.actions == (Pause(),) and decision.chosen == "move"
+    # half of: the swap, and half a step of four ranks that is done again
+    assert prices(decision)["stay"] == pytest.approx((4 * 0.03 + 4 * 2.0 / 2) / 2)
+    assert ADAPTIVE.on_ready(view).chosen == "move"
+    dear = replace(view, costs=costs_of(0.05, 1.0, copy_s=Figure(5.0, 1)))
+    assert ADAPTIVE.on_warning(dear).actions == ()
+    assert ADAPTIVE.on_ready(dear).actions == ()
+
+
+def test_the_more_warnings_come_true_the_more_is_done_about_one() -> None:
+    view = warned_view("R", costs=costs_of(0.3, 1.0, copy_s=Figure(0.5, 1)))
+    assert ADAPTIVE.on_warning(view).actions == ()
+    came_true = tuple(
+        Failure(process=f"x{n}", rank=0, cause=cause, step=5, time_s=1.0)
+        for n in range(8)
+        for cause in (Cause.WARNING, Cause.EXIT)
+    )
+    again = replace(view, costs=costs_of(0.3, 1.0, copy_s=Figure(0.5, 1)), history=came_true)
+    more = ADAPTIVE._warning(again)[2], ADAPTIVE._warning(view)[2]
+    after, before = ({p.name: p.rank_s for p in each}["stay"] for each in more)
+    assert after == pytest.approx(before * (9 / 10) / (1 / 2))
+
+
+def test_a_ready_process_waits_for_others_only_as_long_as_that_pays() -> None:
+    view = view_of(ADAPTIVE, "PP", outside="RS", failures=(), world=4)
+    working = tuple(
+        replace(p, health=Health.TRAINING) if p.rank is not None else p for p in view.processes
+    )
+    view = replace(view, processes=working, costs=costs_of(0.05, 30.0))
+    assert ADAPTIVE.on_ready(view).actions == (Pause(),)
+    soon = tuple(replace(p, age_s=29.99) if p.name == "s1" else p for p in view.processes)
+    assert ADAPTIVE.on_ready(replace(view, processes=soon)).actions == ()
+
+
+def test_what_is_missing_for_longer_is_part_of_every_price() -> None:
+    """A world that is short of another rank already is so however the new loss is answered."""
+    view = view_of(ADAPTIVE, "PPD", outside="S", costs=costs_of(1.0, 3.0), world=4)
+    found = {option.name: option.parts for option in ADAPTIVE.on_failure(view).options}
+    assert found[options.WAIT]["missing"] > 0 and found[options.WAIT]["join"] > 0
+    assert found[options.DROP]["missing"] > found[options.WAIT]["missing"]
+    full = lost(costs_of(1.0, 3.0), outside="S")
+    assert all("missing" not in o.parts for o in full.options if o.name == options.WAIT)
 
 
 def test_for_a_warned_rank_a_process_is_started_and_saved_only_where_a_loss_would_need_it() -> None:

@@ -126,14 +126,15 @@ class Adaptive(Strategy):
 
     def on_warning(self, view: ClusterView) -> Decision:
         """Move to a ready process where that is cheaper than the loss to be expected; else start
-        one for them, and save a checkpoint if the loss would need one.
+        one for them, and save a checkpoint where that is cheaper than the steps to be redone.
         """
         if away := self._away(view):
             return away
         who, loss, weighed, text = self._warning(view)
         lacks = len(view.warned) - len(view.refuge) - len(view.starting)
         spawns = () if view.no_place else tuple(Spawn(role="worker") for _ in range(lacks))
-        saves = loss.startswith("restart")
+        redone = _credence(view) * loss.priced.parts.get("redo", 0.0)
+        saves = redone > view.world * view.costs.save_s.value
         actions: tuple[Action, ...] = (*spawns, *((Pause(save=True),) if saves else ()))
         if not actions:
             return Decision(actions=(), reason=f"{who} may fail soon: {text}")
@@ -142,7 +143,7 @@ class Adaptive(Strategy):
         reason = f"{who} may fail soon: {what}; {text}"
         return Decision(actions=actions, reason=reason, options=weighed, chosen="stay")
 
-    def _warning(self, view: ClusterView) -> tuple[str, str, tuple[Priced, ...], str]:
+    def _warning(self, view: ClusterView) -> tuple[str, Option, tuple[Priced, ...], str]:
         """Who is warned, the answer to their loss, moving and that loss as priced, and in words."""
         answers = options.to_the_loss(view, view.warned, shrinks=self.batch == "shrink")
         loss = (*self._allowed(answers), *answers)[0]
@@ -159,7 +160,7 @@ class Adaptive(Strategy):
             f"rank-s: move {move.rank_s:.3g}; stay {stay.rank_s:.3g} ({chance:.0%} of"
             f" {loss.name} {loss.priced.rank_s:.3g} and half a step)"
         )
-        return ", ".join(view.warned), loss.name, weighed, text
+        return ", ".join(view.warned), loss, weighed, text
 
     def _away(self, view: ClusterView) -> Decision | None:
         """Move warned members to ready processes. None where that cannot be, or does not pay."""

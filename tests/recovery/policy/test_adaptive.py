@@ -302,7 +302,8 @@ def test_a_warned_rank_moves_to_a_ready_process_where_its_loss_is_dearer() -> No
     # half of: the swap, and half a step of four ranks that is done again
     assert prices(decision)["stay"] == pytest.approx((4 * 0.03 + 4 * 2.0 / 2) / 2)
     assert ADAPTIVE.on_ready(view).chosen == "move"
-    dear = replace(view, costs=costs_of(0.05, 1.0, copy_s=Figure(5.0, 1)))
+    costs = costs_of(0.05, 1.0, copy_s=Figure(5.0, 1), restore_s=Figure(5.0, 1))
+    dear = replace(view, costs=costs)
     assert ADAPTIVE.on_warning(dear).actions == ()
     assert ADAPTIVE.on_ready(dear).actions == ()
 
@@ -362,6 +363,8 @@ def test_for_a_warned_rank_a_process_is_started_and_saved_only_where_a_loss_woul
     decision = ADAPTIVE.on_warning(alone)
     assert decision.actions == (Spawn(role="worker"), Pause(save=True))
     assert "restart" in decision.reason
+    dear = replace(costs, save_s=Figure(100.0, 1))
+    assert ADAPTIVE.on_warning(replace(alone, costs=dear)).actions == (Spawn(role="worker"),)
 
 
 def test_near_the_end_a_ready_process_joins_only_where_that_pays() -> None:

@@ -1,7 +1,7 @@
 """Whether ``adaptive`` loses least: fault mixes x costs x strategies in simulation, goodput as the
 judge computes it, paired by seed.
 
-    python -m benchmarks.adaptive [--seeds 10] [--ranks 8] [--mixes a,b] [--costs a,b]
+    python -m benchmarks.adaptive [--seeds 10] [--ranks 6] [--mixes a,b] [--costs a,b]
         [--runs runs/bench] [--save FILE] [--jobs 1]
     python -m benchmarks.adaptive --table FILE
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,10 +24,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from trainchaos.chaos import plugins
 from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.events.log import read_log
+from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.loading.load import load
-from trainchaos.harness.judge.measure.measure import median_ci95
-from trainchaos.harness.run.runner import run_scenario
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.measure.measure import measure, median_ci95
+from trainchaos.harness.launch.launcher import ArmSetup, Launcher
+from trainchaos.harness.launch.workload import DataInfo
+from trainchaos.harness.launchers.sim import Sim, SimSession
+from trainchaos.harness.run.orchestrator import Orchestrator
+from trainchaos.harness.run.progress import SilentWatcher
+from trainchaos.recovery.policy.strategy import Strategy
+from trainchaos.recovery.supervise.supervision import StopFlag
 
 ADAPTIVE = "adaptive"
 FIXED = ("hot-spare", "drop-replica", "checkpoint-restart")
@@ -201,23 +212,42 @@ recovery: ${{matrix.recovery}}
 faults:
 {lines}
 baseline: none
-invariants: [fault-landed, sample-accounting, no-lost-commit]
 stop_conditions: [{{when: "no_committed_step_for > 120s"}}]
 matrix: {{recovery: [{", ".join(strategies)}]}}
 """
 
 
 def play(arm: Arm, runs: Path, strategies: Sequence[str] = STRATEGIES) -> dict[str, float]:
-    """Strategy -> goodput, as the judge computes it."""
+    """Strategy -> goodput, by the judge's own measures of the log of its faulted arm."""
+    launchers = plugins.load(plugins.LAUNCHERS, Launcher)
+    kinds, classes = plugins.load(plugins.FAULTS, Fault), plugins.load(plugins.STRATEGIES, Strategy)
+    found = {}
     with tempfile.TemporaryDirectory(dir=runs) as folder:
         path = Path(folder) / "scenario.yaml"
         path.write_text(scenario(arm, strategies))
-        loaded = load(path, build_catalogue(), overrides=[], env={})
-        results = run_scenario(
-            loaded, runs=Path(folder), seed=None, live=False, argv=["run", str(path)]
-        )
-    of_cell = {cell.id: cell.strategy for cell in results.cells}
-    return {of_cell[each.cell]: each.goodput or 0.0 for each in results.arms}
+        for number, cell in enumerate(load(path, build_catalogue()).cells):
+            run = RunDirectory(Path(folder) / str(number))
+            run.root.mkdir()
+            run.make_arm("faulted")
+            setup = ArmSetup(
+                id="faulted",
+                cell=cell,
+                repeat=0,
+                arm="faulted",
+                seed=arm.seed,
+                run=run,
+                data=DataInfo(path=run.root, samples=4096, digest="none", about="simulated"),
+            )
+            spec, place = cell.scenario.recovery, cell.scenario.launcher
+            launcher = launchers[place.kind](**place.params)
+            assert isinstance(launcher, Sim)
+            cluster = SimSession(launcher.timings()).cluster(setup)
+            strategy = classes[spec.strategy](**spec.params)
+            watcher, stop = SilentWatcher(), StopFlag()
+            Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop).run()
+            values = measure(read_log(run.events("faulted")), None).values["goodput"]
+            found[spec.strategy] = values[0] if values else 0.0
+    return found
 
 
 Values = Mapping[tuple[str, str], Mapping[str, Sequence[float]]]
@@ -312,6 +342,13 @@ def _points(values: Sequence[float]) -> str:
     return f"{text} ({interval[0]:+.3f} to {interval[1]:+.3f})" if interval else text
 
 
+def _in_a_hurry() -> None:
+    """What a run leaves on disk is deleted at once, and need not survive a power cut: waiting for
+    the disk would take most of the time.
+    """
+    os.fsync = lambda fd: None
+
+
 def _played(task: tuple[Arm, Path]) -> tuple[Arm, dict[str, float]]:
     arm, runs = task
     return arm, play(arm, runs)
@@ -335,7 +372,7 @@ def sweep(options: argparse.Namespace) -> list[dict[str, object]]:
         if (mix, costs, seed) not in there
     ]
     options.runs.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(max_workers=options.jobs) as pool:
+    with ProcessPoolExecutor(max_workers=options.jobs, initializer=_in_a_hurry) as pool:
         for arm, goodput in pool.map(_played, arms):
             line = {"mix": arm.mix, "costs": arm.costs, "seed": arm.seed, "goodput": goodput}
             lines.append(line)
@@ -351,7 +388,7 @@ def main() -> None:
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--ranks", type=int, default=6)
     parser.add_argument("--mixes", default=";".join(MIXES), help="separated by ;")
     parser.add_argument("--costs", default=";".join(COSTS), help="separated by ;")
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))

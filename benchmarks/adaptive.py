@@ -3,12 +3,14 @@ judge computes it, paired by seed.
 
     python -m benchmarks.adaptive [--seeds 10] [--ranks 6] [--mixes a,b] [--costs a,b]
         [--runs runs/bench] [--save FILE] [--jobs 1]
+    python -m benchmarks.adaptive --spare --mixes a --costs b --save FILE
     python -m benchmarks.adaptive --table FILE
 
 Deterministic: a seed draws steps and ranks of the faults, the simulator does the rest in its own
 time. Goodput counts waiting spares as provisioned, and is 0 where a job did not complete
 (docs/metrics.md). ``--save`` keeps the values, one JSON line each, so that a sweep may go on where
-it was stopped; ``--table`` prints the tables of such a file.
+it was stopped; ``--table`` prints the tables of such a file. ``--spare`` plays adaptive with one
+spare instead, and prints its values alone.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ from trainchaos.recovery.supervise.supervision import StopFlag
 ADAPTIVE = "adaptive"
 FIXED = ("hot-spare", "drop-replica", "checkpoint-restart")
 STRATEGIES = (*FIXED, ADAPTIVE)
+WITH_A_SPARE = "adaptive with a spare"
+"""Played where it is asked for (``--spare``), beside the others and not among them."""
+_AS_YAML = {WITH_A_SPARE: "{strategy: adaptive, params: {spares: 1}}"}
 STEPS, FIRST, LAST = 120, 32, 100
 """Faults come after a first checkpoint of every kind of costs, and early enough to be paid for."""
 MOST_BEHIND = 0.05
@@ -213,7 +218,7 @@ faults:
 {lines}
 baseline: none
 stop_conditions: [{{when: "no_committed_step_for > 120s"}}]
-matrix: {{recovery: [{", ".join(strategies)}]}}
+matrix: {{recovery: [{", ".join(_AS_YAML.get(name, name) for name in strategies)}]}}
 """
 
 
@@ -246,7 +251,8 @@ def play(arm: Arm, runs: Path, strategies: Sequence[str] = STRATEGIES) -> dict[s
             watcher, stop = SilentWatcher(), StopFlag()
             Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop).run()
             values = measure(read_log(run.events("faulted")), None).values["goodput"]
-            found[spec.strategy] = values[0] if values else 0.0
+            name = WITH_A_SPARE if spec.params.get("spares") else spec.strategy
+            found[name] = values[0] if values else 0.0
     return found
 
 
@@ -349,9 +355,9 @@ def _in_a_hurry() -> None:
     os.fsync = lambda fd: None
 
 
-def _played(task: tuple[Arm, Path]) -> tuple[Arm, dict[str, float]]:
-    arm, runs = task
-    return arm, play(arm, runs)
+def _played(task: tuple[Arm, Path, Sequence[str]]) -> tuple[Arm, dict[str, float]]:
+    arm, runs, strategies = task
+    return arm, play(arm, runs, strategies)
 
 
 def _saved(path: Path | None) -> list[dict[str, object]]:
@@ -364,8 +370,9 @@ def sweep(options: argparse.Namespace) -> list[dict[str, object]]:
     """Play what the file does not hold yet."""
     lines = _saved(options.save)
     there = {(line["mix"], line["costs"], line["seed"]) for line in lines}
+    strategies = (WITH_A_SPARE,) if options.spare else STRATEGIES
     arms = [
-        (Arm(mix=mix, costs=costs, seed=seed, ranks=options.ranks), options.runs)
+        (Arm(mix=mix, costs=costs, seed=seed, ranks=options.ranks), options.runs, strategies)
         for seed in range(1, options.seeds + 1)
         for mix in options.mixes.split(";")
         for costs in options.costs.split(";")
@@ -393,10 +400,15 @@ def main() -> None:
     parser.add_argument("--costs", default=";".join(COSTS), help="separated by ;")
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
     parser.add_argument("--jobs", type=int, default=1, help="processes that simulate")
+    parser.add_argument("--spare", action="store_true", help="adaptive with a spare, alone")
     parser.add_argument("--save", type=Path, help="keep the values here, and go on from them")
     parser.add_argument("--table", type=Path, help="print the tables of saved values")
     options = parser.parse_args()
     values = gathered(_saved(options.table) if options.table else sweep(options))
+    if options.spare:
+        for (mix, costs), cell in values.items():
+            print(f"{mix}, {costs}: {_with_interval(cell[WITH_A_SPARE])}")
+        return
     print(f"{table(values)}\n\n{overall(values)}\n")
     far = list(too_far_behind(values))
     print(

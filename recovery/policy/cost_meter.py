@@ -85,14 +85,16 @@ class CostMeter:
         """What was measured up to now; see ``Costs``."""
         form = self._figure(self._formed["form"], PRIOR_FORM_S)
         save = self._figure(self._saves, PRIOR_SAVE_S)
-        restore = PRIOR_RESTORE_S if not save.n else save.value
+        copy = self._beyond(self._formed["copy"], form.value, PRIOR_COPY_S)
+        # one rank reads what was written, and the others copy it
+        restore = save.value + copy.value if save.n else PRIOR_RESTORE_S
         return Costs(
             step_s={
                 world: Figure(median(spans), self._counts[world])
                 for world, spans in self._steps.items()
             },
             form_s=form,
-            copy_s=self._beyond(self._formed["copy"], form.value, PRIOR_COPY_S),
+            copy_s=copy,
             start_s=self._figure(self._starts, PRIOR_START_S),
             restore_s=self._beyond(self._formed["restore"], form.value, restore),
             save_s=save,

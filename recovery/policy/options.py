@@ -217,7 +217,7 @@ def _restarts(view: ClusterView, *, shrinks: bool) -> Iterable[Option]:
     costs, world = view.costs, view.world
     redo = max(0, costs.committed - max(0, view.saved_step)) * costs.step_with(world) * world
     stall = {"form": world * costs.form_s.value, "restore": world * costs.restore_s.value}
-    decided = fallback.restart(view, why="")
+    decided = fallback.restart(view, why="", without=_unfit(view))
     origin = fallback.origin(view)
     if any(isinstance(action, GiveUp) for action in decided.actions):
         return
@@ -234,7 +234,8 @@ def _restarts(view: ClusterView, *, shrinks: bool) -> Iterable[Option]:
         return
     if not spawns:
         return
-    able = [p for p in view.survivors if not p.noticed]
+    unfit = _unfit(view)
+    able = [p for p in view.survivors if not p.noticed and p.name not in unfit]
     fresh = [p.name for p in view.fresh]
     ranks = (len(able) + len(fresh)) // view.shards * view.shards
     if view.shards > 1 or not view.saved or not ranks > 0:
@@ -243,6 +244,14 @@ def _restarts(view: ClusterView, *, shrinks: bool) -> Iterable[Option]:
     parts = {**stall, "redo": redo, **_short(view, ranks, shrinks=shrinks)}
     smaller = Form(members=members, state=StateFrom.CHECKPOINT)
     yield _option(SMALLER, parts, (smaller,), f"{ranks} of {world} ranks: {origin}")
+
+
+def _unfit(view: ClusterView) -> tuple[str, ...]:
+    """Survivors whose process a restart does not keep: those blamed for wrong values, if others are
+    not. This is asked for only where a refill in the same process has not helped.
+    """
+    blamed = set(fallback.suspects(view))
+    return tuple(blamed) if any(p.name not in blamed for p in view.survivors) else ()
 
 
 def _anew(view: ClusterView) -> tuple[Action, ...]:

@@ -274,6 +274,10 @@ def test_a_rank_whose_values_go_bad_again_and_again_is_replaced() -> None:
     view = view_of(ADAPTIVE, "PPPP", failures=(blamed(20),), history=history)
     decision = ADAPTIVE.on_failure(view)
     assert "w2" not in one_form(decision).members
+    near = costs_of(5.0, 0.001, committed=10, copy_s=Figure(50.0, 1), restore_s=Figure(0.0, 1))
+    cheap = replace(view, costs=near, saved=True, saved_step=10)
+    decision = ADAPTIVE.on_failure(cheap)
+    assert decision.chosen == options.HERE and "w2" not in one_form(decision).members
     others = tuple(replace(old, process="w1") for old in history)
     view = view_of(ADAPTIVE, "PPPP", failures=(blamed(20),), history=others)
     assert ADAPTIVE.on_failure(view).chosen == "refill", "it was another process"

@@ -46,7 +46,7 @@ def test_a_restore_is_taken_for_as_long_as_a_save_until_one_was_seen() -> None:
     meter = CostMeter()
     meter.saving("a", "saving", 10.0)
     meter.saving("a", "committed", 13.0)
-    assert found(meter).restore_s == Figure(3.0, 0)
+    assert found(meter).restore_s == Figure(3.0 + costs_module.PRIOR_COPY_S, 0)
 
 
 def test_a_save_that_failed_or_was_displaced_is_not_measured() -> None:

@@ -20,19 +20,26 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
+from benchmarks.adaptive_table import (
+    STRATEGIES,
+    gathered,
+    overall,
+    table,
+    too_far_behind,
+    with_interval,
+)
 from trainchaos.chaos import plugins
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.events.log import read_log
 from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.host.rundir import RunDirectory
-from trainchaos.harness.judge.measure.measure import measure, median_ci95
+from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.launch.launcher import ArmSetup, Launcher
 from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.harness.launchers.sim import Sim, SimSession
@@ -41,15 +48,11 @@ from trainchaos.harness.run.progress import SilentWatcher
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.supervise.supervision import StopFlag
 
-ADAPTIVE = "adaptive"
-FIXED = ("hot-spare", "drop-replica", "checkpoint-restart")
-STRATEGIES = (*FIXED, ADAPTIVE)
 WITH_A_SPARE = "adaptive with a spare"
 """Played where it is asked for (``--spare``), beside the others and not among them."""
 _AS_YAML = {WITH_A_SPARE: "{strategy: adaptive, params: {spares: 1}}"}
 STEPS, FIRST, LAST = 120, 32, 100
 """Faults come after a first checkpoint of every kind of costs, and early enough to be paid for."""
-MOST_BEHIND = 0.05
 Faults = Callable[[random.Random, int], list[str]]
 
 
@@ -256,98 +259,6 @@ def play(arm: Arm, runs: Path, strategies: Sequence[str] = STRATEGIES) -> dict[s
     return found
 
 
-Values = Mapping[tuple[str, str], Mapping[str, Sequence[float]]]
-"""(mix, costs) -> strategy -> goodput, in the order of the seeds."""
-
-
-def gathered(lines: Iterable[Mapping[str, object]]) -> Values:
-    """The values of a saved sweep, by mix and costs."""
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for line in sorted(lines, key=lambda line: int(str(line["seed"]))):
-        cell = found.setdefault((str(line["mix"]), str(line["costs"])), {})
-        goodput = line["goodput"]
-        assert isinstance(goodput, dict)
-        for strategy, value in goodput.items():
-            cell.setdefault(strategy, []).append(float(value))
-    return found
-
-
-def behind(values: Mapping[str, Sequence[float]]) -> tuple[str, list[float]]:
-    """The fixed strategy of the best median, and by how much of it adaptive is better with each
-    seed (negative: worse).
-    """
-    best = max(FIXED, key=lambda name: median(values[name]))
-    pairs = zip(values[ADAPTIVE], values[best], strict=True)
-    return best, [(own - other) / other if other else 0.0 for own, other in pairs]
-
-
-def table(values: Values) -> str:
-    """Goodput by mix and costs: median of each, and adaptive against the best fixed strategy."""
-    head = ["mix", "costs", "n", *STRATEGIES, "best fixed", "adaptive against it, median (95 % CI)"]
-    rows = [head, ["---"] * len(head)]
-    for (mix, costs), cell in values.items():
-        best, ratios = behind(cell)
-        medians = [_with_interval(cell[name]) for name in STRATEGIES]
-        against = _percent(ratios)
-        rows.append([mix, costs, str(len(ratios)), *medians, best, against])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
-def overall(values: Values) -> str:
-    """Over all mixes and costs: mean goodput, how often each is the best, and paired differences
-    of adaptive to each.
-    """
-    head = ["strategy", "n", "mean goodput", "worst cell", "adaptive - it, median (95 % CI)"]
-    rows = [head, ["---"] * len(head)]
-    for name in STRATEGIES:
-        every = [value for cell in values.values() for value in cell[name]]
-        worst = min(median(cell[name]) for cell in values.values())
-        pairs = [
-            own - other
-            for cell in values.values()
-            for own, other in zip(cell[ADAPTIVE], cell[name], strict=True)
-        ]
-        differs = "" if name == ADAPTIVE else _points(pairs)
-        mean = sum(every) / len(every)
-        rows.append([name, str(len(every)), f"{mean:.3f}", f"{worst:.3f}", differs])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
-def too_far_behind(values: Values) -> Iterator[str]:
-    """Cells where adaptive's median is more than ``MOST_BEHIND`` below the best fixed strategy's,
-    and fixed strategies that are better overall.
-    """
-    for (mix, costs), cell in values.items():
-        best, ratios = behind(cell)
-        if median(ratios) < -MOST_BEHIND:
-            yield f"{mix}, {costs}: {-median(ratios):.1%} behind {best}"
-    means = {
-        name: sum(sum(cell[name]) / len(cell[name]) for cell in values.values())
-        for name in STRATEGIES
-    }
-    for name in FIXED:
-        if means[name] >= means[ADAPTIVE]:
-            yield f"{name} is better overall"
-
-
-def _with_interval(values: Sequence[float]) -> str:
-    interval = median_ci95(values)
-    text = f"{median(values):.3f}"
-    return f"{text} ({interval[0]:.3f}-{interval[1]:.3f})" if interval else text
-
-
-def _percent(values: Sequence[float]) -> str:
-    interval = median_ci95(values)
-    text = f"{median(values):+.1%}"
-    return f"{text} ({interval[0]:+.1%} to {interval[1]:+.1%})" if interval else text
-
-
-def _points(values: Sequence[float]) -> str:
-    interval = median_ci95(values)
-    text = f"{median(values):+.3f}"
-    return f"{text} ({interval[0]:+.3f} to {interval[1]:+.3f})" if interval else text
-
-
 def _in_a_hurry() -> None:
     """What a run leaves on disk is deleted at once, and need not survive a power cut: waiting for
     the disk would take most of the time.
@@ -407,7 +318,7 @@ def main() -> None:
     values = gathered(_saved(options.table) if options.table else sweep(options))
     if options.spare:
         for (mix, costs), cell in values.items():
-            print(f"{mix}, {costs}: {_with_interval(cell[WITH_A_SPARE])}")
+            print(f"{mix}, {costs}: {with_interval(cell[WITH_A_SPARE])}")
         return
     print(f"{table(values)}\n\n{overall(values)}\n")
     far = list(too_far_behind(values))

@@ -119,9 +119,7 @@ class Formation:
         self._deadline_s = self._hands.now_s() + self._join_timeout_s
         copies, finish = self._table.plan_transfer(form, self._shards)
         self.began_s = self._hands.now_s()
-        self.how = "copy" if copies else "form"
-        if form.state is StateFrom.CHECKPOINT:
-            self.how = "restore"
+        self.how = _how(form, copies)
         sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
         self._set(None)
         self.generation += 1
@@ -202,3 +200,10 @@ class Formation:
             resume_step=step,
             checkpoint=names[0] if names else None,
         )
+
+
+def _how(form: Form, copies: Mapping[int, int]) -> Forming:
+    """What takes the members longest besides forming a group."""
+    if form.state is StateFrom.CHECKPOINT:
+        return "restore"
+    return "copy" if copies else "form"

@@ -128,6 +128,12 @@ class TensorCorrupt(Fault):
         return sorted(places)
 
     @staticmethod
+    def _read(flat: Any, place: int) -> float:
+        """A value as a number: a tensor's element is a tensor, a simulated one's a number."""
+        value = flat[place]
+        return float(value.item() if hasattr(value, "item") else value)
+
+    @staticmethod
     def _put(flat: Any, places: Sequence[int], values: Sequence[float]) -> None:
         for place, value in zip(places, values, strict=True):
             flat[place] = value
@@ -140,10 +146,10 @@ class TensorCorrupt(Fault):
 
         def change(flat: Any) -> None:
             places = self._places(flat, random.Random(rng.random()))
-            self._put(flat, places, [self._value(flat[place].item()) for place in places])
+            self._put(flat, places, [self._value(self._read(flat, place)) for place in places])
 
         def keep(flat: Any) -> None:
-            kept.extend(flat[place].item() for place in range(min(self.count, flat.numel())))
+            kept.extend(self._read(flat, place) for place in range(min(self.count, flat.numel())))
 
         def put_back(flat: Any) -> None:
             places = range(min(len(kept), flat.numel()))

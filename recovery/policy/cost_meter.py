@@ -53,15 +53,17 @@ class CostMeter:
         """A generation trains so long after its members were ordered to join it."""
         self._formed[how].append(seconds)
 
-    def trains(self, world: int, now_s: float) -> None:
-        """A generation of that many ranks trains from now on."""
-        self._world, self._since = world, None
-        self._watched_s = now_s if self._watched_s is None else self._watched_s
+    def trains(self) -> None:
+        """Another generation trains from now on."""
+        self._since = None
 
-    def saw(self, committed: int, now_s: float) -> None:
-        """All members have committed that step."""
-        if self._since is None or committed < self._since[0]:
-            self._since = committed, now_s
+    def saw(self, world: int, committed: int, now_s: float) -> None:
+        """All members of a generation of that many ranks have committed that step. It may have
+        begun under another supervisor.
+        """
+        self._watched_s = now_s if self._watched_s is None else self._watched_s
+        if self._since is None or committed < self._since[0] or world != self._world:
+            self._world, self._since = world, (committed, now_s)
             return
         step, since_s = self._since
         if committed > step and now_s - since_s >= SPAN_S:

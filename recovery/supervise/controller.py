@@ -256,7 +256,7 @@ class Controller:
             case Stage.ADOPTING:
                 self._take_up()
             case Stage.TRAINING | Stage.PAUSING:
-                self.job.meter.saw(self.job.progress.committed, now)
+                self.job.meter.saw(len(self.members), self.committed, now)
                 self._answer(self._watch.at_work())
                 cycle.replace_lost(now)
             case Stage.STOPPING:

@@ -199,9 +199,8 @@ class JobState:
             restored=step if formation.afresh else None, checkpoint=formation.restored
         )
         self.progress.resumed(self.generation, self.members, step)
-        now_s = self.hands.now_s()
-        self.meter.formed(formation.how, now_s - formation.began_s)
-        self.meter.trains(len(self.members), now_s)
+        self.meter.formed(formation.how, self.hands.now_s() - formation.began_s)
+        self.meter.trains()
 
     def is_ready(self, process: Process) -> None:
         """A process is built, and waits for orders."""

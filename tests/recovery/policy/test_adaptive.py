@@ -415,7 +415,7 @@ def long_steps(rig: Rig) -> None:
     for step in range(11, 16):
         rig.hands.now += 30.0
         rig.at(*rig.members, step=step, committed=step)
-        rig.control.job.meter.saw(step, rig.hands.now)
+        rig.control.job.meter.saw(4, step, rig.hands.now)
 
 
 def test_all_wait_for_a_new_process_and_go_on_with_it() -> None:

@@ -60,13 +60,11 @@ def test_a_save_that_failed_or_was_displaced_is_not_measured() -> None:
 
 def test_steps_are_measured_by_the_size_of_the_world_over_spans() -> None:
     meter = CostMeter()
-    meter.trains(4, 0.0)
     for look in range(0, 101):  # 20 ms looks, steps of 50 ms
         now_s = look * 0.02
-        meter.saw(int(now_s / 0.05), now_s)
-    meter.trains(3, 2.0)
-    meter.saw(40, 2.0)
-    meter.saw(42, 2.0 + SPAN_S)
+        meter.saw(4, int(now_s / 0.05), now_s)
+    meter.saw(3, 40, 2.0)
+    meter.saw(3, 42, 2.0 + SPAN_S)
     costs = found(meter)
     assert costs.step_s[4].value == pytest.approx(0.05, rel=0.1)
     assert costs.step_s[4].n >= 36
@@ -75,10 +73,9 @@ def test_steps_are_measured_by_the_size_of_the_world_over_spans() -> None:
 
 def test_a_span_does_not_go_on_over_a_failure() -> None:
     meter = CostMeter()
-    meter.trains(4, 0.0)
-    meter.saw(1, 0.0)
+    meter.saw(4, 1, 0.0)
     meter.failed()
-    meter.saw(2, 50.0)
+    meter.saw(4, 2, 50.0)
     assert found(meter).step_s == {}
     assert found(meter).failures == 1
     assert found(meter, now_s=100.0).mtbf_s == (PRIOR_MTBF_S + 100.0) / 2
@@ -90,3 +87,20 @@ def test_a_world_not_seen_yet_is_told_from_the_nearest() -> None:
     assert costs.step_with(8) == pytest.approx(0.5), "twice as many ranks share the batch"
     assert costs.step_with(8, shrinks=True) == 1.0
     assert costs.step_with(4) == 1.0
+
+
+def test_a_generation_that_another_supervisor_formed_counts_with_its_own_size() -> None:
+    """The one that took over is told of no generation that begins."""
+    meter = CostMeter()
+    meter.saw(2, 1, 0.0)
+    meter.saw(2, 2, SPAN_S)
+    assert found(meter).step_s == {2: Figure(SPAN_S, 1)}
+    assert found(meter, now_s=SPAN_S).watched_s == SPAN_S
+
+
+def test_a_generation_of_the_same_size_begins_a_span_of_its_own() -> None:
+    meter = CostMeter()
+    meter.saw(2, 1, 0.0)
+    meter.trains()
+    meter.saw(2, 2, 50.0)
+    assert found(meter).step_s == {}

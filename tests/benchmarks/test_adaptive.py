@@ -7,15 +7,15 @@ from statistics import median
 
 import pytest
 
-from benchmarks import adaptive, adaptive_table
-from benchmarks.adaptive import COSTS, MIXES, Arm
-from benchmarks.adaptive_table import ADAPTIVE, FIXED, STRATEGIES
+from benchmarks.adaptive import sweep, table
+from benchmarks.adaptive.sweep import COSTS, MIXES, Arm
+from benchmarks.adaptive.table import ADAPTIVE, FIXED, STRATEGIES
 from tests.chaos.loading.test_scenarios import loaded
 
 CHEAP, LONG = "all cheap, checkpoint old", "steps long, checkpoint fresh"
 
 
-def values_of(**goodput: list[float]) -> adaptive_table.Values:
+def values_of(**goodput: list[float]) -> table.Values:
     """One cell, ``drop_replica`` and so on by strategy; the others 0.5."""
     given = {name.replace("_", "-"): each for name, each in goodput.items()}
     n = len(next(iter(given.values())))
@@ -28,13 +28,13 @@ def test_every_mix_can_be_loaded_with_all_costs_and_draws_its_faults_from_the_se
 ) -> None:
     path, drawn = tmp_path / "scenario.yaml", set()
     for seed in range(1, 5):
-        path.write_text(adaptive.scenario(Arm(mix=mix, costs=CHEAP, seed=seed, ranks=4)))
+        path.write_text(sweep.scenario(Arm(mix=mix, costs=CHEAP, seed=seed, ranks=4)))
         cells = loaded(path).cells
         assert {cell.scenario.recovery.strategy for cell in cells} == set(STRATEGIES)
         drawn.add(str([fault.model_dump() for fault in cells[0].scenario.faults]))
     assert len(drawn) > 1
     for costs in COSTS:
-        path.write_text(adaptive.scenario(Arm(mix=mix, costs=costs, seed=1, ranks=4)))
+        path.write_text(sweep.scenario(Arm(mix=mix, costs=costs, seed=1, ranks=4)))
         assert loaded(path).cells
 
 
@@ -45,14 +45,14 @@ def test_in_small_adaptive_is_not_behind_and_the_same_again(
     lines = [
         {"mix": mix, "costs": costs, "seed": seed, "goodput": goodput}
         for seed in (1, 2)
-        for goodput in [adaptive.play(Arm(mix=mix, costs=costs, seed=seed, ranks=4), tmp_path)]
+        for goodput in [sweep.play(Arm(mix=mix, costs=costs, seed=seed, ranks=4), tmp_path)]
     ]
-    values = adaptive_table.gathered(lines)
+    values = table.gathered(lines)
     cell = values[mix, costs]
     assert all(0.1 < value < 1 for each in cell.values() for value in each)
-    assert not [line for line in adaptive_table.too_far_behind(values) if "behind" in line]
+    assert not [line for line in table.too_far_behind(values) if "behind" in line]
     assert median(cell[ADAPTIVE]) > median(cell["checkpoint-restart"])
-    again = adaptive.play(Arm(mix=mix, costs=costs, seed=1, ranks=4), tmp_path, (ADAPTIVE,))
+    again = sweep.play(Arm(mix=mix, costs=costs, seed=1, ranks=4), tmp_path, (ADAPTIVE,))
     assert again == {ADAPTIVE: cell[ADAPTIVE][0]}
 
 
@@ -60,16 +60,16 @@ def test_where_starting_is_quick_and_steps_are_long_it_is_better_than_dropping(
     tmp_path: Path,
 ) -> None:
     arm = Arm(mix="kills, elastic sums", costs=LONG, seed=1, ranks=4)
-    found = adaptive.play(arm, tmp_path, ("drop-replica", ADAPTIVE))
+    found = sweep.play(arm, tmp_path, ("drop-replica", ADAPTIVE))
     assert found[ADAPTIVE] > found["drop-replica"] * 1.01
 
 
 def test_more_than_five_percent_behind_the_best_is_said() -> None:
-    far = list(adaptive_table.too_far_behind(values_of(drop_replica=[0.8] * 6, adaptive=[0.7] * 6)))
+    far = list(table.too_far_behind(values_of(drop_replica=[0.8] * 6, adaptive=[0.7] * 6)))
     assert far == ["a, b: 12.5% behind drop-replica", "drop-replica is better overall"]
     near = values_of(drop_replica=[0.8] * 6, adaptive=[0.79] * 6)
-    assert list(adaptive_table.too_far_behind(near)) == ["drop-replica is better overall"]
-    assert not list(adaptive_table.too_far_behind(values_of(adaptive=[0.79] * 6)))
+    assert list(table.too_far_behind(near)) == ["drop-replica is better overall"]
+    assert not list(table.too_far_behind(values_of(adaptive=[0.79] * 6)))
 
 
 def test_pairs_are_of_the_same_seed_whatever_the_order_of_the_lines() -> None:
@@ -77,15 +77,15 @@ def test_pairs_are_of_the_same_seed_whatever_the_order_of_the_lines() -> None:
         {"mix": "a", "costs": "b", "seed": seed, "goodput": dict.fromkeys(STRATEGIES, seed / 10)}
         for seed in (3, 1, 2)
     ]
-    cell = adaptive_table.gathered(lines)["a", "b"]
+    cell = table.gathered(lines)["a", "b"]
     assert cell[ADAPTIVE] == [0.1, 0.2, 0.3]
-    best, ratios = adaptive_table.behind(cell)
+    best, ratios = table.behind(cell)
     assert best == FIXED[0] and ratios == [0.0, 0.0, 0.0]
 
 
 def test_tables_have_n_medians_and_intervals() -> None:
     values = values_of(adaptive=[0.7, 0.8, 0.9, 0.7, 0.8, 0.9])
-    text = adaptive_table.table(values)
+    text = table.table(values)
     assert "| a | b | 6 |" in text and "0.800 (0.700-0.900)" in text
     assert "+60.0% (+40.0% to +80.0%)" in text
-    assert "| adaptive | 6 | 0.800 | 0.800 |" in adaptive_table.overall(values)
+    assert "| adaptive | 6 | 0.800 | 0.800 |" in table.overall(values)

@@ -25,7 +25,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.adaptive_table import (
+from benchmarks.adaptive.table import (
     STRATEGIES,
     gathered,
     overall,
@@ -326,7 +326,3 @@ def main() -> None:
         "\n".join(far) or "adaptive is nowhere more than 5 % behind, and better than each overall"
     )
     raise SystemExit(1 if far else 0)
-
-
-if __name__ == "__main__":
-    main()

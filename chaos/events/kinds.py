@@ -212,6 +212,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.ABORT_SENT: frozenset({"processes"}),
         # processes: {name: {"step": last applied step, "valid": bool}}
         Kind.SURVIVORS_PARKED: frozenset({"processes"}),
+        # options, chosen: what an adaptive strategy weighed, cheapest first ({"name", "rank_s",
+        # "parts"}: rank-seconds), and the name of what it took; absent where nothing was weighed
         Kind.DECISION: frozenset({"actions", "reason"}),
         # members: [process of rank 0, 1, ...]; state: initial|peer|checkpoint|kept; source: process
         # or None; cause: start|failure|grow|refill|notice; shards: number of ranks that hold one

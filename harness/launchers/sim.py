@@ -29,7 +29,9 @@ class Sim(Launcher):
     Times are milliseconds of simulated time, by default about those of ``gpt nano`` on two cores;
     ``jitter``: by how much of itself each varies, drawn with the run's seed; ``spread_ms``: between
     the first and the last rank to have the result of one collective; ``wire_kib``: gradients of one
-    all-reduce.
+    all-reduce; ``follows_share``: how much of forward and backward follows the samples that a rank
+    computes (1: twice as many take twice as long; 0: a step takes as long with any number of
+    ranks).
     """
 
     emulates: ClassVar[str] = "no processes, no training: ranks, times and results are simulated"
@@ -48,6 +50,7 @@ class Sim(Launcher):
     checkpoint_ms: float = Field(default=25.0, ge=0, le=600_000)
     spread_ms: float = Field(default=1.5, ge=0, le=600_000)
     wire_kib: int = Field(default=450, ge=1, le=1 << 30)
+    follows_share: float = Field(default=0.0, ge=0, le=1)
 
     def session(
         self, cells: Sequence[Cell], run: RunDirectory

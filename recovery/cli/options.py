@@ -78,7 +78,11 @@ def _add_job_options(add: Callable[..., object]) -> None:
         metavar="N",
         help="ranks that hold one copy of the model together (default 1: each holds all of it)",
     )
-    add("--spares", type=int, help="processes held ready, for hot-spare (default 1)")
+    add(
+        "--spares",
+        type=int,
+        help="processes held ready, for hot-spare (default 1) and adaptive (0)",
+    )
     add(
         "--strategy",
         default="hot-spare",
@@ -343,7 +347,9 @@ def strategy_of(name: str, spares: int | None, params: Sequence[str]) -> Strateg
     if spares is not None and "spares" in kind.model_fields:
         values["spares"] = str(spares)
     elif spares:
-        raise UsageError(f"{name} keeps no spares: leave --spares out, or use --strategy hot-spare")
+        raise UsageError(
+            f"{name} keeps no spares: leave --spares out, or use --strategy hot-spare or adaptive"
+        )
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -16,6 +16,8 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from trainchaos.recovery.policy.costs import NOTHING_MEASURED, Costs, Priced, Tried
+
 MOST_SHOWN = 32  # samples in a text for people
 Nonfinite = Literal["retry", "skip", "rollback"]
 """What to do about a loss or gradient that is not finite. It is never applied.
@@ -63,7 +65,8 @@ class ProcessView:
     ``rank``: its rank in the current generation; ``step``: last step it applied; ``valid``: state
     usable; ``noticed``: it was told that it will be ended soon; ``warned``: the place it runs on is
     about to fail; ``shard``: the part of the model it holds for life, None before it held a rank;
-    ``pending``: the step whose reduced gradients it holds and has not applied (0: none).
+    ``pending``: the step whose reduced gradients it holds and has not applied (0: none);
+    ``age_s``: seconds since it was started.
     """
 
     name: str
@@ -76,6 +79,7 @@ class ProcessView:
     warned: bool = False
     shard: int | None = None
     pending: int = 0
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +112,9 @@ class ClusterView:
     ``corruption.SKIP_WINDOW_STEPS`` steps; ``shards``: ranks that hold one copy of the model
     together (see ``recovery.policy.layout``); ``saved``: a checkpoint of this job that can be
     trusted was acknowledged, the newest of step ``saved_step``; ``pause_saves``: the pause that was
-    asked for last was to save one from the beginning.
+    asked for last was to save one from the beginning; ``costs``: what the parts of a recovery
+    cost in this job; ``tried``: answers of ``on_failure`` since the last new step, oldest first;
+    ``no_place``: there is no place left to start a process in.
     """
 
     now_s: float
@@ -125,6 +131,9 @@ class ClusterView:
     saved: bool = False
     saved_step: int = -1
     pause_saves: bool = False
+    costs: Costs = NOTHING_MEASURED
+    tried: tuple[Tried, ...] = ()
+    no_place: bool = False
 
     def process(self, name: str) -> ProcessView:
         """The process of that name. Raises KeyError when there is none."""
@@ -279,12 +288,14 @@ def describe(action: Action) -> str:
 class Decision:
     """Actions in order, and the reason a person reads. No action means: wait. ``again_s``: when
     ``on_spare_lost`` is to be asked again even if nothing happens until then, on the clock of
-    ``ClusterView.now_s``.
+    ``ClusterView.now_s``. ``options``: what was weighed, cheapest first, and ``chosen`` of them.
     """
 
     actions: tuple[Action, ...]
     reason: str
     again_s: float | None = None
+    options: tuple[Priced, ...] = ()
+    chosen: str = ""
 
     @property
     def starts_members(self) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.strategy import Cause, Health, StateFrom, Strategy
 from trainchaos.recovery.supervise import limits
 from trainchaos.recovery.supervise.adoption import Adoption, JobCondition, JobRecord
@@ -141,9 +140,11 @@ class Controller:
                 entry.error = message.error
             case wire.Notice():
                 self._on_notice(entry)
-            case wire.CheckpointNote() if message.state == "committed":
-                self.job.digests.saved(message.step)
-                self.job.agreement.note()
+            case wire.CheckpointNote():
+                self.job.meter.saving(message.checkpoint, message.state, self.hands.now_s())
+                if message.state == "committed":
+                    self.job.digests.saved(message.step)
+                    self.job.agreement.note()
             case wire.Unrecoverable():
                 self.stop("gave-up", message.error)
             case wire.Digest():
@@ -154,8 +155,7 @@ class Controller:
     def _on_ready(self, process: Process, versions: Mapping[str, str]) -> None:
         known, process.versions = process.health is not Health.STARTING, versions
         if not known:
-            process.health = Health.READY
-            self.hands.record(Kind.PROCESS_READY, process=process.name)
+            self.job.is_ready(process)
         if why := misfit(versions, self.job.table.other_versions(process)):
             self._fail(process, Cause.UNFIT, why)
         elif not known:
@@ -256,6 +256,7 @@ class Controller:
             case Stage.ADOPTING:
                 self._take_up()
             case Stage.TRAINING | Stage.PAUSING:
+                self.job.meter.saw(len(self.members), self.committed, now)
                 self._answer(self._watch.at_work())
                 cycle.replace_lost(now)
             case Stage.STOPPING:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy.cost_meter import Forming
 from trainchaos.recovery.policy.strategy import Form, Health, StateFrom
 from trainchaos.recovery.supervise.divergence import CheckpointAdvice
 from trainchaos.recovery.supervise.failures import answer_of
@@ -40,6 +41,8 @@ class Formation:
         self.answer = ""  # see recovery.policy.strategy.Failure
         self.afresh = True  # the last generation did not take its state from its members
         self.restored = False  # it took its state from a checkpoint
+        self.how: Forming = "form"  # what its members had to do
+        self.began_s = 0.0
         self._hands = hands
         self._table = table
         self.store_port = store_port
@@ -115,6 +118,8 @@ class Formation:
         self._let_others_go(form)
         self._deadline_s = self._hands.now_s() + self._join_timeout_s
         copies, finish = self._table.plan_transfer(form, self._shards)
+        self.began_s = self._hands.now_s()
+        self.how = _how(form, copies)
         sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
         self._set(None)
         self.generation += 1
@@ -195,3 +200,10 @@ class Formation:
             resume_step=step,
             checkpoint=names[0] if names else None,
         )
+
+
+def _how(form: Form, copies: Mapping[int, int]) -> Forming:
+    """What takes the members longest besides forming a group."""
+    if form.state is StateFrom.CHECKPOINT:
+        return "restore"
+    return "copy" if copies else "form"

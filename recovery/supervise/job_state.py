@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy.cost_meter import CostMeter
+from trainchaos.recovery.policy.costs import Tried
 from trainchaos.recovery.policy.strategy import Cause, ClusterView, Failure, Health
 from trainchaos.recovery.supervise.divergence import DigestBook, Disagreement
 from trainchaos.recovery.supervise.excluded_samples import ExcludedSamples
@@ -47,6 +50,7 @@ class JobState:
         )
         self.excluded = ExcludedSamples(hands, self.failures)
         self.digests = DigestBook()
+        self.meter = CostMeter()
         self.agreement = AgreementLog(hands, self.table, self.progress, self.digests)
 
     @property
@@ -195,13 +199,28 @@ class JobState:
             restored=step if formation.afresh else None, checkpoint=formation.restored
         )
         self.progress.resumed(self.generation, self.members, step)
+        self.meter.formed(formation.how, self.hands.now_s() - formation.began_s)
+        self.meter.trains()
 
-    def view(self, *, spares: int, pause_saves: bool) -> ClusterView:
-        """The job as a strategy sees it. ``spares``: wanted; ``pause_saves``: see
-        ``ClusterView``.
-        """
+    def is_ready(self, process: Process) -> None:
+        """A process is built, and waits for orders."""
+        process.health = Health.READY
+        if process.started_s is not None:
+            self.meter.started(self.hands.now_s() - process.started_s)
+        self.hands.record(Kind.PROCESS_READY, process=process.name)
+
+    def view(
+        self,
+        *,
+        spares: int,
+        pause_saves: bool,
+        tried: tuple[Tried, ...] = (),
+        no_place: bool = False,
+    ) -> ClusterView:
+        """The job as a strategy sees it. ``spares``: wanted; for the others see ``ClusterView``."""
+        now_s, committed = self.hands.now_s(), self.progress.committed
         return ClusterView(
-            now_s=self.hands.now_s(),
+            now_s=now_s,
             generation=self.generation,
             world=self.world,
             spares=spares,
@@ -215,4 +234,7 @@ class JobState:
             saved=self.digests.has_checkpoint,
             saved_step=self.digests.newest,
             pause_saves=pause_saves,
+            costs=self.meter.costs(now_s=now_s, committed=committed, steps=self.steps),
+            tried=tried,
+            no_place=no_place,
         )

@@ -27,13 +27,13 @@ class Process:
     """One process. ``number``: its place in the order of starts; ``step``: last step it applied;
     ``valid``: state is whole; ``finished``: no step is left.
 
-    ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``deadline_s``: when it
-    has to be ready; ``error``: the reason it gives for ending; ``versions``: of its software;
-    ``noticed``: it has notice that it will be ended soon; ``warned``: its place is about to fail;
-    ``shard``, ``pending``: see ``ProcessView``; ``exclusions_sent``: how many excluded samples it
-    has been sent; ``stopped_s``: since when it is seen stopped during startup; ``leaving``: it
-    counts as dead, and was asked to end by itself, which it may not do. ``lists``: the processes by
-    health, this one among them.
+    ``expected_exit``: its end was asked for; ``gone``: its exit is known; ``started_s``: when it
+    was started, None: by another supervisor; ``deadline_s``: when it has to be ready; ``error``:
+    the reason it gives for ending; ``versions``: of its software; ``noticed``: it has notice that
+    it will be ended soon; ``warned``: its place is about to fail; ``shard``, ``pending``: see
+    ``ProcessView``; ``exclusions_sent``: how many excluded samples it has been sent; ``stopped_s``:
+    since when it is seen stopped during startup; ``leaving``: it counts as dead, and was asked to
+    end by itself, which it may not do. ``lists``: the processes by health, this one among them.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Process:
     finished: bool = False
     expected_exit: bool = False
     gone: bool = False
+    started_s: float | None = None
     deadline_s: float = 0.0
     error: str = ""
     noticed: bool = False
@@ -134,7 +135,9 @@ class ProcessTable:
 
     def spawn(self, role: str, mode: str) -> str:
         """Start a process; returns its name."""
-        return self.know(self._hands.spawn(role, mode), role).name
+        process = self.know(self._hands.spawn(role, mode), role)
+        process.started_s = self._hands.now_s()
+        return process.name
 
     def know(self, name: str, role: str) -> Process:
         """Remember a process that was started."""
@@ -304,7 +307,7 @@ class ProcessTable:
         """All living processes and all members, as a strategy sees them: oldest first, but those
         that wait on a silent node last.
         """
-        ready = self._lists[Health.READY]
+        ready, now_s = self._lists[Health.READY], self._hands.now_s()
         unheard = {name for name in ready if self._hands.os_state(name) == UNHEARD}
         seen = [
             p
@@ -323,6 +326,7 @@ class ProcessTable:
                 warned=p.warned,
                 shard=p.shard,
                 pending=p.pending,
+                age_s=0.0 if p.started_s is None else now_s - p.started_s,
             )
             for p in sorted(seen, key=lambda process: process.name in unheard)
         )

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from trainchaos.chaos.errors import NoPlaceLeft
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy.costs import Tried
 from trainchaos.recovery.policy.replacement_delay import ReplacementDelay
 from trainchaos.recovery.policy.strategy import (
     ClusterView,
@@ -42,6 +44,9 @@ class RecoveryCycle:
         self.parking = Parking(job)
         self._delay = ReplacementDelay(job.timing.settle_timeout_s)
         self._again_s = math.inf
+        self._no_place_until_s = -math.inf
+        self._tried: list[Tried] = []  # since step ``_tried_at`` was the newest
+        self._tried_at = 0
         self._pause_saves = False
         self._warned: set[str] = set()  # members of whom the strategy knows
         self._end_by_s = 0.0
@@ -184,11 +189,25 @@ class RecoveryCycle:
         self._job.failures.forget_suspicion()
         if why := self._job.why_give_up():
             self.stop("gave-up", why)
-        else:
-            self._act(self._strategy.on_failure(self._view()))
+            return
+        self._job.meter.failed()
+        decision = self._strategy.on_failure(self._view())
+        if decision.chosen:
+            current = self._job.failures.current
+            places = frozenset((failure.rank, failure.cause.value) for failure in current)
+            self._tried.append(Tried(option=decision.chosen, places=places))
+        self._act(decision)
 
     def _view(self) -> ClusterView:
-        return self._job.view(spares=self._strategy.spares_wanted, pause_saves=self._pause_saves)
+        newest = self._job.progress.high_water
+        if newest > self._tried_at:
+            self._tried, self._tried_at = [], newest
+        return self._job.view(
+            spares=self._strategy.spares_wanted,
+            pause_saves=self._pause_saves,
+            tried=tuple(self._tried),
+            no_place=self._job.hands.now_s() < self._no_place_until_s,
+        )
 
     def _act(self, decision: Decision) -> None:
         """Record the decision, if it changes anything, and carry it out."""
@@ -196,14 +215,29 @@ class RecoveryCycle:
         if not decision.actions:
             return
         actions = [describe(action) for action in decision.actions]
-        self._job.hands.record(Kind.DECISION, actions=actions, reason=decision.reason)
+        weighed: dict[str, Any] = {}
+        if decision.options:
+            options = [option.fields() for option in decision.options]
+            weighed = {"options": options, "chosen": decision.chosen}
+        self._job.hands.record(Kind.DECISION, actions=actions, reason=decision.reason, **weighed)
         try:
             self._carry_out(decision)
         except NoPlaceLeft as error:
-            if decision.starts_members:
-                self.stop("gave-up", error.message)
-            else:  # of a spare: the job goes on without it
-                self._again_s = self._job.hands.now_s() + self._job.timing.settle_timeout_s
+            self._no_place(decision, error.message)
+
+    def _no_place(self, decision: Decision, why: str) -> None:
+        """A process cannot be started. A job that has members of the next generation to wait for
+        ends, unless its strategy, which is asked once more, knows an answer that starts nobody.
+        """
+        now_s = self._job.hands.now_s()
+        self._again_s = self._no_place_until_s = now_s + self._job.timing.settle_timeout_s
+        if not decision.starts_members:  # of a spare: the job goes on without it
+            return
+        other = self._strategy.on_failure(self._view())
+        if other.starts_members or not other.actions:
+            self.stop("gave-up", why)
+        else:
+            self._act(other)
 
     def _carry_out(self, decision: Decision) -> None:
         table = self._job.table

@@ -85,7 +85,8 @@ class Attempt:
         yield job.about(timings.phase_ns("data"))
         yield from self._enter("forward")
         shards = (yield from self._gather()) if job.layout.shards > 1 else ()
-        yield job.about(timings.phase_ns("forward"))
+        work = self._work()
+        yield job.about(work * timings.phase_ns("forward"))
         yield from self._enter("backward")
         # The parameters as forward saw them, including faults at its start.
         self.part = self._compute(micros, shards)
@@ -93,11 +94,11 @@ class Attempt:
             self.part = replace(self.part, loss_sum=float("nan"), bad=True)
         self._corrupt_forward()
         self._poison_loss()
-        yield job.about(timings.phase_ns("backward") / 2)
+        yield job.about(work * timings.phase_ns("backward") / 2)
         job.check()
         if job.faults.active:
             yield from job.faults.at(number, "backward")
-        yield job.about(timings.phase_ns("backward") / 2)
+        yield job.about(work * timings.phase_ns("backward") / 2)
         job.check()
         yield from self._enter("collective")
         reduced = yield from self._reduce()
@@ -168,6 +169,12 @@ class Attempt:
             shrink=config.batch == "shrink",
             elastic=config.determinism == "elastic",
         )
+
+    def _work(self) -> float:
+        """How long this rank's share takes, as a multiple of the share in a full world."""
+        config, follows = self._job.config, self._job.config.timings.follows_share
+        usual = config.global_batch / config.world
+        return 1 - follows + follows * len(self.samples) / usual if follows else 1.0
 
     def _enter(self, phase: str) -> Sleeping:
         """End one phase and begin the next."""

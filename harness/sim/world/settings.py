@@ -17,7 +17,8 @@ class Timings:
     """Durations, in milliseconds.
 
     ``jitter``: relative variation of each; ``spread_ms``: between the first and the last member to
-    get the result of a collective; ``wire_bytes``: size of the gradients.
+    get the result of a collective; ``wire_bytes``: size of the gradients; ``follows_share``: how
+    much of a step's forward and backward follows the rank's share of the batch.
     """
 
     step_ms: float
@@ -30,6 +31,7 @@ class Timings:
     checkpoint_ms: float
     spread_ms: float
     wire_bytes: int
+    follows_share: float = 0.0
 
     def phase_ns(self, phase: str) -> float:
         """A phase's share of the step, nanoseconds."""

@@ -18,8 +18,14 @@ LOST_S = 3.0
 decided after the first step of a generation.
 """
 _LIVES_ON = ("nonfinite", "diverged")
-_REPLACES_LOST: Mapping[str, str] = {"drop-replica": "rejoin", "hot-spare": "replenish"}
-"""Strategies that go on with fewer ranks -> the parameter that makes them start replacements."""
+_REPLACES_LOST: Mapping[str, str] = {
+    "drop-replica": "rejoin",
+    "hot-spare": "replenish",
+    "adaptive": "",
+}
+"""Strategies that go on with fewer ranks -> the parameter that makes them start replacements; "":
+they always do.
+"""
 
 
 def too_small(evidence: Evidence) -> Iterator[str]:

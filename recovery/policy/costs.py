@@ -1,0 +1,110 @@
+"""What the parts of a recovery cost in this job, as a strategy sees it. Pure data.
+
+Times are seconds on the supervisor's clock. ``recovery.policy.cost_meter`` measures them; a part
+that was not seen yet has a prior, and says so by ``n`` = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainchaos.recovery.policy.interval import PRIOR_MTBF_S
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and how many observations it is made of; ``n`` 0: a prior."""
+
+    value: float
+    n: int = 0
+
+
+PRIOR_STEP_S = 0.043
+PRIOR_FORM_S = 0.007
+PRIOR_COPY_S = 0.023
+PRIOR_START_S = 0.17
+PRIOR_RESTORE_S = 0.038
+PRIOR_SAVE_S = 0.038
+"""Medians of 20 incidents each with 4 ranks of gpt nano on 2 cores (docs/performance.md, "Where
+each millisecond goes"): only their order of size matters, until the job has shown its own. A save
+is taken for as long as a restore: both move the same bytes.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Measured parts of a recovery, each with its number of observations.
+
+    ``step_s``: world size -> median time of a step with so many ranks; ``form_s``: survivors form
+    a group that copies nothing; ``copy_s``: what it takes longer if a state is copied from a peer;
+    ``start_s``: from the order to start a process until it is ready; ``restore_s``: what forming
+    takes longer if a checkpoint is restored; ``save_s``: from the beginning of a save to its
+    acknowledgement. ``committed``: newest step that all have committed, ``steps``: after which the
+    job is complete (0: unknown); ``failures``: incidents in the last ``watched_s`` seconds.
+    """
+
+    step_s: Mapping[int, Figure] = field(default_factory=dict)
+    form_s: Figure = Figure(PRIOR_FORM_S)
+    copy_s: Figure = Figure(PRIOR_COPY_S)
+    start_s: Figure = Figure(PRIOR_START_S)
+    restore_s: Figure = Figure(PRIOR_RESTORE_S)
+    save_s: Figure = Figure(PRIOR_SAVE_S)
+    committed: int = 0
+    steps: int = 0
+    failures: int = 0
+    watched_s: float = 0.0
+
+    @property
+    def mtbf_s(self) -> float:
+        """Mean time between incidents, seconds; the prior counts as one
+        (``recovery.policy.interval``, Grattafiori et al., 2024, table 5).
+        """
+        return (PRIOR_MTBF_S + self.watched_s) / (1 + self.failures)
+
+    def step_with(self, ranks: int, *, shrinks: bool = False) -> float:
+        """Seconds of a step with so many ranks: as measured, else from the nearest world that was.
+
+        A global batch of constant size is shared by fewer ranks: the step then takes longer in
+        proportion. ``shrinks``: the batch follows the world, so that it does not.
+        """
+        if (seen := self.step_s.get(ranks)) is not None:
+            return seen.value
+        near = min(self.step_s, key=lambda other: (abs(other - ranks), other), default=None)
+        if near is None:
+            return PRIOR_STEP_S
+        return self.step_s[near].value * (1.0 if shrinks else near / ranks)
+
+    def left(self) -> int | None:
+        """Steps that are left, None where that is unknown."""
+        return max(0, self.steps - self.committed) if self.steps else None
+
+
+NOTHING_MEASURED = Costs()
+"""Priors alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """One way to answer an incident. ``name``: of the option; ``rank_s``: its price in lost
+    rank-seconds; ``parts``: what the price is made of, rank-seconds each.
+    """
+
+    name: str
+    rank_s: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, object]:
+        """As an event holds it."""
+        parts = {part: round(value, 6) for part, value in self.parts.items()}
+        return {"name": self.name, "rank_s": round(self.rank_s, 6), "parts": parts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """An answer that was given since the last new step. ``option``: its name; ``places``: rank and
+    cause of each failure that it answered (rank None: of no rank).
+    """
+
+    option: str
+    places: frozenset[tuple[int | None, str]]

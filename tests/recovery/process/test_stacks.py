@@ -97,9 +97,19 @@ def test_a_process_that_hangs_says_where(start: Start, way: str) -> None:
 
 def test_each_request_is_answered_anew(start: Start) -> None:
     process = start(ANSWERS, READY, WAYS["in a loop"])
-    first = answer(ask(process)[0])
-    second = answer(ask(process)[0])
-    assert first.count("Current thread") == second.count("Current thread") == 1
+    reader, _ = ask(process)
+    answer(reader)
+    assert reader.before(STACK_SIGNAL)
+    assert reader.read() == "", "the earlier answer is of another time"
+    os.kill(process.pid, STACK_SIGNAL)
+    assert answer(reader).count("Current thread") == 1
+
+
+def test_a_script_that_takes_the_handler_away_is_not_sent_the_signal(start: Start) -> None:
+    takes = f"import faulthandler; faulthandler.unregister({int(STACK_SIGNAL)})"
+    process = start(ANSWERS, takes, READY, WAYS["in a loop"])
+    assert not ask(process)[1], "the signal would end it"
+    assert process.poll() is None
 
 
 def test_a_process_that_does_not_handle_the_signal_is_not_sent_it(start: Start) -> None:

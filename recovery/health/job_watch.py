@@ -89,12 +89,13 @@ class JobDetectors:
         self._early += readings
         if len(self._took) < LEARNED:
             return found
-        step_s = min(STEP_S, max(SHORTEST_S, median(self._took)))
+        step_s = max(SHORTEST_S, median(self._took))
+        often_s = min(STEP_S, step_s / SLACK)
         self._detectors = [
             StragglerDetector(step_s=step_s),
             ThroughputDetector(step_s=step_s),
-            gradient_spike(step_s=step_s / SLACK),
-            loss_spike(step_s=step_s / SLACK),
+            gradient_spike(step_s=often_s),
+            loss_spike(step_s=often_s),
         ]
         early, self._early = self._early, []
         for one in self._detectors:

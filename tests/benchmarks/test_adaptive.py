@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import median
 
@@ -89,3 +90,13 @@ def test_tables_have_n_medians_and_intervals() -> None:
     assert "| a | b | 6 |" in text and "0.800 (0.700-0.900)" in text
     assert "+60.0% (+40.0% to +80.0%)" in text
     assert "| adaptive | 6 | 0.800 | 0.800 |" in table.overall(values)
+
+
+def test_the_page_states_what_the_stored_values_say() -> None:
+    root = Path(__file__).resolve().parents[2]
+    stored = (root / "docs/results/adaptive-sweep.jsonl").read_text().splitlines()
+    values = table.gathered(json.loads(line) for line in stored)
+    page = (root / "docs/adaptive.md").read_text()
+    assert set(values) == {(mix, costs) for mix in MIXES for costs in COSTS}
+    assert table.table(values) in page and table.overall(values) in page
+    assert not list(table.too_far_behind(values)), "the page says that there is none"

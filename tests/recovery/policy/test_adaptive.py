@@ -451,3 +451,15 @@ def test_an_answer_that_failed_twice_is_not_given_again() -> None:
     chosen = [event["chosen"] for event in rig.events(Kind.DECISION)]
     assert chosen == [options.WAIT, options.WAIT, options.DROP]
     assert "wait" in decided(rig)["reason"] and "(tried)" in decided(rig)["reason"]
+
+
+def test_more_on_their_way_than_are_missing_are_no_reason_to_start_another() -> None:
+    costs = costs_of(1.0, 30.0)
+    one, two = (view_of(ADAPTIVE, "PPPD", outside=outside, costs=costs) for outside in ("S", "SS"))
+    soon = [
+        replace(view, processes=tuple(replace(p, age_s=29.0) for p in view.processes))
+        for view in (one, two)
+    ]
+    found = [prices(ADAPTIVE.on_failure(view))[options.DROP] for view in soon]
+    assert found[0] == pytest.approx(found[1])
+    assert found[0] < prices(ADAPTIVE.on_failure(one))[options.DROP]

@@ -196,7 +196,7 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # after a hang was declared: what a process did when it, or the one that it waited for,
         # was suspected. role: hung|peer (waited in a collective)|stuck (all waited, nobody was
         # blamed); answered: it wrote something; frames: of its training thread, the innermost
-        # first, "path:line in function"; file: beside the process's output, with all threads, "" if
+        # first, "path:line in function"; file: beside the process's output, with all frames, "" if
         # it could not be kept
         Kind.STACKS_DUMPED: frozenset({"process", "role", "answered", "frames", "file"}),
         # a supervisor took the job over from one that was lost. down_s: time without a supervisor;

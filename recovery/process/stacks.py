@@ -1,5 +1,5 @@
-"""The Python stacks of a rank, written down by the rank itself when its supervisor asks: evidence
-of where it hangs, collected before it is killed.
+"""The Python stack of a rank's training thread, written down by the rank itself when its supervisor
+asks: evidence of where it hangs, collected before it is killed.
 
 A rank registers ``faulthandler`` for ``STACK_SIGNAL`` (docs.python.org/3/library/faulthandler.html:
 the dump is made in the signal handler, in C, without the GIL, so that a thread which sits in C code
@@ -27,20 +27,21 @@ MOST_READ = 64 << 10  # bytes: a dump of 10 threads has about 5,000
 MOST_FRAMES = 12
 SUFFIX = ".stacks"
 _FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
-_CURRENT = "Current thread "
-_HEADS = (_CURRENT, "Thread ")
+_HEADS = ("Stack (", "Current thread ")
 
 
 def answer_requests() -> None:
-    """Write down the stacks of all threads whenever ``STACK_SIGNAL`` comes, into memory. Call it in
-    a rank's process, after it was forked. Where there is no such memory nothing is registered, and
-    the process is not asked.
+    """Write down the stack of the thread that ``STACK_SIGNAL`` interrupts, whenever it comes, into
+    memory. The kernel gives a process's signal to its main thread, which trains. The frames of
+    other threads change while they would be read, which could end a rank that is well, and is only
+    suspected. Call it in a rank's process, after it was forked. Where there is no such memory
+    nothing is registered, and the process is not asked.
     """
     with suppress(OSError):
         memory = os.memfd_create(MEMORY, os.MFD_CLOEXEC)
         # the reader empties it before each request
         fcntl.fcntl(memory, fcntl.F_SETFL, fcntl.fcntl(memory, fcntl.F_GETFL) | os.O_APPEND)
-        faulthandler.register(STACK_SIGNAL, file=memory, all_threads=True, chain=False)
+        faulthandler.register(STACK_SIGNAL, file=memory, all_threads=False, chain=False)
 
 
 class StackReader:
@@ -115,19 +116,16 @@ def handles(pid: int, signum: int) -> bool:
 
 
 def training_frames(text: str) -> list[str]:
-    """The frames of the training thread in a dump, the innermost first, each as
-    ``path:line in function``; at most ``MOST_FRAMES``. The kernel gives a process's signal to its
-    main thread, which trains; if another one took it, the main thread is the last in the dump.
+    """The frames in a dump, the innermost first, each as ``path:line in function``; at most
+    ``MOST_FRAMES`` of the last stack that was begun.
     """
-    threads: list[tuple[str, list[str]]] = []
+    frames: list[str] | None = None
     for line in text.splitlines():
         if line.startswith(_HEADS):
-            threads.append((line, []))
-        elif threads and (found := _FRAME.match(line)):
-            threads[-1][1].append("{path}:{line} in {name}".format(**found.groupdict()))
-    current = [frames for head, frames in threads if head.startswith(_CURRENT)]
-    chosen = current or [frames for _, frames in threads][-1:]
-    return chosen[0][:MOST_FRAMES] if chosen else []
+            frames = []
+        elif frames is not None and (found := _FRAME.match(line)):
+            frames.append("{path}:{line} in {name}".format(**found.groupdict()))
+    return (frames or [])[:MOST_FRAMES]
 
 
 def keep(folder: Path | None, name: str, text: str) -> str:

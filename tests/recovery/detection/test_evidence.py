@@ -11,7 +11,7 @@ from trainchaos.recovery.detection.evidence import EVERY_S, MOST_ASKED, HangEvid
 from trainchaos.recovery.detection.hangs import SUSPECT_AT, HangDetector, HangLimits
 from trainchaos.recovery.transport.progress_counters import Mark
 
-DUMP = 'Current thread 0x1 (most recent call first):\n  File "train.py", line 3 in step\n'
+DUMP = 'Stack (most recent call first):\n  File "train.py", line 3 in step\n'
 WORKING = Mark(
     generation=1, step=5, phase="backward", collective=1, time_ns=0, committed=4, last_seq=9
 )

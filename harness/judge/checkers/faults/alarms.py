@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.fault import FaultSpec
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.measure.pressure import TOO_BUSY
 from trainchaos.harness.judge.record.alarms import AlarmRaised, alarms_of, steps_until
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.results import Finding
+
+OF_TIMES = frozenset({"straggler", "throughput-drop", "hang"})
+"""Alarms that say that something takes long, which other programs on the machine cause too."""
 
 
 def wanted(evidence: Evidence) -> bool:
@@ -17,11 +22,17 @@ def wanted(evidence: Evidence) -> bool:
 def alarms(evidence: Evidence) -> Finding:
     """Each occurrence of a fault with ``expect.alarm`` is followed by that alarm, of what it hit,
     within ``expect.alarm_within`` steps; and every alarm is of something that a fault had hit. In
-    the control arm there is none.
+    the control arm there is none. Where other programs used much of the machine, one that only says
+    that something took long is inconclusive.
     """
     raised = alarms_of(evidence.history, () if evidence.is_control else evidence.measures.episodes)
+    busy = evidence.log.first(Kind.MACHINE_BUSY) is not None
+    alien = [alarm for alarm in raised if not alarm.by]
+    excused = [alarm for alarm in alien if busy and alarm.what in OF_TIMES]
     problems = [
-        f"an alarm that no fault explains: {_said(alarm)}" for alarm in raised if not alarm.by
+        f"an alarm that no fault explains: {_said(alarm)}"
+        for alarm in alien
+        if alarm not in excused
     ]
     met: list[str] = []
     missing: list[str] = []
@@ -36,6 +47,9 @@ def alarms(evidence: Evidence) -> Finding:
         (met if well else problems).append(said)
     if problems:
         return failed(some(problems))
+    if excused:
+        said = ", ".join(dict.fromkeys(map(_said, excused)))
+        return unknown(f"{TOO_BUSY}other programs used much of it, and an alarm says: {said}")
     if missing:
         return unknown(some(missing))
     return passed(some(met) or "no alarm was raised, and none was due")

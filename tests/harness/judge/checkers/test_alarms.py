@@ -1,0 +1,57 @@
+"""Alarms that nothing explains, and when a busy machine may explain them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.arms import evidence_of
+from tests.support.logs import Script
+from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers.faults.alarms import OF_TIMES, alarms
+from trainchaos.harness.judge.results import Finding
+
+FAULT: dict[str, Any] = {
+    "id": "slow",
+    "kind": "straggler",
+    "params": {"factor": 2},
+    "target": {"rank": 2},
+    "at": {"step": 27},
+    "expect": {"alarm": "straggler"},
+}
+
+
+def found(*raised: str, busy: bool) -> Finding:
+    """Of an arm in which alarms of the job are raised before any fault."""
+    script = Script("drop-replica", arm="faulted")
+    script.train(10)
+    for what in raised:
+        unnamed = dict.fromkeys(("device", "node", "rank"))
+        script.orchestrator(
+            Kind.HEALTH_ALARM,
+            what=what,
+            lasted_s=1.0,
+            value=2.0,
+            threshold=1.0,
+            evidence="",
+            **unnamed,
+        )
+    script.train(script.steps)
+    if busy:
+        script.orchestrator(Kind.MACHINE_BUSY, others=1.5, cpus=2)
+    script.finish()
+    return alarms(evidence_of(script, [FAULT]))
+
+
+@pytest.mark.parametrize("what", sorted(OF_TIMES))
+def test_what_takes_long_beside_other_programs_is_inconclusive(what: str) -> None:
+    assert found(what, busy=False).verdict == "fail"
+    beside = found(what, busy=True)
+    assert beside.verdict == "inconclusive"
+    assert beside.witness.startswith("the machine was too busy:") and what in beside.witness
+
+
+@pytest.mark.parametrize("what", ["loss-spike", "thermal-limit", "digest-mismatch"])
+def test_a_busy_machine_explains_no_other_alarm(what: str) -> None:
+    assert found(what, "straggler", busy=True).verdict == "fail"

@@ -81,7 +81,8 @@ class NodesCluster:
         self._orphans: dict[str, tuple[int, str]] = {}  # processes whose node was lost
         self._since_ns = time.time_ns()
         self._fleet.begin(setup.id, setup.run.root.resolve())
-        self._sort(self._fleet.wait(0))
+        self._sort([*session.meanwhile, *self._fleet.wait(0)])
+        session.meanwhile.clear()
         self._news = []
         for node in self._nodes:
             self._tell(*node_events.all_of(self._fleet.nodes()[node]))
@@ -279,6 +280,7 @@ class NodesCluster:
         memory = processes.free_shared_memory(self._since_ns, time.time_ns())[1]
         ports = [self.store_port] if processes.listens(self.store_port, self._platform.host) else []
         left = [{"pid": pid, "process": name} for pid, name in alive.items()]
+        self._session.rest()
         return Leftovers(processes=left, ports=ports, shared_memory=memory)
 
     def _node_of(self, process: str) -> int:

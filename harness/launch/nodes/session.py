@@ -20,11 +20,13 @@ from trainchaos.harness.launch.launcher import ArmSetup, Stopped
 from trainchaos.harness.launch.nodes.cluster import NodesCluster
 from trainchaos.harness.launch.nodes.platform import Platform, PlatformNeeds
 from trainchaos.harness.launch.nodes.renewal import Renewal
+from trainchaos.harness.launch.nodes.tending import Tending
 from trainchaos.harness.launch.recipe import recipe
 from trainchaos.harness.launch.requirements import needs_of
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import RemoveTree
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
+from trainchaos.recovery.nodes.coordinator.node_state import FleetReport, NodeJoined, NodeLost
 from trainchaos.recovery.nodes.coordinator.software import refuse_other
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.process.forkserver import ForkServer
@@ -123,6 +125,14 @@ class NodesSession:
         self.renewal = Renewal(platform, self._begin, nodes=nodes)
         for node in range(nodes):
             self.renewal.start(node)
+        self.meanwhile: list[FleetReport] = []
+        """What happened between two arms, for the next one."""
+        self._tending = Tending(self.fleet.wait)
+        self.rest()
+
+    def rest(self) -> None:
+        """No arm is played on these nodes now."""
+        self._tending.begin()
 
     def cluster(self, setup: ArmSetup, stopped: Callable[[], bool] = lambda: False) -> NodesCluster:
         """Prepare for one arm: wait for every node of its cell, including nodes lost in an earlier
@@ -130,6 +140,12 @@ class NodesSession:
 
         Raises InfrastructureError, which names the missing nodes and says why; Stopped.
         """
+        for report in (happened := self._tending.end()):
+            if isinstance(report, NodeLost):
+                self.renewal.lost(report.node)
+            elif isinstance(report, NodeJoined):
+                self.renewal.back(report.node)
+        self.meanwhile += happened
         if self.zygote is not None:
             self.zygote.await_ready()
         self._await_nodes(range(setup.cell.scenario.topology.nodes), stopped)
@@ -152,6 +168,8 @@ class NodesSession:
 
     def close(self) -> None:
         """End the agents."""
+        with suppress(InfrastructureError):  # they end anyway
+            self._tending.end()
         self.renewal.close()
         self.fleet.close()
         if self.zygote is not None:

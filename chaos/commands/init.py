@@ -104,7 +104,7 @@ def _draft(
     say(f"written {target}")
     if drafted.run_s is not None:
         least, most = map(_time, drafted.run_s)
-        say(f"time    {least} to {most} for {drafted.arms} arms, by how soon the job recovers")
+        say(f"time    {least} to {most} for {drafted.arms} arms, by how long the faults hold it up")
     if drafted.needs:
         say(f"next    correct {', '.join(drafted.needs)} in {target}, then chaos run {target}")
         return errors.EXIT_INCONCLUSIVE

@@ -163,6 +163,7 @@ class Orchestrator:
                 "data_digest": setup.data.digest,
                 "launcher": scenario.launcher.kind,
                 "evaluate": spec.evaluate.due if spec.evaluate else {},
+                "monitored": True,
             },
         )
 

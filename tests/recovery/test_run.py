@@ -302,7 +302,7 @@ NODES = ["--nodes", "2", "--listen", "127.0.0.1:9", "--token-file", "token"]
         (["nowhere.py"], "no script nowhere.py"),
         (
             ["--strategy", "hop-spare", __file__],
-            "no strategy 'hop-spare'; there are checkpoint-restart",
+            "no strategy 'hop-spare'; there are adaptive, checkpoint-restart",
         ),
         (["--strategy", "drop-replica", "--spares", "2", __file__], "keeps no spares"),
         (["--spares", "0", __file__], "hot-spare: spares"),

@@ -107,7 +107,7 @@ def measure(log: Log, control: Log | None) -> ArmMeasures:
     for incident in incidents:
         _add_incident(values, history, incident)
     _add_arm(values, history, split, step_time)
-    if not history.info.observed:
+    if history.info.monitored:
         values["alarms_unexplained"].append(float(len(unexplained(history, episodes))))
     return ArmMeasures(
         history=history,

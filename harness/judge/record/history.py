@@ -13,8 +13,9 @@ NS = 1e9
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
     """What ``run_started`` says about an arm. ``order_seed`` and ``order_samples`` define the
-    reference sample order; ``observed``: a command, seen only from outside; ``evaluate_every``:
-    steps between evaluations by rank 0, each planned to take ``evaluate_s``.
+    reference sample order; ``observed``: a command, seen only from outside; ``monitored``: health
+    detectors watched it; ``evaluate_every``: steps between evaluations by rank 0, each planned to
+    take ``evaluate_s``.
     """
 
     arm: str
@@ -29,6 +30,7 @@ class RunInfo:
     order_seed: int
     order_samples: int
     observed: bool = False
+    monitored: bool = False
     evaluate_every: int | None = None
     evaluate_s: float = 0.0
 

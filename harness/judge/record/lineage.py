@@ -76,6 +76,7 @@ def _info(data: Mapping[str, Any]) -> RunInfo:
         order_seed=order["seed"],
         order_samples=order["samples"],
         observed=bool(data.get("observed", False)),
+        monitored=bool(data.get("monitored", False)),
         evaluate_every=evaluate.get("every"),
         evaluate_s=float(evaluate.get("takes", 0.0)),
     )

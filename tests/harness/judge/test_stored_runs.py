@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from trainchaos.chaos.cli import invoke
+from trainchaos.harness.judge.measure.measure import summarise
 
 STORED = sorted((Path(__file__).parent / "stored").glob("*.tar.xz"))
 
@@ -63,6 +64,12 @@ def as_now(before: dict[str, Any]) -> dict[str, Any]:
     for fault in before["faults"] if simulated else ():
         fault["witness"] = f"simulated {fault['witness']}"
     now = {**before, "simulated": simulated}
+    for arm in now["arms"]:
+        arm["others"] = None
+    for one in now["cells"]:  # no health detectors watched these
+        of = {key: one["metrics"]["goodput"][key] for key in ("of", "of_arms")}
+        empty = summarise("alarms_unexplained", []).model_dump(mode="json")
+        one["metrics"]["alarms_unexplained"] = empty | of
     if "torchrun" in before["reproduce"]:
         (cell,) = now["cells"]
         now["arms"][0]["invariants"]["kept-progress"] = KEPT

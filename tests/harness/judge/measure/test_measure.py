@@ -291,13 +291,21 @@ def test_infinity_survives_a_summary() -> None:
     assert metric.model_validate_json(metric.model_dump_json()) == metric
 
 
+UNITS = (
+    "s",
+    "steps",
+    "samples",
+    "saves",
+    "alarms",
+    "replicas",
+    "ratio",
+    "samples/s",
+    "rank-hours",
+)
+
+
 def test_every_metric_explains_itself() -> None:
-    assert all(
-        known.doc
-        and known.unit
-        in ("s", "steps", "samples", "saves", "replicas", "ratio", "samples/s", "rank-hours")
-        for known in METRICS.values()
-    )
+    assert all(known.doc and known.unit in UNITS for known in METRICS.values())
 
 
 @pytest.mark.parametrize("outcome", ["gave-up", "timed-out"])

@@ -39,7 +39,10 @@ def test_every_mix_can_be_loaded_with_all_costs_and_draws_its_faults_from_the_se
         assert loaded(path).cells
 
 
-@pytest.mark.parametrize(("mix", "costs"), [("kills, frequent", CHEAP), ("hangs", LONG)])
+@pytest.mark.parametrize(
+    ("mix", "costs"),
+    [("kills, frequent", CHEAP), pytest.param("hangs", LONG, marks=pytest.mark.long)],
+)
 def test_in_small_adaptive_is_not_behind_and_the_same_again(
     mix: str, costs: str, tmp_path: Path
 ) -> None:

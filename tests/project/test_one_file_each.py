@@ -145,6 +145,7 @@ def chaos(place: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_what_is_added_runs(place: Path) -> None:
     (place / "added.yaml").write_text(SCENARIO)
     chaos(place, "run", "added.yaml", "--runs", "runs")

@@ -131,6 +131,7 @@ def verdict_after(played: Path, folder: Path, chosen: list[Any]) -> str:
     return judged(root).verdict
 
 
+@pytest.mark.long
 def test_an_odd_value_breaks_nothing(played: Path, tmp_path: Path) -> None:
     everything = list(cases(played))
     assert len(everything) > 2000

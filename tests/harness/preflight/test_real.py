@@ -178,6 +178,7 @@ def test_nothing_is_left_however_it_is_ended(tmp_path: Path, signum: int, code: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_command_measures_this_machine(tmp_path: Path) -> None:
     process = doctor(tmp_path, "--format", "json", "--preflight-time", f"{LIMIT_S:.0f}s")

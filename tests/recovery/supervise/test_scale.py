@@ -46,6 +46,7 @@ def test_four_times_the_ranks_cost_about_four_times_as_much(
     assert many.whole_s < 9 * few.whole_s
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_sixteen_thousand_ranks_in_a_second() -> None:
     cost = cost_of(HotSpare(), MANY, shards=8)

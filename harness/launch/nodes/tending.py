@@ -8,8 +8,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from trainchaos.chaos.errors import InfrastructureError
+
 EVERY_S = 0.2
 """How long one turn waits: an arm that begins waits for no more than that."""
+LIMIT_S = 60.0
+"""For a turn to end, which takes so long only where this process gets no processor."""
 R = TypeVar("R")
 
 
@@ -34,11 +38,16 @@ class Tending(Generic[R]):
 
     def end(self) -> list[R]:
         """Stop, and return what happened since the last call, in order. Raises what a turn has
-        raised.
+        raised, and InfrastructureError where a turn does not end.
         """
         if self._thread is not None:
             self._over.set()
-            self._thread.join()  # a turn is bounded
+            self._thread.join(LIMIT_S)
+            if self._thread.is_alive():
+                raise InfrastructureError(
+                    f"the nodes' connections did not answer within {LIMIT_S:g} s",
+                    hint="see what holds this machine up",
+                )
             self._thread = None
         happened, self._happened = self._happened, []
         error, self._error = self._error, None

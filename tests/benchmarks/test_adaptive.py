@@ -60,6 +60,7 @@ def test_in_small_adaptive_is_not_behind_and_the_same_again(
     assert again == {ADAPTIVE: cell[ADAPTIVE][0]}
 
 
+@pytest.mark.long
 def test_where_starting_is_quick_and_steps_are_long_it_is_better_than_dropping(
     tmp_path: Path,
 ) -> None:

@@ -21,6 +21,7 @@ from benchmarks.published import REGISTER, RESULTS, ROOT, TABLE_IN
 from benchmarks.register import Figure, Register, load
 from tests.harness.compare.test_compare_rules import comparison, runs_in
 from tests.support.pages.sample_comparison import build
+from tests.support.portions import long_but
 from trainchaos.chaos.errors import LogError, ScenarioError
 from trainchaos.harness.compare.result import archive
 
@@ -129,7 +130,12 @@ def altered(page: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/performance.md", "docs/comparison.md", "docs/clusters.md"]
+    "name",
+    long_but(
+        ["README.md", "docs/performance.md", "docs/comparison.md", "docs/clusters.md"],
+        "README.md",
+        "docs/clusters.md",
+    ),
 )
 def test_no_figure_can_be_changed_unnoticed(
     register: Register, texts: dict[str, str], name: str

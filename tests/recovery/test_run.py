@@ -423,6 +423,7 @@ faults: [{{id: kill, kind: process-kill, target: {{rank: 0}}, at: {{step: 10}}}}
     return tmp_path / "failing.yaml"
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_defect_of_the_script_is_no_fault_of_the_scenario_and_is_quoted(
     failing: Path, tmp_path: Path

@@ -84,7 +84,8 @@ def test_every_scenario_of_the_folder_is_played_here() -> None:
     assert sorted(names) == sorted([*TORCH, *FRAMEWORKS])
 
 
-@pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.long), "spawn"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["plain", "spawn"])
 def test_a_loop_of_pytorch_alone_passes(name: str, tmp_path: Path) -> None:
     passes(name, tmp_path, *ALONE)
 

@@ -337,7 +337,7 @@ def test_a_find_is_written_as_a_scenario_that_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=() if number % 4 == 0 else pytest.mark.long)
+        pytest.param(path, id=path.stem, marks=() if number % 10 == 0 else pytest.mark.long)
         for number, path in enumerate(REGRESSIONS)
     ],
 )

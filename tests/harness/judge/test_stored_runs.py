@@ -90,6 +90,7 @@ def test_a_line_that_is_gone_changes_the_verdict(tmp_path: Path) -> None:
     assert invoke(["analyze", str(run), "-q"]) != 0
 
 
+@pytest.mark.long
 def test_a_log_that_is_missing_is_nobodys_failure(tmp_path: Path) -> None:
     """Of each process in turn, in a cell that had passed: what it took or committed is not known,
     so that nothing is shown to be lost, and no metric is measured.

@@ -171,6 +171,7 @@ for number in range(15):
 """
 
 
+@pytest.mark.long
 def test_several_writers_lose_nothing_and_no_reader_sees_half(tmp_path: Path) -> None:
     known = TaintList(tmp_path / "taints.yaml")
     writers = [

@@ -245,6 +245,7 @@ def test_a_zygote_that_is_gone_is_said_in_words(tmp_path: Path) -> None:
             cluster.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "stop",
     [pytest.param(False, id="running"), pytest.param(True, id="stopped", marks=pytest.mark.soak)],

@@ -197,6 +197,7 @@ def test_a_script_that_does_not_come_to_join_is_described_by_its_last_words(tmp_
 # ---- nobody supervises
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_script_nobody_supervises_trains_as_one_rank_and_resumes(tmp_path: Path) -> None:
     script = loop(tmp_path / "train.py", checkpoint_dir="kept", checkpoint_every=4)

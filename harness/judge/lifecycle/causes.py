@@ -71,6 +71,8 @@ def _of_a_rank(history: History, failure: Event, exits: Mapping[str, Event]) -> 
         yield (
             f"{_label(failure)} as rank {rank}, which it was not in generation {failure.generation}"
         )
+    if name is None and rank is not None:
+        yield f"{_label(failure)} of rank {rank}, and of no process"
     ended = exits.get(name)
     later = ended is not None and ended.seq > failure.seq
     if ended is not None and not _taken_over(history, failure, ended):

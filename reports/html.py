@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from trainchaos.chaos.files import write_whole
@@ -14,7 +13,7 @@ from trainchaos.harness.judge.results import Results
 from trainchaos.reports.content import artifacts
 from trainchaos.reports.content.facts import analyze_command, busy, failing_slas, place, tallies
 from trainchaos.reports.content.facts import labels as cell_labels
-from trainchaos.reports.content.figures import flatten, plural, visible, with_unit
+from trainchaos.reports.content.figures import flatten, plural, with_unit
 from trainchaos.reports.content.history import history as read_history
 from trainchaos.reports.content.postmortems import postmortems
 from trainchaos.reports.content.series import Pair, read_pairs
@@ -29,10 +28,10 @@ from trainchaos.reports.page import (
     wall,
     wall_plot,
 )
+from trainchaos.reports.page.fill import TEMPLATES, fill
 
 MAX_PLOTTED_CELLS = 12
 GROUPS = ("fail", "inconclusive", "pass")
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(run: RunDirectory, results: Results, gate: Results | None = None) -> Path:
@@ -41,16 +40,8 @@ def render(run: RunDirectory, results: Results, gate: Results | None = None) -> 
 
     ``gate``: the results as a gate judges them, whose verdict then comes first.
     """
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("report.html.j2").render(_context(run, results, gate))
     path = run.root / "report.html"
-    write_whole(path, visible(page))
+    write_whole(path, fill("report.html.j2", _context(run, results, gate)))
     return path
 
 
@@ -61,7 +52,7 @@ def _context(run: RunDirectory, results: Results, gate: Results | None) -> dict[
     plotted = results.cells[:MAX_PLOTTED_CELLS]
     pairs = read_pairs(run, results, MAX_PLOTTED_CELLS)
     return {
-        "css": Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
+        "css": Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
         "results": results,
         "gate": gate,
         "marks": {"pass": "✓", "fail": "✗"},

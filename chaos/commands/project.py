@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,12 @@ HEAD = ("GPUs", "strategy", "goodput", "95 % of the mean", "formula", "failures"
 
 
 class Span(click.ParamType):
-    """A duration: ``90s``, ``4h``; its value in seconds."""
+    """A duration: ``90s``, ``4h``; its value in seconds. ``positive``: longer than nothing."""
 
     name = "duration"
+
+    def __init__(self, *, positive: bool = False) -> None:
+        self._positive = positive
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -36,9 +40,12 @@ class Span(click.ParamType):
         from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
 
         try:
-            return parse_duration(value)
+            seconds = parse_duration(value)
         except ClauseError as error:
             self.fail(str(error), param, ctx)
+        if self._positive and not seconds > 0:
+            self.fail(f"{value} is no time: write more than 0s", param, ctx)
+        return seconds
 
 
 class Stall(click.ParamType):
@@ -95,7 +102,11 @@ _OPTIONS = (
         help=f"Sizes; repeatable.  [default: powers of two to {LARGEST}]",
     ),
     click.option(
-        "--gpus-per-node", type=click.IntRange(1, 1024), default=8, show_default=True, help=""
+        "--gpus-per-node",
+        type=click.IntRange(1, 1024),
+        default=8,
+        show_default=True,
+        help="A node is lost, replaced and repaired as a whole.",
     ),
     click.option("--strategy", "strategies", multiple=True, metavar="NAME", help="Only these."),
     click.option(
@@ -106,7 +117,9 @@ _OPTIONS = (
         type=Span(),
         help="What each doubling of the nodes adds to a recovery.  [default: 0s if measured]",
     ),
-    click.option("--step", type=Span(), default="20s", show_default=True, help="A step."),
+    click.option(
+        "--step", type=Span(positive=True), default="20s", show_default=True, help="A step."
+    ),
     click.option(
         "--save",
         type=Span(),
@@ -118,7 +131,9 @@ _OPTIONS = (
         "--load", type=Span(), default="120s", show_default=True, help="Loading a checkpoint."
     ),
     click.option(
-        "--interval", type=Span(), help="Between checkpoints.  [default: the best at each size]"
+        "--interval",
+        type=Span(positive=True),
+        help="Between checkpoints.  [default: the best at each size]",
     ),
     click.option(
         "--replica-nodes",
@@ -135,7 +150,11 @@ _OPTIONS = (
         help="Spare nodes of hot-spare.",
     ),
     click.option(
-        "--repair", type=Span(), default="4h", show_default=True, help="Until a lost node is back."
+        "--repair",
+        type=Span(positive=True),
+        default="4h",
+        show_default=True,
+        help="Until a lost node is back.",
     ),
     click.option(
         "--repair-sigma",
@@ -174,12 +193,18 @@ _OPTIONS = (
         type=click.FloatRange(0, 36_500, min_open=True),
         default=90.0,
         show_default=True,
-        help="",
+        help="Length of the job.",
     ),
     click.option(
-        "--trials", type=click.IntRange(2, 1_000_000), default=1000, show_default=True, help=""
+        "--trials",
+        type=click.IntRange(2, 1_000_000),
+        default=1000,
+        show_default=True,
+        help="Simulated jobs of each size and strategy.",
     ),
-    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help=""),
+    click.option(
+        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the simulation."
+    ),
     click.option(
         "--into",
         type=PATH,
@@ -208,7 +233,6 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
     """
     from trainchaos.harness.projection import projection
     from trainchaos.harness.projection.presets import PRESETS as KNOWN
-    from trainchaos.harness.projection.simulate import TooManyEventsError
     from trainchaos.reports.projection import page
 
     if choices["preset"] and choices["rate"]:
@@ -221,12 +245,6 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
             found = projection.project(
                 setting, costs, projection.said_from(preset, choices["rate"]), each
             )
-        except TooManyEventsError as error:
-            raise errors.ScenarioError(
-                str(error), hint="fewer --gpus or --days, or a lower --rate"
-            ) from error
-        except ValueError as error:
-            raise errors.ScenarioError(str(error), hint="fewer --spares") from error
         except MemoryError as error:
             raise errors.ScenarioError("not enough memory", hint="fewer --trials") from error
     page.write(found, into)
@@ -247,7 +265,8 @@ def lines(found: Projection) -> list[str]:
         rows.append(_row(row))
     said = [*found.notes, f"failures: {found.failures_from}"]
     said += [f"{name}: {source}" for name, source in found.costs.items()]
-    said += [f"{r.strategy} at {r.gpus} GPUs: {r.why}" for r in found.rows if r.closed is None][:3]
+    without = dict.fromkeys((row.strategy, row.why) for row in found.rows if row.closed is None)
+    said += [f"no formula for {name}: {why}" for name, why in without]
     return [
         *(folded for text in found.cautions for folded in columns.fold(f"caution: {text}", width)),
         *columns.table(rows, "rlrlrrr", width=width, headed=True),
@@ -349,26 +368,18 @@ def _setting(choices: dict[str, Any], rate: float) -> Setting:
     )
 
 
-class _progress:
-    """A bar on a terminal's standard error."""
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal's standard error, told the share that is done."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda share: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def __init__(self, quiet: bool) -> None:
-        self._shown = not quiet and sys.stderr.isatty()
-
-    def __enter__(self) -> Any:
-        if not self._shown:
-            return lambda share: None
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._bar = Progress(console=Console(stderr=True), transient=True)
-        self._bar.start()
-        task = self._bar.add_task("projecting", total=1.0)
-        return lambda share: self._bar.update(task, completed=share)
-
-    def __exit__(self, *error: object) -> None:
-        if self._shown:
-            self._bar.stop()
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("projecting", total=1.0)
+        yield lambda share: bar.update(task, completed=share)
 
 
 COMMANDS = [project]

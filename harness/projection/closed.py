@@ -15,7 +15,7 @@ from trainchaos.harness.projection.arrivals import Law
 
 MOST_TERMS = 1 << 22
 NEGLIGIBLE = 1e-15
-NEWTON_STEPS = 60
+HALVINGS = 60
 
 
 def best_interval(delta: float, mtbf: float) -> float:
@@ -30,7 +30,7 @@ def best_interval(delta: float, mtbf: float) -> float:
     # with u = tau / M the derivative vanishes where (1 - u) e^u = e^(-delta / M)
     ratio = delta / mtbf
     low, high = 0.0, 1.0
-    for _ in range(NEWTON_STEPS):  # (1 - u) e^u falls from 1 to 0 on [0, 1]
+    for _ in range(HALVINGS):  # (1 - u) e^u falls from 1 to 0 on [0, 1]
         middle = (low + high) / 2
         if (1 - middle) * math.exp(middle) > math.exp(-ratio):
             low = middle

@@ -24,9 +24,12 @@ class Preset:
     counts: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
 
-    def mtbf_s(self, nodes: float) -> float:
-        """Mean time between failures of a job of so many nodes, seconds: 1 / (nodes x rate)."""
-        return DAY_S * 1000.0 / (self.rate * nodes)
+
+def mtbf_s(rate: float, nodes: float) -> float:
+    """Mean time between failures of a job of so many nodes, seconds: 1 / (nodes x rate). ``rate``:
+    as of a ``Preset``.
+    """
+    return DAY_S * 1000.0 / (rate * nodes)
 
 
 LLAMA3 = MappingProxyType(

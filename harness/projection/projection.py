@@ -7,12 +7,20 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection import closed
 from trainchaos.harness.projection.arrivals import Law, Poisson, Weibull
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, RecoveryCost
-from trainchaos.harness.projection.presets import DAY_S, Preset
+from trainchaos.harness.projection.presets import DAY_S, Preset, mtbf_s
 from trainchaos.harness.projection.result import Z95, Projected, Projection, Setting
-from trainchaos.harness.projection.simulate import CLASSES, Duration, Job, Outcome, simulate
+from trainchaos.harness.projection.simulate import (
+    CLASSES,
+    Duration,
+    Job,
+    Outcome,
+    TooManyEventsError,
+    simulate,
+)
 
 SPARES = "hot-spare"
 ALL_GONE = 0.5
@@ -26,12 +34,16 @@ def project(
     each: Callable[[float], None] = lambda share: None,
 ) -> Projection:
     """Project every strategy of ``costs`` to every size of ``setting``. ``each``: is told the share
-    that is done. Raises ValueError where hot-spare has more spares than the job has nodes.
+    that is done. Raises ScenarioError where hot-spare has more spares than the job has nodes, or
+    there are more failures than can be played.
     """
     smallest = min(setting.gpus)
     nodes = math.ceil(smallest / setting.gpus_per_node)
     if SPARES in costs and setting.spares > nodes:
-        raise ValueError(f"{setting.spares} spares for a job of {nodes} nodes ({smallest} GPUs)")
+        raise ScenarioError(
+            f"{setting.spares} spares for a job of {nodes} nodes ({smallest} GPUs)",
+            hint="fewer --spares",
+        )
     rows: list[Projected] = []
     parts = [(gpus, cost) for gpus in setting.gpus for cost in costs.values()]
     for done, (gpus, cost) in enumerate(parts):
@@ -39,7 +51,12 @@ def project(
         def inside(share: float, done: int = done) -> None:
             each((done + share) / len(parts))
 
-        rows.append(_one(setting, gpus, cost, inside))
+        try:
+            rows.append(_one(setting, gpus, cost, inside))
+        except TooManyEventsError as error:
+            raise ScenarioError(
+                str(error), hint="fewer --gpus or --days, or a lower --rate"
+            ) from error
     return Projection(
         setting=setting,
         failures_from=failures_from,
@@ -50,21 +67,16 @@ def project(
     )
 
 
-def mtbf_s(setting: Setting, nodes: int) -> float:
-    """Mean time between failures of a job of so many nodes, seconds."""
-    return DAY_S * 1000.0 / (setting.rate * nodes)
-
-
 def law_of(setting: Setting, nodes: int) -> Law:
     """The law of the times between failures at a size."""
-    mean_s = mtbf_s(setting, nodes)
+    mean_s = mtbf_s(setting.rate, nodes)
     return Poisson(mean_s) if setting.weibull is None else Weibull(mean_s, setting.weibull)
 
 
 def job_of(setting: Setting, gpus: int, cost: RecoveryCost) -> Job:
     """The job of a strategy at a size, as the simulation plays it."""
     nodes = math.ceil(gpus / setting.gpus_per_node)
-    mean_s = mtbf_s(setting, nodes)
+    mean_s = mtbf_s(setting.rate, nodes)
     interval_s = setting.interval_s or _best_s(setting, cost, mean_s)
     spares = None if not cost.shrinks else setting.spares if cost.strategy == SPARES else 0
     return Job(
@@ -115,7 +127,7 @@ def _one(
         strategy=cost.strategy,
         gpus=gpus,
         nodes=job.nodes,
-        mtbf_s=mtbf_s(setting, job.nodes),
+        mtbf_s=mtbf_s(setting.rate, job.nodes),
         interval_s=job.segment_s,
         stall_s=job.stall.median_s,
         goodput=mean,

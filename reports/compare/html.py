@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from trainchaos.harness.compare.result.model import Comparison
@@ -14,22 +12,15 @@ from trainchaos.reports.compare import at_rest, lists, plots, tables
 from trainchaos.reports.compare.facts import ComparisonFacts
 from trainchaos.reports.compare.shapes import HATCHES, patterns
 from trainchaos.reports.compare.words import findings
-from trainchaos.reports.content.figures import flatten, number, pairs, plural, visible
+from trainchaos.reports.content.figures import flatten, number, pairs, plural
+from trainchaos.reports.page.fill import TEMPLATES, fill
 
 _MACHINE = ("processor", "cores", "memory_gib", "cuda_devices")
-_TEMPLATES = Path(__file__).parent.parent / "templates"
 
 
 def render(comparison: Comparison) -> str:
     """The text of the page."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return visible(environment.get_template("compare.html.j2").render(_context(comparison)))
+    return fill("compare.html.j2", _context(comparison))
 
 
 def _context(comparison: Comparison) -> dict[str, Any]:
@@ -80,7 +71,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
 
 
 def _text(name: str) -> Markup:
-    return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
+    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
 
 
 def _about(comparison: Comparison) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.files import write_whole
 from trainchaos.harness.projection.result import Projected, Projection
-from trainchaos.reports.content.figures import visible
+from trainchaos.reports.page.fill import TEMPLATES, fill
 from trainchaos.reports.page.svg import (
     FAULT,
     GREY_DARK,
@@ -29,7 +28,6 @@ from trainchaos.reports.projection.words import at, findings, headline
 
 NAME, RESULTS = "report.html", "results.json"
 WIDE, HIGH = 640, 300
-_TEMPLATES = Path(__file__).parent.parent / "templates"
 _LINES = (("-", RECOVERY), ("--", FAULT), (":", INK), ("-.", GREY_DARK))
 _CLASS_COLOURS = {
     "rework": FAULT,
@@ -56,17 +54,10 @@ def write(found: Projection, into: Path) -> None:
 
 def render(found: Projection) -> str:
     """The text of the page."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     with drawing():
         plots = [_goodput(found), _badput(found)]
     context: dict[str, Any] = {
-        "css": Markup("".join((_TEMPLATES / n).read_text("utf-8") for n in CSS)),
+        "css": Markup("".join((TEMPLATES / n).read_text("utf-8") for n in CSS)),
         "found": found,
         "days": f"{found.setting.days:g}",
         "headline": headline(found),
@@ -76,7 +67,7 @@ def render(found: Projection) -> str:
         "rows": [_cells(row) for row in found.rows],
         "setting": [(k, v) for k, v in found.setting.model_dump().items() if k != "definitions"],
     }
-    return visible(environment.get_template("projection.html.j2").render(context))
+    return fill("projection.html.j2", context)
 
 
 CSS = ("report.css", "compare.css")

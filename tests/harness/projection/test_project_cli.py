@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.harness.judge.test_stored_runs import STORED
 from tests.support.pages.html_page import Page
 from tests.support.pages.sample_results import build
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import ScenarioError
+from trainchaos.harness.projection import simulate
 from trainchaos.harness.projection.costs import PUBLISHED, measured
 from trainchaos.harness.projection.projection import project
 from trainchaos.harness.projection.result import Projection, Setting
@@ -101,6 +104,9 @@ def test_free_spares_raise_goodput_by_their_share(chaos: Say) -> None:
         (("--trials", "1"), "--trials"),
         (("--days", "0"), "--days"),
         (("--repair", "-4h"), "duration"),
+        (("--repair", "0s"), "write more than 0s"),
+        (("--step", "0s"), "write more than 0s"),
+        (("--interval", "0s"), "write more than 0s"),
         (("--runs", "nowhere"), "nowhere"),
     ],
 )
@@ -110,6 +116,44 @@ def test_what_cannot_be_is_refused(
     code, _, error = chaos(*options)
     assert code == 2 and says in error and "Traceback" not in error
     assert not (tmp_path / "projection").exists()
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> dict[str, str]:
+    """Runs of before, by name: their directories."""
+    found = {}
+    for archive in STORED:
+        folder = tmp_path / archive.name.partition(".")[0]
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+        found[folder.name] = str(next(folder.iterdir()))
+    return found
+
+
+def test_runs_that_do_not_fit_together_or_are_not_whole_are_refused(
+    chaos: Say, stored: dict[str, str]
+) -> None:
+    one, other = stored["kill-one-rank"], stored["nan-gradient"]
+    code, _, error = chaos(*SMALL, "--runs", one, "--runs", other)
+    assert code == 2 and "of different scenarios: kill-one-rank, " in error
+    log = min((Path(one) / "events").glob("*hot-spare*.faulted/w*.jsonl"))
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:20] + lines[21:]))
+    code, _, error = chaos(*SMALL, "--runs", one)
+    assert code == 2 and "hot-spare.r0.faulted is not whole" in error
+
+
+def test_failures_beyond_what_can_be_played_are_an_error(
+    chaos: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate, "MOST_EVENTS", 10)
+    code, _, error = chaos(*SMALL)
+    assert code == 2 and "more than 10 failures" in error and "a lower --rate" in error
+
+
+def test_why_there_is_no_formula_is_said_once_for_each_strategy(chaos: Say) -> None:
+    _, said, _ = chaos(*SMALL, "--failures-while", "always")
+    assert said.count("the formulas hold for failures while the job runs") == len(PUBLISHED)
 
 
 def test_a_directory_that_cannot_be_written_is_an_error(chaos: Say, tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+"""Fills a template of ``reports/templates``: the one setup of Jinja for every page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from trainchaos.reports.content.figures import visible
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
+
+
+def fill(template: str, context: Mapping[str, Any]) -> str:
+    """The text of a page: values are escaped, control characters spelt out, and a name that the
+    context lacks is an error (jinja2.UndefinedError).
+    """
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return visible(environment.get_template(template).render(context))

@@ -15,6 +15,7 @@ from trainchaos.chaos.scenario.progress import RegexProgress
 from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.draft import frameworks, launchers
 from trainchaos.harness.draft.decide import decide
+from trainchaos.harness.draft.draft import Drafted
 from trainchaos.harness.draft.facts import Facts, command_of
 from trainchaos.harness.draft.progress import propose
 from trainchaos.harness.draft.text import ScenarioText, shown, write
@@ -367,3 +368,20 @@ def test_listings_are_bounded_and_show_what_changed(tmp_path: Path) -> None:
     new = listing(tmp_path).since(before)
     assert [path.name for path in new] == ["old.pt", "weights", "run.log"]
     assert [path.name for path in checkpoints(new, tmp_path)] == ["old.pt", "weights"]
+
+
+def test_the_time_of_a_run_has_the_recoveries_in_it(tmp_path: Path) -> None:
+    """Six arms without a fault; and at most three starts, the steps before each fault once more,
+    the hang and the notice of a preemption.
+    """
+    facts = decided(tmp_path, "torchrun --nproc-per-node 2 train.py", saw(found=2))
+    made = Drafted(
+        name="train", facts=facts, written=write(facts, "train", directory="."), seconds=9
+    )
+    first_s, step_s = facts.proposal.first_s, facts.proposal.step_s
+    assert first_s and step_s and made.run_s is not None
+    assert made.arms == 6
+    least, most = made.run_s
+    assert least == pytest.approx(6 * (first_s + 200 * step_s))
+    again_s = 3 * (first_s + (facts.at - 1) * step_s)
+    assert most - least == pytest.approx(again_s + facts.hold_s + 30.0)

@@ -33,20 +33,11 @@ from benchmarks.adaptive.table import (
     too_far_behind,
     with_interval,
 )
-from trainchaos.chaos import plugins
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.events.log import read_log
-from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.loading.load import load
-from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.measure.measure import measure
-from trainchaos.harness.launch.launcher import ArmSetup, Launcher
-from trainchaos.harness.launch.workload import DataInfo
-from trainchaos.harness.launchers.sim import Sim, SimSession
-from trainchaos.harness.run.orchestrator import Orchestrator
-from trainchaos.harness.run.progress import SilentWatcher
-from trainchaos.recovery.policy.strategy import Strategy
-from trainchaos.recovery.supervise.supervision import StopFlag
+from trainchaos.harness.run.simulated_arm import simulated_arm
 
 WITH_A_SPARE = "adaptive with a spare"
 """Played where it is asked for (``--spare``), beside the others and not among them."""
@@ -227,33 +218,17 @@ matrix: {{recovery: [{", ".join(_AS_YAML.get(name, name) for name in strategies)
 
 def play(arm: Arm, runs: Path, strategies: Sequence[str] = STRATEGIES) -> dict[str, float]:
     """Strategy -> goodput, by the judge's own measures of the log of its faulted arm."""
-    launchers = plugins.load(plugins.LAUNCHERS, Launcher)
-    kinds, classes = plugins.load(plugins.FAULTS, Fault), plugins.load(plugins.STRATEGIES, Strategy)
     found = {}
     with tempfile.TemporaryDirectory(dir=runs) as folder:
         path = Path(folder) / "scenario.yaml"
         path.write_text(scenario(arm, strategies))
         for number, cell in enumerate(load(path, build_catalogue()).cells):
-            run = RunDirectory(Path(folder) / str(number))
-            run.root.mkdir()
-            run.make_arm("faulted")
-            setup = ArmSetup(
-                id="faulted",
-                cell=cell,
-                repeat=0,
-                arm="faulted",
-                seed=arm.seed,
-                run=run,
-                data=DataInfo(path=run.root, samples=4096, digest="none", about="simulated"),
+            played, events = simulated_arm(
+                cell, Path(folder) / str(number), seed=arm.seed, samples=4096
             )
-            spec, place = cell.scenario.recovery, cell.scenario.launcher
-            launcher = launchers[place.kind](**place.params)
-            assert isinstance(launcher, Sim)
-            cluster = SimSession(launcher.timings()).cluster(setup)
-            strategy = classes[spec.strategy](**spec.params)
-            watcher, stop = SilentWatcher(), StopFlag()
-            Orchestrator(setup, cluster, strategy, kinds, watcher=watcher, stop=stop).run()
-            values = measure(read_log(run.events("faulted")), None).values["goodput"]
+            played.run()
+            spec = cell.scenario.recovery
+            values = measure(read_log(events), None).values["goodput"]
             name = WITH_A_SPARE if spec.params.get("spares") else spec.strategy
             found[name] = values[0] if values else 0.0
     return found

@@ -17,17 +17,13 @@ from trainchaos.chaos.scenario.catalogue import Catalogue
 from trainchaos.chaos.schedule.plan import repeat_seed
 from trainchaos.harness.attribute.exam import ExamError, Question
 from trainchaos.harness.fuzz.draw.text import as_yaml
-from trainchaos.harness.fuzz.play.play import LONGEST_S, SAMPLES, bounded, kinds, memory, strategies
+from trainchaos.harness.fuzz.play.play import LONGEST_S, SAMPLES, bounded, memory
 from trainchaos.harness.host.rundir import RunDirectory, arm_id
-from trainchaos.harness.launch.launcher import ArmSetup, Launcher
+from trainchaos.harness.launch.launcher import Launcher
 from trainchaos.harness.launch.requirements import refuse_impossible
-from trainchaos.harness.launch.workload import DataInfo
-from trainchaos.harness.launchers.sim import Sim, SimSession
-from trainchaos.harness.run.orchestrator import Orchestrator
-from trainchaos.harness.run.progress import SilentWatcher
+from trainchaos.harness.launchers.sim import Sim
 from trainchaos.harness.run.runner import run_scenario
-from trainchaos.harness.sim.rank.behaviour import Behaviour
-from trainchaos.recovery.supervise.supervision import StopFlag
+from trainchaos.harness.run.simulated_arm import simulated_arm
 
 SIM = "sim"
 
@@ -78,30 +74,11 @@ def _simulated(question: Question, path: Path, catalogue: Catalogue, root: Path)
         refuse_impossible(cell, launcher)
     except ScenarioError as error:
         raise ExamError(f"{question.id}, {question.kind}: {error}") from error
-    run = RunDirectory(root / "run")
-    run.root.mkdir()
-    run.make_arm("faulted")
-    setup = ArmSetup(
-        id="faulted",
-        cell=cell,
-        repeat=0,
-        arm="faulted",
-        seed=repeat_seed(cell.scenario.seed, 0),
-        run=run,
-        data=DataInfo(path=run.root, samples=SAMPLES, digest="none", about="simulated"),
-    )
-    recovery = cell.scenario.recovery
-    arm = Orchestrator(
-        setup,
-        SimSession(launcher.timings(), Behaviour()).cluster(setup),
-        strategies()[recovery.strategy](**recovery.params),
-        kinds(),
-        watcher=SilentWatcher(),
-        stop=StopFlag(),
-    )
+    seed = repeat_seed(cell.scenario.seed, 0)
+    arm, events = simulated_arm(cell, root / "run", seed=seed, samples=SAMPLES)
     with bounded(LONGEST_S, question.id):
         arm.run()
-    return read_log(run.events("faulted"))
+    return read_log(events)
 
 
 @contextmanager

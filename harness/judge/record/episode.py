@@ -83,6 +83,12 @@ class Episode:
         return kind is not None and kind.corrupts
 
     @property
+    def only_reported(self) -> bool:
+        """Whether it changed what a health source reports, and nothing that trains."""
+        kind = self._of
+        return kind is not None and kind.where is Where.HEALTH
+
+    @property
     def missed(self) -> bool:
         """Whether the target did not exist: the occurrence explains nothing and ended nothing."""
         absent = self.target.get("rank") is not None and self.target.get("process") is None

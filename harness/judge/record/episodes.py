@@ -270,8 +270,8 @@ def _ends_of_any(
     """Until when episode ``index`` may explain a failure.
 
     With several targets, each counts until it is hit again, as the others are unaffected. An
-    episode that only changed values, or was over by then, neither explains a stuck job nor is a
-    newer cause of one. One that makes a working rank appear stalled may make the job seem stuck,
+    episode that only changed values, was only reported, or was over by then, neither explains a
+    stuck job nor is a newer cause of one. One that makes a working rank appear stalled may make the job seem stuck,
     with no process to blame, until it is healed, whatever else is injected meanwhile.
     """
     one = episodes[index]
@@ -285,7 +285,7 @@ def _ends_of_any(
                 return whole
             newer = partial(_stops, failure=failure, seen_ns=seen[id(failure)])
             stuck = _until(episodes, index, hit, same_target=False, newer=newer)
-            stuck = float("-inf") if one.changed or one.corrupts else stuck
+            stuck = float("-inf") if _stops_nothing(one) else stuck
             hidden = one.seems_still and _nameless_stall(failure)
             return max(stuck, healed_ns) if hidden else stuck
 
@@ -297,11 +297,13 @@ def _ends_of_any(
 
 
 def _stops(other: Episode, *, failure: Event, seen_ns: int) -> bool:
-    """Whether it can have stopped progress until the failure was seen; a mere change of values
-    cannot.
-    """
-    only_values = other.changed or other.corrupts
-    return not only_values and not _was_over(other, failure, seen_ns)
+    """Whether it can have stopped progress until the failure was seen."""
+    return not _stops_nothing(other) and not _was_over(other, failure, seen_ns)
+
+
+def _stops_nothing(one: Episode) -> bool:
+    """Whether it cannot stop progress: a mere change of values cannot, nor can a report."""
+    return one.changed or one.corrupts or one.only_reported
 
 
 def _was_over(one: Episode, failure: Event, seen_ns: int) -> bool:

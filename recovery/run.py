@@ -58,6 +58,7 @@ from trainchaos.recovery.health.taints import TaintList
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.serve import read_token
+from trainchaos.recovery.policy.jobconfig import Exchange, exchange_of
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.process.local import prepare_store
 from trainchaos.recovery.process.output import say, shield
@@ -106,14 +107,14 @@ def _folders(given: argparse.Namespace) -> Path:
     return events
 
 
-def _spec(given: argparse.Namespace, events: Path, backend: Literal["gloo", "nccl"]) -> JobSpec:
+def _spec(given: argparse.Namespace, events: Path, exchange: Exchange) -> JobSpec:
     return JobSpec(
         script=given.script.resolve(),
         args=tuple(given.args),
         ranks=given.ranks,
         shards=given.shards,
         events=events,
-        backend=backend,
+        exchange=exchange,
         checkpoint_dir=given.checkpoint_dir,
         checkpoint_every=given.every,
         checkpoint_keep=given.keep,
@@ -129,10 +130,10 @@ def _spec(given: argparse.Namespace, events: Path, backend: Literal["gloo", "ncc
 
 def _here(
     given: argparse.Namespace, events: Path, wanted: int, avoided: AvoidedPlaces
-) -> tuple[ProcessHost, Literal["gloo", "nccl"]]:
-    places, backend = _places(given.device, wanted)
+) -> tuple[ProcessHost, Exchange]:
+    places, exchange = _places(given.device, given.backend, wanted)
     places = avoided.left_here(places, wanted)
-    return LocalProcessHost(places, events, given.logs.resolve() if given.logs else None), backend
+    return LocalProcessHost(places, events, given.logs.resolve() if given.logs else None), exchange
 
 
 def _health(given: argparse.Namespace, host: ProcessHost) -> HealthService:
@@ -142,7 +143,7 @@ def _health(given: argparse.Namespace, host: ProcessHost) -> HealthService:
 
 def _on_nodes(
     given: argparse.Namespace, events: Path, wanted: int, epoch: int, avoided: AvoidedPlaces
-) -> tuple[ProcessHost, Literal["gloo", "nccl"]]:
+) -> tuple[ProcessHost, Exchange]:
     prepare_store()  # agents that have connected would get no answer meanwhile
     host, port = given.listen
     limits = FleetLimits(node_s=given.node_timeout)
@@ -157,23 +158,27 @@ def _on_nodes(
         events=events,
         avoided=avoided,
     )
-    return nodes, "nccl" if given.device == "cuda" else "gloo"
+    return nodes, exchange_of(given.backend, own_gpus=given.device == "cuda")
 
 
-def _places(device: str, wanted: int) -> tuple[tuple[str, ...], Literal["gloo", "nccl"]]:
-    """Devices to assign, and the backend: NCCL where every process, spares included, gets its own
-    GPU.
+def _places(
+    device: str, backend: Literal["auto", "gloo", "nccl"], wanted: int
+) -> tuple[tuple[str, ...], Exchange]:
+    """Devices to assign, and the exchange: by default NCCL where every process, spares included,
+    gets its own GPU. Raises UsageError where NCCL or CUDA was asked for and there is no GPU.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     listed = len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
     count = listed or len([path for path in _DEVICES.glob("nvidia[0-9]*") if path.is_char_device()])
     if visible is not None:
         count = min(count, len([word for word in visible.split(",") if word.strip()]))
-    if device == "cuda" and not count:
-        raise UsageError("--device cuda: this machine shows no NVIDIA GPU")
+    for option, value in (("device", device), ("backend", backend)):
+        if value in ("cuda", "nccl") and not count:
+            raise UsageError(f"--{option} {value}: this machine shows no NVIDIA GPU")
     if device == "cpu" or not count:
-        return ("cpu",), "gloo"
-    return tuple(f"cuda:{index}" for index in range(count)), "nccl" if count >= wanted else "gloo"
+        return ("cpu",), Exchange("gloo")
+    places = tuple(f"cuda:{index}" for index in range(count))
+    return places, exchange_of(backend, own_gpus=count >= wanted)
 
 
 def _supervise(given: argparse.Namespace, strategy: Strategy, timing: Timing) -> int:
@@ -206,11 +211,11 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
             return EXIT_PASS if takeover == "completed" else EXIT_FAIL
         wanted = given.ranks + strategy.spares_wanted
         if given.nodes is None:
-            host, backend = _here(given, events, wanted, avoided)
+            host, exchange = _here(given, events, wanted, avoided)
         else:
             epoch = takeover.epoch if takeover else 1
-            host, backend = _on_nodes(given, events, wanted, epoch, avoided)
-        spec = _spec(given, events, backend)
+            host, exchange = _on_nodes(given, events, wanted, epoch, avoided)
+        spec = _spec(given, events, exchange)
         shown = ConsoleListener(takeover)
         health = _health(given, host) if given.nodes is None else None
         supervisor = Supervisor(

@@ -26,7 +26,7 @@ EVERY = 3  # steps between checkpoints
 @dataclass(frozen=True, kw_only=True)
 class GpuRow:
     """A job of the recovery table. ``spares``: besides ``ranks``; ``gpus``: at least; ``shards``:
-    of the model.
+    of the model; ``backend``: see ``recovery.run``.
     """
 
     name: str
@@ -35,6 +35,7 @@ class GpuRow:
     spares: int = 0
     gpus: int = 1
     shards: int = 1
+    backend: str = "auto"
 
 
 ROWS = (
@@ -50,6 +51,25 @@ ROWS = (
         strategy="checkpoint-restart",
         ranks=2,
         shards=2,
+    ),
+    GpuRow(
+        name="hot-spare, two ranks on one GPU (NCCL over sockets)",
+        strategy="hot-spare",
+        ranks=2,
+        spares=1,
+        backend="nccl",
+    ),
+    GpuRow(
+        name="drop-replica, two ranks on one GPU (NCCL over sockets)",
+        strategy="drop-replica",
+        ranks=2,
+        backend="nccl",
+    ),
+    GpuRow(
+        name="checkpoint-restart, two ranks on one GPU (NCCL over sockets)",
+        strategy="checkpoint-restart",
+        ranks=2,
+        backend="nccl",
     ),
     GpuRow(
         name="checkpoint-restart, one rank a GPU (NCCL)", strategy="checkpoint-restart", ranks=1
@@ -109,6 +129,8 @@ class GpuJob:
             *(["--spares", str(row.spares)] if row.strategy == "hot-spare" else []),
             "--device",
             device,
+            "--backend",
+            row.backend,
             "--events",
             str(self._events),
             "--logs",

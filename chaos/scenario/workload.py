@@ -19,6 +19,7 @@ ONLY_BUILT_IN = (
     "size",
     "params",
     "device",
+    "backend",
     "parallelism",
     "determinism",
     "verify_every",
@@ -206,6 +207,13 @@ class WorkloadSpec(Strict):
         description="samples per step over all ranks; for a command 1, so that steps are counted",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    backend: Literal["auto", "gloo", "nccl"] = Field(
+        default="auto",
+        description=(
+            "how ranks exchange tensors; auto: nccl where every process has a GPU of its own, else"
+            " gloo; nccl on fewer GPUs: ranks share them, slowly"
+        ),
+    )
     parallelism: Literal["ddp", "fsdp"] | Hybrid = Field(
         default="ddp",
         description=(
@@ -300,6 +308,12 @@ class WorkloadSpec(Strict):
                 "checkpoint.memory: a command looks after its checkpoints itself; leave it out, or"
                 " call recovery.join() in the program and make it a workload of kind script"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _nccl_is_on_gpus(self) -> WorkloadSpec:
+        if self.backend == "nccl" and self.device == "cpu":
+            raise ValueError("backend: nccl exchanges what is on GPUs; use device: cuda, or gloo")
         return self
 
     @model_validator(mode="after")

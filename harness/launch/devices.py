@@ -12,6 +12,7 @@ from typing import Any
 from trainchaos.chaos.scenario.model import Cell, WorkloadSpec
 from trainchaos.harness.host.slurm_facts import facts
 from trainchaos.harness.launch.capabilities import unmet
+from trainchaos.recovery.policy.jobconfig import Exchange, exchange_of
 
 ON_NODE = "@n"
 
@@ -34,7 +35,9 @@ def cuda_devices() -> list[str]:
 def missing(cell: Cell) -> str | None:
     """A requirement of a cell that this machine does not meet, or None."""
     needs, devices = cell.scenario.requires, cuda_devices()
-    wanted = max(needs.cuda_devices, 1 if cell.scenario.workload.device == "cuda" else 0)
+    workload = cell.scenario.workload
+    on_gpus = workload.device == "cuda" or workload.backend == "nccl"
+    wanted = max(needs.cuda_devices, 1 if on_gpus else 0)
     if len(devices) < wanted:
         return f"needs {wanted} CUDA devices, this machine has {len(devices)}"
     cores = os.cpu_count() or 1
@@ -45,18 +48,17 @@ def missing(cell: Cell) -> str | None:
     return unmet(needs)
 
 
-def placement(workload: WorkloadSpec, devices: int, spares: int) -> tuple[list[str], str]:
-    """Devices to hand out, and the backend: NCCL if every process gets its own GPU, otherwise gloo.
-
-    NCCL refuses two ranks on one GPU, so spares count: a spare waits on the GPU it will train on.
+def placement(workload: WorkloadSpec, devices: int, spares: int) -> tuple[list[str], Exchange]:
+    """Devices to hand out, and the exchange: as the workload says, else NCCL if every process gets
+    its own GPU. Spares count: a spare waits on the GPU it will train on.
     On CPU there is one emulated slot per process that the job starts with, so that losing a device
     means the same there.
     """
     if workload.device == "cpu" or not devices:
-        return slots(workload.ranks + spares), "gloo"
-    return [
-        f"cuda:{index}" for index in range(devices)
-    ], "nccl" if devices >= workload.ranks + spares else "gloo"
+        return slots(workload.ranks + spares), Exchange("gloo")
+    own = devices >= workload.ranks + spares
+    names = [f"cuda:{index}" for index in range(devices)]
+    return names, exchange_of(workload.backend, own_gpus=own)
 
 
 def slots(count: int) -> list[str]:

@@ -13,7 +13,7 @@ from trainchaos.harness.launch import devices
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.links.route import Address
 from trainchaos.harness.launch.rank_config import RankConfig
-from trainchaos.recovery.policy.jobconfig import InMemory, NetworkAddresses
+from trainchaos.recovery.policy.jobconfig import Exchange, InMemory, NetworkAddresses
 from trainchaos.recovery.policy.strategy import Strategy
 
 
@@ -22,8 +22,8 @@ def _device_count() -> int:
     return len(devices.cuda_devices())
 
 
-def places(setup: ArmSetup) -> tuple[list[str], str]:
-    """This machine's devices, to hand out to the arm's processes, and the backend they can use."""
+def places(setup: ArmSetup) -> tuple[list[str], Exchange]:
+    """This machine's devices, to hand out to the arm's processes, and the exchange between them."""
     spec = setup.cell.scenario.workload
     return devices.placement(spec, _device_count(), strategy_of(setup).spares_wanted)
 
@@ -50,7 +50,7 @@ class RankEnvironment:
     events: Path
     logs: Path
     device: str
-    backend: str
+    exchange: Exchange
     net: NetworkAddresses = field(default_factory=NetworkAddresses)
     memory: InMemory | None = None
     door: Address | None = None
@@ -64,6 +64,7 @@ def rank_config(
     scenario = setup.cell.scenario
     spec = scenario.workload
     strategy = strategy_of(setup)
+    device = devices.torch_name(environment.device)
     job = {
         "process": name,
         "world": spec.ranks,
@@ -74,7 +75,9 @@ def rank_config(
         "samples": setup.data.samples,
         "seed": setup.seed,
         "batch": strategy.batch_policy,
-        "backend": environment.backend,
+        "backend": environment.exchange.backend,
+        "shared_gpus": environment.exchange.shared_gpus,
+        "device": device,
         "net": environment.net.model_dump(),
         "memory": environment.memory.model_dump(mode="json")
         if environment.memory is not None
@@ -101,7 +104,7 @@ def rank_config(
         workload=spec.kind,
         workload_params=spec.params,
         data=setup.data.path.absolute(),
-        device=devices.torch_name(environment.device),
+        device=device,
         threads=1,
         job=job,
         link_proxy=environment.door,

@@ -127,7 +127,7 @@ class LocalCluster:
         self._session = session
         self._setup = setup
         self._node = Node(session.zygote, session.recipe)
-        self._places, self._backend = places(setup)
+        self._places, self._exchange = places(setup)
         self._health = machine_service(self._places)
         self._health.start()
         nodes = range(setup.cell.scenario.topology.nodes)
@@ -199,7 +199,7 @@ class LocalCluster:
             events=run.events(arm),
             logs=run.logs(arm),
             device=device,
-            backend=self._backend,
+            exchange=self._exchange,
             memory=in_memory(self._setup, self.keepers, node),
             group=self._group,
             door=self.links.door if self.links is not None else None,

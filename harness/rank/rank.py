@@ -44,7 +44,7 @@ def _train(config: RankConfig, channel: Channel, page: MarkPage, writer: EventWr
     import torch
 
     torch.set_num_threads(config.threads)
-    settings = SupervisorSettings(supervisor="the scenario", device=config.device, **config.job)
+    settings = SupervisorSettings(supervisor="the scenario", **config.job)
     admit = partial(_admit_faults, config)
     place = SupervisedPlace(
         settings=settings, channel=channel, page=page, writer=writer, on_attach=admit

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from trainchaos.recovery.cli.process_host import ProcessPlacement
-from trainchaos.recovery.policy.jobconfig import InMemory, NetworkAddresses, Saves
+from trainchaos.recovery.policy.jobconfig import Exchange, InMemory, NetworkAddresses, Saves
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.rank.joining import SupervisorSettings
 from trainchaos.recovery.rank.script import ScriptConfig
@@ -25,7 +24,7 @@ class JobSpec:
     args: tuple[str, ...]
     ranks: int
     events: Path
-    backend: Literal["gloo", "nccl"]
+    exchange: Exchange
     checkpoint_dir: Path | None
     checkpoint_every: int | str | None
     checkpoint_keep: int | None
@@ -58,7 +57,8 @@ def script_config(
         world=spec.ranks,
         shards=spec.shards,
         batch=strategy.batch_policy,
-        backend=spec.backend,
+        backend=spec.exchange.backend,
+        shared_gpus=spec.exchange.shared_gpus,
         device=spot.device,
         net=NetworkAddresses(store_host=store_host, address=spot.address),
         restores=not strategy.keeps_survivors,

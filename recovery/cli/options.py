@@ -9,10 +9,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from trainchaos.chaos.errors import ScenarioError
+from trainchaos.recovery.cli.values import count, interval, listen, positive, room, seconds
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
-from trainchaos.recovery.nodes.serve import address_of
 from trainchaos.recovery.policy import strategies
-from trainchaos.recovery.policy.interval import parse
 from trainchaos.recovery.policy.jobconfig import Saves
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.supervise import limits
@@ -37,6 +36,15 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         choices=("auto", "cpu", "cuda"),
         default="auto",
         help="what ranks train on (default auto)",
+    )
+    add(
+        "--backend",
+        choices=("auto", "gloo", "nccl"),
+        default="auto",
+        help=(
+            "how ranks exchange tensors (default: nccl where each has a GPU of its own, spares too,"
+            " else gloo); nccl on fewer GPUs of this machine: they share them, slowly"
+        ),
     )
     add(
         "--start-timeout",
@@ -166,7 +174,7 @@ def _add_state_options(add: Callable[..., object]) -> None:
     add("--checkpoint-dir", type=Path, metavar="DIR", help="instead of what the script says")
     add(
         "--every",
-        type=_interval,
+        type=interval,
         metavar="STEPS",
         help="steps between checkpoints, or 30s, or auto; see --saves",
     )
@@ -241,7 +249,7 @@ def _add_node_options(add: Callable[..., object]) -> None:
     add("--nodes", type=positive, metavar="N", help="train on N nodes: wait for their agents")
     add(
         "--listen",
-        type=_listen,
+        type=listen,
         metavar="HOST:PORT",
         help="for the agents: an address of this machine that all nodes reach",
     )
@@ -271,22 +279,6 @@ def _add_node_options(add: Callable[..., object]) -> None:
     )
 
 
-def _listen(text: str) -> tuple[str, int]:
-    try:
-        return address_of(text)
-    except ScenarioError as error:
-        raise argparse.ArgumentTypeError(error.message) from error
-
-
-def _interval(text: str) -> int | str:
-    every = int(text) if text.lstrip("-").isdigit() else text
-    try:
-        parse(every)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return every
-
-
 def saves_of(said: Sequence[str]) -> Saves | None:
     """How checkpoints are written, from NAME=VALUE; None: the user gave none. Raises UsageError."""
     try:
@@ -299,40 +291,6 @@ def saves_of(said: Sequence[str]) -> Saves | None:
             f"--saves {'.'.join(map(str, first['loc']))}: {first['msg']}; there are mode, sharded,"
             " delta and mtbf_s"
         ) from error
-
-
-def count(text: str) -> int:
-    """A whole number, 0 or more. Raises ValueError, ArgumentTypeError."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is less than 0")
-    return value
-
-
-def seconds(text: str) -> float:
-    """A time to wait, more than 0 seconds. Raises ValueError, ArgumentTypeError."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no time to wait: use seconds, more than 0")
-    return value
-
-
-def room(text: str) -> float:
-    """A size limit, more than 0. Raises ValueError, ArgumentTypeError."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(
-            f"{text} is no room for anything: use a number, more than 0"
-        )
-    return value
-
-
-def positive(text: str) -> int:
-    """A whole number, 1 or more. Raises ValueError, ArgumentTypeError."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
 
 
 def strategy_of(name: str, spares: int | None, params: Sequence[str]) -> Strategy:
@@ -368,6 +326,8 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
             f"{given.ranks} ranks do not make copies of {given.shards} shards: use a multiple of"
             f" {given.shards}"
         )
+    if given.backend == "nccl" and given.device == "cpu":
+        raise UsageError("--backend nccl exchanges what is on GPUs: use --device cuda, or gloo")
     if given.memory_limit * 1e6 < 1:
         raise UsageError(
             f"--memory-limit {given.memory_limit:g} holds nothing: three times the state, or more"

@@ -16,6 +16,7 @@ ProcessGroupNCCL needs it.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -44,6 +45,16 @@ def watchdog() -> None:
     }
     if missing:
         os.environ.update(missing)
+
+
+def be_a_host_of_its_own() -> None:
+    """Let this process share a GPU with other ranks, before its first group.
+
+    NCCL refuses two ranks of one host on one GPU, and tells hosts apart by a hash of their name,
+    which NCCL_HOSTID replaces (NCCL's documentation of environment variables). Ranks then exchange
+    over sockets, also those on different GPUs: slow, and the way to try NCCL's failures on one GPU.
+    """
+    os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{os.getpid()}"
 
 
 def meet(store: dist.Store, place: int, size: int, timeout: timedelta) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -52,10 +52,33 @@ class Saves(BaseModel):
     mtbf_s: float | None = Field(default=None, gt=0)
 
 
+Backend = Literal["gloo", "nccl"]
+
+
+class Exchange(NamedTuple):
+    """How ranks exchange tensors. ``shared_gpus``: several ranks of NCCL are on one GPU, each as if
+    on a host of its own (see ``recovery.collectives.nccl``).
+    """
+
+    backend: Backend
+    shared_gpus: bool = False
+
+
+def exchange_of(asked: Literal["auto", "gloo", "nccl"], *, own_gpus: bool) -> Exchange:
+    """The exchange for what was asked for; ``own_gpus``: every process has a GPU of its own.
+    ``auto``: NCCL then, otherwise gloo, which copies through the host.
+    """
+    if asked == "auto":
+        asked = "nccl" if own_gpus else "gloo"
+    return Exchange(asked, shared_gpus=asked == "nccl" and not own_gpus)
+
+
 class JobConfig(BaseModel):
     """Configuration of a rank. ``world``: full world size; ``shards``: ranks that hold one copy of
     the model (see ``recovery.policy.layout``); ``samples``: size of the data set; ``batch``: see
     Strategy; ``determinism``: ``elastic`` gives bit-identical results whatever the world size.
+
+    ``shared_gpus``: see Exchange.
 
     ``checkpoint_every``: steps, "30s" or "auto" (see ``recovery.policy.interval``), 0 for never;
     ``memory``: checkpoints in memory besides, None: none; ``fresh``: the job began with initial
@@ -75,7 +98,8 @@ class JobConfig(BaseModel):
     samples: int
     seed: int
     batch: Literal["constant", "shrink"] = "constant"
-    backend: Literal["gloo", "nccl"] = "gloo"
+    backend: Backend = "gloo"
+    shared_gpus: bool = False
     checkpoint_dir: Path | None
     checkpoint_every: int | str
     checkpoint_keep: int

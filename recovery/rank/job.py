@@ -28,6 +28,7 @@ from torch.utils.data import Dataset
 
 from trainchaos.chaos.events.log import EventWriter, Kind
 from trainchaos.recovery.checkpoint.checkpointer import Checkpointer
+from trainchaos.recovery.collectives import nccl
 from trainchaos.recovery.collectives.dialing import Address
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.collectives.reducer import Reducer
@@ -99,6 +100,8 @@ class Job:
         if config.device.startswith("cuda"):
             # work that the script does without reporting it is done in this phase
             torch.cuda.set_device(config.device)
+        if config.shared_gpus:
+            nccl.be_a_host_of_its_own()
 
     def attach(
         self,

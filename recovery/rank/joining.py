@@ -20,7 +20,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from trainchaos.chaos.errors import ChaosError
 from trainchaos.chaos.events.log import EventWriter
 from trainchaos.recovery.policy.interval import parse
-from trainchaos.recovery.policy.jobconfig import InMemory, JobConfig, NetworkAddresses, Saves
+from trainchaos.recovery.policy.jobconfig import (
+    Backend,
+    InMemory,
+    JobConfig,
+    NetworkAddresses,
+    Saves,
+)
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.transport.progress_counters import MarkPage
 from trainchaos.recovery.transport.wire import Channel
@@ -60,8 +66,8 @@ class SupervisorSettings(BaseModel):
 
     ``supervisor``: its name for error messages; ``world``: ranks of the full job; ``shards``: ranks
     that hold one copy of the model; ``batch``: see Strategy; ``restores``: the strategy needs
-    checkpoints; ``memory``: set if checkpoints are kept in memory; ``fresh``, ``job_id``: see
-    JobConfig.
+    checkpoints; ``memory``: set if checkpoints are kept in memory; ``fresh``, ``job_id``,
+    ``shared_gpus``: see JobConfig.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -72,7 +78,8 @@ class SupervisorSettings(BaseModel):
     shards: int = 1
     determinism: Determinism | None = None
     batch: Literal["constant", "shrink"] = "constant"
-    backend: Literal["gloo", "nccl"] = "gloo"
+    backend: Backend = "gloo"
+    shared_gpus: bool = False
     device: str = "cpu"
     restores: bool = False
     steps: int | None = None
@@ -224,6 +231,7 @@ def settle(
         ),
         batch=settings.batch,
         backend=settings.backend,
+        shared_gpus=settings.shared_gpus,
         device=settings.device,
         samples=_agree("samples", facts.samples, settings.samples, settings),
         steps=_agree("steps", facts.steps, settings.steps, settings),

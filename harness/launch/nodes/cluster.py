@@ -46,7 +46,7 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
 )
 from trainchaos.recovery.nodes.coordinator.salvage import gather
 from trainchaos.recovery.nodes.link.clock import boot_id
-from trainchaos.recovery.policy.jobconfig import NetworkAddresses
+from trainchaos.recovery.policy.jobconfig import Exchange, NetworkAddresses, exchange_of
 from trainchaos.recovery.process import pressure
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.process.starvation import Pulse
@@ -87,7 +87,7 @@ class NodesCluster:
         for node in self._nodes:
             self._tell(*node_events.all_of(self._fleet.nodes()[node]))
         known = self._fleet.nodes()
-        self._places, self._backend = places(setup, known)
+        self._places, self._exchange = places(setup, known)
         hosts = {node: known[node].host for node in self._nodes}
         if self._platform.emulates:  # containers have names that no taint can know
             hosts = dict.fromkeys(hosts, socket.gethostname())
@@ -178,7 +178,7 @@ class NodesCluster:
             events=home / "events" / self._setup.id,
             logs=home / "logs" / self._setup.id,
             device=device,
-            backend=self._backend,
+            exchange=self._exchange,
             memory=in_memory(self._setup, self.keepers, node),
             net=NetworkAddresses(store_host=self._platform.host, address=self.address(node)),
             door=self._proxy.door if self._proxy is not None else None,
@@ -362,10 +362,10 @@ def _below(one: str, other: str) -> bool:
         return False  # not IPv4: gloo's order of these addresses is not known
 
 
-def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, list[str]], str]:
-    """Devices of each node, and the backend for all processes: NCCL if every process that the job
-    starts with has its own GPU. On CPU a node has one emulated slot per process that it starts
-    with.
+def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, list[str]], Exchange]:
+    """Devices of each node, and the exchange between all processes: as the workload says, else NCCL
+    if every process that the job starts with has its own GPU. On CPU a node has one emulated slot
+    per process that it starts with.
     """
     place, workload = setup.cell.scenario.topology, setup.cell.scenario.workload
     spares = [place.node_of_spare(index) for index in range(strategy_of(setup).spares_wanted)]
@@ -382,4 +382,6 @@ def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, li
         single = single and workload.device == "cuda" and len(there) >= wanted
         names = there if workload.device == "cuda" else devices.slots(wanted)
         found[node] = [devices.on_node(name, node) for name in names]
-    return found, "nccl" if single else "gloo"
+    if workload.device != "cuda":
+        return found, Exchange("gloo")
+    return found, exchange_of(workload.backend, own_gpus=single)

@@ -30,6 +30,7 @@ from trainchaos.harness.launch.rank_setup import RankEnvironment, rank_config
 from trainchaos.harness.launch.recipe import recipe
 from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.harness.rank.fault_agent import FaultAgent
+from trainchaos.recovery.policy.jobconfig import Exchange
 from trainchaos.recovery.transport.wire import Extra
 
 ALL = ("w0", "w1", "w2", "w3")
@@ -514,7 +515,9 @@ def test_a_rank_is_told_at_its_birth_which_faults_may_act_in_it(arm: Any, tmp_pa
     setup = ArmSetup(
         id=arm, cell=cell, repeat=0, arm=arm, seed=1, run=RunDirectory(tmp_path), data=data
     )
-    environment = RankEnvironment(events=tmp_path, logs=tmp_path, device="cpu:0", backend="gloo")
+    environment = RankEnvironment(
+        events=tmp_path, logs=tmp_path, device="cpu:0", exchange=Exchange("gloo")
+    )
     config = rank_config(setup, environment, name="w0", role="worker")
     assert config.faults == (("disk-full", "straggler") if arm == "faulted" else ())
     assert {"trainchaos.chaos.faults.disk_full", "trainchaos.chaos.faults.straggler"} <= set(

@@ -13,8 +13,19 @@ from tests.harness.run.test_real import run
 from tests.support.arms import judged
 from tests.support.search.simulate import cell_of, evidence, play
 from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.scenario.model import Cell
+from trainchaos.chaos.scenario.workload import WorkloadSpec
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch import devices
 from trainchaos.harness.launch.devices import DeviceBoard, on_node, slots, torch_name
+from trainchaos.harness.launch.launcher import ArmSetup
+from trainchaos.harness.launch.rank_setup import RankEnvironment, rank_config
+from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.recovery import run as run_module
+from trainchaos.recovery.cli.options import UsageError
+from trainchaos.recovery.policy.jobconfig import Exchange, JobConfig
+
+TWO = ("cuda:0", "cuda:1")
 
 LOST = {"id": "lost", "kind": "gpu-lost", "target": {"rank": 2}, "at": {"step": 20}}
 
@@ -58,11 +69,62 @@ def test_gpus_that_only_dev_knows_of_are_counted(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(run_module, "_GPUS", tmp_path / "none")
     monkeypatch.setattr(run_module, "_DEVICES", tmp_path)
-    assert run_module._places("auto", 2) == (("cpu",), "gloo")
+    assert run_module._places("auto", "auto", 2) == (("cpu",), Exchange("gloo"))
+    for asked in (("cuda", "auto"), ("auto", "nccl")):
+        with pytest.raises(UsageError, match="shows no NVIDIA GPU"):
+            run_module._places(*asked, 2)
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).symlink_to("/dev/null")
-    assert run_module._places("auto", 2) == (("cuda:0", "cuda:1"), "nccl")
-    assert run_module._places("cuda", 3) == (("cuda:0", "cuda:1"), "gloo")
+    assert run_module._places("auto", "auto", 2) == (TWO, Exchange("nccl"))
+    assert run_module._places("cuda", "auto", 3) == (TWO, Exchange("gloo"))
+    assert run_module._places("cuda", "gloo", 2) == (TWO, Exchange("gloo"))
+    assert run_module._places("cuda", "nccl", 3) == (TWO, Exchange("nccl", shared_gpus=True))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "expected"),
+    [
+        (0, "auto", Exchange("gloo")),
+        (5, "auto", Exchange("nccl")),
+        (4, "auto", Exchange("gloo")),  # no GPU of its own for the spare
+        (5, "gloo", Exchange("gloo")),
+        (1, "nccl", Exchange("nccl", shared_gpus=True)),
+    ],
+)
+def test_a_built_in_workload_s_ranks_are_on_the_device_over_the_exchange_of_their_place(
+    gpus: int, asked: Any, expected: Exchange, tmp_path: Path
+) -> None:
+    cell = cell_of("hot-spare", [LOST])
+    workload = cell.scenario.workload.model_copy(update={"device": "auto", "backend": asked})
+    places, exchange = devices.placement(workload, gpus, 1)
+    assert exchange == expected
+    setup = ArmSetup(
+        id="r0",
+        cell=cell,
+        repeat=0,
+        arm="faulted",
+        seed=1,
+        run=RunDirectory(tmp_path),
+        data=DataInfo(path=tmp_path, samples=64, digest="", about=""),
+    )
+    environment = RankEnvironment(
+        events=tmp_path, logs=tmp_path, device=places[0], exchange=exchange
+    )
+    config = rank_config(setup, environment, name="w0", role="worker")
+    job = JobConfig.model_validate(config.job)
+    assert (job.backend, job.shared_gpus) == exchange
+    assert job.device == config.device == ("cuda:0" if gpus else "cpu")
+
+
+def test_nccl_where_nothing_is_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"kind": "mlp", "ranks": 2, "steps": 4, "global_batch": 4}
+    with pytest.raises(ValueError, match="backend: nccl exchanges what is on GPUs"):
+        WorkloadSpec(**given, device="cpu", backend="nccl")
+    scenario = cell_of("hot-spare", [LOST]).scenario
+    workload = WorkloadSpec(**given, backend="nccl")
+    cell = Cell(id="one", params={}, scenario=scenario.model_copy(update={"workload": workload}))
+    monkeypatch.setattr(devices, "cuda_devices", list)
+    assert devices.missing(cell) == "needs 1 CUDA devices, this machine has 0"
 
 
 def spawned(log: Any) -> dict[str, Event]:
@@ -111,6 +173,37 @@ def test_each_gpu_fault_is_survived_for_real(tmp_path: Path) -> None:
     assert results.cells[0].exactness in ("bit for bit", "within the control band")
     errors = [i.evidence.get("error") for i in results.faults if i.kind in ("gpu-error", "gpu-oom")]
     assert errors == ["DeviceError", "OutOfMemoryError"]
+
+
+@pytest.mark.gpu
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("fault", "recovery"),
+    [
+        ("process-kill", "hot-spare"),
+        ("process-kill", "drop-replica"),
+        ("process-kill", "checkpoint-restart"),
+        ("process-stop", "hot-spare"),
+        ("collective-skip", "drop-replica"),
+    ],
+)
+def test_ranks_that_share_a_gpu_over_nccl_recover(
+    fault: str, recovery: str, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        pytest.skip("there is no CUDA device here, or no NCCL")
+    nano = "kind: gpt, size: nano, ranks: 2, steps: 40, global_batch: 8, checkpoint: {every: 10}"
+    code, results = run(
+        tmp_path,
+        workload=f"{{{nano}, device: cuda, backend: nccl}}",
+        recovery=recovery,
+        faults=f"[{{id: f, kind: {fault}, target: {{rank: 1}}, at: {{step: 14}}}}]",
+    )
+    broken = {
+        name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"
+    }
+    assert (broken, code) == ({}, 0), results.reason
 
 
 @pytest.mark.gpu

@@ -22,7 +22,7 @@ from trainchaos.recovery.cli.takeover_log import read_takeover_log
 from trainchaos.recovery.health.readings.reports import HealthReport
 from trainchaos.recovery.health.readings.signs import HealthAlarm
 from trainchaos.recovery.nodes.link.clock import boot_id
-from trainchaos.recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.policy.jobconfig import LOOPBACK, Exchange
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
 from trainchaos.recovery.process.local import Exited, MessageReceived, Report
 from trainchaos.recovery.process.starvation import Pulse
@@ -126,7 +126,7 @@ def spec_of(events: Path, **more: Any) -> JobSpec:
         "args": (),
         "ranks": 2,
         "events": events,
-        "backend": "gloo",
+        "exchange": Exchange("gloo"),
         "checkpoint_dir": None,
         "checkpoint_every": None,
         "checkpoint_keep": None,
@@ -264,7 +264,8 @@ def test_logs_are_kept_within_the_limit_that_the_user_gave(memory: Path) -> None
         "train.py",
     ]
     supervised(
-        _spec(parser(None).parse_args(list(map(str, options))), memory, "gloo"), turns(200, written)
+        _spec(parser(None).parse_args(list(map(str, options))), memory, Exchange("gloo")),
+        turns(200, written),
     )
     dropped = [e for e in read_log(memory).events if e.kind is Kind.FILES_DROPPED]
     assert len(dropped) == 1 and dropped[0].data["bytes"] > limit // 2

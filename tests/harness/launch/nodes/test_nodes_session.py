@@ -34,6 +34,7 @@ from trainchaos.recovery.nodes.coordinator.loss import TakenAway
 from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
 from trainchaos.recovery.nodes.coordinator.salvage import gather
 from trainchaos.recovery.nodes.coordinator.software import refuse_other, versions
+from trainchaos.recovery.policy.jobconfig import Exchange
 from trainchaos.recovery.process.local import memory_beside
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.event_ring import RingWriter
@@ -434,7 +435,7 @@ def info_of(node: int, *devices: str) -> NodeInfo:
     )
 
 
-def dealt(device: str, *nodes: tuple[str, ...]) -> tuple[dict[int, list[str]], str]:
+def dealt(device: str, *nodes: tuple[str, ...]) -> tuple[dict[int, list[str]], Exchange]:
     """Devices by node of a job of 4 ranks and 1 spare."""
     scenario = Scenario(
         version=1,
@@ -451,11 +452,11 @@ def test_each_process_has_a_gpu_of_its_node_or_they_share_and_talk_through_gloo(
     two = ("cuda:0", "cuda:1")
     assert dealt("cuda", two, two, ("cuda:0",)) == (
         {0: ["cuda:0@n0", "cuda:1@n0"], 1: ["cuda:0@n1", "cuda:1@n1"], 2: ["cuda:0@n2"]},
-        "nccl",
+        Exchange("nccl"),
     )
-    assert dealt("cuda", two, ("cuda:0",), two)[1] == "gloo"
+    assert dealt("cuda", two, ("cuda:0",), two)[1] == Exchange("gloo")
     slots = {0: ["cpu:0@n0", "cpu:1@n0"], 1: ["cpu:0@n1", "cpu:1@n1"], 2: ["cpu:0@n2"]}
-    assert dealt("cpu", two, (), ()) == (slots, "gloo")
+    assert dealt("cpu", two, (), ()) == (slots, Exchange("gloo"))
     with pytest.raises(InfrastructureError, match=r"node 1 \(h\) has no CUDA device"):
         dealt("cuda", two, (), two)
 

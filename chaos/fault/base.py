@@ -104,9 +104,11 @@ class Fault(BaseModel):
     NODE fault that cuts its targets off from the rest. ``everywhere``: one occurrence acts in all
     ranks, including those that join later, until the run ends. ``corrupts``: training continues
     with wrong values; ``changes_state``: it can leave a rank with a state that differs from the
-    others' without a non-finite value. ``on_saves``: a RANK fault on checkpoint saves, which rank 0
-    alone makes unless they are sharded. ``by_script``: a RANK fault that a script can do itself
-    when ``beacon.point`` answers with this word. ``seems_still``: the target keeps working
+    others' without a non-finite value. ``beside_steps``: it cannot keep ranks from
+    finishing a step: it acts on reports, on clocks, or on checkpoints, whose saves fail at once.
+    ``on_saves``: a RANK fault on checkpoint saves, which rank 0 alone makes unless they are
+    sharded. ``by_script``: a RANK fault that a script can do itself when ``beacon.point`` answers
+    with this word. ``seems_still``: the target keeps working
     but appears hung, so another rank, or none, may be declared hung. ``gives_notice``: it tells the
     target to end, which a command may do well, with exit code 0.
     """
@@ -131,6 +133,7 @@ class Fault(BaseModel):
     changes_state: ClassVar[bool] = False
     everywhere: ClassVar[bool] = False
     on_saves: ClassVar[bool] = False
+    beside_steps: ClassVar[bool] = False
     by_script: ClassVar[str] = ""
     seems_still: ClassVar[bool] = False
     gives_notice: ClassVar[bool] = False

@@ -39,6 +39,7 @@ class CheckpointCorrupt(Fault):
     where: ClassVar[Where] = Where.CHECKPOINT
     simulated: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
+    beside_steps: ClassVar[bool] = True
 
     mode: Literal[
         "bitflip", "truncate", "missing", "stale", "swap-shard", "torn", "lose-unsynced"

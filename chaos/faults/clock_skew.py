@@ -30,6 +30,7 @@ class ClockSkew(Fault):
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
+    beside_steps: ClassVar[bool] = True
 
     offset_s: float = Field(gt=0, le=1e9)
     direction: Literal["ahead", "back"] = "ahead"

@@ -27,6 +27,7 @@ class DiskFull(Fault):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MOUNT})
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
+    beside_steps: ClassVar[bool] = True
 
     by: Literal["ballast", "shrink"] = "ballast"
     size_mib: int = Field(default=64, ge=1, le=65536)

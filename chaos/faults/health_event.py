@@ -31,6 +31,7 @@ class HealthEvent(Fault):
     simulated: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     harmless: ClassVar[bool] = True
+    beside_steps: ClassVar[bool] = True
 
     what: Literal[
         "xid",

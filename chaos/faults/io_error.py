@@ -32,6 +32,7 @@ class IoError(Fault):
     fidelity: ClassVar[Fidelity] = Fidelity.EMULATED
     lasting: ClassVar[bool] = True
     harmless: ClassVar[bool] = True
+    beside_steps: ClassVar[bool] = True
     on_saves: ClassVar[bool] = True
 
     error: Literal["EIO", "ESTALE", "ENOSPC"] = "EIO"

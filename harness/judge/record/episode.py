@@ -83,10 +83,10 @@ class Episode:
         return kind is not None and kind.corrupts
 
     @property
-    def only_reported(self) -> bool:
-        """Whether it changed what a health source reports, and nothing that trains."""
+    def beside_steps(self) -> bool:
+        """Whether it cannot keep ranks from finishing a step."""
         kind = self._of
-        return kind is not None and kind.where is Where.HEALTH
+        return kind is not None and kind.beside_steps
 
     @property
     def missed(self) -> bool:

@@ -270,8 +270,8 @@ def _ends_of_any(
     """Until when episode ``index`` may explain a failure.
 
     With several targets, each counts until it is hit again, as the others are unaffected. An
-    episode that only changed values, was only reported, or was over by then, neither explains a
-    stuck job nor is a newer cause of one. One that makes a working rank appear stalled may make the
+    episode that only changed values, acted beside the steps, or was over by then, neither explains
+    a stuck job nor is a newer cause of one. One that makes a working rank appear stalled may make the
     job seem stuck, with no process to blame, until it is healed, whatever else is injected
     meanwhile.
     """
@@ -303,8 +303,8 @@ def _stops(other: Episode, *, failure: Event, seen_ns: int) -> bool:
 
 
 def _stops_nothing(one: Episode) -> bool:
-    """Whether it cannot stop progress: a mere change of values cannot, nor can a report."""
-    return one.changed or one.corrupts or one.only_reported
+    """Whether it cannot stop progress, such as a mere change of values."""
+    return one.changed or one.corrupts or one.beside_steps
 
 
 def _was_over(one: Episode, failure: Event, seen_ns: int) -> bool:

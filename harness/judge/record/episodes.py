@@ -271,8 +271,8 @@ def _ends_of_any(
 
     With several targets, each counts until it is hit again, as the others are unaffected. An
     episode that only changed values, acted beside the steps, or was over by then, neither explains
-    a stuck job nor is a newer cause of one. One that makes a working rank appear stalled may make the
-    job seem stuck, with no process to blame, until it is healed, whatever else is injected
+    a stuck job nor is a newer cause of one. One that makes a working rank appear stalled may make
+    the job seem stuck, with no process to blame, until it is healed, whatever else is injected
     meanwhile.
     """
     one = episodes[index]

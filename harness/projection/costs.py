@@ -76,7 +76,7 @@ PUBLISHED: Mapping[str, RecoveryCost] = {one.strategy: one for one in (_REQUEUE,
 def measured(runs: Iterable[Results]) -> dict[str, RecoveryCost]:
     """The stalls of all runs, by strategy: lognormal with the median and, from LEAST_INCIDENTS on,
     the standard deviation of the logarithms of what was measured. A stall is the recovery time
-    without the time of steps done again.
+    without the time of steps done again; of failures that came alone, see ``alone``.
 
     Raises ScenarioError if a run was simulated, or if no run has an incident that was recovered
     from.
@@ -90,9 +90,9 @@ def measured(runs: Iterable[Results]) -> dict[str, RecoveryCost]:
                 hint="give runs of real ranks",
             )
         strategies = {cell.id: cell.strategy for cell in results.cells if cell.exact_for is None}
-        for incident in results.faults:
+        for incident in alone(results.faults):
             strategy = strategies.get(incident.cell)
-            stall_s = _stall_s(incident)
+            stall_s = stall_of(incident)
             if strategy is not None and strategy in PUBLISHED and stall_s is not None:
                 stalls[strategy].append(stall_s)
                 ranks[strategy].append(int(results.workload.get("ranks") or 1))
@@ -118,8 +118,34 @@ def _of(strategy: str, stalls: Sequence[float], ranks: Sequence[int]) -> Recover
     )
 
 
-def _stall_s(incident: Incident) -> float | None:
-    """None: nothing was interrupted, or it was never recovered from."""
+def alone(incidents: Sequence[Incident]) -> list[Incident]:
+    """Those that no other failure of their arm overlaps. Two failures at once are recovered from
+    together, so that the time of each has the other's in it.
+    """
+    arms: dict[tuple[str, int], list[Incident]] = defaultdict(list)
+    for one in incidents:
+        arms[one.cell, one.repeat].append(one)
+    return [
+        one
+        for one in incidents
+        if one.answered_with is None
+        and not any(
+            _begins_in(other, one) or _begins_in(one, other)
+            for other in arms[one.cell, one.repeat]
+            if other is not one and other.fired
+        )
+    ]
+
+
+def _begins_in(late: Incident, early: Incident) -> bool:
+    took_s = early.recovery_time or 0.0
+    return early.injected_s <= late.injected_s < early.injected_s + took_s
+
+
+def stall_of(incident: Incident) -> float | None:
+    """Its recovery time without work done again, seconds. None: nothing was interrupted, or it was
+    never recovered from.
+    """
     took_s = incident.recovery_time
     if incident.outcome != "recovered" or took_s is None or not math.isfinite(took_s):
         return None

@@ -93,9 +93,54 @@ class Projected(Model):
         return abs(self.goodput - self.closed) / error if error > 0 else 0.0
 
 
+class Compared(Model):
+    """One job of stored runs: its goodput as projected, and as measured in ``measured``, an arm
+    each; from the first step to the last, spares not counted.
+
+    ``projected``: mean; ``low``, ``high``: where the mean of so many arms is in 95 % of cases;
+    ``measured_low``, ``measured_high``: 95 % interval of the mean of ``measured``, None from one
+    arm. ``failures_projected``, ``failures_measured``: an arm; ``mtbf_s``: of the scenario;
+    ``stall_s``, ``incidents``: mean time of a recovery where the costs are from, and of how many
+    failures; ``away_s``: until what was lost had been replaced; ``undisturbed``: goodput of the
+    control arms, which have no fault.
+    """
+
+    strategy: str
+    ranks: int
+    projected: float
+    low: float
+    high: float
+    measured: list[float]
+    measured_low: float | None
+    measured_high: float | None
+    failures_projected: float
+    failures_measured: float
+    mtbf_s: float
+    stall_s: float
+    away_s: float
+    incidents: int
+    undisturbed: float
+    costs_from: str
+
+    @property
+    def mean(self) -> float:
+        """Of what was measured."""
+        return sum(self.measured) / len(self.measured)
+
+    @property
+    def residual(self) -> float:
+        """Measured less projected."""
+        return self.mean - self.projected
+
+    @property
+    def inside(self) -> bool:
+        """Whether what was measured is within the projected interval."""
+        return self.low <= self.mean <= self.high
+
+
 class Projection(Model):
     """Everything that ``chaos project`` says. ``costs``: strategy -> where its stall is from;
-    ``cautions``: what is missing for its intervals to hold.
+    ``cautions``: what is missing for its intervals to hold; ``compared``: with runs, if asked.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -105,6 +150,7 @@ class Projection(Model):
     cautions: list[str]
     notes: list[str]
     rows: list[Projected]
+    compared: list[Compared] = []
 
     def best_at(self, gpus: int) -> Projected:
         """The strategy with the highest goodput at a size. Raises ValueError at no such size."""

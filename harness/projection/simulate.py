@@ -56,18 +56,21 @@ class Job:
     that a failure takes 1, 2, ... nodes.
 
     ``replica_nodes``: nodes that hold one copy of the model, which leave together where one of them
-    is missing; ``rollback``: a failure costs the work since the last checkpoint, else the step
-    under way; ``shrinks``: it goes on without the nodes that are missing, else it waits for them;
-    ``segment_s``: work between two checkpoints, ``save_s``: what each holds the job up; ``step_s``:
-    a step; ``restart_s``: loading after a rollback, which fails with the job; ``stall``: from a
-    failure until the job goes on, which does not. ``spares``: nodes beside those of the job, None:
-    there is always another; ``repair``: until a lost node is a spare again.
+    is missing; ``slowing``: share of what is missing by which the rest is slower: 1 where each node
+    computes for itself, less where nodes share a machine; ``rollback``: a failure costs the work
+    since the last checkpoint, else the step under way; ``shrinks``: it goes on without the nodes
+    that are missing, else it waits for them; ``segment_s``: work between two checkpoints,
+    ``save_s``: what each holds the job up; ``step_s``: a step; ``restart_s``: loading after a
+    rollback, which fails with the job; ``stall``: from a failure until the job goes on, which does
+    not. ``spares``: nodes beside those of the job, None: there is always another; ``repair``: until
+    a lost node is a spare again.
     """
 
     nodes: int
     between: Law
     wall: bool = False
     replica_nodes: int = 1
+    slowing: float = 1.0
     several: tuple[float, ...] = (1.0,)
     rollback: bool
     shrinks: bool
@@ -154,6 +157,7 @@ class _Trials:
         run_s = np.minimum(np.minimum(self._until_s, left_s), back_s)
         run_s = np.maximum(run_s, 0.0)
         gone = np.minimum(missing * self._job.replica_nodes / self._job.nodes, 1.0)
+        gone = np.where(gone < 1.0, gone * self._job.slowing, 1.0)
         self._run(run_s, 1.0 - gone)
         self.now_s += run_s
         self._until_s -= run_s

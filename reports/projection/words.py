@@ -35,6 +35,18 @@ def findings(found: Projection) -> list[str]:
     return [*_changes(found), _second(found), *_apart(found)]
 
 
+def compared_said(found: Projection) -> str:
+    """How many jobs are where they were projected to be; empty without a comparison."""
+    if not found.compared:
+        return ""
+    inside = sum(one.inside for one in found.compared)
+    return (
+        f"{inside} of {len(found.compared)} jobs are within the projected interval; costs of"
+        f" recovery from {found.compared[0].costs_from}, none from the arms that are compared;"
+        " from the first step to the last, spares not counted"
+    )
+
+
 def at(found: Projection, gpus: int) -> list[Projected]:
     """The rows of a size."""
     return [row for row in found.rows if row.gpus == gpus]

@@ -139,7 +139,7 @@ def _costs(choices: dict[str, Any], runs: Sequence[Stored]) -> dict[str, Recover
     from dataclasses import replace
 
     from trainchaos.harness.projection.costs import PUBLISHED, measured
-    from trainchaos.harness.projection.simulate import Duration
+    from trainchaos.harness.projection.durations import Duration
 
     found = measured(one.results for one in runs) if runs else dict(PUBLISHED)
     for name, seconds in choices["stalls"]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection.arrivals import Floats
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, PUBLISHED
+from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.observed import (
     Group,
     Stored,
@@ -26,7 +27,7 @@ from trainchaos.harness.projection.observed import (
     unfinished,
 )
 from trainchaos.harness.projection.result import Compared
-from trainchaos.harness.projection.simulate import Duration, Job, simulate
+from trainchaos.harness.projection.simulate import Job, simulate
 
 LEVELS = 100
 """Draws of what is not known of the costs: their mean, from as many incidents as there are."""
@@ -196,9 +197,10 @@ def _draw(
     error = spread(source.stalls_s) / statistics.fmean(source.stalls_s) / math.sqrt(known)
     found: list[NDArray[np.float64]] = []
     failures = []
+    usual = stall_of_group(source)
     for _ in range(LEVELS):
         level = max(0.1, 1.0 + error * float(random.standard_t(max(1, known - 1))))
-        stall = replace(job.stall, median_s=job.stall.median_s * level)
+        stall = replace(usual, median_s=usual.median_s * level)
         played = simulate(replace(job, stall=stall), horizon_s, DRAWS * count, random)
         found.append(played.goodput * _others(group, len(played.goodput), random))
         failures.append(float(played.failures.mean()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import Results
-from trainchaos.harness.projection.simulate import Duration
+from trainchaos.harness.projection.durations import Duration
 
 LEAST_INCIDENTS = 5
 """From fewer the spread of recoveries is not known; as for a median's interval of 94 %."""

@@ -9,22 +9,23 @@ import numpy as np
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection import closed
-from trainchaos.harness.projection.arrivals import Law, Poisson, Weibull
+from trainchaos.harness.projection.arrivals import Law, Poisson, Trace, Weibull
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, RecoveryCost
+from trainchaos.harness.projection.expected import expected
 from trainchaos.harness.projection.presets import DAY_S, Preset, mtbf_s
 from trainchaos.harness.projection.result import Z95, Projected, Projection, Setting
 from trainchaos.harness.projection.simulate import (
     CLASSES,
     Duration,
     Job,
+    Lemons,
     Outcome,
+    Slow,
     TooManyEventsError,
     simulate,
 )
 
 SPARES = "hot-spare"
-ALL_GONE = 0.5
-"""Expected share of replicas missing beyond which the mean is cut off too often for a formula."""
 
 
 def project(
@@ -70,13 +71,23 @@ def project(
 def law_of(setting: Setting, nodes: int) -> Law:
     """The law of the times between failures at a size."""
     mean_s = mtbf_s(setting.rate, nodes)
+    if setting.gaps:
+        scale = mean_s * len(setting.gaps) / math.fsum(setting.gaps)
+        return Trace([gap * scale for gap in setting.gaps])
     return Poisson(mean_s) if setting.weibull is None else Weibull(mean_s, setting.weibull)
+
+
+def often(setting: Setting, nodes: int) -> float:
+    """Mean time between failures, seconds, with all lemons still there: the rate of a mixture is
+    the mean of its rates.
+    """
+    return mtbf_s(setting.rate, nodes) / (1 + setting.lemon_share * (setting.lemon_times - 1))
 
 
 def job_of(setting: Setting, gpus: int, cost: RecoveryCost) -> Job:
     """The job of a strategy at a size, as the simulation plays it."""
     nodes = math.ceil(gpus / setting.gpus_per_node)
-    mean_s = mtbf_s(setting.rate, nodes)
+    mean_s = often(setting, nodes)
     interval_s = setting.interval_s or _best_s(setting, cost, mean_s)
     spares = None if not cost.shrinks else setting.spares if cost.strategy == SPARES else 0
     return Job(
@@ -94,6 +105,26 @@ def job_of(setting: Setting, gpus: int, cost: RecoveryCost) -> Job:
         stall=cost.at(nodes),
         spares=spares,
         repair=Duration(median_s=setting.repair_s, sigma=setting.repair_sigma),
+        lemons=_lemons(setting),
+        slow=_slow(setting, nodes),
+    )
+
+
+def _lemons(setting: Setting) -> Lemons | None:
+    if setting.lemon_share == 0.0:
+        return None
+    return Lemons(
+        share=setting.lemon_share, times=setting.lemon_times, quarantine=setting.quarantine
+    )
+
+
+def _slow(setting: Setting, nodes: int) -> Slow | None:
+    if setting.slow_rate == 0.0:
+        return None
+    return Slow(
+        mean_s=mtbf_s(setting.slow_rate, nodes),
+        factor=setting.slow_factor,
+        found_s=setting.slow_found_s,
     )
 
 
@@ -119,7 +150,7 @@ def _one(
     paid = _paid(setting, job)
     goodput = played.goodput / paid
     error = float(goodput.std(ddof=1)) / math.sqrt(setting.trials)
-    formula, why = _closed(job)
+    formula, why = expected(job)
     mean = float(goodput.mean())
     worst, best = np.percentile(goodput, [5, 95])
     hours = gpus * paid * horizon_s / 3600.0
@@ -127,7 +158,7 @@ def _one(
         strategy=cost.strategy,
         gpus=gpus,
         nodes=job.nodes,
-        mtbf_s=mtbf_s(setting.rate, job.nodes),
+        mtbf_s=often(setting, job.nodes),
         interval_s=job.segment_s,
         stall_s=job.stall.median_s,
         goodput=mean,
@@ -154,39 +185,6 @@ def _paid(setting: Setting, job: Job) -> float:
 def _badput(played: Outcome, paid: float) -> dict[str, float]:
     found = {name: float(played.lost_s[name].mean()) / played.horizon_s / paid for name in CLASSES}
     return {**found, "spares": 1.0 - 1.0 / paid}
-
-
-def _closed(job: Job) -> tuple[float | None, str]:
-    """Goodput of the job's nodes by the formulas; None with the reason where they do not apply."""
-    stall_s = job.stall.mean_s
-    if job.wall:
-        return None, "the formulas hold for failures while the job runs"
-    if job.rollback:
-        if isinstance(job.between, Poisson):
-            return (
-                closed.goodput(
-                    job.segment_s, job.save_s, job.restart_s, stall_s, job.between.mean_s
-                ),
-                "",
-            )
-        if job.restart_s > 0:
-            return None, "a restart that can fail has no formula but for a constant rate"
-        try:
-            return closed.goodput_of_law(job.between, job.segment_s, job.save_s, stall_s), ""
-        except ValueError as error:
-            return None, str(error)
-    if not isinstance(job.between, Poisson):
-        return None, "spares that are repaired have no formula but for a constant rate"
-    if len(job.several) > 1:
-        return None, "nodes lost together have no formula here"
-    busy = job.segment_s / (job.segment_s + job.save_s)
-    going = closed.goodput(job.step_s, 0.0, 0.0, stall_s, job.between.mean_s)
-    # nodes in repair are Poisson, whatever the law of repair times, as each is repaired by itself
-    load = job.repair.mean_s / (job.between.mean_s + stall_s)
-    gone = closed.missing(job.spares or 0, load) * job.replica_nodes / job.nodes
-    if gone > ALL_GONE:
-        return None, "so many replicas are missing at once that the job stands still at times"
-    return busy * going * (1.0 - gone), ""
 
 
 def _cautions(costs: Mapping[str, RecoveryCost]) -> list[str]:

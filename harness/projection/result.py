@@ -36,6 +36,14 @@ class Setting(Model):
     of the times between failures, None: a constant rate; ``several``: probabilities that a failure
     takes 1, 2, ... nodes; ``spares``: for hot-spare; ``repair_s``, ``repair_sigma``: until a lost
     node is back, lognormal; ``price``: of a GPU-hour.
+
+    ``lemon_share``: of nodes that fail ``lemon_times`` as often as ``rate`` says, until they have
+    failed ``quarantine`` times (None: for good). ``slow_rate``: nodes that become slow, per 1,000
+    nodes and day; each makes the job take ``slow_factor`` times as long (1.34: completion of jobs
+    of 512 GPUs and more with a slow node, failure studies of large clusters) until it is found,
+    after ``slow_found_s`` of running (None: never), and swapped. ``gaps``: times between failures
+    of a trace, whose shape counts; ``availability``: share of time with all nodes that spares are
+    looked for.
     """
 
     gpus: tuple[int, ...]
@@ -55,6 +63,14 @@ class Setting(Model):
     repair_s: float = Field(default=4 * 3600.0, gt=0)
     repair_sigma: float = Field(default=0.0, ge=0)
     price: float | None = Field(default=None, ge=0)
+    lemon_share: float = Field(default=0.0, ge=0, le=1)
+    lemon_times: float = Field(default=1.0, gt=0)
+    quarantine: int | None = Field(default=None, ge=1, le=100)
+    slow_rate: float = Field(default=0.0, ge=0)
+    slow_factor: float = Field(default=1.34, ge=1)
+    slow_found_s: float | None = Field(default=None, ge=0)
+    gaps: tuple[float, ...] = ()
+    availability: float | None = Field(default=None, gt=0, lt=1)
     definitions: Definitions = Definitions()
 
 
@@ -91,6 +107,17 @@ class Projected(Model):
             return None
         error = (self.high - self.low) / (2 * Z95)
         return abs(self.goodput - self.closed) / error if error > 0 else 0.0
+
+
+class SparesNeeded(Model):
+    """The fewest spares with which all nodes of a job are there for a share of the time, by
+    Erlang's formula; ``load``: nodes in repair on average. None: more than 2^20.
+    """
+
+    gpus: int
+    nodes: int
+    load: float
+    spares: int | None
 
 
 class Compared(Model):
@@ -140,7 +167,8 @@ class Compared(Model):
 
 class Projection(Model):
     """Everything that ``chaos project`` says. ``costs``: strategy -> where its stall is from;
-    ``cautions``: what is missing for its intervals to hold; ``compared``: with runs, if asked.
+    ``cautions``: what is missing for its intervals to hold; ``compared``: with runs, and
+    ``spares``: for the availability, if asked.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -151,6 +179,7 @@ class Projection(Model):
     notes: list[str]
     rows: list[Projected]
     compared: list[Compared] = []
+    spares: list[SparesNeeded] = []
 
     def best_at(self, gpus: int) -> Projected:
         """The strategy with the highest goodput at a size. Raises ValueError at no such size."""

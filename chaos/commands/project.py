@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from trainchaos.harness.projection.costs import RecoveryCost
     from trainchaos.harness.projection.observed import Stored
     from trainchaos.harness.projection.result import Compared, Projected, Projection, Setting
+    from trainchaos.harness.projection.traces import FailureTrace
 
 COMPARED = (
     "ranks",
@@ -55,12 +57,15 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
     preset = KNOWN[choices["preset"] or "mid"]
     runs, asked = read_stored(choices["runs"]), read_stored(choices["compare"])
     costs = _costs(choices, runs)
-    setting = _setting(choices, choices["rate"] or preset.rate)
+    trace = _trace(choices)
+    rate, said = choices["rate"] or preset.rate, projection.said_from(preset, choices["rate"])
+    if trace:
+        rate, said = _of_trace(trace, choices, rate, said)
+    setting = _setting(choices, rate, trace)
     with _progress(quiet) as each:
         try:
-            found = projection.project(
-                setting, costs, projection.said_from(preset, choices["rate"]), each
-            )
+            jobs = choices["jobs"] or len(os.sched_getaffinity(0))
+            found = projection.project(setting, costs, said, each, jobs)
         except MemoryError as error:
             raise errors.ScenarioError("not enough memory", hint="fewer --trials") from error
     if asked:
@@ -79,6 +84,8 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
 
 def lines(found: Projection) -> list[str]:
     """For a terminal: a table for each size, and what the figures rest on."""
+    from trainchaos.reports.projection.words import spares_said
+
     width = columns.width_of(sys.stdout)
     rows: list[tuple[str, ...]] = [HEAD]
     for row in found.rows:
@@ -87,6 +94,7 @@ def lines(found: Projection) -> list[str]:
     said += [f"{name}: {source}" for name, source in found.costs.items()]
     without = dict.fromkeys((row.strategy, row.why) for row in found.rows if row.closed is None)
     said += [f"no formula for {name}: {why}" for name, why in without]
+    said += spares_said(found)
     return [
         *(folded for text in found.cautions for folded in columns.fold(f"caution: {text}", width)),
         *_compared_lines(found, width),
@@ -138,7 +146,7 @@ def _row(row: Projected) -> tuple[str, ...]:
 def _costs(choices: dict[str, Any], runs: Sequence[Stored]) -> dict[str, RecoveryCost]:
     from dataclasses import replace
 
-    from trainchaos.harness.projection.costs import PUBLISHED, measured
+    from trainchaos.harness.projection.costs import PUBLISHED, Cause, by_cause, measured
     from trainchaos.harness.projection.durations import Duration
 
     found = measured(one.results for one in runs) if runs else dict(PUBLISHED)
@@ -154,6 +162,9 @@ def _costs(choices: dict[str, Any], runs: Sequence[Stored]) -> dict[str, Recover
         )
     if choices["growth"] is not None:
         found = {n: replace(one, per_doubling_s=choices["growth"]) for n, one in found.items()}
+    if choices["causes"]:
+        causes = [Cause(name=n, share=s, stall_s=t) for n, s, t in choices["causes"]]
+        found = {n: by_cause(one, causes) for n, one in found.items()}
     if wanted := choices["strategies"]:
         if missing := [name for name in wanted if name not in found]:
             raise click.UsageError(f"no costs of {missing[0]}: there are {', '.join(found)}")
@@ -161,10 +172,49 @@ def _costs(choices: dict[str, Any], runs: Sequence[Stored]) -> dict[str, Recover
     return found
 
 
-def _setting(choices: dict[str, Any], rate: float) -> Setting:
+def _trace(choices: dict[str, Any]) -> FailureTrace | None:
+    from trainchaos.harness.projection.traces import read_failures
+
+    if choices["trace"] is None:
+        if choices["trace_nodes"]:
+            raise click.UsageError("--trace-nodes says of how many nodes a --trace is")
+        return None
+    if choices["weibull"]:
+        raise click.UsageError("--trace and --weibull both say how failures follow one another")
+    if choices["trace_nodes"] and (choices["rate"] or choices["preset"]):
+        raise click.UsageError("--trace-nodes gives the rate that --rate or --preset gives too")
+    return read_failures(choices["trace"])
+
+
+def _of_trace(
+    trace: FailureTrace, choices: dict[str, Any], rate: float, said: str
+) -> tuple[float, str]:
+    """The rate, and where it is from."""
+    from trainchaos.harness.projection.presets import DAY_S
+
+    shape = f"{len(trace.gaps_s) + 1} failures of {choices['trace']}, drawn again one by one"
+    if nodes := choices["trace_nodes"]:
+        rate = DAY_S * 1000.0 / (trace.mean_s * nodes)
+        said = f"{rate:.3g} failures per 1,000 nodes and day, and their gaps, from {shape}"
+    else:
+        said = f"{said}; their gaps from {shape}"
+    if trace.causes:
+        total = sum(trace.causes.values())
+        each = (f"{name} {count / total:.1%}" for name, count in trace.causes.items())
+        said = f"{said}; causes: {', '.join(each)}"
+    return rate, said
+
+
+def _setting(choices: dict[str, Any], rate: float, trace: FailureTrace | None) -> Setting:
     from trainchaos.harness.projection.projection import sizes
     from trainchaos.harness.projection.result import Definitions, Setting
 
+    several = choices["several"]
+    if trace and several == (1.0,):
+        several = trace.several
+    lemon_share, lemon_times = choices["lemons"] or (0.0, 1.0)
+    if choices["quarantine"] and not choices["lemons"]:
+        raise click.UsageError("--quarantine is of --lemons: say how many there are")
     most_spared = choices["spares"] * choices["gpus_per_node"]
     return Setting(
         gpus=choices["gpus"] or sizes(max(SMALLEST, most_spared), LARGEST),
@@ -179,7 +229,15 @@ def _setting(choices: dict[str, Any], rate: float) -> Setting:
         step_s=choices["step"],
         replica_nodes=choices["replica_nodes"],
         weibull=choices["weibull"],
-        several=choices["several"],
+        several=several,
+        gaps=trace.gaps_s if trace else (),
+        lemon_share=lemon_share,
+        lemon_times=lemon_times,
+        quarantine=choices["quarantine"],
+        slow_rate=choices["slow_rate"],
+        slow_factor=choices["slow_factor"],
+        slow_found_s=choices["slow_found"],
+        availability=choices["availability"],
         spares=choices["spares"],
         repair_s=choices["repair"],
         repair_sigma=choices["repair_sigma"],

@@ -14,6 +14,7 @@ from trainchaos.harness.projection.result import Compared, Projected, Projection
 from trainchaos.reports.page.fill import TEMPLATES, fill
 from trainchaos.reports.page.svg import (
     FAULT,
+    FAULT_WASH,
     GREY_DARK,
     GREY_LIGHT,
     GREY_MID,
@@ -37,6 +38,7 @@ _CLASS_COLOURS = {
     "waiting": GREY_DARK,
     "saving": GREY_MID,
     "reduced": INK,
+    "slow": FAULT_WASH,
     "spares": GREY_LIGHT,
 }
 
@@ -71,11 +73,13 @@ def render(found: Projection) -> str:
         "compared_head": COMPARED,
         "compared": [_compared(one) for one in found.compared],
         "compared_said": compared_said(found),
-        "setting": [(k, v) for k, v in found.setting.model_dump().items() if k != "definitions"],
+        "setting": [(k, v) for k, v in found.setting.model_dump().items() if k not in UNSHOWN],
     }
     return fill("projection.html.j2", context)
 
 
+UNSHOWN = ("definitions", "gaps")
+"""Definitions stand in sentences; the gaps of a trace are in results.json."""
 CSS = ("report.css", "compare.css")
 HEAD = (
     "GPUs",

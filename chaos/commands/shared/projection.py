@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,53 @@ class Shares(click.ParamType):
         return found
 
 
+class CauseShare(click.ParamType):
+    """``hardware=0.6:6m`` or ``hardware=0.6``: a cause's share of the failures, and what a recovery
+    from it takes.
+    """
+
+    name = "name=share[:duration]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, float, float | None]:
+        """The name, the share, and seconds or None. Fails at anything else."""
+        if isinstance(value, tuple):
+            return value
+        name, _, rest = str(value).partition("=")
+        share, colon, text = rest.partition(":")
+        number = _number(share)
+        if not name or number is None or not 0 < number <= 1:
+            self.fail(f"{value!r} is not NAME=SHARE:DURATION, such as hardware=0.6:6m", param, ctx)
+        return name, number, Span().convert(text, param, ctx) if colon else None
+
+
+class LemonShare(click.ParamType):
+    """``0.05:10``: a twentieth of the nodes fails ten times as often."""
+
+    name = "share:times"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, float]:
+        """Both. Fails at anything else."""
+        if isinstance(value, tuple):
+            return value
+        share, _, times = str(value).partition(":")
+        first, second = _number(share), _number(times)
+        if first is None or second is None or not (0 <= first <= 1 and 0 < second <= 1e6):
+            self.fail(f"{value!r} is not SHARE:TIMES, such as 0.05:10", param, ctx)
+        return first, second
+
+
+def _number(text: str) -> float | None:
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
 OPTIONS = (
     click.option("--runs", "runs", type=RUN, multiple=True, help="Measured runs; repeatable."),
     click.option(
@@ -106,6 +154,13 @@ OPTIONS = (
     click.option("--strategy", "strategies", multiple=True, metavar="NAME", help="Only these."),
     click.option(
         "--stall", "stalls", type=Stall(), multiple=True, help="What a recovery takes; repeatable."
+    ),
+    click.option(
+        "--cause",
+        "causes",
+        type=CauseShare(),
+        multiple=True,
+        help="A cause's share of the failures, and what a recovery from it takes; repeatable.",
     ),
     click.option(
         "--growth",
@@ -163,6 +218,40 @@ OPTIONS = (
         type=click.FloatRange(0.1, 10),
         help="Shape of the times between failures.  [default: a constant rate]",
     ),
+    click.option("--trace", type=PATH, help="Failures that were seen: .csv or .jsonl of times."),
+    click.option(
+        "--trace-nodes",
+        type=click.IntRange(1, MOST_GPUS),
+        help="Nodes that the trace is of, for its rate.  [default: only its shape counts]",
+    ),
+    click.option(
+        "--lemons", type=LemonShare(), help="Share of nodes that fail so many times as often."
+    ),
+    click.option(
+        "--quarantine",
+        type=click.IntRange(1, 100),
+        help="Failures after which a lemon is not used again.  [default: never]",
+    ),
+    click.option(
+        "--slow-rate",
+        type=click.FloatRange(0),
+        default=0.0,
+        show_default=True,
+        help="Nodes that become slow, per 1,000 nodes and day.",
+    ),
+    click.option(
+        "--slow-factor",
+        type=click.FloatRange(1, 1000),
+        default=1.34,
+        show_default=True,
+        help="How much longer the job takes with a slow node.",
+    ),
+    click.option("--slow-found", type=Span(), help="Until a slow node is found.  [default: never]"),
+    click.option(
+        "--availability",
+        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        help="Say how many spares keep all nodes there for this share of the time.",
+    ),
     click.option(
         "--several",
         type=Shares(),
@@ -199,6 +288,11 @@ OPTIONS = (
     ),
     click.option(
         "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the simulation."
+    ),
+    click.option(
+        "--jobs",
+        type=click.IntRange(1, 1024),
+        help="Processes; the figures do not depend on them.  [default: one a core]",
     ),
     click.option(
         "--into",

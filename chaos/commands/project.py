@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,218 +12,32 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainchaos.chaos import columns, errors
-from trainchaos.chaos.commands.shared.options import FORMAT, PATH, RUN
+from trainchaos.chaos.commands.shared.options import FORMAT
+from trainchaos.chaos.commands.shared.projection import LARGEST, SMALLEST, options
 from trainchaos.chaos.commands.shared.say import say
 
 if TYPE_CHECKING:
-    from trainchaos.harness.judge.results import Results
     from trainchaos.harness.projection.costs import RecoveryCost
-    from trainchaos.harness.projection.result import Projected, Projection, Setting
+    from trainchaos.harness.projection.observed import Stored
+    from trainchaos.harness.projection.result import Compared, Projected, Projection, Setting
+    from trainchaos.harness.projection.traces import FailureTrace
 
-PRESETS = ("low", "mid", "high", "llama3", "byterobust")
-SMALLEST, LARGEST = 8, 131_072
-MOST_GPUS = 10_000_000
+COMPARED = (
+    "ranks",
+    "strategy",
+    "projected",
+    "95 % of such means",
+    "measured",
+    "arms",
+    "95 %",
+    "residual",
+    "",
+)
 HEAD = ("GPUs", "strategy", "goodput", "95 % of the mean", "formula", "failures", "lost")
 
 
-class Span(click.ParamType):
-    """A duration: ``90s``, ``4h``; its value in seconds. ``positive``: longer than nothing."""
-
-    name = "duration"
-
-    def __init__(self, *, positive: bool = False) -> None:
-        self._positive = positive
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Seconds. Fails at anything else."""
-        from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
-
-        try:
-            seconds = parse_duration(value)
-        except ClauseError as error:
-            self.fail(str(error), param, ctx)
-        if self._positive and not seconds > 0:
-            self.fail(f"{value} is no time: write more than 0s", param, ctx)
-        return seconds
-
-
-class Stall(click.ParamType):
-    """``hot-spare=20s``: how long a strategy's recovery takes, without work done again."""
-
-    name = "strategy=duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, float]:
-        """The name and seconds. Fails at anything else."""
-        if isinstance(value, tuple):
-            return value
-        name, _, text = str(value).partition("=")
-        if not text:
-            self.fail(f"{value!r} is not STRATEGY=DURATION, such as hot-spare=20s", param, ctx)
-        return name, Span().convert(text, param, ctx)
-
-
-class Shares(click.ParamType):
-    """``0.96,0.03,0.01``: probabilities that sum to 1."""
-
-    name = "probabilities"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        """Fails unless they are, and sum to 1."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            found = tuple(float(word) for word in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers, such as 0.96,0.04", param, ctx)
-        if any(one < 0 for one in found) or abs(sum(found) - 1.0) > 1e-9:
-            self.fail(f"{value} are no probabilities that sum to 1", param, ctx)
-        return found
-
-
-_OPTIONS = (
-    click.option("--runs", "runs", type=RUN, multiple=True, help="Measured runs; repeatable."),
-    click.option(
-        "--preset", type=click.Choice(PRESETS), help="How often nodes fail.  [default: mid]"
-    ),
-    click.option(
-        "--rate",
-        type=click.FloatRange(0, min_open=True),
-        help="Instead: failures per 1,000 nodes and day.",
-    ),
-    click.option(
-        "--gpus",
-        type=click.IntRange(1, MOST_GPUS),
-        multiple=True,
-        help=f"Sizes; repeatable.  [default: powers of two to {LARGEST}]",
-    ),
-    click.option(
-        "--gpus-per-node",
-        type=click.IntRange(1, 1024),
-        default=8,
-        show_default=True,
-        help="A node is lost, replaced and repaired as a whole.",
-    ),
-    click.option("--strategy", "strategies", multiple=True, metavar="NAME", help="Only these."),
-    click.option(
-        "--stall", "stalls", type=Stall(), multiple=True, help="What a recovery takes; repeatable."
-    ),
-    click.option(
-        "--growth",
-        type=Span(),
-        help="What each doubling of the nodes adds to a recovery.  [default: 0s if measured]",
-    ),
-    click.option(
-        "--step", type=Span(positive=True), default="20s", show_default=True, help="A step."
-    ),
-    click.option(
-        "--save",
-        type=Span(),
-        default="5s",
-        show_default=True,
-        help="A checkpoint holds up so long.",
-    ),
-    click.option(
-        "--load", type=Span(), default="120s", show_default=True, help="Loading a checkpoint."
-    ),
-    click.option(
-        "--interval",
-        type=Span(positive=True),
-        help="Between checkpoints.  [default: the best at each size]",
-    ),
-    click.option(
-        "--replica-nodes",
-        type=click.IntRange(1),
-        default=1,
-        show_default=True,
-        help="Nodes that hold one copy of the model.",
-    ),
-    click.option(
-        "--spares",
-        type=click.IntRange(0),
-        default=2,
-        show_default=True,
-        help="Spare nodes of hot-spare.",
-    ),
-    click.option(
-        "--repair",
-        type=Span(positive=True),
-        default="4h",
-        show_default=True,
-        help="Until a lost node is back.",
-    ),
-    click.option(
-        "--repair-sigma",
-        type=click.FloatRange(0),
-        default=0.0,
-        show_default=True,
-        help="Of the logarithm of repair times.",
-    ),
-    click.option(
-        "--weibull",
-        type=click.FloatRange(0.1, 10),
-        help="Shape of the times between failures.  [default: a constant rate]",
-    ),
-    click.option(
-        "--several",
-        type=Shares(),
-        default="1",
-        help="Probabilities that 1, 2, ... nodes fail at once.",
-    ),
-    click.option(
-        "--failures-while",
-        type=click.Choice(["running", "always"]),
-        default="running",
-        show_default=True,
-        help="Whether failures also come during recoveries.",
-    ),
-    click.option(
-        "--spares-count/--spares-free",
-        default=True,
-        show_default=True,
-        help="Whether spare nodes are in the denominator of goodput.",
-    ),
-    click.option("--price", type=click.FloatRange(0), help="Of a GPU-hour."),
-    click.option(
-        "--days",
-        type=click.FloatRange(0, 36_500, min_open=True),
-        default=90.0,
-        show_default=True,
-        help="Length of the job.",
-    ),
-    click.option(
-        "--trials",
-        type=click.IntRange(2, 1_000_000),
-        default=1000,
-        show_default=True,
-        help="Simulated jobs of each size and strategy.",
-    ),
-    click.option(
-        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the simulation."
-    ),
-    click.option(
-        "--into",
-        type=PATH,
-        default=Path("projection"),
-        show_default=True,
-        help="Directory for results.json and report.html.",
-    ),
-)
-
-
-def _options(command: Any) -> Any:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
 @click.command()
-@_options
+@options
 @FORMAT
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
@@ -232,21 +47,31 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
     Formulas and an event simulation are set beside each other wherever both apply.
     """
     from trainchaos.harness.projection import projection
+    from trainchaos.harness.projection.compare import compare
+    from trainchaos.harness.projection.observed import read_stored
     from trainchaos.harness.projection.presets import PRESETS as KNOWN
     from trainchaos.reports.projection import page
 
     if choices["preset"] and choices["rate"]:
         raise click.UsageError("--preset and --rate both say how often nodes fail")
     preset = KNOWN[choices["preset"] or "mid"]
-    costs = _costs(choices)
-    setting = _setting(choices, choices["rate"] or preset.rate)
+    runs, asked = read_stored(choices["runs"]), read_stored(choices["compare"])
+    costs = _costs(choices, runs)
+    trace = _trace(choices)
+    rate, said = choices["rate"] or preset.rate, projection.said_from(preset, choices["rate"])
+    if trace:
+        rate, said = _of_trace(trace, choices, rate, said)
+    setting = _setting(choices, rate, trace)
     with _progress(quiet) as each:
         try:
-            found = projection.project(
-                setting, costs, projection.said_from(preset, choices["rate"]), each
-            )
+            jobs = choices["jobs"] or len(os.sched_getaffinity(0))
+            found = projection.project(setting, costs, said, each, jobs)
         except MemoryError as error:
             raise errors.ScenarioError("not enough memory", hint="fewer --trials") from error
+    if asked:
+        compared, cautions = compare(asked, runs, choices["seed"])
+        cautions = [*cautions, *found.cautions]
+        found = found.model_copy(update={"compared": compared, "cautions": cautions})
     page.write(found, into)
     if form == "json":
         say(found.model_dump_json(indent=2))
@@ -259,6 +84,8 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
 
 def lines(found: Projection) -> list[str]:
     """For a terminal: a table for each size, and what the figures rest on."""
+    from trainchaos.reports.projection.words import spares_said
+
     width = columns.width_of(sys.stdout)
     rows: list[tuple[str, ...]] = [HEAD]
     for row in found.rows:
@@ -267,11 +94,41 @@ def lines(found: Projection) -> list[str]:
     said += [f"{name}: {source}" for name, source in found.costs.items()]
     without = dict.fromkeys((row.strategy, row.why) for row in found.rows if row.closed is None)
     said += [f"no formula for {name}: {why}" for name, why in without]
+    said += spares_said(found)
     return [
         *(folded for text in found.cautions for folded in columns.fold(f"caution: {text}", width)),
+        *_compared_lines(found, width),
         *columns.table(rows, "rlrlrrr", width=width, headed=True),
         *(folded for text in said for folded in columns.fold(text, width)),
     ]
+
+
+def _compared_lines(found: Projection, width: int | None) -> list[str]:
+    if not found.compared:
+        return []
+    from trainchaos.reports.projection.words import compared_said
+
+    rows = [COMPARED, *(_compared(one) for one in found.compared)]
+    return [
+        *columns.table(rows, "rlrlrrlrl", width=width, headed=True),
+        *columns.fold(compared_said(found), width),
+        "",
+    ]
+
+
+def _compared(one: Compared) -> tuple[str, ...]:
+    low, high = one.measured_low, one.measured_high
+    return (
+        f"{one.ranks}",
+        one.strategy,
+        f"{one.projected:.4f}",
+        f"{one.low:.4f} to {one.high:.4f}",
+        f"{one.mean:.4f}",
+        f"{len(one.measured)}",
+        "-" if low is None else f"{low:.4f} to {high:.4f}",
+        f"{one.residual:+.4f}",
+        "inside" if one.inside else "OUTSIDE",
+    )
 
 
 def _row(row: Projected) -> tuple[str, ...]:
@@ -286,13 +143,13 @@ def _row(row: Projected) -> tuple[str, ...]:
     )
 
 
-def _costs(choices: dict[str, Any]) -> dict[str, RecoveryCost]:
+def _costs(choices: dict[str, Any], runs: Sequence[Stored]) -> dict[str, RecoveryCost]:
     from dataclasses import replace
 
-    from trainchaos.harness.projection.costs import PUBLISHED, measured
-    from trainchaos.harness.projection.simulate import Duration
+    from trainchaos.harness.projection.costs import PUBLISHED, Cause, by_cause, measured
+    from trainchaos.harness.projection.durations import Duration
 
-    found = measured(_results(choices["runs"])) if choices["runs"] else dict(PUBLISHED)
+    found = measured(one.results for one in runs) if runs else dict(PUBLISHED)
     for name, seconds in choices["stalls"]:
         if name not in PUBLISHED:
             raise click.UsageError(f"--stall: no strategy {name}: {', '.join(PUBLISHED)}")
@@ -305,6 +162,9 @@ def _costs(choices: dict[str, Any]) -> dict[str, RecoveryCost]:
         )
     if choices["growth"] is not None:
         found = {n: replace(one, per_doubling_s=choices["growth"]) for n, one in found.items()}
+    if choices["causes"]:
+        causes = [Cause(name=n, share=s, stall_s=t) for n, s, t in choices["causes"]]
+        found = {n: by_cause(one, causes) for n, one in found.items()}
     if wanted := choices["strategies"]:
         if missing := [name for name in wanted if name not in found]:
             raise click.UsageError(f"no costs of {missing[0]}: there are {', '.join(found)}")
@@ -312,37 +172,49 @@ def _costs(choices: dict[str, Any]) -> dict[str, RecoveryCost]:
     return found
 
 
-def _results(runs: Sequence[Path]) -> Iterable[Results]:
-    from trainchaos.harness.host.rundir import open_run
-    from trainchaos.harness.judge.verdict.judge import judge
+def _trace(choices: dict[str, Any]) -> FailureTrace | None:
+    from trainchaos.harness.projection.traces import read_failures
 
-    found = []
-    for path in runs:
-        results = judge(open_run(path))
-        broken = [
-            arm.id
-            for arm in results.arms
-            if (log := arm.invariants.get("evidence-complete")) is not None
-            and log.verdict != "pass"
-        ]
-        if broken or not results.arms:
-            raise errors.ScenarioError(
-                f"{path}: the log of {broken[0] if broken else 'every arm'} is not whole",
-                hint="give a run that chaos analyze does not find fault with",
-            )
-        found.append(results)
-    if len({one.scenario for one in found}) > 1:
-        names = ", ".join(sorted({one.scenario for one in found}))
-        raise errors.ScenarioError(
-            f"the runs are of different scenarios: {names}", hint="project them one by one"
-        )
-    return found
+    if choices["trace"] is None:
+        if choices["trace_nodes"]:
+            raise click.UsageError("--trace-nodes says of how many nodes a --trace is")
+        return None
+    if choices["weibull"]:
+        raise click.UsageError("--trace and --weibull both say how failures follow one another")
+    if choices["trace_nodes"] and (choices["rate"] or choices["preset"]):
+        raise click.UsageError("--trace-nodes gives the rate that --rate or --preset gives too")
+    return read_failures(choices["trace"])
 
 
-def _setting(choices: dict[str, Any], rate: float) -> Setting:
+def _of_trace(
+    trace: FailureTrace, choices: dict[str, Any], rate: float, said: str
+) -> tuple[float, str]:
+    """The rate, and where it is from."""
+    from trainchaos.harness.projection.presets import DAY_S
+
+    shape = f"{len(trace.gaps_s) + 1} failures of {choices['trace']}, drawn again one by one"
+    if nodes := choices["trace_nodes"]:
+        rate = DAY_S * 1000.0 / (trace.mean_s * nodes)
+        said = f"{rate:.3g} failures per 1,000 nodes and day, and their gaps, from {shape}"
+    else:
+        said = f"{said}; their gaps from {shape}"
+    if trace.causes:
+        total = sum(trace.causes.values())
+        each = (f"{name} {count / total:.1%}" for name, count in trace.causes.items())
+        said = f"{said}; causes: {', '.join(each)}"
+    return rate, said
+
+
+def _setting(choices: dict[str, Any], rate: float, trace: FailureTrace | None) -> Setting:
     from trainchaos.harness.projection.projection import sizes
     from trainchaos.harness.projection.result import Definitions, Setting
 
+    several = choices["several"]
+    if trace and several == (1.0,):
+        several = trace.several
+    lemon_share, lemon_times = choices["lemons"] or (0.0, 1.0)
+    if choices["quarantine"] and not choices["lemons"]:
+        raise click.UsageError("--quarantine is of --lemons: say how many there are")
     most_spared = choices["spares"] * choices["gpus_per_node"]
     return Setting(
         gpus=choices["gpus"] or sizes(max(SMALLEST, most_spared), LARGEST),
@@ -357,7 +229,15 @@ def _setting(choices: dict[str, Any], rate: float) -> Setting:
         step_s=choices["step"],
         replica_nodes=choices["replica_nodes"],
         weibull=choices["weibull"],
-        several=choices["several"],
+        several=several,
+        gaps=trace.gaps_s if trace else (),
+        lemon_share=lemon_share,
+        lemon_times=lemon_times,
+        quarantine=choices["quarantine"],
+        slow_rate=choices["slow_rate"],
+        slow_factor=choices["slow_factor"],
+        slow_found_s=choices["slow_found"],
+        availability=choices["availability"],
         spares=choices["spares"],
         repair_s=choices["repair"],
         repair_sigma=choices["repair_sigma"],

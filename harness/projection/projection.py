@@ -9,22 +9,34 @@ import numpy as np
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection import closed
-from trainchaos.harness.projection.arrivals import Law, Poisson, Weibull
+from trainchaos.harness.projection.arrivals import Law, Poisson, Trace, Weibull
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, RecoveryCost
+from trainchaos.harness.projection.expected import expected
+from trainchaos.harness.projection.parallel import Part, play_all, refuse_memory
 from trainchaos.harness.projection.presets import DAY_S, Preset, mtbf_s
-from trainchaos.harness.projection.result import Z95, Projected, Projection, Setting
+from trainchaos.harness.projection.result import (
+    Z95,
+    Projected,
+    Projection,
+    Setting,
+    SparesNeeded,
+)
 from trainchaos.harness.projection.simulate import (
+    AHEAD,
     CLASSES,
+    WIDER,
     Duration,
     Job,
+    Lemons,
     Outcome,
+    Slow,
     TooManyEventsError,
     simulate,
 )
 
 SPARES = "hot-spare"
-ALL_GONE = 0.5
-"""Expected share of replicas missing beyond which the mean is cut off too often for a formula."""
+ARRAYS = 60
+"""With an entry a trial, at once."""
 
 
 def project(
@@ -32,10 +44,13 @@ def project(
     costs: Mapping[str, RecoveryCost],
     failures_from: str,
     each: Callable[[float], None] = lambda share: None,
+    jobs: int = 1,
 ) -> Projection:
-    """Project every strategy of ``costs`` to every size of ``setting``. ``each``: is told the share
-    that is done. Raises ScenarioError where hot-spare has more spares than the job has nodes, or
-    there are more failures than can be played.
+    """Project every strategy of ``costs`` to every size of ``setting``, in ``jobs`` processes; the
+    figures are the same whatever their number. ``each``: is told the share that is done.
+
+    Raises ScenarioError where hot-spare has more spares than the job has nodes, there are more
+    failures than can be played, or more memory is needed than there is.
     """
     smallest = min(setting.gpus)
     nodes = math.ceil(smallest / setting.gpus_per_node)
@@ -44,19 +59,13 @@ def project(
             f"{setting.spares} spares for a job of {nodes} nodes ({smallest} GPUs)",
             hint="fewer --spares",
         )
-    rows: list[Projected] = []
-    parts = [(gpus, cost) for gpus in setting.gpus for cost in costs.values()]
-    for done, (gpus, cost) in enumerate(parts):
-
-        def inside(share: float, done: int = done) -> None:
-            each((done + share) / len(parts))
-
-        try:
-            rows.append(_one(setting, gpus, cost, inside))
-        except TooManyEventsError as error:
-            raise ScenarioError(
-                str(error), hint="fewer --gpus or --days, or a lower --rate"
-            ) from error
+    parts = [Part(setting, gpus, cost) for gpus in setting.gpus for cost in costs.values()]
+    needs = sorted((bytes_of(part) for part in parts), reverse=True)
+    refuse_memory(math.fsum(needs[:jobs]))
+    try:
+        rows = play_all(parts, one, each, jobs)
+    except TooManyEventsError as error:
+        raise ScenarioError(str(error), hint="fewer --gpus or --days, or a lower --rate") from error
     return Projection(
         setting=setting,
         failures_from=failures_from,
@@ -64,19 +73,51 @@ def project(
         cautions=_cautions(costs),
         notes=_notes(setting, costs),
         rows=rows,
+        spares=spares_needed(setting),
     )
+
+
+def spares_needed(setting: Setting) -> list[SparesNeeded]:
+    """For the availability of the setting, at each size; [] where none is asked for. A failure that
+    takes several nodes counts as so many, though Erlang's formula is of nodes that fail singly.
+    """
+    if setting.availability is None:
+        return []
+    repair_s = Duration(median_s=setting.repair_s, sigma=setting.repair_sigma).mean_s
+    taken = math.fsum(n * share for n, share in enumerate(setting.several, 1))
+    found = []
+    for gpus in setting.gpus:
+        nodes = math.ceil(gpus / setting.gpus_per_node)
+        load = taken * repair_s / often(setting, nodes)
+        spares: int | None
+        try:
+            spares = closed.spares_for(setting.availability, load)
+        except ValueError:
+            spares = None
+        found.append(SparesNeeded(gpus=gpus, nodes=nodes, load=load, spares=spares))
+    return found
 
 
 def law_of(setting: Setting, nodes: int) -> Law:
     """The law of the times between failures at a size."""
     mean_s = mtbf_s(setting.rate, nodes)
+    if setting.gaps:
+        scale = mean_s * len(setting.gaps) / math.fsum(setting.gaps)
+        return Trace([gap * scale for gap in setting.gaps])
     return Poisson(mean_s) if setting.weibull is None else Weibull(mean_s, setting.weibull)
+
+
+def often(setting: Setting, nodes: int) -> float:
+    """Mean time between failures, seconds, with all lemons still there: the rate of a mixture is
+    the mean of its rates.
+    """
+    return mtbf_s(setting.rate, nodes) / (1 + setting.lemon_share * (setting.lemon_times - 1))
 
 
 def job_of(setting: Setting, gpus: int, cost: RecoveryCost) -> Job:
     """The job of a strategy at a size, as the simulation plays it."""
     nodes = math.ceil(gpus / setting.gpus_per_node)
-    mean_s = mtbf_s(setting.rate, nodes)
+    mean_s = often(setting, nodes)
     interval_s = setting.interval_s or _best_s(setting, cost, mean_s)
     spares = None if not cost.shrinks else setting.spares if cost.strategy == SPARES else 0
     return Job(
@@ -94,6 +135,26 @@ def job_of(setting: Setting, gpus: int, cost: RecoveryCost) -> Job:
         stall=cost.at(nodes),
         spares=spares,
         repair=Duration(median_s=setting.repair_s, sigma=setting.repair_sigma),
+        lemons=_lemons(setting),
+        slow=_slow(setting, nodes),
+    )
+
+
+def _lemons(setting: Setting) -> Lemons | None:
+    if setting.lemon_share == 0.0:
+        return None
+    return Lemons(
+        share=setting.lemon_share, times=setting.lemon_times, quarantine=setting.quarantine
+    )
+
+
+def _slow(setting: Setting, nodes: int) -> Slow | None:
+    if setting.slow_rate == 0.0:
+        return None
+    return Slow(
+        mean_s=mtbf_s(setting.slow_rate, nodes),
+        factor=setting.slow_factor,
+        found_s=setting.slow_found_s,
     )
 
 
@@ -109,9 +170,25 @@ def _best_s(setting: Setting, cost: RecoveryCost, mean_s: float) -> float:
     return max(1, round(best_s / setting.step_s)) * setting.step_s
 
 
-def _one(
-    setting: Setting, gpus: int, cost: RecoveryCost, each: Callable[[float], None]
-) -> Projected:
+def bytes_of(part: Part) -> float:
+    """Memory that the trials of a part take, estimated: for each trial the times drawn ahead (twice
+    while they are drawn), when each node in repair is back (as many as on average and six standard
+    deviations more, of a Poisson number), and some arrays with an entry a trial.
+    """
+    setting = part.setting
+    nodes = math.ceil(part.gpus / setting.gpus_per_node)
+    rows = 0.0
+    if part.cost.shrinks:
+        repair_s = Duration(median_s=setting.repair_s, sigma=setting.repair_sigma).mean_s
+        taken = math.fsum(n * share for n, share in enumerate(setting.several, 1))
+        load = taken * repair_s / often(setting, nodes)
+        rows = min(load + 6.0 * math.sqrt(load), setting.days * DAY_S / often(setting, nodes))
+    return 8.0 * setting.trials * (2 * AHEAD + 2 * (rows + WIDER) + ARRAYS)
+
+
+def one(part: Part, each: Callable[[float], None]) -> Projected:
+    """Project one strategy to one size, by both engines."""
+    setting, gpus, cost = part.setting, part.gpus, part.cost
     job = job_of(setting, gpus, cost)
     horizon_s = setting.days * DAY_S
     random = np.random.default_rng([setting.seed, gpus, *cost.strategy.encode()])
@@ -119,7 +196,7 @@ def _one(
     paid = _paid(setting, job)
     goodput = played.goodput / paid
     error = float(goodput.std(ddof=1)) / math.sqrt(setting.trials)
-    formula, why = _closed(job)
+    formula, why = expected(job)
     mean = float(goodput.mean())
     worst, best = np.percentile(goodput, [5, 95])
     hours = gpus * paid * horizon_s / 3600.0
@@ -127,7 +204,7 @@ def _one(
         strategy=cost.strategy,
         gpus=gpus,
         nodes=job.nodes,
-        mtbf_s=mtbf_s(setting.rate, job.nodes),
+        mtbf_s=often(setting, job.nodes),
         interval_s=job.segment_s,
         stall_s=job.stall.median_s,
         goodput=mean,
@@ -156,39 +233,6 @@ def _badput(played: Outcome, paid: float) -> dict[str, float]:
     return {**found, "spares": 1.0 - 1.0 / paid}
 
 
-def _closed(job: Job) -> tuple[float | None, str]:
-    """Goodput of the job's nodes by the formulas; None with the reason where they do not apply."""
-    stall_s = job.stall.mean_s
-    if job.wall:
-        return None, "the formulas hold for failures while the job runs"
-    if job.rollback:
-        if isinstance(job.between, Poisson):
-            return (
-                closed.goodput(
-                    job.segment_s, job.save_s, job.restart_s, stall_s, job.between.mean_s
-                ),
-                "",
-            )
-        if job.restart_s > 0:
-            return None, "a restart that can fail has no formula but for a constant rate"
-        try:
-            return closed.goodput_of_law(job.between, job.segment_s, job.save_s, stall_s), ""
-        except ValueError as error:
-            return None, str(error)
-    if not isinstance(job.between, Poisson):
-        return None, "spares that are repaired have no formula but for a constant rate"
-    if len(job.several) > 1:
-        return None, "nodes lost together have no formula here"
-    busy = job.segment_s / (job.segment_s + job.save_s)
-    going = closed.goodput(job.step_s, 0.0, 0.0, stall_s, job.between.mean_s)
-    # nodes in repair are Poisson, whatever the law of repair times, as each is repaired by itself
-    load = job.repair.mean_s / (job.between.mean_s + stall_s)
-    gone = closed.missing(job.spares or 0, load) * job.replica_nodes / job.nodes
-    if gone > ALL_GONE:
-        return None, "so many replicas are missing at once that the job stands still at times"
-    return busy * going * (1.0 - gone), ""
-
-
 def _cautions(costs: Mapping[str, RecoveryCost]) -> list[str]:
     few = [
         f"{name} ({one.incidents})"
@@ -215,6 +259,26 @@ def _notes(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
         f" are missing make the rest as much less useful; spare nodes are {counted} in the"
         " denominator"
     )
+    if setting.lemon_share:
+        left = (
+            "for good"
+            if setting.quarantine is None
+            else f"until {setting.quarantine} failures, when a plain node takes the place"
+        )
+        notes.append(
+            f"{setting.lemon_share:.4g} of the nodes fail {setting.lemon_times:g} times as often as"
+            f" the rate says, {left}"
+        )
+    if setting.slow_rate:
+        found = (
+            "never found"
+            if setting.slow_found_s is None
+            else f"found after {setting.slow_found_s:g} s of running and swapped with a stall"
+        )
+        notes.append(
+            f"{setting.slow_rate:g} nodes in 1,000 become slow a day, make the job take"
+            f" {setting.slow_factor:g} times as long, and are {found}"
+        )
     flat = [name for name, one in costs.items() if one.incidents and not one.per_doubling_s]
     if flat:
         notes.append(

@@ -36,6 +36,14 @@ class Setting(Model):
     of the times between failures, None: a constant rate; ``several``: probabilities that a failure
     takes 1, 2, ... nodes; ``spares``: for hot-spare; ``repair_s``, ``repair_sigma``: until a lost
     node is back, lognormal; ``price``: of a GPU-hour.
+
+    ``lemon_share``: of nodes that fail ``lemon_times`` as often as ``rate`` says, until they have
+    failed ``quarantine`` times (None: for good). ``slow_rate``: nodes that become slow, per 1,000
+    nodes and day; each makes the job take ``slow_factor`` times as long (1.34: completion of jobs
+    of 512 GPUs and more with a slow node, failure studies of large clusters) until it is found,
+    after ``slow_found_s`` of running (None: never), and swapped. ``gaps``: times between failures
+    of a trace, whose shape counts; ``availability``: share of time with all nodes that spares are
+    looked for.
     """
 
     gpus: tuple[int, ...]
@@ -55,6 +63,14 @@ class Setting(Model):
     repair_s: float = Field(default=4 * 3600.0, gt=0)
     repair_sigma: float = Field(default=0.0, ge=0)
     price: float | None = Field(default=None, ge=0)
+    lemon_share: float = Field(default=0.0, ge=0, le=1)
+    lemon_times: float = Field(default=1.0, gt=0)
+    quarantine: int | None = Field(default=None, ge=1, le=100)
+    slow_rate: float = Field(default=0.0, ge=0)
+    slow_factor: float = Field(default=1.34, ge=1)
+    slow_found_s: float | None = Field(default=None, ge=0)
+    gaps: tuple[float, ...] = ()
+    availability: float | None = Field(default=None, gt=0, lt=1)
     definitions: Definitions = Definitions()
 
 
@@ -93,9 +109,66 @@ class Projected(Model):
         return abs(self.goodput - self.closed) / error if error > 0 else 0.0
 
 
+class SparesNeeded(Model):
+    """The fewest spares with which all nodes of a job are there for a share of the time, by
+    Erlang's formula; ``load``: nodes in repair on average. None: more than 2^20.
+    """
+
+    gpus: int
+    nodes: int
+    load: float
+    spares: int | None
+
+
+class Compared(Model):
+    """One job of stored runs: its goodput as projected, and as measured in ``measured``, an arm
+    each; from the first step to the last, spares not counted.
+
+    ``projected``: mean; ``low``, ``high``: where the mean of so many arms is in 95 % of cases;
+    ``measured_low``, ``measured_high``: 95 % interval of the mean of ``measured``, None from one
+    arm. ``failures_projected``, ``failures_measured``: an arm; ``mtbf_s``: of the scenario;
+    ``stall_s``, ``incidents``: mean time of a recovery where the costs are from, and of how many
+    failures; ``away_s``: until what was lost had been replaced; ``undisturbed``: goodput of the
+    control arms, which have no fault.
+    """
+
+    strategy: str
+    ranks: int
+    projected: float
+    low: float
+    high: float
+    measured: list[float]
+    measured_low: float | None
+    measured_high: float | None
+    failures_projected: float
+    failures_measured: float
+    mtbf_s: float
+    stall_s: float
+    away_s: float
+    incidents: int
+    undisturbed: float
+    costs_from: str
+
+    @property
+    def mean(self) -> float:
+        """Of what was measured."""
+        return sum(self.measured) / len(self.measured)
+
+    @property
+    def residual(self) -> float:
+        """Measured less projected."""
+        return self.mean - self.projected
+
+    @property
+    def inside(self) -> bool:
+        """Whether what was measured is within the projected interval."""
+        return self.low <= self.mean <= self.high
+
+
 class Projection(Model):
     """Everything that ``chaos project`` says. ``costs``: strategy -> where its stall is from;
-    ``cautions``: what is missing for its intervals to hold.
+    ``cautions``: what is missing for its intervals to hold; ``compared``: with runs, and
+    ``spares``: for the availability, if asked.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -105,6 +178,8 @@ class Projection(Model):
     cautions: list[str]
     notes: list[str]
     rows: list[Projected]
+    compared: list[Compared] = []
+    spares: list[SparesNeeded] = []
 
     def best_at(self, gpus: int) -> Projected:
         """The strategy with the highest goodput at a size. Raises ValueError at no such size."""

@@ -8,7 +8,6 @@ with one entry a trial.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,37 +15,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainchaos.harness.projection.arrivals import Floats, Law
+from trainchaos.harness.projection.durations import Duration, Lasting
 
 Bools = NDArray[np.bool_]
 MOST_EVENTS = 2_000_000
 WIDER = 8  # nodes in repair at once for which room is made
 AHEAD = 64  # times between failures drawn for each trial at once
-CLASSES = ("rework", "restart", "stall", "waiting", "saving", "reduced")
+CLASSES = ("rework", "restart", "stall", "waiting", "saving", "reduced", "slow")
 """Where time goes that is not useful: work done again, restarts (loading a checkpoint, also in
-vain), detection and recovery, waiting for a node, saving checkpoints, and nodes missing from a job
-that goes on without them.
+vain), detection and recovery, waiting for a node, saving checkpoints, nodes missing from a job that
+goes on without them, and waiting for a slow node.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Duration:
-    """A time that varies: lognormal with this median, seconds, and the standard deviation of its
-    logarithm; 0: always the same. ``median_s`` 0: none.
+class Lemons:
+    """Nodes that fail ``times`` as often as the rest: each is one with probability ``share``.
+    ``quarantine``: failures of one after which a plain node takes its place for good; None: never.
     """
 
-    median_s: float
-    sigma: float = 0.0
+    share: float
+    times: float
+    quarantine: int | None = None
 
-    @property
-    def mean_s(self) -> float:
-        """median e^(sigma^2 / 2)."""
-        return self.median_s * math.exp(self.sigma**2 / 2)
 
-    def sample(self, random: np.random.Generator, count: int) -> Floats:
-        """``count`` of them, seconds."""
-        if self.sigma == 0.0 or self.median_s == 0.0:
-            return np.full(count, self.median_s)
-        return self.median_s * np.exp(self.sigma * random.standard_normal(count))
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """Nodes that do not fail but work slowly. ``mean_s``: running time between two of them, at a
+    constant rate; ``factor``: so much longer the job takes while there is one, however many;
+    ``found_s``: running time until it is found, and swapped with a stall but without work done
+    again (all that are slow then, at once); None: it is never found.
+    """
+
+    mean_s: float
+    factor: float
+    found_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,18 +59,21 @@ class Job:
     that a failure takes 1, 2, ... nodes.
 
     ``replica_nodes``: nodes that hold one copy of the model, which leave together where one of them
-    is missing; ``rollback``: a failure costs the work since the last checkpoint, else the step
-    under way; ``shrinks``: it goes on without the nodes that are missing, else it waits for them;
-    ``segment_s``: work between two checkpoints, ``save_s``: what each holds the job up; ``step_s``:
-    a step; ``restart_s``: loading after a rollback, which fails with the job; ``stall``: from a
-    failure until the job goes on, which does not. ``spares``: nodes beside those of the job, None:
-    there is always another; ``repair``: until a lost node is a spare again.
+    is missing; ``slowing``: share of what is missing by which the rest is slower: 1 where each node
+    computes for itself, less where nodes share a machine; ``rollback``: a failure costs the work
+    since the last checkpoint, else the step under way; ``shrinks``: it goes on without the nodes
+    that are missing, else it waits for them; ``segment_s``: work between two checkpoints,
+    ``save_s``: what each holds the job up; ``step_s``: a step; ``restart_s``: loading after a
+    rollback, which fails with the job; ``stall``: from a failure until the job goes on, which does
+    not. ``spares``: nodes beside those of the job, None: there is always another; ``repair``: until
+    a lost node is a spare again. ``lemons`` are beside ``between``, which is of plain nodes.
     """
 
     nodes: int
     between: Law
     wall: bool = False
     replica_nodes: int = 1
+    slowing: float = 1.0
     several: tuple[float, ...] = (1.0,)
     rollback: bool
     shrinks: bool
@@ -75,16 +81,19 @@ class Job:
     save_s: float
     step_s: float
     restart_s: float
-    stall: Duration
+    stall: Lasting
     spares: int | None = None
     repair: Duration = field(default_factory=lambda: Duration(median_s=0.0))
+    lemons: Lemons | None = None
+    slow: Slow | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """Of each trial, arrays with one entry a trial. ``useful_s``: time of the whole job's work that
     was kept; ``lost_s``: class of ``CLASSES`` -> time; with ``useful_s`` they sum to ``horizon_s``;
-    ``failures``: that interrupted the job; ``nodes_lost``: with them.
+    ``failures``: that interrupted the job; ``nodes_lost``: with them; ``quarantined``: lemons;
+    ``swaps``: of slow nodes.
     """
 
     horizon_s: float
@@ -92,6 +101,8 @@ class Outcome:
     lost_s: dict[str, Floats]
     failures: Floats
     nodes_lost: Floats
+    quarantined: Floats
+    swaps: Floats
 
     @property
     def goodput(self) -> Floats:
@@ -137,6 +148,9 @@ class _Trials:
         self._lost_s = {name: np.zeros(trials) for name in CLASSES}
         self._failures = np.zeros(trials)
         self._nodes_lost = np.zeros(trials)
+        self._lemons = _LemonNodes(job, trials, random) if job.lemons else None
+        self._slow = _SlowNodes(job.slow, trials, random) if job.slow else None
+        self._part = np.ones(trials)  # of the full speed, since the last event
         self._until_s = self._next()  # running time until the next failure
         self._restart_s = np.zeros(trials)  # what is left of a restart
         self._since_s = np.zeros(trials)  # into the segment, or into the step
@@ -152,13 +166,19 @@ class _Trials:
         missing = self._missing()
         back_s = self._back_s.min(axis=0) - self.now_s if self._limited else np.inf
         run_s = np.minimum(np.minimum(self._until_s, left_s), back_s)
+        if self._slow:
+            run_s = np.minimum(run_s, self._slow.next_s())
         run_s = np.maximum(run_s, 0.0)
         gone = np.minimum(missing * self._job.replica_nodes / self._job.nodes, 1.0)
+        gone = np.where(gone < 1.0, gone * self._job.slowing, 1.0)
         self._run(run_s, 1.0 - gone)
         self.now_s += run_s
         self._until_s -= run_s
         if self._limited:
             self._take_back()
+        if self._slow and (found := self._slow.pass_time(run_s)).any():
+            stall_s = self._job.stall.sample(self._random, self._count)
+            self._spend("stall", np.where(found, stall_s, 0.0))
         failed = (self._until_s <= 0.0) & (self.now_s < self._horizon_s)
         if failed.any():
             self._fail(failed)
@@ -172,6 +192,8 @@ class _Trials:
             lost_s=self._lost_s,
             failures=self._failures,
             nodes_lost=self._nodes_lost,
+            quarantined=self._lemons.gone if self._lemons else np.zeros(self._count),
+            swaps=self._slow.swaps if self._slow else np.zeros(self._count),
         )
 
     def _missing(self) -> Floats:
@@ -197,9 +219,15 @@ class _Trials:
         job = self._job
         busy = job.segment_s / (job.segment_s + job.save_s)
         self._since_s += work_s
-        self._useful_s += work_s * busy * part
-        self._lost_s["saving"] += work_s * (1.0 - busy)
-        self._lost_s["reduced"] += work_s * busy * (1.0 - part)
+        work_s, saving_s = work_s * busy, work_s * (1.0 - busy)
+        self._lost_s["saving"] += saving_s
+        self._lost_s["reduced"] += work_s * (1.0 - part)
+        if self._slow:
+            waited = part * self._slow.share()
+            self._lost_s["slow"] += work_s * waited
+            part = part - waited
+        self._useful_s += work_s * part
+        self._part = part
 
     def _fail(self, failed: Bools) -> None:
         """Lose what is lost, stall, and wait where there is no node."""
@@ -211,6 +239,8 @@ class _Trials:
         self._undo(undone_s, failed)
         taken = self._take(failed)
         stall_s = np.where(failed, job.stall.sample(self._random, count), 0.0)
+        if self._lemons:
+            self._lemons.fail(failed)
         self._until_s = np.where(failed, self._next(), self._until_s)
         self._spend("stall", stall_s)
         if not job.shrinks and self._limited:
@@ -223,7 +253,7 @@ class _Trials:
         """Work since the last checkpoint was not useful. A save under way counts as begun work."""
         job = self._job
         busy = job.segment_s / (job.segment_s + job.save_s)
-        kept = np.where(failed, np.minimum(undone_s * busy, self._useful_s), 0.0)
+        kept = np.where(failed, np.minimum(undone_s * busy * self._part, self._useful_s), 0.0)
         self._useful_s -= kept
         self._lost_s["rework"] += kept
 
@@ -272,4 +302,78 @@ class _Trials:
             drawn = self._job.between.sample(self._random, AHEAD * self._count)
             self._ahead, self._row = drawn.reshape(AHEAD, self._count), 0
         self._row += 1
-        return self._ahead[self._row - 1].copy()
+        gap_s = self._ahead[self._row - 1]
+        return gap_s / self._lemons.faster() if self._lemons else gap_s.copy()
+
+
+class _LemonNodes:
+    """How many lemons each trial has left, by how often each has failed."""
+
+    def __init__(self, job: Job, trials: int, random: np.random.Generator) -> None:
+        lemons = job.lemons or Lemons(share=0.0, times=1.0)
+        self._kind, self._nodes, self._random = lemons, job.nodes, random
+        self._left = np.zeros((lemons.quarantine or 1, trials))
+        self._left[0] = random.binomial(job.nodes, lemons.share, trials)
+        self.gone = np.zeros(trials)
+
+    def faster(self) -> Floats:
+        """By what factor the job fails more often than one of plain nodes."""
+        lemons = self._left.sum(axis=0)
+        return 1.0 + lemons * (self._kind.times - 1.0) / self._nodes
+
+    def fail(self, failed: Bools) -> None:
+        """A node of each of these trials fails: a lemon as often as lemons fail among all."""
+        if self._kind.quarantine is None:
+            return
+        lemons = self._left.sum(axis=0)
+        weight = lemons * self._kind.times
+        share = self._random.random(len(failed)) * (self._nodes - lemons + weight)
+        hit = failed & (share < weight)
+        if not hit.any():
+            return
+        which = share / self._kind.times  # uniform below the number of lemons
+        upto = np.cumsum(self._left, axis=0)
+        row = np.minimum((which >= upto).sum(axis=0), len(self._left) - 1)
+        columns = np.flatnonzero(hit)
+        rows = row[columns]
+        self._left[rows, columns] -= 1
+        last = rows == len(self._left) - 1
+        self.gone[columns[last]] += 1
+        self._left[rows[~last] + 1, columns[~last]] += 1
+
+
+class _SlowNodes:
+    """When the next node becomes slow, and how long until those that are slow are found."""
+
+    def __init__(self, kind: Slow, trials: int, random: np.random.Generator) -> None:
+        self._kind, self._random = kind, random
+        self._onset_s = random.exponential(kind.mean_s, trials)
+        self._found_s = np.zeros(trials)  # 0: none is slow
+        self.swaps = np.zeros(trials)
+
+    def next_s(self) -> Floats:
+        """Running time until something changes."""
+        return np.minimum(self._onset_s, np.where(self._found_s > 0, self._found_s, np.inf))
+
+    def share(self) -> Floats:
+        """Share of the speed that is lost."""
+        return np.where(self._found_s > 0, 1.0 - 1.0 / self._kind.factor, 0.0)
+
+    def pass_time(self, run_s: Floats) -> Bools:
+        """Whether all that were slow have just been found, after this running time."""
+        kind = self._kind
+        slow = self._found_s > 0
+        self._found_s = np.where(slow, self._found_s - run_s, 0.0)
+        self._onset_s = self._onset_s - run_s
+        begins = self._onset_s <= 0.0
+        found = slow & (self._found_s <= 0.0) & ~begins
+        if begins.any():
+            after_s = np.inf if kind.found_s is None else kind.found_s
+            longer_s = np.maximum(self._found_s, after_s)
+            self._found_s = np.where(begins, longer_s, self._found_s)
+            drawn_s = self._random.exponential(kind.mean_s, len(begins))
+            self._onset_s = np.where(begins, drawn_s, self._onset_s)
+            found |= begins & (self._found_s <= 0.0)
+        self._found_s = np.maximum(self._found_s, 0.0)
+        self.swaps += found
+        return found

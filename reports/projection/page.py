@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ from markupsafe import Markup
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.files import write_whole
-from trainchaos.harness.projection.result import Projected, Projection
+from trainchaos.harness.projection.result import Compared, Projected, Projection
 from trainchaos.reports.page.fill import TEMPLATES, fill
 from trainchaos.reports.page.svg import (
     FAULT,
+    FAULT_WASH,
     GREY_DARK,
     GREY_LIGHT,
     GREY_MID,
@@ -24,7 +26,7 @@ from trainchaos.reports.page.svg import (
     figure,
     to_svg,
 )
-from trainchaos.reports.projection.words import at, findings, headline
+from trainchaos.reports.projection.words import at, compared_said, findings, headline
 
 NAME, RESULTS = "report.html", "results.json"
 WIDE, HIGH = 640, 300
@@ -36,6 +38,7 @@ _CLASS_COLOURS = {
     "waiting": GREY_DARK,
     "saving": GREY_MID,
     "reduced": INK,
+    "slow": FAULT_WASH,
     "spares": GREY_LIGHT,
 }
 
@@ -56,6 +59,7 @@ def render(found: Projection) -> str:
     """The text of the page."""
     with drawing():
         plots = [_goodput(found), _badput(found)]
+        beside = _beside(found.compared) if found.compared else ""
     context: dict[str, Any] = {
         "css": Markup("".join((TEMPLATES / n).read_text("utf-8") for n in CSS)),
         "found": found,
@@ -63,13 +67,19 @@ def render(found: Projection) -> str:
         "headline": headline(found),
         "findings": findings(found),
         "plots": [Markup(plot) for plot in plots],
+        "beside": Markup(beside),
         "head": HEAD,
         "rows": [_cells(row) for row in found.rows],
-        "setting": [(k, v) for k, v in found.setting.model_dump().items() if k != "definitions"],
+        "compared_head": COMPARED,
+        "compared": [_compared(one) for one in found.compared],
+        "compared_said": compared_said(found),
+        "setting": [(k, v) for k, v in found.setting.model_dump().items() if k not in UNSHOWN],
     }
     return fill("projection.html.j2", context)
 
 
+UNSHOWN = ("definitions", "gaps")
+"""Definitions stand in sentences; the gaps of a trace are in results.json."""
 CSS = ("report.css", "compare.css")
 HEAD = (
     "GPUs",
@@ -86,6 +96,44 @@ HEAD = (
     "of paid",
     "price",
 )
+
+
+COMPARED = (
+    "ranks",
+    "strategy",
+    "projected",
+    "95 % of such means",
+    "measured",
+    "arms",
+    "95 % of the mean",
+    "residual",
+    "within",
+    "failures an arm, projected",
+    "measured",
+    "a recovery",
+    "from failures",
+    "without failures",
+)
+
+
+def _compared(one: Compared) -> tuple[str, ...]:
+    low, high = one.measured_low, one.measured_high
+    return (
+        f"{one.ranks}",
+        one.strategy,
+        f"{one.projected:.4f}",
+        f"{one.low:.4f} to {one.high:.4f}",
+        f"{one.mean:.4f}",
+        f"{len(one.measured)}",
+        "–" if low is None else f"{low:.4f} to {high:.4f}",
+        f"{one.residual:+.4f}",
+        "yes" if one.inside else "no",
+        f"{one.failures_projected:.1f}",
+        f"{one.failures_measured:.1f}",
+        span(one.stall_s),
+        f"{one.incidents}",
+        f"{one.undisturbed:.4f}",
+    )
 
 
 def _cells(row: Projected) -> tuple[str, ...]:
@@ -135,6 +183,26 @@ def _goodput(found: Projection) -> str:
     ax.legend(loc="best")
     said = ", ".join(f"{r.strategy} {r.goodput:.3f}" for r in at(found, sizes[-1]))
     return to_svg(fig, "goodput", "Goodput by size", f"At {sizes[-1]:,} GPUs: {said}")
+
+
+def _beside(compared: Sequence[Compared]) -> str:
+    """Projected intervals, and what was measured, a row for each job."""
+    fig = figure(WIDE, 70 + 26 * len(compared))
+    ax = axes(fig, grid="x")
+    rows = list(compared)[::-1]
+    for number, one in enumerate(rows):
+        ax.plot([one.low, one.high], [number, number], color=GREY_MID, lw=6, alpha=0.7)
+        ax.plot([one.projected], [number], "|", color=INK, markersize=12)
+        ax.plot(one.measured, [number] * len(one.measured), ".", color=RECOVERY)
+        ax.plot([one.mean], [number], "D", color=RECOVERY if one.inside else FAULT)
+    ax.set_yticks(range(len(rows)), [f"{one.strategy}, {one.ranks} ranks" for one in rows])
+    ax.set_xlabel("goodput from the first step to the last")
+    said = "; ".join(
+        f"{one.strategy} at {one.ranks} ranks: projected {one.projected:.3f}, measured"
+        f" {one.mean:.3f}"
+        for one in compared
+    )
+    return to_svg(fig, "compared", "Projected against measured goodput", said)
 
 
 def _badput(found: Projection) -> str:

@@ -32,7 +32,31 @@ def headline(found: Projection) -> str:
 
 def findings(found: Projection) -> list[str]:
     """Where the best strategy changes, what a second is worth, and where the engines differ."""
-    return [*_changes(found), _second(found), *_apart(found)]
+    return [*_changes(found), _second(found), *spares_said(found), *_apart(found)]
+
+
+def compared_said(found: Projection) -> str:
+    """How many jobs are where they were projected to be; empty without a comparison."""
+    if not found.compared:
+        return ""
+    inside = sum(one.inside for one in found.compared)
+    return (
+        f"{inside} of {len(found.compared)} jobs are within the projected interval; costs of"
+        f" recovery from {found.compared[0].costs_from}, none from the arms that are compared;"
+        " from the first step to the last, spares not counted"
+    )
+
+
+def spares_said(found: Projection) -> list[str]:
+    """The spares that the availability asked for takes, a line for each size."""
+    wanted = found.setting.availability
+    return [
+        f"{one.gpus:,} GPUs: "
+        + ("more than a million" if one.spares is None else f"{one.spares:,}")
+        + f" spare nodes keep all {one.nodes:,} nodes there {wanted:.4g} of the time"
+        f" ({one.load:.3g} in repair on average)"
+        for one in found.spares
+    ]
 
 
 def at(found: Projection, gpus: int) -> list[Projected]:

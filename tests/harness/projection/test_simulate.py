@@ -9,7 +9,8 @@ import pytest
 
 from trainchaos.harness.projection import closed, simulate
 from trainchaos.harness.projection.arrivals import Law, Poisson, Trace, Weibull
-from trainchaos.harness.projection.simulate import Duration, Job, Outcome, TooManyEventsError
+from trainchaos.harness.projection.durations import Duration
+from trainchaos.harness.projection.simulate import Job, Outcome, TooManyEventsError
 
 TRIALS = 200
 ERRORS = 4.5

@@ -1,0 +1,96 @@
+"""The parts of a projection on several processors, and whether there is memory for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from trainchaos.chaos.errors import InfrastructureError, ScenarioError
+from trainchaos.harness.projection.costs import RecoveryCost
+from trainchaos.harness.projection.result import Projected, Setting
+
+LOOK_S = 1.0
+MEMORY = Path("/proc/meminfo")
+SHARE = 0.8
+"""Of the memory that is free; the rest is for what the estimate does not know."""
+Play = Callable[["Part", Callable[[float], None]], Projected]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One strategy at one size."""
+
+    setting: Setting
+    gpus: int
+    cost: RecoveryCost
+
+
+def play_all(
+    parts: Sequence[Part], play: Play, each: Callable[[float], None], jobs: int
+) -> list[Projected]:
+    """Play all, in order of ``parts``. Each draws from its own seed, so that the figures are the
+    same whatever ``jobs``. ``play``: a function of a module. Processes are started anew, not
+    forked, since a bar of progress has a thread.
+
+    Raises what ``play`` raises, and InfrastructureError where a process was killed.
+    """
+    if min(jobs, len(parts)) <= 1:
+        return [play(part, _inside(each, n, len(parts))) for n, part in enumerate(parts)]
+    # the largest first, so that none is left alone at the end
+    order = sorted(range(len(parts)), key=lambda n: -parts[n].gpus)
+    pool = ProcessPoolExecutor(min(jobs, len(parts)), mp_context=get_context("spawn"))
+    try:
+        running: dict[Future[Projected], int] = {
+            pool.submit(play, parts[n], _silent): n for n in order
+        }
+        pending = set(running)
+        while pending:
+            done, pending = wait(pending, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+            each(1.0 - len(pending) / len(parts))
+        found = {n: future.result() for future, n in running.items()}
+    except BrokenProcessPool as error:
+        raise InfrastructureError(
+            "a process of the projection was killed", hint="fewer --trials or --jobs"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return [found[n] for n in range(len(parts))]
+
+
+def _silent(share: float) -> None:
+    """Progress within a part of another process is not told."""
+
+
+def _inside(each: Callable[[float], None], done: int, count: int) -> Callable[[float], None]:
+    return lambda share: each((done + share) / count)
+
+
+def refuse_memory(need: float) -> None:
+    """Raises ScenarioError where so many bytes are more than ``SHARE`` of what is available now,
+    before anything is played. Where that is not known, nothing is refused.
+    """
+    free = available()
+    if free is not None and need > SHARE * free:
+        raise ScenarioError(
+            f"the projection needs about {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are"
+            " free",
+            hint="fewer --trials, --gpus or --jobs, or a shorter --repair",
+        )
+
+
+def available() -> int | None:
+    """Bytes of memory that can be had without swapping, by the kernel's MemAvailable; None where
+    that is not known.
+    """
+    try:
+        lines = MEMORY.read_text("ascii").splitlines()
+        found = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(found.split()[1]) * 1024
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

@@ -1,0 +1,135 @@
+"""Failures that were seen, from a file: a table (CSV) or a mapping a line (JSONL)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.files import parse_json, read_bytes, reason
+from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
+
+LEAST = 3
+"""Failures; two gaps are the fewest that have a shape."""
+MOST_BYTES = 16 << 20
+MOST_NODES = 64
+"""At once; more in one line is taken for a slip, such as the size of the cluster."""
+KNOWN = ("time", "nodes", "cause")
+HINT = "lines of time (seconds, or 4h), and if known nodes lost at once and cause"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureTrace:
+    """``gaps_s``: between failures in order, the first one's time not among them; ``several``:
+    shares of failures that took 1, 2, ... nodes; ``causes``: how many of each, empty if not said.
+    """
+
+    gaps_s: tuple[float, ...]
+    several: tuple[float, ...]
+    causes: Mapping[str, int]
+
+    @property
+    def mean_s(self) -> float:
+        """Mean time between two failures."""
+        return math.fsum(self.gaps_s) / len(self.gaps_s)
+
+
+def read_failures(path: Path) -> FailureTrace:
+    """Read ``.csv`` with a head, or ``.jsonl``: a number, or a mapping, on each line. ``time``:
+    seconds since any moment, or such as ``4h``, in any order; ``nodes``: lost at once, default 1;
+    ``cause``: any text. Other columns are ignored.
+
+    Raises ScenarioError (exit code 2) with the line of what cannot be read, or where there are too
+    few failures or all come at once.
+    """
+    try:
+        text = read_bytes(path, most=MOST_BYTES).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        said = reason(error) if isinstance(error, OSError) else "no text"
+        raise ScenarioError(f"cannot read {path}: {said}", hint=HINT) from error
+    if path.suffix not in (".csv", ".jsonl"):
+        raise ScenarioError(f"{path} is neither .csv nor .jsonl", hint=HINT)
+    lines = _table(path, text) if path.suffix == ".csv" else _mappings(path, text)
+    found = [_failure(path, number, line) for number, line in lines]
+    if len(found) < LEAST:
+        raise ScenarioError(f"{path}: {len(found)} failures, {LEAST} are the fewest", hint=HINT)
+    times = sorted(time for time, _, _ in found)
+    gaps = tuple(late - early for early, late in itertools.pairwise(times))
+    if not math.fsum(gaps) > 0:
+        raise ScenarioError(f"{path}: all {len(found)} failures come at once", hint=HINT)
+    sizes = Counter(nodes for _, nodes, _ in found)
+    return FailureTrace(
+        gaps_s=gaps,
+        several=tuple(sizes[n] / len(found) for n in range(1, max(sizes) + 1)),
+        causes=Counter(cause for _, _, cause in found if cause),
+    )
+
+
+def _bad(path: Path, number: int, what: str) -> ScenarioError:
+    return ScenarioError(f"{path}:{number}: {what}", hint=HINT)
+
+
+def _table(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        head = [name.strip() for name in next(rows, [])]
+        if "time" not in head:
+            raise _bad(path, 1, "the head has no column time")
+        if twice := [name for name in KNOWN if head.count(name) > 1]:
+            raise _bad(path, 1, f"column {twice[0]} is there twice")
+        for row in rows:
+            if not row:
+                continue
+            if len(row) != len(head):
+                raise _bad(path, rows.line_num, f"{len(row)} values for {len(head)} columns")
+            yield rows.line_num, dict(zip(head, row, strict=True))
+    except csv.Error as error:
+        raise _bad(path, rows.line_num, str(error)) from error
+
+
+def _mappings(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = parse_json(line.encode())
+        except (ValueError, RecursionError) as error:
+            raise _bad(path, number, "not JSON") from error
+        yield number, value if isinstance(value, dict) else {"time": value}
+
+
+def _failure(path: Path, number: int, line: Mapping[str, Any]) -> tuple[float, int, str]:
+    time_s = _seconds(path, number, line.get("time"))
+    said = line.get("nodes")
+    nodes = 1
+    if said is not None and str(said).strip():
+        try:
+            nodes = int(str(said))
+        except ValueError as error:
+            raise _bad(path, number, f"nodes: {said!r} is no whole number") from error
+        if not 1 <= nodes <= MOST_NODES:
+            raise _bad(path, number, f"nodes: {nodes} is not between 1 and {MOST_NODES}")
+    cause = line.get("cause")
+    return time_s, nodes, "" if cause is None else str(cause).strip()
+
+
+def _seconds(path: Path, number: int, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise _bad(path, number, f"time: {value!r} is no time")
+    try:
+        seconds = float(value)
+    except (ValueError, OverflowError):
+        try:
+            seconds = parse_duration(str(value))
+        except ClauseError as error:
+            raise _bad(path, number, f"time: {value!r} is no time") from error
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise _bad(path, number, f"time: {value!r} is no time")
+    return seconds

@@ -1,0 +1,217 @@
+"""Traces, causes, spares for an availability, processes and memory of ``chaos project``."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.harness.projection.test_project_cli import SMALL, Say, chaos
+from tests.support.pages.sample_results import build
+from trainchaos.chaos.errors import InfrastructureError, ScenarioError
+from trainchaos.harness.projection import closed, parallel, projection
+from trainchaos.harness.projection.costs import PUBLISHED, Cause, by_cause, measured
+from trainchaos.harness.projection.durations import Mixture
+from trainchaos.harness.projection.projection import law_of, project
+from trainchaos.harness.projection.result import Setting
+from trainchaos.harness.projection.traces import read_failures
+
+__all__ = ["chaos"]  # the fixture
+
+CSV = "time,nodes,cause\n0,1,gpu\n1h,1,gpu\n7200,2,net\n40000,,\n"
+
+
+def write(tmp_path: Path, text: str, name: str = "seen.csv") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_a_table_and_mappings_a_line_say_the_same(tmp_path: Path) -> None:
+    lines = ['{"time": "1h", "cause": "gpu"}', "0", '{"time": 7200, "nodes": 2}', "", "40000"]
+    table = read_failures(write(tmp_path, CSV))
+    mappings = read_failures(write(tmp_path, "\n".join(lines), "seen.jsonl"))
+    assert table.gaps_s == mappings.gaps_s == (3600.0, 3600.0, 32_800.0)
+    assert table.several == mappings.several == (0.75, 0.25)
+    assert dict(table.causes) == {"gpu": 2, "net": 1} and dict(mappings.causes) == {"gpu": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("when\n1\n", "seen.csv:1: the head has no column time"),
+        ("time,time\n1,2\n", "seen.csv:1: column time is there twice"),
+        ("time\n1\nsoon\n3\n", "seen.csv:3: time: 'soon' is no time"),
+        ("time\n1\n-2\n3\n", "seen.csv:3: time: '-2' is no time"),
+        ("time\n1\nnan\n3\n", "seen.csv:3: time: 'nan' is no time"),
+        ("time,nodes\n1,1\n2,0\n3,1\n", "seen.csv:3: nodes: 0 is not between 1 and 64"),
+        ("time,nodes\n1,1\n2,few\n3,1\n", "seen.csv:3: nodes: 'few' is no whole number"),
+        ("time,nodes\n1,1\n2\n3,1\n", "seen.csv:3: 1 values for 2 columns"),
+        ('time\n1\n"2\n', "seen.csv:3: unexpected end"),
+        ("time\n1\n2\n", "2 failures, 3 are the fewest"),
+        ("time\n5\n5\n5\n", "all 3 failures come at once"),
+        ("", "the head has no column time"),
+    ],
+)
+def test_a_bad_line_of_a_trace_is_named(chaos: Say, tmp_path: Path, text: str, says: str) -> None:
+    write(tmp_path, text)
+    code, _, error = chaos(*SMALL, "--trace", "seen.csv")
+    assert code == 2 and says in error and "Traceback" not in error
+    assert not (tmp_path / "projection").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1\n{\n3\n", "seen.jsonl:2: not JSON"),
+        ('1\n{"time": null}\n3\n', "seen.jsonl:2: time: None is no time"),
+        ("1\ntrue\n3\n", "seen.jsonl:2: time: True is no time"),
+        ('1\n{"time": 2, "nodes": 1.5}\n3\n', "seen.jsonl:2: nodes: 1.5 is no whole number"),
+    ],
+)
+def test_a_bad_mapping_is_named(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ScenarioError, match=says.replace(".", r"\.")) as raised:
+        read_failures(write(tmp_path, text, "seen.jsonl"))
+    assert raised.value.exit_code == 2
+
+
+def test_a_trace_gives_gaps_and_with_its_nodes_the_rate(chaos: Say, tmp_path: Path) -> None:
+    write(tmp_path, CSV)
+    more = ("--trace", "seen.csv", "--format", "json")
+    shape = json.loads(chaos(*SMALL, *more)[1])
+    assert shape["setting"]["several"] == [0.75, 0.25]
+    rate = json.loads(chaos(*SMALL, *more, "--trace-nodes", "100")[1])["setting"]["rate"]
+    assert rate == pytest.approx(86_400 * 1000 / (40_000 / 3 * 100))
+    assert shape["setting"]["rate"] == pytest.approx(3.788, abs=0.001)
+    law = law_of(Setting(gpus=(64,), rate=3.0, gaps=(1.0, 1.0, 7.0)), 8)
+    assert law.mean_s == pytest.approx(86_400 * 1000 / 24)
+    drawn = law.sample(np.random.default_rng(1), 1000) / law.mean_s
+    assert sorted(set(np.round(drawn, 6))) == pytest.approx([1 / 3, 7 / 3])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--trace-nodes", "5"), "of how many nodes a --trace is"),
+        (("--trace", "seen.csv", "--weibull", "0.7"), "both say how failures follow"),
+        (("--trace", "seen.csv", "--trace-nodes", "5", "--rate", "2"), "gives the rate"),
+        (("--trace", "nowhere.csv"), "cannot read nowhere.csv"),
+        (("--trace", "seen.txt"), "neither .csv nor .jsonl"),
+        (("--quarantine", "2"), "--quarantine is of --lemons"),
+        (("--lemons", "2:3"), "SHARE:TIMES"),
+        (("--lemons", "0.1:-3"), "SHARE:TIMES"),
+        (("--lemons", "0.1:nan"), "SHARE:TIMES"),
+        (("--slow-rate", "-1"), "--slow-rate"),
+        (("--slow-factor", "0.5"), "--slow-factor"),
+        (("--cause", "hardware"), "NAME=SHARE:DURATION"),
+        (("--cause", "hardware=0"), "NAME=SHARE:DURATION"),
+        (("--cause", "hardware=1:soon"), "not a duration"),
+        (("--cause", "a=0.5", "--cause", "b=0.6"), "sum to 1.1, not to 1"),
+        (("--cause", "a=0.5", "--cause", "a=0.5"), "cause a is given twice"),
+        (("--availability", "1"), "--availability"),
+        (("--availability", "0"), "--availability"),
+        (("--jobs", "0"), "--jobs"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    chaos: Say, tmp_path: Path, options: tuple[str, ...], says: str
+) -> None:
+    write(tmp_path, CSV)
+    write(tmp_path, CSV, "seen.txt")
+    code, _, error = chaos(*SMALL, *options)
+    assert code == 2 and says in error and "Traceback" not in error
+
+
+def test_causes_take_their_own_time_the_measured_or_the_usual(tmp_path: Path) -> None:
+    _, results = build(tmp_path / "run")
+    kinds = ["rank-hang" if one.repeat else "process-kill" for one in results.faults]
+    faults = [
+        one.model_copy(update={"kind": kind})
+        for one, kind in zip(results.faults, kinds, strict=True)
+    ]
+    cost = measured([results.model_copy(update={"faults": faults})])["hot-spare"]
+    assert set(cost.kinds) == {"process-kill", "rank-hang"} and "rank-hang 0." in cost.source
+    causes = [Cause(name="rank-hang", share=0.25), Cause(name="net", share=0.5, stall_s=9.0)]
+    mixed = by_cause(cost, [*causes, Cause(name="else", share=0.25)])
+    assert isinstance(mixed.stall, Mixture)
+    first, second, third = (one.median_s for _, one in mixed.stall.parts)
+    assert first == cost.kinds["rank-hang"].median_s != cost.stall.median_s
+    assert second == 9.0 and third == cost.stall.median_s
+    for said in ("25.0% rank-hang", "as measured", "as given", "as all"):
+        assert said in mixed.source
+    assert mixed.at(1024.0) == mixed.stall
+    grown = by_cause(PUBLISHED["hot-spare"], [Cause(name="net", share=1.0, stall_s=9.0)])
+    assert grown.at(512).mean_s == pytest.approx(9.0 + 19 / 3)
+
+
+def test_spares_for_an_availability_are_what_erlang_says(chaos: Say, tmp_path: Path) -> None:
+    _, said, _ = chaos(*SMALL, "--availability", "0.99")
+    (small, large) = json.loads((tmp_path / "projection/results.json").read_text())["spares"]
+    for one in (small, large):
+        assert one["load"] == pytest.approx(one["nodes"] * 3.7886 / 1000 / 6, rel=1e-3)
+        assert closed.spare_availability(one["spares"], one["load"]) >= 0.99
+        if one["spares"]:
+            assert closed.spare_availability(one["spares"] - 1, one["load"]) < 0.99
+        assert f"{one['gpus']:,} GPUs: {one['spares']} spare nodes keep all" in said
+    page = (tmp_path / "projection/report.html").read_text()
+    assert "spare nodes keep all" in page
+    doubled = Setting(gpus=(4096,), rate=3.7886, several=(0.0, 1.0), availability=0.99)
+    (more,) = projection.spares_needed(doubled)
+    assert more.load == pytest.approx(2 * large["load"], rel=1e-3)
+    assert more.spares is not None and more.spares > large["spares"]
+    (never,) = projection.spares_needed(doubled.model_copy(update={"repair_s": 1e12}))
+    assert never.spares is None
+
+
+def test_the_figures_do_not_depend_on_the_processes() -> None:
+    setting = Setting(gpus=(64, 512), rate=6.5, days=5, trials=20, spares=1, lemon_share=0.1)
+    shares: list[float] = []
+    alone = project(setting, PUBLISHED, "a test")
+    several = project(setting, PUBLISHED, "a test", shares.append, jobs=2)
+    assert several == alone
+    assert shares == sorted(shares) and shares[-1] == 1.0
+
+
+def _ends(part: object, each: object) -> None:
+    os._exit(9)
+
+
+def test_a_process_that_is_killed_is_an_error() -> None:
+    setting = Setting(gpus=(64,), rate=6.5, days=1, trials=5)
+    parts = [parallel.Part(setting, 64, one) for one in PUBLISHED.values()]
+    with pytest.raises(InfrastructureError, match="was killed"):
+        parallel.play_all(parts, _ends, lambda share: None, 2)  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_it_begins(
+    chaos: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(parallel, "MEMORY", meminfo)
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable: 40 kB\n")
+    code, _, error = chaos(*SMALL)
+    assert code == 2 and "GiB are free" in error and "fewer --trials" in error
+    meminfo.write_text("MemAvailable: 4000000 kB\n")
+    assert chaos(*SMALL)[0] == 0
+    code, _, error = chaos("--gpus", "1000000", "--trials", "1000000", "--spares", "0", "-q")
+    assert code == 2 and "the projection needs about" in error
+    for text in ("MemAvailable: many kB\n", "", "MemAvailable:\n"):
+        meminfo.write_text(text)
+        assert parallel.available() is None
+    parallel.refuse_memory(1e30)  # not known: nothing is refused
+
+
+def test_the_estimate_of_memory_is_not_below_what_is_taken() -> None:
+    import tracemalloc
+
+    setting = Setting(gpus=(16_384,), rate=6.5, days=2, trials=2000, repair_s=40_000.0)
+    for cost in PUBLISHED.values():
+        part = parallel.Part(setting, 16_384, cost)
+        tracemalloc.start()
+        projection.one(part, lambda share: None)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert 0.25 * projection.bytes_of(part) < most < projection.bytes_of(part)

@@ -264,7 +264,3 @@ def main() -> None:
     ):
         print(f"**{title}**, one rank of all dies, median of {given.rounds}\n", flush=True)
         print(rows_of(curve(strategy, worlds, shards=shards, rounds=given.rounds)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,203 @@
+"""The real coordinator under the load of simulated node agents, driven by Locust:
+``python -m benchmarks.control_plane.load --agents 2048 --case rack``.
+
+Needs the extra ``load``. Each case starts a coordinator, as ``recovery.run --nodes`` does, and a
+Locust process without its page, whose users are the agents (``locustfile``); keeps both reports of
+Locust, the coordinator's log and ``results.json`` in a directory of its own below ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import select
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.control_plane.cases import CASE_VARIABLE, CASES, Case
+from benchmarks.control_plane.measure import results
+from benchmarks.control_plane.processes import Held, allow_files, free_port
+from trainchaos.chaos.errors import EXIT_PASS, ChaosError, InfrastructureError, ScenarioError
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+LOOK_S = 0.5
+HOST = "127.0.0.1"
+LISTENS_LIMIT_S = 60.0
+
+
+def play(case: Case, folder: Path, asked: int) -> dict[str, Any]:
+    """Play a case in its folder; returns its results, which are written there as well. ``asked``:
+    the end of the pipe on which Locust asks for a restart. Raises InfrastructureError.
+    """
+    case.write(folder / "case.json")
+    begun_s = time.monotonic()
+    coordinator = _coordinator(case, folder)
+    locust: Held | None = None
+    try:
+        _await_listening(coordinator)
+        coordinator.sample()
+        locust = _locust(case, folder)
+        while not locust.ended:
+            _look(coordinator, locust, asked)
+            if coordinator.ended:
+                raise InfrastructureError(
+                    f"the coordinator ended: {coordinator.said()}", hint="see its output"
+                )
+    finally:
+        for held in (locust, coordinator):
+            if held is not None:
+                held.close()
+    try:
+        found = json.loads(Path(case.out).read_text())
+    except (OSError, ValueError) as error:
+        raise InfrastructureError(
+            f"Locust noted nothing: {locust.said()}", hint=f"see {folder}"
+        ) from error
+    made = results(
+        case,
+        found,
+        events=folder / "events",
+        coordinator=coordinator.samples,
+        agents=locust.samples,
+        wall_s=time.monotonic() - begun_s,
+    )
+    (folder / "results.json").write_text(json.dumps(made, indent=1) + "\n")
+    return made
+
+
+def _look(coordinator: Held, locust: Held, asked: int) -> None:
+    poll = select.poll()
+    poll.register(asked, select.POLLIN)
+    poll.register(locust.pidfd, select.POLLIN)
+    poll.poll(LOOK_S * 1000)
+    coordinator.sample()
+    locust.sample()
+
+
+def _coordinator(case: Case, folder: Path, *more: str) -> Held:
+    """Start the coordinator of a case."""
+    script = folder / "train.py"
+    script.write_text('"""The script that the ranks would run."""\n')
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.control_plane.coordinator",
+        case.probe,
+        *("--ranks", str(case.agents * case.ranks), "--nodes", str(case.agents)),
+        *("--listen", f"{case.host}:{case.port}", "--token-file", case.token),
+        *("--strategy", "drop-replica", "--param", "rejoin=false", "--device", "cpu"),
+        *("--verify-every", "0", "--hang-timeout", "30", "--events", str(folder / "events")),
+        *more,
+        str(script),
+    ]
+    return Held(command, folder / "coordinator.txt", environment=_environment())
+
+
+def _locust(case: Case, folder: Path) -> Held:
+    command = [
+        *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"),
+        *("--html", str(folder / "locust.html"), "--json-file", str(folder / "locust")),
+        *("--stop-timeout", "1"),
+    ]
+    environment = _environment() | {CASE_VARIABLE: str(folder / "case.json")}
+    return Held(command, folder / "locust.txt", environment=environment, passed=[case.asks])
+
+
+def _environment() -> dict[str, str]:
+    return dict(os.environ) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def _await_listening(coordinator: Held) -> None:
+    """Until it says that it awaits its agents. Raises InfrastructureError."""
+    until_s = time.monotonic() + LISTENS_LIMIT_S
+    poll = select.poll()
+    poll.register(coordinator.pidfd, select.POLLIN)
+    while "are to dial" not in coordinator.said():
+        if poll.poll(50) or time.monotonic() > until_s:
+            raise InfrastructureError(
+                f"the coordinator does not listen: {coordinator.said()}", hint="see its output"
+            )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.control_plane.load",
+        description="The real coordinator under the load of simulated node agents.",
+    )
+    add = parser.add_argument
+    add("--agents", type=int, default=64, help="node agents (default 64)")
+    add("--ranks", type=int, default=8, help="ranks of each (default 8)")
+    add("--case", choices=tuple(CASES), default="steady", help="what happens (default steady)")
+    add("--ramp", type=float, help="agents started a second (default: all in 10 s, 20 at least)")
+    add("--rack", type=int, default=32, help="agents in a rack (default 32, half of all at most)")
+    add("--beat", type=float, default=1.0, help="seconds between heartbeats (default 1)")
+    add("--steady", type=float, default=15.0, help="seconds measured before the act (default 15)")
+    add("--hold", type=float, default=5.0, help="seconds measured after it (default 5)")
+    add("--limit", type=float, default=120.0, help="seconds for each wait (default 120)")
+    add("--out", type=Path, default=Path("runs/control-plane"), help="where results are kept")
+    return parser
+
+
+def case_of(given: argparse.Namespace, name: str, agents: int, folder: Path, asks: int) -> Case:
+    """The case that the options describe. Raises ScenarioError for sizes that make none."""
+    if agents < 2 or given.ranks < 1:
+        raise ScenarioError(
+            f"{agents} agents of {given.ranks} ranks", hint="2 agents of 1, or more"
+        )
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    return Case(
+        name=name,
+        agents=agents,
+        ranks=given.ranks,
+        ramp=given.ramp or max(20.0, agents / 10),
+        rack=max(1, min(given.rack, agents // 2)),
+        beat_s=given.beat,
+        step_s=given.beat,
+        steady_s=given.steady,
+        hold_s=given.hold,
+        limit_s=given.limit,
+        host=HOST,
+        port=free_port(),
+        token=str(token),
+        probe=str(folder / "probe"),
+        out=str(folder / "found.json"),
+        asks=asks,
+    )
+
+
+def run(given: argparse.Namespace, name: str, agents: int) -> dict[str, Any]:
+    """Play one case at one size in a new folder. Raises ChaosError."""
+    allow_files(agents)
+    folder = (given.out / f"{name}-{agents}-{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}").resolve()
+    folder.mkdir(parents=True)
+    asked, asks = os.pipe()
+    try:
+        return play(case_of(given, name, agents, folder, asks), folder, asked)
+    finally:
+        os.close(asked)
+        os.close(asks)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Play what the command line asks for; returns the exit status."""
+    given = _parser().parse_args(argv)
+    try:
+        made = run(given, given.case, given.agents)
+    except ChaosError as error:
+        print(f"{error.message}" + (f"; {error.hint}" if error.hint else ""), file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(made, indent=1))
+    return EXIT_PASS if not made["problem"] and not made["false_deaths"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

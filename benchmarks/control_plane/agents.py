@@ -142,7 +142,7 @@ class SimulatedAgent:
         beat_s: float = 1.0,
     ) -> None:
         self.node, self._job = node, job
-        self._address, self._token = address, token
+        self.address, self.token = address, token
         self._wait, self._pause, self._traffic = wait, pause, traffic
         self._beat_s = beat_s
         self._incarnation = secrets.token_hex(8)
@@ -180,9 +180,9 @@ class SimulatedAgent:
             pause_s = min(LATEST_S, pause_s * 2)
 
     def _connect(self) -> None:
-        sock = socket.create_connection(self._address, timeout=CONNECT_LIMIT_S)
+        sock = socket.create_connection(self.address, timeout=CONNECT_LIMIT_S)
         try:
-            keys = handshake.enter(sock, self._token, node=self.node)
+            keys = handshake.enter(sock, self.token, node=self.node)
             self.link = Link(sock, keys, FROM_COORDINATOR)
         except BaseException:
             sock.close()

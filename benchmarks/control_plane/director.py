@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.control_plane import lies
 from benchmarks.control_plane.agents import Counted, SimulatedAgent, SimulatedJob
 from benchmarks.control_plane.cases import Case
 
@@ -42,6 +43,9 @@ class Director:
         self.marks: dict[str, float] = {"begun": time.monotonic()}
         self.counted: dict[str, dict[str, int]] = {}
         self.facts: dict[str, Any] = {}
+        self.aside: set[int] = set()
+        self.welcomed_s: list[float] = []
+        self._known: set[int] = set()
         self.done = False
         self.problem = ""
 
@@ -59,9 +63,20 @@ class Director:
             context={},
         )
 
-    def measures(self, at_s: float) -> bool:
-        """Whether heartbeats of this time count: once the job trains."""
-        return at_s >= self.marks.get("steady", float("inf"))
+    def heartbeat(self, kind: str, node: int, at_s: float, took_ms: float, of: Any) -> None:
+        """The coordinator handled one: it counts once the job trains; those of agents that were
+        made late count apart.
+        """
+        if at_s >= self.marks.get("steady", float("inf")):
+            made_late = node in self.aside and at_s >= self.marks.get("act", float("inf"))
+            self.note(f"{kind}, made late" if made_late else kind, took_ms, of, at_s=at_s)
+
+    def registered(self, agent: SimulatedAgent, took_ms: float, environment: Any) -> None:
+        """The coordinator welcomed an agent, so long after it had begun to dial."""
+        again = agent.node in self._known
+        self._known.add(agent.node)
+        self.note("register again" if again else "register", took_ms, environment)
+        self.welcomed_s.append(time.monotonic())
 
     def mark(self, what: str) -> None:
         """Something begins now."""
@@ -139,6 +154,56 @@ class Director:
             "world": job.world,
             "told": len(join.nodes),
         }
+
+    def _restart(self, environment: Any) -> None:
+        """Have the coordinator killed and started again, and wait until all agents are back."""
+        before, generation = (
+            {agent.node: agent.epoch for agent in self.agents},
+            self._job.generation,
+        )
+        welcomed = len(self.welcomed_s)
+        os.write(self._case.asks, b"restart\n")
+        self._until(
+            lambda: all(a.welcome and a.epoch > before[a.node] for a in self.agents),
+            "all agents are admitted again",
+        )
+        back = self.welcomed_s[welcomed:]
+        self.note("herd, first to last", 1000 * (max(back) - min(back)), environment)
+        self.facts |= {
+            "down_s": round(min(back) - self.marks["act"], 3),
+            "same_generation": self._job.generation == generation,
+        }
+        if self._job.generation != generation or not self._job.trains:
+            self.problem = "the restart of the coordinator disturbed the job"
+
+    def _slow(self, environment: Any) -> None:
+        """Have one agent in twenty answer late from now on, and wait for three such answers."""
+        for agent in self.agents[::SLOW_ONE_IN]:
+            agent.slow_s = SLOW_S
+            self.aside.add(agent.node)
+        self._pause(3 * SLOW_S)
+        self.facts["slow"] = len(self.aside)
+
+    def _cuts(self, environment: Any) -> None:
+        """Cut a quarter of the agents off for each of CUTS_S, and wait until all are back."""
+        now_s, cut = time.monotonic(), list(self.agents)
+        for turn, seconds in enumerate(CUTS_S):
+            for agent in cut[turn::4]:
+                agent.deaf_until_s = now_s + seconds
+                self.aside.add(agent.node)
+        self._pause(max(CUTS_S) + 2 * self._case.beat_s)
+        self._until(lambda: all(agent.welcome for agent in cut), "all cut agents are back")
+        self.facts["cut"] = len(self.aside)
+
+    def _lying(self, environment: Any) -> None:
+        """Let strangers and agents lie; the lies have to be refused, and to change nothing."""
+        generation = self._job.generation
+        self.facts["lies"] = said = lies.tell(self.agents, self._job, self._agent, self._pause)
+        self.aside |= set(said["reset"])
+        self._until(lambda: all(agent.welcome for agent in self.agents), "liars are back")
+        believed = [name for name, taken in said["believed"].items() if taken]
+        if believed or self._job.generation != generation or not self._job.trains:
+            self.problem = f"a lie was believed: {believed or 'the generation ended'}"
 
     # ---- the end
 

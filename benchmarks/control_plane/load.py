@@ -45,8 +45,10 @@ def play(case: Case, folder: Path, asked: int) -> dict[str, Any]:
         coordinator.sample()
         locust = _locust(case, folder)
         while not locust.ended:
-            _look(coordinator, locust, asked)
-            if coordinator.ended:
+            if _look(coordinator, locust, asked):
+                coordinator.close()
+                coordinator = _coordinator(case, folder, "--adopt", after=coordinator)
+            elif coordinator.ended:
                 raise InfrastructureError(
                     f"the coordinator ended: {coordinator.said()}", hint="see its output"
                 )
@@ -72,17 +74,19 @@ def play(case: Case, folder: Path, asked: int) -> dict[str, Any]:
     return made
 
 
-def _look(coordinator: Held, locust: Held, asked: int) -> None:
+def _look(coordinator: Held, locust: Held, asked: int) -> bool:
+    """Wait for a moment and sample both; whether Locust asks for a restart."""
     poll = select.poll()
     poll.register(asked, select.POLLIN)
     poll.register(locust.pidfd, select.POLLIN)
-    poll.poll(LOOK_S * 1000)
+    ready = [fd for fd, _ in poll.poll(LOOK_S * 1000)]
     coordinator.sample()
     locust.sample()
+    return asked in ready and bool(os.read(asked, 64))
 
 
-def _coordinator(case: Case, folder: Path, *more: str) -> Held:
-    """Start the coordinator of a case."""
+def _coordinator(case: Case, folder: Path, *more: str, after: Held | None = None) -> Held:
+    """Start the coordinator of a case; ``after``: the one before, whose samples it continues."""
     script = folder / "train.py"
     script.write_text('"""The script that the ranks would run."""\n')
     command = [
@@ -97,7 +101,9 @@ def _coordinator(case: Case, folder: Path, *more: str) -> Held:
         *more,
         str(script),
     ]
-    return Held(command, folder / "coordinator.txt", environment=_environment())
+    held = Held(command, folder / "coordinator.txt", environment=_environment())
+    held.samples = after.samples if after is not None else []
+    return held
 
 
 def _locust(case: Case, folder: Path) -> Held:

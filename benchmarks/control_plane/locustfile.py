@@ -81,7 +81,7 @@ class NodeAgentUser(User):  # type: ignore[misc]  # Locust has no types
             agent.serve(time.monotonic() + 0.02)
         if agent.welcome:
             took_ms = 1000 * (time.monotonic() - dialled_s)
-            DIRECTOR.note("register", took_ms, self.environment)
+            DIRECTOR.registered(agent, took_ms, self.environment)
 
 
 class CaseShape(LoadTestShape):  # type: ignore[misc]  # Locust has no types
@@ -104,9 +104,8 @@ def _tail(environment: Any) -> None:
         except OSError:
             continue
         offset += len(data) - len(data) % RECORD.size
-        for kind, at_s, took_ms in records(data):
-            if DIRECTOR.measures(at_s):
-                DIRECTOR.note(kind, took_ms, environment, at_s=at_s)
+        for kind, node, at_s, took_ms in records(data):
+            DIRECTOR.heartbeat(kind, node, at_s, took_ms, environment)
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]

@@ -59,6 +59,9 @@ class NoJob:
         self.marks[name] = BLANK
         return name
 
+    def expect(self, role: str, mode: str, count: int) -> None:
+        """Do nothing."""
+
     def send(self, process: str, message: Message) -> bool:
         """Count a message; send nothing."""
         self.sent[type(message).__name__] += 1

@@ -117,7 +117,8 @@ def _locust(case: Case, folder: Path) -> Held:
 
 
 def _environment() -> dict[str, str]:
-    return dict(os.environ) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return dict(os.environ) | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def _await_listening(coordinator: Held) -> None:

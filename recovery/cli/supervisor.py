@@ -324,6 +324,10 @@ class Supervisor:
         )
         return started.name
 
+    def expect(self, role: str, mode: str, count: int) -> None:
+        """See ``JobProcesses.expect``."""
+        self._processes.expect(role, mode, count)
+
     def _config(self, name: str, spot: ProcessPlacement) -> ScriptConfig:
         return script_config(
             self._spec,

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from benchmarks.control_plane.agents import SimulatedAgent, SimulatedJob
+from benchmarks.control_plane.agents import SimulatedAgent
+from benchmarks.control_plane.job import SimulatedJob
 from trainchaos.recovery.nodes.link import handshake, protocol
 from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed, Seal, TokenRefused
 from trainchaos.recovery.transport.wire import Joined, Parked

@@ -1,5 +1,5 @@
 """The real coordinator under the load of simulated node agents, driven by Locust:
-``python -m benchmarks.control_plane.load --agents 2048 --case rack``.
+``python -m benchmarks.control_plane.load --agents 2048 --case rack``, or ``--all``.
 
 Needs the extra ``load``. Each case starts a coordinator, as ``recovery.run --nodes`` does, and a
 Locust process without its page, whose users are the agents (``locustfile``); keeps both reports of
@@ -13,28 +13,46 @@ import json
 import os
 import secrets
 import select
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.control_plane.cases import CASE_VARIABLE, CASES, Case
 from benchmarks.control_plane.measure import results
+from benchmarks.control_plane.page import machine, rows, write
 from benchmarks.control_plane.processes import Held, allow_files, free_port
-from trainchaos.chaos.errors import EXIT_PASS, ChaosError, InfrastructureError, ScenarioError
+from trainchaos.chaos.errors import (
+    EXIT_FAIL,
+    EXIT_PASS,
+    ChaosError,
+    InfrastructureError,
+    MissingCapability,
+    ScenarioError,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+ALL = (
+    *((name, 2048) for name in ("rack", "steady", "tenth", "restart", "cuts", "slow", "lying")),
+    *((name, 512) for name in ("steady", "rack")),
+    *((name, 8192) for name in ("steady", "rack")),
+)
+"""Cases and agents of ``--all``: what the goals are about first.
+"""
 LOOK_S = 0.5
 HOST = "127.0.0.1"
 LISTENS_LIMIT_S = 60.0
 
 
-def play(case: Case, folder: Path, asked: int) -> dict[str, Any]:
+def play(case: Case, folder: Path, asked: int, *, most_s: float) -> dict[str, Any]:
     """Play a case in its folder; returns its results, which are written there as well. ``asked``:
-    the end of the pipe on which Locust asks for a restart. Raises InfrastructureError.
+    the end of the pipe on which Locust asks for a restart; ``most_s``: for all of it. Raises
+    InfrastructureError.
     """
     case.write(folder / "case.json")
     begun_s = time.monotonic()
@@ -45,6 +63,11 @@ def play(case: Case, folder: Path, asked: int) -> dict[str, Any]:
         coordinator.sample()
         locust = _locust(case, folder)
         while not locust.ended:
+            if time.monotonic() > begun_s + most_s:
+                raise InfrastructureError(
+                    f"{case.name} with {case.agents} agents took longer than {most_s:.0f} s",
+                    hint="use fewer --agents, or a machine that nobody else uses",
+                )
             if _look(coordinator, locust, asked):
                 coordinator.close()
                 coordinator = _coordinator(case, folder, "--adopt", after=coordinator)
@@ -149,6 +172,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--hold", type=float, default=5.0, help="seconds measured after it (default 5)")
     add("--limit", type=float, default=120.0, help="seconds for each wait (default 120)")
     add("--out", type=Path, default=Path("runs/control-plane"), help="where results are kept")
+    add("--most", type=float, default=720.0, help="seconds for all of it (default 720)")
+    add("--all", action="store_true", help="all cases at 2,048 agents, two at 512 and 8,192")
+    add("--resume", action="store_true", help="with --all: keep what --out has of the cases")
+    add("--write", type=Path, metavar="PAGE", help="put the table into this page")
     return parser
 
 
@@ -181,29 +208,97 @@ def case_of(given: argparse.Namespace, name: str, agents: int, folder: Path, ask
     )
 
 
-def run(given: argparse.Namespace, name: str, agents: int) -> dict[str, Any]:
+def run(given: argparse.Namespace, name: str, agents: int, *, most_s: float) -> dict[str, Any]:
     """Play one case at one size in a new folder. Raises ChaosError."""
     allow_files(agents)
     folder = (given.out / f"{name}-{agents}-{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}").resolve()
     folder.mkdir(parents=True)
     asked, asks = os.pipe()
     try:
-        return play(case_of(given, name, agents, folder, asks), folder, asked)
+        case = case_of(given, name, agents, folder, asks)
+        return play(case, folder, asked, most_s=most_s)
     finally:
         os.close(asked)
         os.close(asks)
 
 
+def kept(out: Path, name: str, agents: int) -> dict[str, Any] | None:
+    """The newest results of a case that was played to its end, None: there are none."""
+    for file in sorted(out.glob(f"{name}-{agents}-*/results.json"), reverse=True):
+        made: dict[str, Any] = json.loads(file.read_text())
+        if not made["problem"]:
+            return made
+    return None
+
+
+def run_all(given: argparse.Namespace, found: list[dict[str, Any]]) -> None:
+    """Play ALL, as far as the time allows, and append the results to ``found``, case by case. A
+    case that fails is one line of them.
+    """
+    until_s = time.monotonic() + given.most
+    for name, agents in ALL:
+        made = kept(given.out, name, agents) if given.resume else None
+        left_s = until_s - time.monotonic()
+        if made is None:
+            print(f"{name}, {agents} agents; {left_s:.0f} s left", file=sys.stderr, flush=True)
+            try:
+                if left_s <= 0:
+                    raise InfrastructureError("no time was left", hint="use --resume, or --most")
+                made = run(given, name, agents, most_s=left_s)
+            except ChaosError as error:
+                made = failed(name, agents, given.ranks, error.message)
+        found.append(made)
+
+
+def failed(name: str, agents: int, ranks: int, why: str) -> dict[str, Any]:
+    """The results of a case that could not be played."""
+    return {
+        "case": name,
+        "agents": agents,
+        "ranks": agents * ranks,
+        "problem": why.partition("\n")[0][:200],
+        "latency_ms": {},
+        "traffic": None,
+        "coordinator": None,
+        "false_deaths": 0,
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Play what the command line asks for; returns the exit status."""
     given = _parser().parse_args(argv)
+    found: list[dict[str, Any]] = []
+    on = machine()
     try:
-        made = run(given, given.case, given.agents)
+        if find_spec("locust") is None:
+            raise MissingCapability("Locust is not installed", hint="pip install '.[load]'")
+        if given.write is not None and not given.write.is_file():
+            raise ScenarioError(f"no page {given.write}")
+        if given.all:
+            run_all(given, found)
+        else:
+            found.append(run(given, given.case, given.agents, most_s=given.most))
     except ChaosError as error:
         print(f"{error.message}" + (f"; {error.hint}" if error.hint else ""), file=sys.stderr)
         return error.exit_code
-    print(json.dumps(made, indent=1))
-    return EXIT_PASS if not made["problem"] and not made["false_deaths"] else 1
+    except KeyboardInterrupt:
+        print("interrupted: what was played is kept", file=sys.stderr)
+    if given.write is not None and found:
+        write(given.write, found, on=on, commit=commit_of(ROOT))
+    print(rows(found) if given.all else json.dumps(found, indent=1))
+    played = bool(found) and len(found) == (len(ALL) if given.all else 1)
+    good = all(not each["problem"] and not each["false_deaths"] for each in found)
+    return EXIT_PASS if played and good else EXIT_FAIL
+
+
+def commit_of(root: Path) -> str:
+    """The commit of a checkout, short, and whether it was changed since; "unknown" elsewhere."""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=8"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()
 
 
 if __name__ == "__main__":

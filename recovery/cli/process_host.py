@@ -150,11 +150,6 @@ class LeastTaken:
         """A process was started there."""
         self._held[spot.node, spot.device] += 1
 
-    def drop(self, spot: ProcessPlacement) -> None:
-        """The node of the best spot takes no process now: it is not tried again."""
-        self._left = [each for each in self._left if each[2].node != spot.node]
-        heapq.heapify(self._left)
-
     def in_order(self) -> list[ProcessPlacement]:
         """All spots, as they are to be tried for the next process."""
         return [spot for _, _, spot in sorted(self._left, key=lambda each: each[:2])]

@@ -86,7 +86,9 @@ class JobProcesses:
         ahead = max(0, self._expected.pop((role, mode), 0) - 1)
         self._expected = {(role, mode): ahead} if ahead else {}
         while True:
-            self._why, self._failed = "no node is left", set()
+            self._why = "no node is left"
+            if self._failed:
+                self._failed, self._ordered = set(), None
             while (asked := self._ask(kind, mode, config, 1 + ahead)) is not None:
                 name, spot = asked
                 try:
@@ -118,9 +120,6 @@ class JobProcesses:
             order = self._order()
             if (spot := order.best()) is None:
                 break
-            if spot.node in self._failed:
-                order.drop(spot)
-                continue
             name = f"{kind}{self._count}"
             self._count += 1
             self._log_room.begins(name)
@@ -151,12 +150,13 @@ class JobProcesses:
         """
         now_s = self._now_s()
         if self._ordered is None or now_s >= self._ordered_until_s:
+            left = [spot for spot in self._host.spots() if spot.node not in self._failed]
             taken = [self._spots[other] for other in self.pids]
             taken += [(spot.node, spot.device) for _, spot in self._asked]
-            self._ordered = LeastTaken(self._host.spots(), taken, self._avoids)
+            self._ordered = LeastTaken(left, taken, self._avoids)
             # a small job, for which it costs nothing, orders them anew for each start
             took_s = self._now_s() - now_s
-            self._ordered_until_s = now_s + took_s + min(ORDER_S, 10 * took_s)
+            self._ordered_until_s = now_s + took_s + min(ORDER_S, 50 * took_s)
         return self._ordered
 
     def failed(self, name: str | None) -> None:

@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks test-frameworks lint check format fuzz soak scenarios docs bench bench-hangs bench-planted schema clean help
+.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks test-frameworks lint check format fuzz soak scenarios docs bench bench-hangs bench-load bench-planted schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -111,6 +111,10 @@ bench: $(STAMP) ## measure recovery and overhead; prints the tables kept in docs
 
 bench-hangs: $(STAMP) ## how fast each family of hangs is found, at two step times (under five minutes, nothing else running)
 	$(BIN)/python -m benchmarks.hangs
+
+bench-load: $(STAMP) ## the real coordinator under 512, 2,048 and 8,192 simulated agents, driven by Locust; into docs/control-plane.md (twelve minutes, nothing else running)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,load]'
+	$(BIN)/python -m benchmarks.control_plane.load --all --write docs/control-plane.md
 
 bench-planted: $(STAMP) ## how soon the search finds each planted defect; into docs/search.md (half an hour)
 	$(BIN)/python -m benchmarks.planted

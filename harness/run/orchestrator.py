@@ -321,6 +321,9 @@ class Orchestrator:
         """Start a process."""
         return self._roster.spawn(role, mode)
 
+    def expect(self, role: str, mode: str, count: int) -> None:
+        """Start them one by one: an arm has few."""
+
     def send(self, process: str, message: Message) -> bool:
         """Send; a rank learns of the faults armed for it before it joins."""
         if isinstance(message, Join):

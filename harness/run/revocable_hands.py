@@ -41,6 +41,10 @@ class RevocableHands:
         self._check()
         return name
 
+    def expect(self, role: str, mode: str, count: int) -> None:
+        """See Hands."""
+        self._hands.expect(role, mode, count)
+
     def send(self, process: str, message: Message) -> bool:
         """See Hands."""
         self._check("send")

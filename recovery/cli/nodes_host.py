@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import suppress
 from pathlib import Path
 
 from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
@@ -69,19 +70,20 @@ class NodesProcessHost:
         self._avoided.refuse_shortage(self._spots_of(self._fleet.nodes().values()), self._size)
 
     def inherit(self, processes: Mapping[str, tuple[int, int]]) -> None:
-        """Take over processes; agents that do not come back soon are lost."""
+        """Take over processes; agents that do not come back soon are lost: within RETURN_LIMIT_S
+        of the last one that did, as many that come at once take their time.
+        """
         self._fleet.inherit(self._events, processes)
-        held = {node for node, _ in processes.values()}
-        until_s = time.monotonic() + RETURN_LIMIT_S
-        for node in self._numbers:
-            try:
-                left_s = max(0.0, until_s - time.monotonic())
-                self._fleet.await_nodes([node], limit_s=left_s, gone=_nothing_known)
-            except InfrastructureError:
-                if node in held:
-                    self._fleet.forsake(
-                        node, f"its agent was not back {RETURN_LIMIT_S:g} s after the coordinator"
-                    )
+        arrivals = _Arrivals(self._fleet.present)
+        with suppress(InfrastructureError):
+            self._fleet.await_nodes(
+                self._numbers, limit_s=READY_LIMIT_S, gone=_nothing_known, stopped=arrivals.over
+            )
+        there = {state.node for state in self._fleet.present()}
+        for node in sorted({node for node, _ in processes.values()} - there):
+            self._fleet.forsake(
+                node, f"its agent was not back {RETURN_LIMIT_S:g} s after the coordinator"
+            )
         self._spots_of(self._fleet.nodes().values())  # which of them are tainted is logged
 
     def spots(self) -> Sequence[ProcessPlacement]:
@@ -125,9 +127,21 @@ class NodesProcessHost:
 
     def start(self, name: str, spot: ProcessPlacement, config: ScriptConfig, mode: str) -> int:
         """Start a process by the node's agent."""
+        self.ask_for(name, spot, config, mode)
+        return self.started(name, spot)
+
+    def ask_for(self, name: str, spot: ProcessPlacement, config: ScriptConfig, mode: str) -> None:
+        """Have a process started by the node's agent; ``started`` follows."""
         told = config.model_dump(mode="json")
         try:
-            return self._fleet.spawn(name, spot.node, told, mode=mode, log=f"{name}.jsonl")
+            self._fleet.ask_for(name, spot.node, told, mode=mode, log=f"{name}.jsonl")
+        except NodeGone as error:
+            raise ConnectionError(error.message) from error
+
+    def started(self, name: str, spot: ProcessPlacement) -> int:
+        """The pid of a process that was asked for."""
+        try:
+            return self._fleet.started(name, spot.node)
         except NodeGone as error:
             raise ConnectionError(error.message) from error
 
@@ -150,6 +164,19 @@ class NodesProcessHost:
     def wait(self, timeout_s: float) -> Sequence[FleetReport]:
         """Reports on processes and nodes."""
         return self._fleet.wait(timeout_s)
+
+
+class _Arrivals:
+    """Agents that come back. ``present``: those that are there."""
+
+    def __init__(self, present: Callable[[], Sized]) -> None:
+        self._present, self._count, self._last_s = present, 0, time.monotonic()
+
+    def over(self) -> bool:
+        """Whether none has come for RETURN_LIMIT_S."""
+        if (count := len(self._present())) > self._count:
+            self._count, self._last_s = count, time.monotonic()
+        return time.monotonic() > self._last_s + RETURN_LIMIT_S
 
 
 def _nothing_known(node: int) -> str | None:

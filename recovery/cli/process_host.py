@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
@@ -96,24 +97,76 @@ class ProcessHost(Protocol):
         """End everything; returns what could not be removed: pid -> name."""
 
 
+@runtime_checkable
+class Remote(Protocol):
+    """A host that takes a while to start a process, and can start several at a time: ``start`` in
+    two parts.
+    """
+
+    def ask_for(self, name: str, spot: ProcessPlacement, config: ScriptConfig, mode: str) -> None:
+        """Have a process started. Raises InfrastructureError, ConnectionError as ``start``."""
+
+    def started(self, name: str, spot: ProcessPlacement) -> int:
+        """Its pid, once it is started. Raises InfrastructureError, ConnectionError as ``start``."""
+
+
+Avoids = Callable[[tuple[int, str]], bool]
+
+
+class LeastTaken:
+    """Spots in the order in which to try them for one process after the other, each as soon as the
+    one before is started; ``taken``: node and device of each living process. A spot may occur
+    several times, for as many processes. ``avoids``: whether processes kept failing at a node and
+    device; a spot that stays empty for that reason is taken last, unless a GPU would have to be
+    shared instead.
+
+    To start one process costs the logarithm of the number of spots; it would cost all of them to
+    order them anew, and a job of many nodes that many times as much.
+    """
+
+    def __init__(
+        self,
+        spots: Sequence[ProcessPlacement],
+        taken: Iterable[tuple[int, str]],
+        avoids: Avoids = lambda _: False,
+    ) -> None:
+        self._avoids = avoids
+        self._held = Counter(taken)
+        self._there = Counter((spot.node, spot.device) for spot in spots)
+        self._left = [(self._rating(spot), turn, spot) for turn, spot in enumerate(spots)]
+        heapq.heapify(self._left)
+
+    def best(self) -> ProcessPlacement | None:
+        """The spot to try next; None: there is none."""
+        while self._left:
+            rating, turn, spot = self._left[0]
+            now = self._rating(spot)
+            if now <= rating:
+                return spot
+            heapq.heapreplace(self._left, (now, turn, spot))
+        return None
+
+    def took(self, spot: ProcessPlacement) -> None:
+        """A process was started there."""
+        self._held[spot.node, spot.device] += 1
+
+    def in_order(self) -> list[ProcessPlacement]:
+        """All spots, as they are to be tried for the next process."""
+        return [spot for _, _, spot in sorted(self._left, key=lambda each: each[:2])]
+
+    def _rating(self, spot: ProcessPlacement) -> tuple[int, bool, int]:
+        at = spot.node, spot.device
+        crowd = self._held[at] // self._there[at]
+        return crowd if spot.device.startswith("cuda") else 0, self._avoids(at), crowd
+
+
 def least_taken(
     spots: Sequence[ProcessPlacement],
     taken: Iterable[tuple[int, str]],
-    avoids: Callable[[tuple[int, str]], bool] = lambda _: False,
+    avoids: Avoids = lambda _: False,
 ) -> list[ProcessPlacement]:
-    """Spots in the order in which to try them for a process; ``taken``: node and device of each
-    living process. A spot may occur several times, for as many processes. ``avoids``: whether
-    processes kept failing at a node and device; a spot that stays empty for that reason is taken
-    last, unless a GPU would have to be shared instead.
-    """
-    held, there = Counter(taken), Counter((spot.node, spot.device) for spot in spots)
-
-    def rating(spot: ProcessPlacement) -> tuple[int, bool, int]:
-        at = spot.node, spot.device
-        crowd = held[at] // there[at]
-        return crowd if spot.device.startswith("cuda") else 0, avoids(at), crowd
-
-    return sorted(spots, key=rating)
+    """Spots in the order in which to try them for one process (``LeastTaken``)."""
+    return LeastTaken(spots, taken, avoids).in_order()
 
 
 class LocalProcessHost:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
-from trainchaos.recovery.cli.process_host import ProcessHost, ProcessPlacement, least_taken
+from trainchaos.recovery.cli.process_host import (
+    LeastTaken,
+    ProcessHost,
+    ProcessPlacement,
+    Remote,
+)
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
 from trainchaos.recovery.policy.backoff import Reputation
 from trainchaos.recovery.process.logroom import LogRoom
 from trainchaos.recovery.rank.script import ScriptConfig
+
+Configure = Callable[[str, ProcessPlacement], ScriptConfig]
+MOST_ASKED = 64
+"""Processes asked for at a time: fewer than ``takeover_log.UNWRITTEN``, as all of them may be
+started without being in the log when the supervisor is lost.
+"""
+ORDER_S = 0.5
+"""For which an order of spots is used again at most: nodes fall silent, and devices fail."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +59,19 @@ class JobProcesses:
         self._fails: Callable[[int, str], bool] = lambda node, device: False
         self._doubted: Callable[[tuple[int, str]], bool] = lambda spot: False
         self._count = takeover.names if takeover is not None else 0
+        self._ordered: LeastTaken | None = None  # until then, or something changes
+        self._ordered_until_s = 0.0
+        self._expected: dict[tuple[str, str], int] = {}  # starts to come, by role and mode
+        self._asked: deque[tuple[str, ProcessPlacement]] = deque()
+        self._why = ""
+        self._failed: set[int] = set()  # nodes, since the search for a spot began
+        self._remote = host if isinstance(host, Remote) else None
 
     def start(
         self,
         role: str,
         mode: str,
-        config: Callable[[str, ProcessPlacement], ScriptConfig],
+        config: Configure,
         *,
         stopped: Callable[[], bool],
     ) -> StartedProcess:
@@ -62,33 +83,87 @@ class JobProcesses:
         Raises NoPlaceLeft when none may come back, and InfrastructureError when it is stopped.
         """
         kind = "s" if role == "spare" else "w"
-        taken = [self._spots[other] for other in self.pids]
+        ahead = max(0, self._expected.pop((role, mode), 0) - 1)
+        self._expected = {(role, mode): ahead} if ahead else {}
         while True:
-            why, failed = "no node is left", set[int]()
-            for spot in least_taken(self._host.spots(), taken, self._avoids):
-                if spot.node in failed:
-                    continue
-                name = f"{kind}{self._count}"
-                self._count += 1
-                self._log_room.begins(name)
+            self._why = "no node is left"
+            if self._failed:
+                self._failed, self._ordered = set(), None
+            while (asked := self._ask(kind, mode, config, 1 + ahead)) is not None:
+                name, spot = asked
                 try:
-                    pid = self._host.start(name, spot, config(name, spot), mode)
+                    pid = self._answer(name, spot, config, mode)
                 except ConnectionError as error:
-                    why = str(error)
-                    failed.add(spot.node)
+                    self._gone(spot, str(error))
                 else:
                     self.pids[name], self._spots[name] = pid, (spot.node, spot.device)
                     return StartedProcess(name=name, pid=pid, spot=spot)
             if stopped() or not self._host.may_return():
                 lacking = InfrastructureError if stopped() else NoPlaceLeft
                 raise lacking(
-                    f"cannot start a process: {why}", hint="see what the nodes' agents say"
+                    f"cannot start a process: {self._why}", hint="see what the nodes' agents say"
                 )
+
+    def expect(self, role: str, mode: str, count: int) -> None:
+        """So many calls of ``start`` follow at once. Where processes are started by agents, up to
+        MOST_ASKED of them are asked for at a time: a job would else wait once for each rank.
+        """
+        self._expected = {(role, mode): count}
+
+    def _ask(
+        self, kind: str, mode: str, config: Configure, count: int
+    ) -> tuple[str, ProcessPlacement] | None:
+        """The name and the spot of the next process; it and the next ones, ``count`` in all, are
+        asked for where the host is remote. None: there is no spot.
+        """
+        while len(self._asked) < (min(count, MOST_ASKED) if self._remote is not None else 1):
+            order = self._order()
+            if (spot := order.best()) is None:
+                break
+            name = f"{kind}{self._count}"
+            self._count += 1
+            self._log_room.begins(name)
+            if self._remote is not None:
+                try:
+                    self._remote.ask_for(name, spot, config(name, spot), mode)
+                except ConnectionError as error:
+                    self._gone(spot, str(error))
+                    continue
+            order.took(spot)
+            self._asked.append((name, spot))
+        return self._asked.popleft() if self._asked else None
+
+    def _answer(self, name: str, spot: ProcessPlacement, config: Configure, mode: str) -> int:
+        """The pid of a process that was asked for, or is started now."""
+        if self._remote is not None:
+            return self._remote.started(name, spot)
+        return self._host.start(name, spot, config(name, spot), mode)
+
+    def _gone(self, spot: ProcessPlacement, why: str) -> None:
+        """The node of a spot takes no process now."""
+        self._why, self._ordered = why, None
+        self._failed.add(spot.node)
+
+    def _order(self) -> LeastTaken:
+        """The spots, least taken first: of the start before, if that was a moment ago and nothing
+        has changed since.
+        """
+        now_s = self._now_s()
+        if self._ordered is None or now_s >= self._ordered_until_s:
+            left = [spot for spot in self._host.spots() if spot.node not in self._failed]
+            taken = [self._spots[other] for other in self.pids]
+            taken += [(spot.node, spot.device) for _, spot in self._asked]
+            self._ordered = LeastTaken(left, taken, self._avoids)
+            # a small job, for which it costs nothing, orders them anew for each start
+            took_s = self._now_s() - now_s
+            self._ordered_until_s = now_s + took_s + min(ORDER_S, 50 * took_s)
+        return self._ordered
 
     def failed(self, name: str | None) -> None:
         """A process failed at its spot, which is avoided for a while."""
         if name is not None and name in self._spots:
             self._reputation.failed(self._spots[name], self._now_s())
+            self._ordered = None
 
     def spot_of(self, name: str) -> tuple[int, str] | None:
         """Node and device of a process whose exit is not answered yet."""
@@ -98,11 +173,11 @@ class JobProcesses:
         """Start processes only where there is no other place at spots that are about to fail.
         ``fails``: whether a node and device are.
         """
-        self._fails = fails
+        self._fails, self._ordered = fails, None
 
     def doubt(self, doubted: Callable[[tuple[int, str]], bool]) -> None:
         """As ``avoid``, of spots (node and device) that are suspect."""
-        self._doubted = doubted
+        self._doubted, self._ordered = doubted, None
 
     def spots_in_use(self) -> set[tuple[int, str]]:
         """Node and device of each process whose exit is not answered yet."""
@@ -111,6 +186,7 @@ class JobProcesses:
     def exited(self, name: str) -> None:
         """Its exit was recorded: its place is free."""
         del self.pids[name]
+        self._ordered = None
 
     def forget(self, name: str) -> None:
         """Its exit was answered as well."""

@@ -32,6 +32,7 @@ from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.rank.script import ScriptConfig
 from trainchaos.recovery.supervise.adoption import past
 from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
+from trainchaos.recovery.supervise.paced_look import PacedLook
 from trainchaos.recovery.supervise.supervision import StopFlag
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import CheckpointNote, Failed, Message, Ready
@@ -101,6 +102,7 @@ class Supervisor:
         )
         self._keepers = JobKeepers(spec, self._log_room, self._write)
         self._errors: dict[str, str] = {}
+        self._look = PacedLook(self.now_s)
         self._described = False
         self._failed_s: float | None = None
         self._failed_step = 0
@@ -196,7 +198,7 @@ class Supervisor:
         self.controller.adopt(known, self._first_state)
 
     def _turn(self) -> None:
-        for report in self._host.wait(self.controller.look_in_s):
+        for report in self._host.wait(self._look.in_s(self.controller.look_in_s)):
             if isinstance(report, MessageReceived):
                 if isinstance(report.message, Ready):
                     self._note_job(report.message)
@@ -218,7 +220,7 @@ class Supervisor:
         self._keepers.look()
         self._health.look()
         self._care.look()
-        self.controller.tick()
+        self._look.take(self.controller.tick)
         self._clear_logs()
         if self._stop.signum:
             self._interrupt(signal.Signals(self._stop.signum).name)
@@ -323,6 +325,10 @@ class Supervisor:
             device=started.spot.device,
         )
         return started.name
+
+    def expect(self, role: str, mode: str, count: int) -> None:
+        """See ``JobProcesses.expect``."""
+        self._processes.expect(role, mode, count)
 
     def _config(self, name: str, spot: ProcessPlacement) -> ScriptConfig:
         return script_config(

@@ -198,7 +198,7 @@ class HangDetector:
             if mark.phase == STALLS
             and not mark.busy_s
             and (silence := self._silences.get(name)) is not None
-            and silence.mark == mark
+            and (silence.mark is mark or silence.mark == mark)
         ]
         return len(still) >= max(2, len(marks) / 2)
 
@@ -206,7 +206,7 @@ class HangDetector:
         """None: it has moved since the last look."""
         self.pace.saw(name, mark)
         silence = self._silences.get(name)
-        if silence is not None and silence.mark == mark:
+        if silence is not None and (silence.mark is mark or silence.mark == mark):
             return silence
         if silence is not None:
             alone_s = silence.behind_s

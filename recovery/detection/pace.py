@@ -73,6 +73,8 @@ class Pace:
     _seasoned: set[str] = field(default_factory=set)
     _stuck: bool = False
     _failed_regroups: int = 0
+    _deadlines: dict[tuple[str, bool], float] = field(default_factory=dict)
+    """Known until something is learned: a job of many ranks asks for each of them in each look."""
     _got_through: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def resumed(self, members: Collection[str]) -> None:
@@ -85,6 +87,7 @@ class Pace:
 
     def step_took(self, seconds: float) -> None:
         """A step of the whole job."""
+        self._deadlines.clear()
         self._durations.append(seconds)
         self._got_through.append(seconds if self._failed_regroups else 0.0)
         self._failed_regroups = 0
@@ -143,13 +146,23 @@ class Pace:
             and all_s > self.limits.floor_s
         ):
             self._first_s = max(self._first_s, all_s)
+            self._deadlines.clear()
         if mark.phase in LEARNED and alone_s > self.limits.floor_s / 4:
             self._silences.setdefault(mark.phase, deque(maxlen=WINDOW)).append(alone_s)
+            self._deadlines.clear()
 
     def deadline_s(self, phase: str, name: str = "") -> float:
         """How long a process may be silent in a phase while others wait for it. ``name`` "": one
         that is seasoned.
         """
+        fresh = bool(name) and name not in self._seasoned
+        known_s = self._deadlines.get((phase, fresh))
+        if known_s is None:
+            known_s = self._deadlines[phase, fresh] = self._deadline_s(phase, fresh=fresh)
+        return known_s
+
+    def _deadline_s(self, phase: str, *, fresh: bool) -> float:
+        """``fresh``: of a process that has done no step yet."""
         limits = self.limits
         least = (
             limits.checkpoint_floor_s if phase == "checkpoint" else limits.floor_s - limits.ahead_s
@@ -160,7 +173,7 @@ class Pace:
             least = limits.given_s
         if not self._durations:
             return max(least, limits.first_step_s)
-        if name and name not in self._seasoned and phase != "collective":
+        if fresh and phase != "collective":
             least = max(least, HISTORY_FACTOR * self._first_s)
         if limits.given_s is not None:
             return least

@@ -29,7 +29,9 @@ class Startup:
         if gone:
             return gone[0]
         roles = [p.role for p in table if p.health is not Health.DEAD]
-        for _ in range(self._job.world - roles.count("worker")):
+        lacking = self._job.world - roles.count("worker")
+        self._job.hands.expect("worker", self._strategy.start_mode, lacking)
+        for _ in range(lacking):
             self._spawn_worker()
         for _ in range(self._strategy.spares_wanted - roles.count("spare")):
             table.spawn("spare", "warm")

@@ -25,6 +25,9 @@ class Hands(Protocol):
     def spawn(self, role: str, mode: str) -> str:
         """Start a process; returns its name. Its exit or ``Ready`` is reported later."""
 
+    def expect(self, role: str, mode: str, count: int) -> None:
+        """So many calls of ``spawn`` follow at once, and may share the wait."""
+
     def send(self, process: str, message: Message) -> bool:
         """Send to a process; False when it has exited."""
 

@@ -12,6 +12,7 @@ from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.nodes.coordinator.listener import AgentListener
 from trainchaos.recovery.nodes.coordinator.node_state import FleetReport, NodeJoined, NodeState
 from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
+from trainchaos.recovery.nodes.coordinator.switchboard import Switchboard
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.link import Link, Parcel
 from trainchaos.recovery.process.output import say
@@ -23,8 +24,8 @@ SHOWN_REFUSALS = 3
 class Admission:
     """Listens at ``address`` (port 0 for any) for agents that know ``token``, and adds their nodes
     to ``states``. ``refused``: called with the address of a rejected agent and the reason;
-    ``give_up``: counts a node as lost; ``heard``: whether a message of its agent came lately.
-    Raises InfrastructureError when it cannot listen.
+    ``give_up``: counts a node as lost; ``heard``: whether a message of its agent came lately;
+    ``board``: is told of connections. Raises InfrastructureError when it cannot listen.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Admission:
         refused: Callable[[str], None] | None,
         give_up: Callable[[int, str], None],
         heard: Callable[[NodeState], bool],
+        board: Switchboard,
     ) -> None:
         self._states = states
         self._processes = processes
@@ -51,6 +53,7 @@ class Admission:
         self._log = refused or _say
         self._give_up = give_up
         self._heard = heard
+        self._board = board
         self._id = secrets.token_hex(8)
         self._refusals: deque[tuple[int | None, str]] = deque(maxlen=MAX_REFUSALS)
         self._listener: AgentListener | None = None
@@ -61,13 +64,10 @@ class Admission:
         """Whether agents can connect."""
         return self._listener is not None
 
-    def fileno(self) -> int | None:
-        """Readable when an agent waits to be admitted; None: not open."""
-        return self._listener.fileno() if self._listener is not None else None
-
     def close(self) -> None:
         """Stop listening."""
         if self._listener is not None:
+            self._board.listens(None)
             self._listener.close()
             self._listener = None
 
@@ -114,6 +114,7 @@ class Admission:
                 hint="name an address of this machine that the nodes reach",
             ) from error
         self.address = self._listener.address
+        self._board.listens(self._listener.fileno())
 
     def _admit(self, link: Link, parcel: Parcel) -> None:
         hello: protocol.Hello = parcel.frame
@@ -157,6 +158,7 @@ class Admission:
         state.link, state.how, state.left_ns, state.silent_ns = link, "", 0, self._clock_ns()
         link.put(self._welcome(), got=state.post.received)
         state.post.reconnected()
+        self._board.connected(state)
 
     def _join(self, link: Link, hello: protocol.Hello) -> None:
         now_ns = self._clock_ns()
@@ -167,6 +169,7 @@ class Admission:
         for refusal in [one for one in list(self._refusals) if one[0] == hello.node]:
             self._refusals.remove(refusal)
         link.put(self._welcome())
+        self._board.connected(state)
         for stranger in hello.processes.keys() - {
             process.name for process in self._processes.of(hello.node)
         }:

@@ -7,13 +7,13 @@ Only the wait itself blocks. A silent node is lost when the platform says so, or
 from __future__ import annotations
 
 import math
-import select
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
-from trainchaos.recovery.nodes.coordinator.admission import Admission, hang_up
+from trainchaos.recovery.nodes.coordinator.admission import Admission
 from trainchaos.recovery.nodes.coordinator.loss import Absence, FleetLimits, How, TakenAway, judge
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
@@ -26,11 +26,11 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
     NodeWarned,
 )
 from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
+from trainchaos.recovery.nodes.coordinator.switchboard import Switchboard
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
 from trainchaos.recovery.nodes.link.link import Closed
-from trainchaos.recovery.process.pressure import PressureReading
 
 PING_EVERY_S = 1.0
 FIRST_PINGS, FIRST_PING_EVERY_S = 8, 0.02
@@ -67,6 +67,8 @@ class Connections:
         self._limits = limits
         self._boot = boot_id()
         self._gone: Callable[[int], str | None] = _unknown
+        self._board = Switchboard()
+        self._missing: set[int] = set()  # nodes that are not connected, or silent
         self.turned_ns = clock_ns()  # when it listened last
         self._away_ns = (0, 0)  # since when, until when
         self._admission = Admission(
@@ -80,6 +82,7 @@ class Connections:
             refused=refused,
             give_up=self.give_up,
             heard=self.is_heard,
+            board=self._board,
         )
 
     @property
@@ -158,6 +161,8 @@ class Connections:
         for state in self.states.values():
             state.hang_up()
             state.how = "reset"
+            self._missing.add(state.node)
+        self._board.close()
 
     def back(self) -> None:
         """Another coordinator has started, at the same address. Raises InfrastructureError."""
@@ -170,21 +175,14 @@ class Connections:
     # ---- the loop
 
     def turn(self, timeout_s: float) -> None:
-        """Serve all connections once; waits up to ``timeout_s`` for something to come."""
+        """Serve the connections that need it once; waits up to ``timeout_s`` for something to
+        come.
+        """
         self.flush_all()
-        poll = select.poll()
-        by_fd = {b.link.fileno(): b for b in self.states.values() if b.link is not None}
-        for fd, state in by_fd.items():
-            busy = state.link is not None and state.link.waiting
-            poll.register(fd, select.POLLIN | (select.POLLOUT if busy else 0))
-        dialled = self._admission.fileno()
-        if dialled is not None:
-            poll.register(dialled, select.POLLIN)
-        ready = [fd for fd, _ in poll.poll(min(timeout_s, self._due_s()) * 1000)]
-        for fd in ready:
-            if fd in by_fd:
-                self._read(by_fd[fd])
-        if dialled in ready:
+        ready, dialled = self._board.wait(min(timeout_s, self._due_s()))
+        for state in ready:
+            self._read(state)
+        if dialled:
             self._admission.admit()
         now_ns = self._clock_ns()
         if (gap_ns := now_ns - self.turned_ns) > ASLEEP_S * 1e9:  # the gap was ours
@@ -193,19 +191,34 @@ class Connections:
         if gap_ns > AWAY_S * 1e9:
             self._away_ns = (self.turned_ns, now_ns)
         self.turned_ns = now_ns
-        for state in list(self.states.values()):
+        for state in self._to_look_after(now_ns):
             self._look_after(state, now_ns)
         self.flush_all()
 
+    def _to_look_after(self, now_ns: int) -> list[NodeState]:
+        """Nodes that are missing or silent, at each turn; the others where something is due."""
+        if not self._admission.open:
+            return []
+        nodes = set(self._board.due(now_ns)) | self._missing
+        self._missing = {
+            node
+            for node in nodes
+            if not (state := self.states[node]).lost and self._misses(state, now_ns)
+        }
+        return [self.states[node] for node in sorted(nodes)]
+
+    def _misses(self, state: NodeState, now_ns: int) -> bool:
+        return state.link is None or now_ns - state.silent_ns > self._limits.silence_s * 1e9
+
     def _due_s(self) -> float:
         """How long nothing has to be done unless a message comes."""
-        now_ns = self._clock_ns()
-        due_s = PING_EVERY_S
-        for state in self.states.values():
-            if state.link is not None:
-                due_s = min(due_s, (state.ping_due_ns - now_ns) / 1e9)
-            elif not state.lost and self._admission.open:
-                due_s = min(due_s, LOOK_S)
+        now_ns, due_s = self._clock_ns(), PING_EVERY_S
+        if not self._admission.open:
+            return due_s
+        if (next_ns := self._board.next_ns) is not None:
+            due_s = min(due_s, (next_ns - now_ns) / 1e9)
+        if any(self.states[node].link is None for node in self._missing):
+            due_s = min(due_s, LOOK_S)
         return max(0.0, due_s)
 
     def _read(self, state: NodeState) -> None:
@@ -226,16 +239,22 @@ class Connections:
         state.hang_up()
         state.how, state.left_ns = how, self._clock_ns()
         state.pace = self._processes.pace(state.node)
+        self._missing.add(state.node)
 
     def _look_after(self, state: NodeState, now_ns: int) -> None:
-        if state.lost or not self._admission.open:
+        if state.lost:
             return
         if state.link is not None and now_ns >= state.ping_due_ns:
             state.pings += 1
             every_s = FIRST_PING_EVERY_S if state.pings < FIRST_PINGS else PING_EVERY_S
             state.ping_due_ns = now_ns + int(every_s * 1e9)
             state.link.put(protocol.Ping(sent_ns=self._clock_ns()), got=state.post.received)
-        missed = state.link is None or now_ns - state.silent_ns > self._limits.silence_s * 1e9
+            self._board.stir(state)
+        missed = self._misses(state, now_ns)
+        if state.link is not None:
+            silent_ns = state.silent_ns + int(self._limits.silence_s * 1e9) + 1
+            at_ns = state.ping_due_ns if missed else min(state.ping_due_ns, silent_ns)
+            self._board.look_at(state, at_ns)
         if missed and (why := self._gone(state.node)):
             self.give_up(state.node, why)
         elif state.post.full:
@@ -282,14 +301,7 @@ class Connections:
     def _handle(self, state: NodeState, frame: Any) -> None:
         match frame:
             case protocol.Pong():
-                now_ns = self._clock_ns()
-                state.clock.answered(
-                    sent_ns=frame.sent_ns,
-                    received_ns=frame.received_ns,
-                    answered_ns=frame.answered_ns,
-                    back_ns=now_ns,
-                )
-                offset = state.clock.changed(now_ns) if state.pings >= FIRST_PINGS else None
+                offset = state.answered(frame, self._clock_ns(), told=state.pings >= FIRST_PINGS)
                 if offset is not None:
                     self._reports.append(
                         ClockMeasured(
@@ -299,15 +311,7 @@ class Connections:
             case protocol.Cleared():
                 state.cleared = frame.left
             case protocol.Pressed():
-                read_ns = state.known_ns(frame.time_ns, self._clock_ns(), self._boot)
-                if read_ns is not None:
-                    reading = PressureReading(
-                        cpus=frame.cpus,
-                        some_s=frame.some_s,
-                        steal_s=frame.steal_s,
-                        ranks=frame.ranks,
-                    )
-                    state.pressed = (read_ns, reading)
+                state.feels(frame, self._clock_ns(), self._boot)
             case protocol.Warned():
                 self._reports.append(NodeWarned(node=state.node))
             case protocol.Found():
@@ -322,7 +326,8 @@ class Connections:
     def _fence(self, state: NodeState) -> None:
         if state.link is not None:
             state.link.put(protocol.Fence())
-            hang_up(state.link)
+            with suppress(OSError):
+                state.link.flush()
             state.hang_up()
 
     # ---- helpers
@@ -371,7 +376,7 @@ class Connections:
 
     def flush_all(self) -> None:
         """Send what waits, as far as possible."""
-        for state in self.states.values():
+        for state in self._board.take_stirred():
             self.flush(state)
 
     def flush(self, state: NodeState) -> None:
@@ -383,6 +388,9 @@ class Connections:
             state.link.flush()
         except OSError as error:
             self._miss(state, "closed" if isinstance(error, BrokenPipeError) else "reset")
+        else:
+            more = bool(state.link.waiting or state.post.unsent)
+            self._board.awaits_room(state, more=more)
 
 
 def _unknown(node: int) -> str | None:

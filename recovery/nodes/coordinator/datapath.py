@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 
 from trainchaos.recovery.nodes.coordinator.loss import MOVED_STEPS, PROOF_S, Data
@@ -49,3 +50,59 @@ class DataPath:
         if self.trains(node, processes) and self.pace(node, processes) >= pace + MOVED_STEPS:
             return "lives"
         return "unknown"
+
+
+class Furthest:
+    """How far the living processes of each node have come, so that ``DataPath`` need not be asked
+    with all of them: what it says depends on the furthest of a node, and of the two nodes that are
+    furthest, alone.
+    """
+
+    def __init__(self) -> None:
+        self._by_node: dict[int, dict[str, RemoteProcess]] = {}
+        self._best: dict[int, RemoteProcess] = {}
+        self._two: list[RemoteProcess] | None = None  # None: not known
+
+    def clear(self) -> None:
+        """Forget all processes."""
+        self._by_node.clear()
+        self._best.clear()
+        self._two = None
+
+    def add(self, process: RemoteProcess) -> None:
+        """A process lives, or is being started."""
+        self._by_node.setdefault(process.node, {})[process.name] = process
+        self.moved(process)
+
+    def remove(self, process: RemoteProcess) -> None:
+        """It has ended."""
+        people = self._by_node.get(process.node, {})
+        if people.pop(process.name, None) is None or self._best.get(process.node) is not process:
+            return
+        self._two = None
+        if people:
+            self._best[process.node] = max(people.values(), key=_reach)
+        else:
+            del self._best[process.node], self._by_node[process.node]
+
+    def moved(self, process: RemoteProcess) -> None:
+        """Its mark is another one. Within a node no mark goes back but by a new generation."""
+        best = self._best.get(process.node)
+        if best is None or best is process or _reach(process) > _reach(best):
+            self._best[process.node] = process
+            self._two = None
+
+    def on(self, node: int) -> list[RemoteProcess]:
+        """The processes of a node."""
+        return list(self._by_node.get(node, {}).values())
+
+    def beside(self, node: int) -> list[RemoteProcess]:
+        """The furthest process of a node, and those of the two furthest nodes."""
+        if self._two is None:
+            self._two = heapq.nlargest(2, self._best.values(), key=_reach)
+        own = self._best.get(node)
+        return [own, *self._two] if own is not None else self._two
+
+
+def _reach(process: RemoteProcess) -> tuple[int, int]:
+    return process.mark.generation, process.mark.committed

@@ -81,6 +81,7 @@ class Fleet:
         self._limits = limits
         self._reports: list[FleetReport] = []
         self._processes = RemoteProcesses(self._reports, clock_ns)
+        self._asked: dict[str, NodeState] = {}  # processes that were asked for, and of whom
         self._connections = Connections(
             self._processes,
             self._reports,
@@ -93,6 +94,7 @@ class Fleet:
         )
         self.await_nodes = self._connections.await_nodes
         self.nodes = self._connections.nodes
+        self.present = self._connections.present
         self.traffic = self._connections.traffic
         self.give_up = self._connections.give_up
         self.away = self._connections.away
@@ -154,9 +156,16 @@ class Fleet:
         self._processes.lose(node)
 
     def spawn(self, name: str, node: int, config: Mapping[str, Any], *, mode: str, log: str) -> int:
-        """Start a process on a node; returns its pid there. ``config``: for its entry; ``log``: its
-        event log, relative to the directory of ``begin``, "" for none. Raises NodeGone,
-        InfrastructureError.
+        """Start a process on a node; returns its pid there: ``ask_for`` and ``started``."""
+        self.ask_for(name, node, config, mode=mode, log=log)
+        return self.started(name, node)
+
+    def ask_for(
+        self, name: str, node: int, config: Mapping[str, Any], *, mode: str, log: str
+    ) -> None:
+        """Have a process started on a node; ``started`` has to be called next, or after further
+        calls of this. ``config``: for its entry; ``log``: its event log, relative to the directory
+        of ``begin``, "" for none. Raises NodeGone.
         """
         connections = self._connections
         state = connections.reachable(node)
@@ -167,15 +176,24 @@ class Fleet:
             connections.until(
                 state, lambda: connections.is_heard(state), patience_s, f"{name} is not asked for"
             )
-        process = self._processes.add(name, node)
+        self._processes.add(name, node)
         text = json.dumps(config, separators=(",", ":"))
         start = protocol.Start(
             process=name, mode="warm" if mode == "warm" else "cold", config=text, log=log
         )
         state.want(self._clock_ns())
         state.post.put(start, needed=True)
+        self._asked[name] = state
+
+    def started(self, name: str, node: int) -> int:
+        """The pid of a process that was asked for, as soon as its agent has said it. Raises
+        NodeGone, InfrastructureError.
+        """
+        state, process = self._asked.pop(name), self._processes.known(name)
+        if process is None:
+            raise NodeGone(node, f"it was lost before it had started {name}")
         try:
-            connections.until(
+            self._connections.until(
                 state,
                 lambda: bool(process.pid or process.error),
                 self._limits.start_s,

@@ -1,8 +1,9 @@
 """Listens for agents, and verifies on a thread per connection, within a bound, that each knows the
 run's token.
 
-A connection that sends nothing, or garbage, delays no other: when STRANGERS are open, the oldest is
-closed for the next.
+When STRANGERS are open, others wait in the kernel's queue until one of them is done: all agents of
+a job dial at once when its coordinator is back. A connection that sends nothing, or garbage, delays
+them little: the oldest is closed for the next as soon as it has had PATIENCE_S.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -24,6 +26,8 @@ from trainchaos.recovery.nodes.link.link import Link, Parcel, await_parcel
 from trainchaos.recovery.nodes.link.protocol import FROM_AGENT, Hello
 
 STRANGERS = 64
+PATIENCE_S = 0.25  # many times what a proof takes, and far less than an agent waits for its answer
+QUEUE = 4096  # connections that wait to be accepted; the kernel may allow fewer (somaxconn)
 CLOSE_LIMIT_S = 2 * LIMIT_S
 
 
@@ -42,12 +46,12 @@ class AgentListener:
     ) -> None:
         self._token = token
         self._refused = refused
-        self._listener = socket.create_server(address, backlog=STRANGERS)
+        self._listener = socket.create_server(address, backlog=QUEUE)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._entered: queue.SimpleQueue[tuple[Link, Parcel]] = queue.SimpleQueue()
-        self._strangers: dict[socket.socket, threading.Thread] = {}
-        self._lock = threading.Lock()
+        self._strangers: dict[socket.socket, tuple[threading.Thread, float]] = {}  # since when
+        self._lock = threading.Condition()
         self._thread = threading.Thread(target=self._listen, name="listener", daemon=True)
         self._thread.start()
 
@@ -72,9 +76,10 @@ class AgentListener:
         self._thread.join(CLOSE_LIMIT_S)
         with self._lock:
             strangers = dict(self._strangers)
+            self._lock.notify_all()
         for sock in strangers:
             _hang_up(sock)
-        for thread in strangers.values():
+        for thread, _ in strangers.values():
             thread.join(CLOSE_LIMIT_S)
         for link, _ in self.enter():
             link.close()
@@ -90,10 +95,19 @@ class AgentListener:
                 target=self._ask, args=(sock, f"{peer[0]}:{peer[1]}"), name="stranger", daemon=True
             )
             with self._lock:
-                if len(self._strangers) >= STRANGERS:
-                    _hang_up(next(iter(self._strangers)))
-                self._strangers[sock] = thread
+                self._make_room()
+                self._strangers[sock] = thread, time.monotonic()
             thread.start()
+
+    def _make_room(self) -> None:
+        """Wait until there is room for one more, or the oldest has had its time: close that."""
+        while len(self._strangers) >= STRANGERS:
+            oldest, (_, since_s) = next(iter(self._strangers.items()))
+            left_s = since_s + PATIENCE_S - time.monotonic()
+            if left_s <= 0:
+                _hang_up(oldest)
+                return
+            self._lock.wait(left_s)
 
     def _ask(self, sock: socket.socket, peer: str) -> None:
         try:
@@ -114,6 +128,7 @@ class AgentListener:
         finally:
             with self._lock:
                 self._strangers.pop(sock, None)
+                self._lock.notify()
 
 
 def _hang_up(sock: socket.socket) -> None:

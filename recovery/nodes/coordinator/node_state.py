@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from trainchaos.chaos.errors import InfrastructureError
@@ -12,13 +13,14 @@ from trainchaos.recovery.nodes.coordinator.loss import How
 from trainchaos.recovery.nodes.coordinator.outbox import Outbox
 from trainchaos.recovery.nodes.link.clock import ClockWatch, Offset
 from trainchaos.recovery.nodes.link.link import Link
-from trainchaos.recovery.nodes.link.protocol import Hello, MarkWords
+from trainchaos.recovery.nodes.link.protocol import Hello, MarkWords, Pong, Pressed
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER, PHASES, Mark
 
 MAX_KEPT = 20_000  # messages that wait for one agent
+_ANY_NS = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +141,7 @@ class NodeState:
     that was made; ``left_ns``: since when it is not connected (0: it is), ``how`` that connection
     ended and the ``pace`` of the other nodes then; ``asked``: a process was to be started on it
     while it was silent; ``wanted_ns``: since when the job waits for it; ``traffic``: bytes sent and
-    received over earlier connections.
+    received over earlier connections; ``on_hang_up``: called before its connection is closed.
     """
 
     node: int
@@ -161,6 +163,7 @@ class NodeState:
     pings: int = 0
     cleared: dict[int, str] | None = None
     traffic: tuple[int, int] = (0, 0)
+    on_hang_up: Callable[[], None] | None = None
 
     def info(self, now_ns: int, *, heard_ns: int) -> NodeInfo:
         """The public view of this node. ``heard_ns``: when this process listened last."""
@@ -193,19 +196,46 @@ class NodeState:
         known = self.hello.boot == boot or self.clock.offset(now_ns) is not None
         return self.ours_ns(theirs_ns, now_ns, boot) if known else None
 
-    def mark(self, words: MarkWords, now_ns: int, boot: str) -> Mark:
-        """A progress mark, its time on our clock. Raises IndexError for an unknown phase."""
-        generation, step, phase, collective, time_ns, committed, last_seq, busy_s = words
-        return Mark(
-            generation=generation,
-            step=step,
-            phase=PHASES[phase],
-            collective=collective,
-            time_ns=self.ours_ns(time_ns, now_ns, boot),
-            committed=committed,
-            last_seq=last_seq,
-            busy_s=busy_s,
+    def marks(self, all_words: Iterable[MarkWords], now_ns: int, boot: str) -> Iterator[Mark]:
+        """Progress marks, their times on our clock. Raises IndexError for an unknown phase."""
+        # once for all of them: the clock's offset is the best of many measurements
+        behind_ns = _ANY_NS - self.ours_ns(_ANY_NS, now_ns, boot)
+        for words in all_words:
+            generation, step, phase, collective, time_ns, committed, last_seq, busy_s = words
+            yield Mark(
+                generation=generation,
+                step=step,
+                phase=PHASES[phase],
+                collective=collective,
+                time_ns=time_ns - behind_ns if time_ns else 0,
+                committed=committed,
+                last_seq=last_seq,
+                busy_s=busy_s,
+            )
+
+    def answered(self, pong: Pong, now_ns: int, *, told: bool) -> Offset | None:
+        """Its agent has answered a ping: what is new of its clock, and is to be reported. ``told``:
+        whether anything may be.
+        """
+        self.clock.answered(
+            sent_ns=pong.sent_ns,
+            received_ns=pong.received_ns,
+            answered_ns=pong.answered_ns,
+            back_ns=now_ns,
         )
+        return self.clock.changed(now_ns) if told else None
+
+    def feels(self, pressed: Pressed, now_ns: int, boot: str) -> None:
+        """Its agent has reported how short of CPU it is; unread as long as its clock is unknown."""
+        read_ns = self.known_ns(pressed.time_ns, now_ns, boot)
+        if read_ns is not None:
+            reading = PressureReading(
+                cpus=pressed.cpus,
+                some_s=pressed.some_s,
+                steal_s=pressed.steal_s,
+                ranks=pressed.ranks,
+            )
+            self.pressed = (read_ns, reading)
 
     def want(self, now_ns: int) -> None:
         """Note that the job cannot continue without it."""
@@ -228,5 +258,7 @@ class NodeState:
         """Close its connection."""
         if self.link is not None:
             self.traffic = self.bytes_total()
+            if self.on_hang_up is not None:
+                self.on_hang_up()
             self.link.close()
             self.link = None

@@ -22,11 +22,12 @@ Letter = tuple[str, Message]
 class Outbox(Post):
     """A post whose messages to processes wait for others of their kind until the next turn, or
     until another frame has to go. ``needed``: the job cannot continue before the message has
-    arrived.
+    arrived; ``on_put``: called whenever there is something to send.
     """
 
     def __init__(self, *, limit: int) -> None:
         super().__init__(limit=limit)
+        self.on_put: Callable[[], None] | None = None
         self._open: list[Letter] = []
         self._open_needed = False
         self._needed = 0  # number of the last needed frame
@@ -35,6 +36,7 @@ class Outbox(Post):
         """Queue a message to a process; it is sent until it arrives."""
         self._open.append((process, message))
         self._open_needed |= needed
+        self._stir()
 
     def put(self, frame: Frame, *, needed: bool = False) -> None:
         """Queue a frame, after all queued before it."""
@@ -49,6 +51,7 @@ class Outbox(Post):
     def add(self, frame: Frame | Lazy, *, then: Callable[[], None] | None = None) -> int:
         """See ``Post``."""
         self._seal()
+        self._stir()
         return super().add(frame, then=then)
 
     def pump(self, link: Link) -> None:
@@ -60,6 +63,10 @@ class Outbox(Post):
         """See ``Post``."""
         self._seal()
         super().reconnected()
+
+    def _stir(self) -> None:
+        if self.on_put is not None:
+            self.on_put()
 
     def _seal(self) -> None:
         letters, self._open = self._open, []

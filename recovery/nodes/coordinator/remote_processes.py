@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainchaos.recovery.nodes.coordinator.datapath import DataPath
+from trainchaos.recovery.nodes.coordinator.datapath import DataPath, Furthest
 from trainchaos.recovery.nodes.coordinator.loss import Data
 from trainchaos.recovery.nodes.coordinator.node_state import (
     FleetReport,
@@ -19,6 +19,7 @@ from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import land
 from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
+from trainchaos.recovery.nodes.link.protocol import MarkWords
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.stacks import MOST_READ
 from trainchaos.recovery.process.starvation import Pulse
@@ -44,11 +45,13 @@ class RemoteProcesses:
         self._living: dict[str, RemoteProcess] = {}  # or being started
         self._gone: dict[str, RemoteProcess] = {}  # the oldest first
         self._paths = DataPath()
+        self._furthest = Furthest()
         self.inherited = False
 
     def begin(self, directory: Path | None) -> None:
         """Forget all of them; files of the processes to come are written below ``directory``."""
         self._living.clear()
+        self._furthest.clear()
         self._gone.clear()
         self._reports[:] = [
             r for r in self._reports if not isinstance(r, MessageReceived | Dying | Exited)
@@ -66,6 +69,7 @@ class RemoteProcesses:
     def add(self, name: str, node: int, pid: int = 0) -> RemoteProcess:
         """Add one that is being started, or lives."""
         process = self._living[name] = RemoteProcess(name=name, node=node, pid=pid)
+        self._furthest.add(process)
         return process
 
     def living(self, name: str) -> RemoteProcess | None:
@@ -78,7 +82,7 @@ class RemoteProcesses:
 
     def of(self, node: int) -> list[RemoteProcess]:
         """The processes of a node that were started and have not ended."""
-        return [p for p in self._living.values() if p.node == node and p.pid]
+        return [process for process in self._furthest.on(node) if process.pid]
 
     def unended(self, nodes: set[int]) -> dict[int, str]:
         """Pid -> name of those of some nodes that have not ended, or are being started."""
@@ -104,6 +108,7 @@ class RemoteProcesses:
         """It has exited."""
         process.gone = True
         self._living.pop(process.name, None)
+        self._furthest.remove(process)
         self._gone[process.name] = process
         while len(self._gone) > KEPT_GONE:
             oldest = next(iter(self._gone))
@@ -143,24 +148,32 @@ class RemoteProcesses:
                 process.stacks = frame.text[:MOST_READ]
             case protocol.Ended():
                 now_ns = self._clock_ns()
-                process.mark = self._mark(state, frame.mark)
+                (process.mark,) = self._marks(state, [frame.mark])
                 time_ns = state.ours_ns(frame.time_ns, now_ns, self._boot)
                 self._end(process, exit_code=frame.exit_code, signum=frame.signal, time_ns=time_ns)
 
     def _beat(self, state: NodeState, beat: protocol.Beat) -> None:
         state.beat_ns = self._clock_ns()
-        for name in beat.marks.keys() | beat.states.keys() | beat.pulses.keys():
-            process = self._living.get(name)
-            if process is not None and process.node == state.node:
-                if name in beat.marks:
-                    process.mark = self._mark(state, beat.marks[name])
-                process.state = beat.states.get(name, process.state)
-                if name in beat.pulses:
-                    process.pulse = Pulse(*beat.pulses[name])
+        for name, mark in zip(beat.marks, self._marks(state, beat.marks.values()), strict=True):
+            if (process := self._of(state, name)) is not None:
+                process.mark = mark
+                self._furthest.moved(process)
+        for name, letter in beat.states.items():
+            if (process := self._of(state, name)) is not None:
+                process.state = letter
+        for name, pulse in beat.pulses.items():
+            if (process := self._of(state, name)) is not None:
+                process.pulse = Pulse(*pulse)
 
-    def _mark(self, state: NodeState, words: Any) -> Mark:
+    def _of(self, state: NodeState, name: str) -> RemoteProcess | None:
+        """A process, if it lives on that node."""
+        process = self._living.get(name)
+        return process if process is not None and process.node == state.node else None
+
+    def _marks(self, state: NodeState, words: Iterable[MarkWords]) -> list[Mark]:
+        words = list(words)
         try:
-            return state.mark(words, self._clock_ns(), self._boot)
+            return list(state.marks(words, self._clock_ns(), self._boot))
         except IndexError as error:
             raise ProtocolViolation(f"a mark of an unknown phase: {words}") from error
 
@@ -191,12 +204,13 @@ class RemoteProcesses:
 
     def pace(self, node: int) -> int:
         """How far ranks of other nodes have come."""
-        return self._paths.pace(node, self._living.values())
+        return self._paths.pace(node, self._furthest.beside(node))
 
     def trains(self, node: int) -> bool:
         """Whether a node has ranks in the current generation."""
-        return self._paths.trains(node, self._living.values())
+        return self._paths.trains(node, self._furthest.beside(node))
 
     def data(self, state: NodeState) -> Data:
         """What the ranks of other nodes have shown about a node since its connection ended."""
-        return self._paths.since(state.node, state.left_ns, state.pace, self._living.values())
+        people = self._furthest.beside(state.node)
+        return self._paths.since(state.node, state.left_ns, state.pace, people)

@@ -326,6 +326,29 @@ def test_strangers_who_say_nothing_delay_nobody(listener: tuple[AgentListener, l
         sock.close()
 
 
+def test_all_agents_that_dial_at_once_come_in(listener: tuple[AgentListener, list[str]]) -> None:
+    """None of them is thrown out for the next one."""
+    links: list[Link] = []
+
+    def come() -> None:
+        link = dial(listener[0])
+        link.put(HELLO)
+        link.flush()
+        links.append(link)
+
+    herd = [threading.Thread(target=come) for _ in range(2 * listening.STRANGERS)]
+    for agent in herd:
+        agent.start()
+    came = 0
+    while came < len(herd):
+        came += len(entered(listener[0]))
+    for agent in herd:
+        agent.join(LIMIT_S)
+    assert len(links) == len(herd) and not listener[1]
+    for link in links:
+        link.close()
+
+
 def test_who_is_turned_away_is_logged_with_why(listener: tuple[AgentListener, list[str]]) -> None:
     with suppress(AuthenticationFailed, OSError):
         dial(listener[0], b"f" * 32)

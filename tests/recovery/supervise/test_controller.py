@@ -67,6 +67,9 @@ class FakeHands:
     def now_s(self) -> float:
         return self.now
 
+    def expect(self, role: str, mode: str, count: int) -> None:
+        self.expected = (role, mode, count)
+
     def spawn(self, role: str, mode: str) -> str:
         if self.full:
             raise NoPlaceLeft("no node is left")

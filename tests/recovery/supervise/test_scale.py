@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.control_plane import ControlledJob, Cost, cost_of
+from benchmarks.control_plane.controller import ControlledJob, Cost, cost_of
 from tests.recovery.supervise.test_controller import Rig
 from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica

@@ -59,6 +59,9 @@ class NoJob:
         self.marks[name] = BLANK
         return name
 
+    def expect(self, role: str, mode: str, count: int) -> None:
+        """Do nothing."""
+
     def send(self, process: str, message: Message) -> bool:
         """Count a message; send nothing."""
         self.sent[type(message).__name__] += 1
@@ -264,7 +267,3 @@ def main() -> None:
     ):
         print(f"**{title}**, one rank of all dies, median of {given.rounds}\n", flush=True)
         print(rows_of(curve(strategy, worlds, shards=shards, rounds=given.rounds)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

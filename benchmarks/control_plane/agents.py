@@ -1,0 +1,344 @@
+"""A simulated node agent.
+
+The agent speaks the real protocol with the product's own messages, seals, framing and reliable
+delivery (``recovery.nodes.link``), and follows ``recovery.nodes.agent`` in when it dials, what it
+answers and when it gives a connection up. Simulated are the processes below it: a rank is a name, a
+pid and a progress mark, and answers orders at once. All times are of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.control_plane.job import Counted, SimulatedJob
+from trainchaos.recovery.nodes.agent.agent import MAX_KEPT, SILENT_S
+from trainchaos.recovery.nodes.agent.dialer import CONNECT_LIMIT_S, LATEST_S, SOONEST_S
+from trainchaos.recovery.nodes.coordinator.software import versions
+from trainchaos.recovery.nodes.link import handshake, protocol
+from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed, ProtocolViolation
+from trainchaos.recovery.nodes.link.link import Link, Post
+from trainchaos.recovery.nodes.link.protocol import FROM_COORDINATOR
+from trainchaos.recovery.transport.progress_counters import PHASES
+from trainchaos.recovery.transport.wire import (
+    Abort,
+    CheckpointNote,
+    Inquiry,
+    Join,
+    Joined,
+    Message,
+    Parked,
+    PauseRequest,
+    Ready,
+    Status,
+    Stop,
+)
+
+STEPS, SAMPLES, BATCH, SEED = 1_000_000, 1 << 20, 1 << 14, 1
+FORWARD = PHASES.index("forward")
+COLLECTIVE = PHASES.index("collective")
+FIRST_PID = 1000
+SAVE_EVERY = 20  # steps between two checkpoints, which rank 0 reports
+
+
+class SimulatedAgent:
+    """The agent of one node with ``ranks`` places. ``wait``: waits until a descriptor is readable,
+    for so many seconds at most; ``pause``: waits so long; ``traffic``: counts for all agents.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        job: SimulatedJob,
+        *,
+        address: tuple[str, int],
+        token: bytes,
+        wait: Callable[[int, float], object],
+        pause: Callable[[float], object],
+        traffic: Counted,
+        beat_s: float = 1.0,
+    ) -> None:
+        self.node, self._job = node, job
+        self.address, self.token = address, token
+        self._wait, self._pause, self._traffic = wait, pause, traffic
+        self._beat_s = beat_s
+        self._incarnation = secrets.token_hex(8)
+        self._post = Post(limit=MAX_KEPT)
+        self._versions = versions()
+        self.link: Link | None = None
+        self.welcome = self.ended = False
+        self.epoch = 0
+        self._coordinator = ""
+        self.processes: dict[str, int] = {}
+        self._generation: dict[str, int] = {}
+        self._told: dict[str, int] = {}
+        self._next_pid = FIRST_PID
+        self._heard_s = self._beat_due_s = 0.0
+        self.fenced = 0
+        self.refused: list[str] = []
+        self.slow_s = 0.0
+        self.deaf_until_s = 0.0
+
+    # ---- the connection
+
+    def dial(self) -> Iterator[str]:
+        """Dial until a connection is authenticated and ``Hello`` is sent, with the pauses of the
+        real dialer; yields why each attempt failed. Stops when ``ended``.
+        """
+        pause_s = SOONEST_S
+        while not self.ended:
+            started_s = time.monotonic()
+            try:
+                self._connect()
+                return
+            except (AuthenticationFailed, OSError) as error:
+                yield str(error) or type(error).__name__
+            self._pause(max(0.0, started_s + pause_s - time.monotonic()))
+            pause_s = min(LATEST_S, pause_s * 2)
+
+    def _connect(self) -> None:
+        sock = socket.create_connection(self.address, timeout=CONNECT_LIMIT_S)
+        try:
+            keys = handshake.enter(sock, self.token, node=self.node)
+            self.link = Link(sock, keys, FROM_COORDINATOR)
+        except BaseException:
+            sock.close()
+            raise
+        self._heard_s = time.monotonic()
+        hello = protocol.Hello(
+            node=self.node,
+            incarnation=self._incarnation,
+            epoch=self.epoch,
+            host=f"node-{self.node}",
+            boot=f"boot of node {self.node}",  # as with machines: its clock has to be measured
+            address=self.link.address,
+            processes=dict(self.processes),
+            versions=self._versions,
+        )
+        self._put(hello)
+        self.link.flush()
+
+    def serve(self, until_s: float) -> None:
+        """Obey and report until then, or until the connection ends or the run is over."""
+        while not self.ended and self.link is not None:
+            now_s = time.monotonic()
+            if now_s < self.deaf_until_s:
+                self._pause(self.deaf_until_s - now_s)
+                if time.monotonic() - self._heard_s > SILENT_S:
+                    self.lose()
+                    return
+            self._beat()
+            self._send()
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or self.link is None:
+                return
+            self._wait(self.link.fileno(), left_s)
+            if time.monotonic() < self.deaf_until_s:
+                continue
+            if self.slow_s:
+                self._pause(self.slow_s)
+            self._obey()
+
+    def lose(self) -> None:
+        """Hang up, as an agent that lives does: by a reset."""
+        if self.link is not None:
+            self._count_bytes()
+            self.link.reset()
+            self.link, self.welcome = None, False
+
+    def die(self) -> None:
+        """The machine's processes are killed: the kernel closes the connection in order."""
+        self.ended = True
+        if self.link is not None:
+            self._count_bytes()
+            self.link.close()
+            self.link, self.welcome = None, False
+
+    def say(self, process: str, message: Parked | Joined | CheckpointNote) -> None:
+        """A rank sends a message, at once if the agent is connected."""
+        self._post.add(protocol.Heard.model_construct(process=process, message=message))
+        if time.monotonic() >= self.deaf_until_s:
+            self._send()
+
+    def put_raw(self, frame: protocol.Frame) -> None:
+        """Send a frame as it is, whatever it claims."""
+        self._put(frame)
+        self._send()
+
+    def _put(self, frame: protocol.Frame) -> None:
+        if self.link is not None:
+            self.link.put(frame, got=self._post.received)
+            self._traffic.messages_out += 1
+
+    def _send(self) -> None:
+        if self.link is None:
+            return
+        if self.welcome:
+            before = self._post.unsent
+            self._post.pump(self.link)
+            self._traffic.messages_out += before - self._post.unsent
+        try:
+            self.link.flush()
+        except OSError:
+            self.lose()
+
+    def _count_bytes(self) -> None:
+        if self.link is not None:
+            self._traffic.bytes_out += self.link.sent_bytes
+            self._traffic.bytes_in += self.link.received_bytes
+            self.link.sent_bytes = self.link.received_bytes = 0
+
+    # ---- what it reports
+
+    def _beat(self) -> None:
+        now_s = time.monotonic()
+        if not self.welcome or now_s < self._beat_due_s:
+            return
+        late = now_s > self._beat_due_s + self._beat_s
+        self._beat_due_s = (now_s if late else self._beat_due_s) + self._beat_s
+        committed = self._job.committed
+        moved = {n: committed for n in self.processes if self._told.get(n) != committed}
+        self._told.update(moved)
+        time_ns = time.monotonic_ns()
+        phase = FORWARD if self._job.trains else COLLECTIVE
+        marks = {
+            name: (self._generation.get(name, 0), step + 1, phase, 1, time_ns, step, 0, 0)
+            for name, step in moved.items()
+            if self._generation.get(name)
+        }
+        self._put(protocol.Beat.model_construct(time_ns=time_ns, marks=marks, states={}))
+        self._count_bytes()
+        if any(p == self._job.members.get(0, (None, ""))[1] for p in moved) and (
+            committed % SAVE_EVERY == 0
+        ):
+            note = CheckpointNote(state="committed", checkpoint=f"step-{committed}", step=committed)
+            self.say(self._job.members[0][1], note)
+
+    # ---- what it is told
+
+    def _obey(self) -> None:
+        try:
+            parcels = self.link.take() if self.link is not None else []
+            self._heard_s = time.monotonic() if parcels else self._heard_s
+            for parcel in parcels:
+                self._traffic.messages_in += 1
+                if isinstance(parcel.frame, protocol.Welcome):
+                    self._be_welcomed(parcel.frame)
+                if self._post.accept(parcel):
+                    self._do(parcel.frame)
+        except (ProtocolViolation, OSError):
+            self.lose()
+
+    def _be_welcomed(self, welcome: protocol.Welcome) -> None:
+        self.epoch = welcome.epoch
+        if welcome.coordinator != self._coordinator:
+            self._coordinator = welcome.coordinator
+            self._post.renumber()
+        self._told = {}
+        self.welcome = True
+        self._post.reconnected()
+
+    def _do(self, frame: Any) -> None:
+        match frame:
+            case protocol.Ping():
+                now_ns = time.monotonic_ns()
+                self._put(
+                    protocol.Pong(
+                        sent_ns=frame.sent_ns, received_ns=now_ns, answered_ns=time.monotonic_ns()
+                    )
+                )
+            case protocol.Start():
+                self._start(frame.process)
+            case protocol.Tell():
+                for process, message in frame.messages():
+                    if process in self.processes:
+                        self._order(process, message)
+            case protocol.Signal():
+                self._end(frame.process, frame.signum)
+            case protocol.Clear():
+                self._forget()
+                self._post.add(protocol.Cleared())
+            case protocol.Fence():
+                self.fenced += 1
+                self._forget()
+                self._incarnation = secrets.token_hex(8)
+                self._post = Post(limit=MAX_KEPT)
+                self.lose()
+            case protocol.Refused():
+                self.refused.append(frame.why)
+                self.lose()
+            case protocol.Bye():
+                self.die()
+
+    def _start(self, process: str) -> None:
+        pid, self._next_pid = self._next_pid, self._next_pid + 1
+        self.processes[process] = pid
+        self._post.add(protocol.Started(process=process, pid=pid))
+        ready = Ready(
+            steps=STEPS, samples=SAMPLES, global_batch=BATCH, seed=SEED, versions=self._versions
+        )
+        self._post.add(protocol.Heard.model_construct(process=process, message=ready))
+
+    def _order(self, process: str, message: Message) -> None:
+        job = self._job
+        answer: Joined | Parked | Status | None = None
+        match message:
+            case Join():
+                job.told("join", message.generation, self.node)
+                self._generation[process] = message.generation
+                job.join(self, process, message)
+                answer = Joined(generation=message.generation, step=job.committed, checkpoint=None)
+            case Abort():
+                job.told("abort", message.generation, self.node)
+                if message.generation == self._generation.get(process):
+                    job.halt() if job.generation == message.generation else None
+                    answer = self.parked(process, "aborted")
+            case PauseRequest():
+                job.halt()
+                for agent, name in list(job.members.values()):
+                    agent.say(name, agent.parked(name, "pause"))
+            case Inquiry():
+                answer = Status(
+                    place="training" if self._generation.get(process) else "waiting",
+                    generation=self._generation.get(process, 0),
+                    step=job.committed,
+                    valid=True,
+                    number=message.number,
+                )
+            case Stop():
+                self._end(process, 0)
+        if answer is not None:
+            self._post.add(protocol.Heard.model_construct(process=process, message=answer))
+
+    def parked(self, process: str, why: Any, error: str = "") -> Parked:
+        """The message of a rank that leaves its generation."""
+        return Parked(
+            generation=self._generation.get(process, 0),
+            step=self._job.committed,
+            valid=True,
+            why=why,
+            error=error,
+        )
+
+    def _end(self, process: str, signum: int) -> None:
+        if self.processes.pop(process, None) is None:
+            return
+        self._generation.pop(process, None)
+        committed = self._job.committed
+        self._post.add(
+            protocol.Ended(
+                process=process,
+                exit_code=None if signum else 0,
+                signal=signum or None,
+                time_ns=time.monotonic_ns(),
+                mark=(0, committed, 0, 0, time.monotonic_ns(), committed, 0, 0),
+            )
+        )
+
+    def _forget(self) -> None:
+        self.processes.clear()
+        self._generation.clear()
+        self._told.clear()

@@ -1,0 +1,118 @@
+"""Lies that a coordinator has to refuse: of strangers, and of agents that it has admitted."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from benchmarks.control_plane.agents import SimulatedAgent
+from benchmarks.control_plane.job import SimulatedJob
+from trainchaos.recovery.nodes.link import handshake, protocol
+from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed, Seal, TokenRefused
+from trainchaos.recovery.transport.wire import Joined, Parked
+
+ANSWER_S = 5.0
+TIMES = 4
+WRONG_GENERATION = 999
+NO_PHASE = 99
+
+
+def tell(
+    agents: Sequence[SimulatedAgent],
+    job: SimulatedJob,
+    agent: Callable[[int], SimulatedAgent],
+    pause: Callable[[float], object],
+) -> dict[str, Any]:
+    """Tell all of them. ``believed``: of each kind, how many were not refused; ``reset``: nodes
+    whose connection the coordinator is to reset for it. ``agent``: makes a stranger that knows the
+    token, with the number of a node; ``pause``: sleeps.
+    """
+    liar, victim = agents[0], agents[-1]
+    foreign = next(iter(victim.processes))
+    believed = {
+        "a wrong token": sum(not _wrong_token(agent(liar.node)) for _ in range(TIMES)),
+        "garbage": sum(not _garbage(liar.address) for _ in range(TIMES)),
+        "no message": sum(not _no_message(agent(victim.node)) for _ in range(TIMES)),
+        "another's number": sum(not _another(agent(victim.node)) for _ in range(TIMES)),
+    }
+    own = next(iter(liar.processes))
+    committed = job.committed
+    generation = WRONG_GENERATION
+    liar.say(own, Parked(generation=generation, step=committed, valid=True, why="failed"))
+    liar.say(own, Joined(generation=generation, step=committed, checkpoint=None))
+    liar.say(foreign, Parked(generation=job.generation, step=committed, valid=True, why="failed"))
+    time_ns = time.monotonic_ns()
+    words = (job.generation, 0, 0, 0, 1, 0, 0, 0)
+    liar.put_raw(
+        protocol.Beat.model_construct(
+            time_ns=time_ns, marks={foreign: words}, states={foreign: "T"}
+        )
+    )
+    liar.put_raw(
+        protocol.Ended(process=foreign, exit_code=None, signal=9, time_ns=time_ns, mark=words)
+    )
+    link = liar.link
+    pause(1.0)
+    believed["of another's processes"] = int(not victim.welcome or not job.trains)
+    unknown = (job.generation, 0, NO_PHASE, 0, 1, 0, 0, 0)
+    liar.put_raw(protocol.Beat.model_construct(time_ns=time_ns, marks={own: unknown}, states={}))
+    until_s = time.monotonic() + ANSWER_S
+    while liar.link is link and time.monotonic() < until_s:
+        pause(0.02)
+    believed["a phase that is none"] = int(liar.link is link)
+    return {"believed": believed, "told": TIMES, "reset": [liar.node]}
+
+
+def _wrong_token(stranger: SimulatedAgent) -> bool:
+    """Whether another token is refused."""
+    with socket.create_connection(stranger.address, timeout=ANSWER_S) as sock:
+        try:
+            handshake.enter(sock, b"?" * 32, node=stranger.node)
+        except TokenRefused:
+            return True
+        except (AuthenticationFailed, OSError):
+            return False
+    return False
+
+
+def _garbage(address: tuple[str, int]) -> bool:
+    """Whether a connection that begins with noise is closed."""
+    with socket.create_connection(address, timeout=ANSWER_S) as sock:
+        sock.sendall(b"\xff" * 4 + os.urandom(512))
+        return _is_closed(sock)
+
+
+def _no_message(stranger: SimulatedAgent) -> bool:
+    """Whether an agent that knows the token and sends no message is turned away."""
+    with socket.create_connection(stranger.address, timeout=ANSWER_S) as sock:
+        keys = handshake.enter(sock, stranger.token, node=stranger.node)
+        sock.sendall(Seal(keys.sending).seal(b'0 0 {"type":"hello"'))
+        return _is_closed(sock)
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    """Whether the other side ends the connection in time, whatever it sends before."""
+    sock.settimeout(ANSWER_S)
+    with suppress(ConnectionError):
+        try:
+            while sock.recv(4096):
+                pass
+        except TimeoutError:
+            return False
+    return True
+
+
+def _another(stranger: SimulatedAgent) -> bool:
+    """Whether a second agent for a node that has one is refused."""
+    for _ in stranger.dial():
+        return False
+    until_s = time.monotonic() + ANSWER_S
+    while stranger.link is not None and not stranger.welcome and time.monotonic() < until_s:
+        stranger.serve(time.monotonic() + 0.02)
+    refused = bool(stranger.refused) and not stranger.welcome
+    stranger.die()
+    return refused

@@ -1,0 +1,121 @@
+"""Locust's part: each user is a simulated node agent; the shape ramps them up and ends the test
+when the case is played. Started by ``benchmarks.control_plane.load``, which says what to play.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import gevent
+import locust.stats
+from gevent import socket as waits
+from locust import LoadTestShape, User, constant, events, task
+
+from benchmarks.control_plane.agents import SimulatedAgent
+from benchmarks.control_plane.cases import CASE_VARIABLE, Case
+from benchmarks.control_plane.coordinator import RECORD, records
+from benchmarks.control_plane.director import Director
+from benchmarks.control_plane.job import Counted, SimulatedJob
+
+CASE = Case.read(Path(os.environ[CASE_VARIABLE]))
+TOKEN = bytes.fromhex(Path(CASE.token).read_text())
+TAIL_S = 0.5
+locust.stats.CONSOLE_STATS_INTERVAL_SEC = 10
+
+
+def _wait(fd: int, timeout_s: float) -> None:
+    try:
+        waits.wait_read(fd, timeout=timeout_s)
+    except TimeoutError:
+        return
+
+
+def _agent(node: int) -> SimulatedAgent:
+    return SimulatedAgent(
+        node,
+        JOB,
+        address=(CASE.host, CASE.port),
+        token=TOKEN,
+        wait=_wait,
+        pause=gevent.sleep,
+        traffic=TRAFFIC,
+        beat_s=CASE.beat_s,
+    )
+
+
+JOB = SimulatedJob(step_s=CASE.step_s)
+TRAFFIC = Counted()
+DIRECTOR = Director(CASE, JOB, TRAFFIC, pause=gevent.sleep, agent=_agent)
+_numbers = itertools.count()
+
+
+class NodeAgentUser(User):  # type: ignore[misc]  # Locust has no types
+    """One node: a simulated agent, which dials, obeys, and reports at each turn of its task."""
+
+    wait_time = constant(0)
+
+    def on_start(self) -> None:
+        """Take the next number."""
+        self.agent = _agent(next(_numbers))
+        DIRECTOR.agents.append(self.agent)
+
+    @task
+    def serve(self) -> None:
+        """Serve the coordinator until the next heartbeat; dial first if there is no connection."""
+        agent = self.agent
+        if agent.ended:
+            gevent.sleep(1.0)
+            return
+        if agent.link is None:
+            self._register()
+        agent.serve(time.monotonic() + CASE.beat_s)
+
+    def _register(self) -> None:
+        agent, dialled_s = self.agent, time.monotonic()
+        for why in agent.dial():
+            DIRECTOR.dial_failures[why] += 1
+        while not agent.welcome and agent.link is not None and not agent.ended:
+            agent.serve(time.monotonic() + 0.02)
+        if agent.welcome:
+            took_ms = 1000 * (time.monotonic() - dialled_s)
+            DIRECTOR.registered(agent, took_ms, self.environment)
+
+
+class CaseShape(LoadTestShape):  # type: ignore[misc]  # Locust has no types
+    """All agents at the ramp's pace; the end when the director has played the case."""
+
+    def tick(self) -> tuple[int, float] | None:
+        """Users and spawn rate; None: the end."""
+        return None if DIRECTOR.done else (CASE.agents, CASE.ramp)
+
+
+def _tail(environment: Any) -> None:
+    """Report the heartbeats that the coordinator's probe has noted since."""
+    offset = 0
+    while True:
+        gevent.sleep(TAIL_S)
+        try:
+            with open(CASE.probe, "rb") as probe:
+                probe.seek(offset)
+                data = probe.read()
+        except OSError:
+            continue
+        offset += len(data) - len(data) % RECORD.size
+        for kind, node, at_s, took_ms in records(data):
+            DIRECTOR.heartbeat(kind, node, at_s, took_ms, environment)
+
+
+@events.test_start.add_listener  # type: ignore[untyped-decorator]
+def _begin(environment: Any, **_: Any) -> None:
+    gevent.spawn(_tail, environment)
+    gevent.spawn(DIRECTOR.play, environment)
+
+
+@events.quitting.add_listener  # type: ignore[untyped-decorator]
+def _end(environment: Any, **_: Any) -> None:
+    DIRECTOR.write()
+    environment.process_exit_code = 0 if not DIRECTOR.problem else 1

@@ -1,0 +1,137 @@
+"""Which connections have something to read or to send, and which nodes have to be looked after, so
+that a turn costs as much as there is to do, however many nodes there are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import select
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+
+from trainchaos.recovery.nodes.coordinator.node_state import NodeState
+
+
+class Switchboard:
+    """The connections of all nodes, kept between turns."""
+
+    def __init__(self) -> None:
+        self._made: select.epoll | None = None
+        self._fds: dict[int, NodeState] = {}
+        self._sends: set[int] = set()  # descriptors that are awaited to take more
+        self._stirred: dict[int, NodeState] = {}
+        self._dialled: int | None = None
+        self._agenda: list[tuple[int, int]] = []  # when, node
+        self._due_ns: dict[int, int] = {}
+
+    # ---- connections
+
+    @property
+    def _epoll(self) -> select.epoll:
+        if self._made is None:
+            self._made = select.epoll()
+        return self._made
+
+    def close(self) -> None:
+        """Let go of the descriptor, once there is no connection; ``listens`` makes another."""
+        if self._made is not None:
+            self._made.close()
+            self._made = None
+
+    def listens(self, fd: int | None) -> None:
+        """Wait for this descriptor as well, in place of the one before; None: no more."""
+        if self._dialled is not None:
+            self._forget(self._dialled)
+        self._dialled = fd
+        if fd is not None:
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def connected(self, state: NodeState) -> None:
+        """A node has a new connection, may have something to send over it, and is to be looked
+        after at once.
+        """
+        if state.link is None:
+            return
+        fd = state.link.fileno()
+        self._fds[fd] = state
+        self._epoll.register(fd, select.EPOLLIN)
+        state.on_hang_up = partial(self._hung_up, fd)
+        state.post.on_put = partial(self.stir, state)
+        self.stir(state)
+        self.look_at(state, 0)
+
+    def stir(self, state: NodeState) -> None:
+        """Something waits to be sent to a node."""
+        self._stirred[state.node] = state
+
+    def take_stirred(self) -> Iterable[NodeState]:
+        """The nodes to which something waits to be sent, or may; they are forgotten here."""
+        stirred, self._stirred = self._stirred, {}
+        return stirred.values()
+
+    def awaits_room(self, state: NodeState, *, more: bool) -> None:
+        """Whether a node's connection did not take all, so that ``wait`` returns it once it does.
+        ``more``: it did not.
+        """
+        if state.link is None:
+            return
+        fd = state.link.fileno()
+        if more and fd not in self._sends:
+            self._sends.add(fd)
+            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
+        elif not more and fd in self._sends:
+            self._sends.discard(fd)
+            self._epoll.modify(fd, select.EPOLLIN)
+
+    def wait(self, timeout_s: float) -> tuple[list[NodeState], bool]:
+        """Wait until something comes, at most so long: nodes from which something came, and whether
+        agents wait to be admitted. Nodes that take more again are stirred.
+        """
+        read: list[NodeState] = []
+        dialled = False
+        if self._made is None:
+            select.select((), (), (), timeout_s)
+            return read, dialled
+        for fd, events in self._epoll.poll(timeout_s, max(64, len(self._fds) + 1)):
+            state = self._fds.get(fd)
+            if state is None:
+                dialled |= fd == self._dialled
+                continue
+            if events & select.EPOLLOUT:
+                self.stir(state)
+            if events & ~select.EPOLLOUT:
+                read.append(state)
+        return read, dialled
+
+    def _hung_up(self, fd: int) -> None:
+        if self._fds.pop(fd, None) is not None:
+            self._sends.discard(fd)
+            self._forget(fd)
+
+    def _forget(self, fd: int) -> None:
+        """Closing would do, unless a process that was forked meanwhile holds a copy."""
+        if self._made is not None:
+            with suppress(OSError, ValueError):
+                self._made.unregister(fd)
+
+    # ---- what is due
+
+    def look_at(self, state: NodeState, at_ns: int) -> None:
+        """Look after a node at that time, and not before; an earlier request is forgotten."""
+        self._due_ns[state.node] = at_ns
+        heapq.heappush(self._agenda, (at_ns, state.node))
+
+    @property
+    def next_ns(self) -> int | None:
+        """When a node has to be looked after next; None: there is no node."""
+        while self._agenda and self._due_ns.get(self._agenda[0][1]) != self._agenda[0][0]:
+            heapq.heappop(self._agenda)
+        return self._agenda[0][0] if self._agenda else None
+
+    def due(self, now_ns: int) -> Iterator[int]:
+        """Nodes that have to be looked after by now; each has to be asked for anew."""
+        while (at_ns := self.next_ns) is not None and at_ns <= now_ns:
+            _, node = heapq.heappop(self._agenda)
+            del self._due_ns[node]
+            yield node

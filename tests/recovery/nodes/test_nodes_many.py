@@ -1,0 +1,234 @@
+"""Many nodes: what a coordinator does in a turn, and to start a process, grows with what there is
+to do, not with the nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recovery.nodes.test_nodes_fleet import LIMIT_S, TOKEN, Clock, Puppet
+from trainchaos.chaos.errors import NoPlaceLeft
+from trainchaos.recovery.cli.nodes_host import RETURN_LIMIT_S, _Arrivals
+from trainchaos.recovery.cli.process_host import LeastTaken, ProcessPlacement, least_taken
+from trainchaos.recovery.cli.processes import MOST_ASKED, JobProcesses
+from trainchaos.recovery.cli.takeover_log import UNWRITTEN
+from trainchaos.recovery.nodes.coordinator.connections import Connections
+from trainchaos.recovery.nodes.coordinator.datapath import DataPath, Furthest
+from trainchaos.recovery.nodes.coordinator.fleet import Fleet
+from trainchaos.recovery.nodes.coordinator.node_state import RemoteProcess
+from trainchaos.recovery.nodes.link.protocol import Beat
+from trainchaos.recovery.supervise.paced_look import LONGEST_S, REST, PacedLook
+from trainchaos.recovery.transport.progress_counters import NEVER
+
+NODES = 12
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    """A coordinator whose clock stands still."""
+    made = Fleet(token=TOKEN, host="127.0.0.1", clock_ns=Clock())
+    yield made
+    made.away()
+
+
+def test_a_turn_serves_only_nodes_for_which_there_is_something_to_do(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puppets = [Puppet(fleet, node, f"agent-{node}") for node in range(NODES)]
+    fleet.await_nodes(range(NODES), limit_s=LIMIT_S, gone=lambda _: None)
+    for _ in range(4):
+        fleet.wait(0.0)
+    done: Counter[str] = Counter()
+    for name in ("flush", "_look_after", "_read"):
+        whole = getattr(Connections, name)
+
+        def counted(self: Any, *words: Any, name: str = name, whole: Any = whole) -> Any:
+            done[name] += 1
+            return whole(self, *words)
+
+        monkeypatch.setattr(Connections, name, counted)
+    fleet.wait(0.0)
+    assert not done, "nothing came, nothing is due"
+    puppets[3].say(Beat(time_ns=1, marks={}, states={}), reliable=False)
+    until_s = time.monotonic() + LIMIT_S
+    while not done["_read"] and time.monotonic() < until_s:
+        fleet.wait(0.01)
+    assert done == {"_read": 1}
+    puppets[5].link.reset()
+    while done["_read"] < 2 and time.monotonic() < until_s:
+        fleet.wait(0.01)
+    assert 0 < done["_look_after"] <= 3, "a node that is missing is looked after, and no other"
+
+
+def rank(name: str, node: int, generation: int, committed: int) -> RemoteProcess:
+    mark = replace(NEVER, generation=generation, committed=committed)
+    return RemoteProcess(name=name, node=node, pid=1, mark=mark)
+
+
+def test_the_furthest_tell_what_all_processes_would() -> None:
+    draw, path = random.Random(7), DataPath()
+    furthest, living = Furthest(), dict[str, RemoteProcess]()
+    for turn in range(600):
+        act = draw.random()
+        if act < 0.3 or not living:
+            process = rank(f"w{turn}", draw.randrange(5), draw.randrange(3), draw.randrange(4))
+            living[process.name] = process
+            furthest.add(process)
+        elif act < 0.5:
+            process = living.pop(draw.choice(sorted(living)))
+            process.gone = True
+            furthest.remove(process)
+        else:
+            process = living[draw.choice(sorted(living))]
+            mark = process.mark
+            further = rank("", 0, mark.generation + draw.randrange(2), mark.committed + 1)
+            process.mark = further.mark
+            furthest.moved(process)
+        for node in range(5):
+            few, all_of_them = furthest.beside(node), list(living.values())
+            assert path.pace(node, few) == path.pace(node, all_of_them)
+            assert path.trains(node, few) == path.trains(node, all_of_them)
+            assert len(few) <= 3
+            there = {p.name for p in living.values() if p.node == node}
+            assert {p.name for p in furthest.on(node)} == there
+
+
+def spots(nodes: int, each: int, device: str = "cpu") -> list[ProcessPlacement]:
+    return [
+        ProcessPlacement(node=node, device=device, address="", events=Path(), logs=None)
+        for node in range(nodes)
+        for _ in range(each)
+    ]
+
+
+def test_spots_are_taken_in_the_order_that_each_start_alone_would_find() -> None:
+    def avoids(spot: tuple[int, str]) -> bool:
+        return spot[0] == 2
+
+    for device in ("cpu", "cuda:0"):
+        there, taken = spots(5, 3, device), [(1, device)]
+        order = LeastTaken(there, taken, avoids)
+        for _ in range(40):
+            best = order.best()
+            assert best == least_taken(there, taken, avoids)[0]
+            order.took(best)
+            taken.append((best.node, best.device))
+
+
+class Room:
+    """Notes nothing."""
+
+    def begins(self, name: str) -> None:
+        """It does."""
+
+
+class Agents:
+    """A host that starts processes by agents; those of the nodes in ``dead`` take none."""
+
+    def __init__(self, nodes: int, each: int, dead: frozenset[int] = frozenset()) -> None:
+        self._spots, self._dead = spots(nodes, each), dead
+        self.looks = self.open = self.most_open = 0
+        self.names: list[str] = []
+
+    def spots(self) -> list[ProcessPlacement]:
+        self.looks += 1
+        return self._spots
+
+    def ask_for(self, name: str, spot: ProcessPlacement, config: Any, mode: str) -> None:
+        if spot.node in self._dead and spot.node % 2:
+            raise ConnectionError(f"node {spot.node}: it was not asked")
+        self.names.append(name)
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+
+    def started(self, name: str, spot: ProcessPlacement) -> int:
+        self.open -= 1
+        if spot.node in self._dead:
+            raise ConnectionError(f"node {spot.node}: it did not answer")
+        return 1 + self.names.index(name)
+
+    def start(self, name: str, spot: ProcessPlacement, config: Any, mode: str) -> int:
+        raise AssertionError("it can start several at a time")
+
+    def may_return(self) -> bool:
+        return False
+
+
+def started(host: Agents, count: int) -> list[tuple[str, int]]:
+    clock = itertools.count()
+    jobs = JobProcesses(host, Room(), None, now_s=lambda: next(clock) * 1e-3)  # type: ignore[arg-type]
+    jobs.expect("worker", "warm", count)
+    made = [
+        jobs.start("worker", "warm", lambda *_: None, stopped=lambda: False)  # type: ignore[arg-type, return-value]
+        for _ in range(count)
+    ]
+    return [(one.name, one.spot.node) for one in made]
+
+
+def test_many_processes_are_asked_for_ahead_and_placed_by_one_order() -> None:
+    host = Agents(64, 8)
+    made = started(host, 512)
+    assert [name for name, _ in made] == [f"w{n}" for n in range(512)]
+    assert Counter(node for _, node in made) == dict.fromkeys(range(64), 8)
+    assert host.most_open == MOST_ASKED < UNWRITTEN, "a supervisor that takes over skips so many"
+    assert host.open == 0
+    assert host.looks < 64
+
+
+def test_nodes_that_do_not_answer_get_no_process_and_use_up_names() -> None:
+    host = Agents(8, 4, dead=frozenset({2, 5}))
+    made = started(host, 24)
+    assert Counter(node for _, node in made) == dict.fromkeys({0, 1, 3, 4, 6, 7}, 4)
+    assert len({name for name, _ in made}) == 24
+    with pytest.raises(NoPlaceLeft, match=r"it did not answer|it was not asked"):
+        started(Agents(3, 2, dead=frozenset({0, 1, 2})), 1)
+
+
+def test_one_process_is_asked_for_alone() -> None:
+    host = Agents(4, 4)
+    jobs = JobProcesses(host, Room(), None, now_s=lambda: 1.0)  # type: ignore[arg-type]
+    for _ in range(3):
+        jobs.start("worker", "warm", lambda *_: None, stopped=lambda: False)  # type: ignore[arg-type, return-value]
+    assert (host.most_open, host.open) == (1, 0)
+
+
+def test_agents_are_awaited_while_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, there = [0.0], list[int]()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    arrivals = _Arrivals(lambda: there)
+    for number in range(5):
+        now_s[0] += 0.9 * RETURN_LIMIT_S
+        there.append(number)
+        assert not arrivals.over(), "one has come since"
+    now_s[0] += 1.1 * RETURN_LIMIT_S
+    assert arrivals.over()
+
+
+def test_a_long_look_leaves_time_for_messages_and_a_short_one_is_not_put_off() -> None:
+    now_s, looks = [100.0], [0]
+    paced = PacedLook(lambda: now_s[0])
+
+    def look(took_s: float) -> None:
+        looks[0] += 1
+        now_s[0] += took_s
+
+    paced.take(lambda: look(0.04))
+    assert looks == [1] and paced.in_s(0.02) == pytest.approx(0.04 * REST)
+    now_s[0] += 0.03
+    paced.take(lambda: look(0.04))
+    assert looks == [1], "the last look is too recent"
+    now_s[0] += 0.06
+    paced.take(lambda: look(9.0))
+    assert looks == [2] and paced.in_s(0.02) == pytest.approx(LONGEST_S)
+    now_s[0] += LONGEST_S
+    paced.take(lambda: look(0.0))
+    assert looks == [3] and paced.in_s(0.02) == pytest.approx(0.02)

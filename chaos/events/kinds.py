@@ -50,6 +50,7 @@ class Kind(StrEnum):
     # orchestrator: detection and recovery
     FAILURE_DETECTED = "failure_detected"
     STACKS_DUMPED = "stacks_dumped"
+    COLLECTIVES_DUMPED = "collectives_dumped"
     COORDINATOR_ADOPTED = "coordinator_adopted"
     REPLICAS_AGREED = "replicas_agreed"
     DOUBTS_SETTLED = "doubts_settled"
@@ -199,6 +200,11 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # first, "path:line in function"; file: beside the process's output, with all frames, "" if
         # it could not be kept
         Kind.STACKS_DUMPED: frozenset({"process", "role", "answered", "frames", "file"}),
+        # with stacks_dumped, of the same processes: in which collectives a rank stood by torch's
+        # flight recorder. entries: [{group, seq, op, sizes, state: done|started|scheduled}], of
+        # each group of its generation the last finished and the first unfinished; why: there are
+        # none; rank: its own word, None without an answer
+        Kind.COLLECTIVES_DUMPED: frozenset({"process", "role", "rank", "entries", "why"}),
         # a supervisor took the job over from one that was lost. down_s: time without a supervisor;
         # events: number of log lines from which it learned the job's state; stage: of the lost
         # supervisor, for people

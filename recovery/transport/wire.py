@@ -122,6 +122,41 @@ class Status(Message):
     number: int = 0
 
 
+class Recall(Message):
+    """To a rank that is suspected to hang: say in which collective you stand. ``number``: for the
+    answer. Nobody waits for it.
+    """
+
+    type: Literal["recall"] = "recall"
+    number: int
+
+
+class CollectiveEntry(BaseModel):
+    """One collective as torch's flight recorder has it: ``seq``: its number in its group, alike on
+    all ranks; ``sizes``: of what goes in.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    group: str
+    seq: int
+    op: str
+    sizes: str
+    state: Literal["done", "started", "scheduled"]
+
+
+class Recalled(Message):
+    """From a rank: the answer, see ``recovery.detection.flight_recorder``. ``why``: there are no
+    entries.
+    """
+
+    type: Literal["recalled"] = "recalled"
+    number: int
+    rank: int
+    entries: list[CollectiveEntry]
+    why: str = ""
+
+
 class Extra(Message):
     """Either way: something the recovery stack passes on unread (fault commands and their
     answers).
@@ -234,7 +269,7 @@ class Finished(Message):
     step: int
 
 
-ToRank = Join | LeaveOut | Abort | PauseRequest | Agreed | Stop | Inquiry | Extra
+ToRank = Join | LeaveOut | Abort | PauseRequest | Agreed | Stop | Inquiry | Recall | Extra
 FromRank = (
     Status
     | Ready
@@ -247,6 +282,7 @@ FromRank = (
     | Unrecoverable
     | Finished
     | Notice
+    | Recalled
     | Extra
 )
 AnyMessage = Annotated[ToRank | FromRank, Field(discriminator="type")]

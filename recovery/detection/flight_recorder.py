@@ -40,9 +40,9 @@ def recalled(
     number: int,
     backend: str,
     generation: int,
-    *,
     rank: int,
     find: Callable[[str], Dump | None],
+    *,
     environment: Mapping[str, str] = os.environ,
 ) -> Recalled:
     """The answer to ``recovery.transport.wire.Recall``. ``find``: the function of torch's library

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.rank.membership import Order, SupervisorOrders
 from trainchaos.recovery.transport.wire import (
     Abort,
@@ -84,6 +86,9 @@ class RankAgent:
         self._left.set()
 
     def _listen(self) -> None:
+        # its stack, or that of a recall, which inherits this, would be written for the training
+        # thread's: both requests come at once, and a kernel may give the signal to who is awake
+        signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})
         while True:
             try:
                 messages = self.channel.receive()

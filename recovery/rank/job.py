@@ -207,9 +207,8 @@ class Job:
         config = self.config
         self._require_attached("ready()").rehearse()
         self.agent.status = lambda number: self.member.status(self.state.step, number)
-        self.agent.recall = lambda number: recalled(
-            number, config.backend, self.generation, rank=self.rank, find=recorder
-        )
+        back = config.backend
+        self.agent.recall = lambda n: recalled(n, back, self.generation, self.rank, recorder)
         self.agent.start()
         self._announced = True
         mine = versions(

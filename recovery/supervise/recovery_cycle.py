@@ -296,7 +296,7 @@ class RecoveryCycle:
         """Begin the decided generation, if all its members are ready."""
         if self._job.formation.can_begin(with_spares=self.stage is Stage.STARTING):
             self.stage = Stage.FORMING
-            self._job.form()
+            self._job.form(self._strategy)
 
     def joined(self, process: Process, message: Joined) -> None:
         """A member holds the generation's state. Once all members do, they train."""

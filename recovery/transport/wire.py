@@ -35,7 +35,8 @@ class Join(Message):
     ``left_out``: so many samples are, by ``LeaveOut``; ``examine``: the step at which a non-finite
     value is to be traced to samples (0: none); ``doubts``: which checkpoints may hold a corrupted
     state and are to be set aside, answered by ``SetAside``; ``agreed``, ``anew``: see
-    ``recovery.supervise.divergence.CheckpointAdvice``.
+    ``recovery.supervise.divergence.CheckpointAdvice``; ``watched_s``, ``rewinds``: see
+    ``recovery.policy.interval.Rewinds`` (negative: the rank goes by what it sees itself).
     """
 
     type: Literal["join"] = "join"
@@ -54,6 +55,8 @@ class Join(Message):
     doubts: list[Doubt] = []
     agreed: int = -1
     anew: bool = True
+    watched_s: float = -1.0
+    rewinds: int = 0
 
 
 class LeaveOut(Message):

@@ -47,7 +47,7 @@ def test_a_rank_that_hangs_leaves_its_stacks(tmp_path: Path) -> None:
     hung, peer = dumped["hung"], dumped["peer"]
     assert hung.data["process"] == failure.data["process"]
     assert hung.data["frames"][0].endswith("in waits_for_ever")
-    assert any("recovery/collectives" in frame for frame in peer.data["frames"])
+    assert any("recovery/collectives" in frame for frame in peer.data["frames"]), peer.data
     assert "in waits_for_ever" in (logs / hung.data["file"]).read_text()
     assert (logs / peer.data["file"]).is_file()
     assert _of(events, Kind.PROCESS_EXITED, hung.data["process"]).time_ns > failure.time_ns

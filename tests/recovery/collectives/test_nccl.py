@@ -101,7 +101,7 @@ def test_the_flight_recorder_tells_which_collective_is_under_way() -> None:
     torch.cuda.synchronize()
     torch.cuda._sleep(SPIN_CYCLES)  # type: ignore[no-untyped-call]
     work = group.start_all_reduce(tensor)
-    found = recalled(1, "nccl", 3, rank=0, find=recorder)
+    found = recalled(1, "nccl", 3, 0, recorder)
     assert not work.is_completed(), "the device was too fast: spin longer"
     assert found.why == ""
     last, under_way = found.entries

@@ -118,7 +118,7 @@ def answer(
         asked.append(name)
         return dump
 
-    found = recalled(4, backend, 2, rank=1, find=find, environment=environment)
+    found = recalled(4, backend, 2, 1, find, environment=environment)
     assert (found.number, found.rank) == (4, 1)
     assert asked in ([], [CALLS.get(backend)])
     return found

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainchaos.chaos.errors import NoPlaceLeft
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy.corruption import wrong_values
 from trainchaos.recovery.policy.costs import Tried
 from trainchaos.recovery.policy.replacement_delay import ReplacementDelay
 from trainchaos.recovery.policy.strategy import (
@@ -243,6 +244,8 @@ class RecoveryCycle:
         table = self._job.table
         new: list[str] = []
         form: Form | None = None
+        for name in wrong_values(decision, self._job.failures.current):
+            self._job.hands.distrust(name)
         for action in decision.actions:
             match action:
                 case Kill():

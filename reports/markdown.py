@@ -84,7 +84,7 @@ def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> It
     if rated := list(metric_rows.rates(results)):
         yield from section("Rates over all arms")
         yield from table(metric_rows.RATES, rated, metric_rows.RATE_SIDES)
-    yield from _incidents(results)
+    yield from _incidents(run, results)
     yield from _nodes(results)
     if results.fidelity:
         yield from section("Not real")
@@ -193,7 +193,7 @@ def _findings(results: Results) -> Iterator[str]:
         yield from table(("cell", "fault", "repeat", "landed", "healed"), missed, "llrll")
 
 
-def _incidents(results: Results) -> Iterator[str]:
+def _incidents(run: RunDirectory, results: Results) -> Iterator[str]:
     rows, more = postmortems.lines(results)
     if rows:
         head = ("cell", "repeat", "fault", "outcome", "blamed", "cost", "lost steps", "decision")
@@ -202,6 +202,9 @@ def _incidents(results: Results) -> Iterator[str]:
     if more:
         yield ""
         yield escape(f"{more} more are in results.json.")
+    if waits := postmortems.stood(run, results):
+        yield from section("Collectives in which ranks stood")
+        yield from table(("incident", "who waits for whom"), waits, "ll")
 
 
 def _nodes(results: Results) -> Iterator[str]:

@@ -71,6 +71,9 @@ class NoJob:
     def kill(self, process: str) -> None:
         """Do nothing."""
 
+    def distrust(self, process: str) -> None:
+        """Do nothing."""
+
     def mark(self, process: str) -> Mark:
         """The progress mark set by the benchmark."""
         return self.marks[process]

@@ -50,6 +50,7 @@ class Kind(StrEnum):
     # orchestrator: detection and recovery
     FAILURE_DETECTED = "failure_detected"
     STACKS_DUMPED = "stacks_dumped"
+    COLLECTIVES_DUMPED = "collectives_dumped"
     COORDINATOR_ADOPTED = "coordinator_adopted"
     REPLICAS_AGREED = "replicas_agreed"
     DOUBTS_SETTLED = "doubts_settled"
@@ -199,6 +200,11 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # first, "path:line in function"; file: beside the process's output, with all frames, "" if
         # it could not be kept
         Kind.STACKS_DUMPED: frozenset({"process", "role", "answered", "frames", "file"}),
+        # with stacks_dumped, of the same processes: in which collectives a rank stood by torch's
+        # flight recorder. entries: [{group, seq, op, sizes, state: done|started|scheduled}], of
+        # each group of its generation the last finished and the first unfinished; why: there are
+        # none; rank: its own word, None without an answer
+        Kind.COLLECTIVES_DUMPED: frozenset({"process", "role", "rank", "entries", "why"}),
         # a supervisor took the job over from one that was lost. down_s: time without a supervisor;
         # events: number of log lines from which it learned the job's state; stage: of the lost
         # supervisor, for people
@@ -219,8 +225,10 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # or None; cause: start|failure|grow|refill|notice; shards: number of ranks that hold one
         # copy of the model together; sources: receiving process -> process that sends its part;
         # finish: a step that only some ranks have applied and the others still complete (0: none);
-        # doubts (if any): [[before, step]]: checkpoints saved by generations before `before`, after
-        # `step`, may hold a corrupted state
+        # rewinds (of strategy adaptive): {count, failures, watched_s, mtbf_s, save_s, every_s}, by
+        # which checkpoints of every: auto are spaced (recovery.policy.interval); doubts (if any):
+        # [[before, step]]: checkpoints saved by generations before `before`, after `step`, may hold
+        # a corrupted state
         Kind.GENERATION_STARTED: frozenset({"members", "state", "source", "cause"}),
         # resume_step: step whose state all members hold (training continues with resume_step + 1)
         Kind.GENERATION_READY: frozenset({"members", "resume_step", "checkpoint"}),

@@ -44,6 +44,7 @@ class Roster:
         self.device_of = self._board.device_of
         self.refuse_device = self._board.refuse
         self.accept_device = self._board.accept
+        self.distrust = self._board.distrust
         self.node_of = self._placement.node_of
 
     def spawn(self, role: str, mode: str) -> str:
@@ -89,7 +90,7 @@ class Roster:
             if not usable:
                 break
             self._count += 1
-            avoid = [each for each in usable if each in bad]
+            avoid = [each for each in usable if each in bad or self._board.distrusts(each)]
             node = self._placement.place(
                 name, role, self.living(), usable, again=not first, avoid=avoid
             )

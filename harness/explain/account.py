@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from trainchaos.chaos.events.budget import Budget
 from trainchaos.chaos.events.log import Event, Log, read_log
 from trainchaos.harness.explain.cheaper import Cheaper, cheaper_than, cost_of
+from trainchaos.harness.explain.collectives import FlightRecord, records_between
 from trainchaos.harness.explain.course import Course, course_of
 from trainchaos.harness.explain.diagnose import diagnose
 from trainchaos.harness.explain.diagnosis import DiagnosedIncident
@@ -62,6 +63,7 @@ class Account:
     cheaper: Cheaper | None
     diagnosis: DiagnosedIncident | None
     stacks: tuple[Stack, ...]
+    records: tuple[FlightRecord, ...]
 
     @property
     def advice(self) -> Entry | None:
@@ -79,6 +81,7 @@ class Unexplained:
     blame: Blame
     signs: tuple[Sign, ...]
     stacks: tuple[Stack, ...]
+    records: tuple[FlightRecord, ...]
 
     @property
     def advice(self) -> Entry | None:
@@ -120,6 +123,7 @@ def story_of(run: RunDirectory, known: Playbook) -> Story:
                     failure.time_ns - NS, failure.time_ns, {failure.data["process"]}
                 ),
                 stacks=stacks_between(log, failure.time_ns, failure.time_ns + NS),
+                records=records_between(log, failure.time_ns, failure.time_ns + NS),
             )
             for failure in unclaimed_failures(history, episodes)
         ]
@@ -174,6 +178,7 @@ def _accounts(
             cheaper=cheaper_than(results, incident),
             diagnosis=_said(said, history, (start, end), first.failure),
             stacks=stacks_between(history.log, start, end),
+            records=records_between(history.log, start, end),
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos.events.figures import with_unit
+from trainchaos.harness.explain.collectives import standing
 from trainchaos.recovery.playbook.entry import ABOUT, Entry, Tells
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ def facts_of(account: Account) -> list[tuple[str, str]]:
             )
         )
     facts += [("stack", stack.said) for stack in account.stacks]
+    facts += [("waits", line) for line in standing(account.records)]
     return [
         *facts,
         *_reading(account),
@@ -205,6 +207,7 @@ def _unexplained(found: Unexplained) -> Iterator[str]:
     yield f"  first   {at}{_s(found.at_s)} into the arm"
     yield f"  blame   {_who(found.blame)}"
     yield from (_line("stack", stack.said) for stack in found.stacks)
+    yield from (_line("waits", line) for line in standing(found.records))
     yield from (_line(*fact) for fact in _evidence(found.signs, found.advice))
 
 
@@ -275,6 +278,8 @@ def _account_json(account: Account) -> dict[str, Any]:
         "timeline": [moment.model_dump() for moment in account.course.moments],
         "first_signal": signal.model_dump() if (signal := account.course.signal) else None,
         "stacks": [asdict(stack) for stack in account.stacks],
+        "collectives": standing(account.records),
+        "flight_records": [asdict(one) for one in account.records],
         "cost_rank_s": _number(account.rank_s),
         "cheaper": asdict(account.cheaper) if account.cheaper else None,
         "diagnosis": said.model_dump(mode="json") if (said := account.diagnosis) else None,
@@ -294,6 +299,8 @@ def _unexplained_json(found: Unexplained) -> dict[str, Any]:
         "at_s": found.at_s,
         "blamed": _blame_json(found.blame),
         "stacks": [asdict(stack) for stack in found.stacks],
+        "collectives": standing(found.records),
+        "flight_records": [asdict(one) for one in found.records],
         **_signs_json(found.signs, found.advice),
     }
 

@@ -88,6 +88,7 @@ class DeviceBoard:
         self._nodes = nodes
         self._refused: set[str] = set()
         self._avoided: frozenset[str] = frozenset()
+        self._distrusted: set[str] = set()
         self._device_of: dict[str, str] = {}
 
     def takes(self, node: int) -> bool:
@@ -97,13 +98,20 @@ class DeviceBoard:
     def assign(self, process: str, living: Collection[str], node: int = 0) -> str:
         """The device for a process about to start on a node: of those not refused, and not avoided
         where there are others, the one with the fewest living processes, the first of equals, so
-        that a replacement gets the lost rank's device.
+        that a replacement gets the lost rank's device. One that is distrusted comes last, but a GPU
+        is not shared for that, since NCCL refuses two ranks on one.
         """
         taken = [device for name, device in self._device_of.items() if name in living]
         free = self._free(node)
         device = min(
             free,
-            key=lambda place: (place in self._avoided, taken.count(place), free.index(place)),
+            key=lambda place: (
+                place in self._avoided,
+                taken.count(place) if place.startswith("cuda") else 0,
+                place in self._distrusted,
+                taken.count(place),
+                free.index(place),
+            ),
         )
         self._device_of[process] = device
         return device
@@ -126,6 +134,17 @@ class DeviceBoard:
     def avoid(self, devices: Collection[str]) -> None:
         """Use these devices from now on only where a node has no others."""
         self._avoided = frozenset(devices)
+
+    def distrust(self, process: str) -> None:
+        """A process's device gave wrong values: use it from now on only where a node has no other,
+        or no other GPU that is free.
+        """
+        if process in self._device_of:
+            self._distrusted.add(self._device_of[process])
+
+    def distrusts(self, node: int) -> bool:
+        """Whether each device that a node has left gave wrong values."""
+        return self._distrusted.issuperset(self._free(node))
 
     def accept(self, process: str) -> None:
         """Admit new processes on its device again."""

@@ -337,6 +337,10 @@ class Orchestrator:
         self._roster.asked_ns.setdefault(process, self._cluster.now_ns())
         self._cluster.signal(process, signals.SIGKILL)
 
+    def distrust(self, process: str) -> None:
+        """Avoid its device."""
+        self._roster.distrust(process)
+
     def ask_stacks(self, process: str) -> None:
         """Ask for its stacks."""
         self._cluster.signal(process, STACK_SIGNAL)

@@ -58,6 +58,11 @@ class RevocableHands:
         self._hands.kill(process)
         self._check()
 
+    def distrust(self, process: str) -> None:
+        """See Hands."""
+        self._check()
+        self._hands.distrust(process)
+
     def mark(self, process: str) -> Mark:
         """See Hands."""
         return self._hands.mark(process)

@@ -28,7 +28,7 @@ from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import Message
+from trainchaos.recovery.transport.wire import Message, Recall
 
 WALL_NS = 1_767_225_600 * NS_PER_S  # 2026-01-01: a log must not show when it was simulated
 PID = 1
@@ -136,7 +136,9 @@ class SimCluster:
         return ()
 
     def send(self, name: str, message: Message) -> bool:
-        """Send a message."""
+        """Send a message; simulated ranks have no flight recorder to look up."""
+        if isinstance(message, Recall):
+            return False
         process = self._ranks[name].process
         return process.deliver(message, process.rng.uniform(*LATENCY_MS) * MS)
 

@@ -18,7 +18,7 @@ from trainchaos.recovery.checkpoint.save_writer import SaveWriter
 from trainchaos.recovery.checkpoint.together import restore_together
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.policy.doubts import Doubt, in_doubt
-from trainchaos.recovery.policy.interval import SaveSchedule
+from trainchaos.recovery.policy.interval import Rewinds, SaveSchedule
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.state.state import TrainState
@@ -178,6 +178,10 @@ class Checkpointer:
         """The generation is lost: a save by several ranks is given up."""
         self._timetable.lost()
         self._writer.lost()
+
+    def told(self, rewinds: Rewinds) -> None:
+        """By which failures the supervisor has checkpoints spaced."""
+        self._timetable.told(self._clock_s(), rewinds)
 
     def joined(self, rank: int, layout: Layout, generation: int) -> None:
         """A new generation: its rank 0 saves now, and no rank of an earlier one. What those have

@@ -57,6 +57,7 @@ class JobProcesses:
         self._spots = {name: (left[name].node, left[name].device) for name in self.pids}
         self._reputation = Reputation()
         self._fails: Callable[[int, str], bool] = lambda node, device: False
+        self._distrusted: set[tuple[int, str]] = set()
         self._doubted: Callable[[tuple[int, str]], bool] = lambda spot: False
         self._count = takeover.names if takeover is not None else 0
         self._ordered: LeastTaken | None = None  # until then, or something changes
@@ -179,6 +180,11 @@ class JobProcesses:
         """As ``avoid``, of spots (node and device) that are suspect."""
         self._doubted, self._ordered = doubted, None
 
+    def distrust(self, name: str) -> None:
+        """A process is replaced for its values: as ``avoid``, of its spot, from now on."""
+        if name in self._spots:
+            self._distrusted.add(self._spots[name])
+
     def spots_in_use(self) -> set[tuple[int, str]]:
         """Node and device of each process whose exit is not answered yet."""
         return set(self._spots.values())
@@ -193,5 +199,5 @@ class JobProcesses:
         self._spots.pop(name, None)
 
     def _avoids(self, spot: tuple[int, str]) -> bool:
-        known = self._fails(*spot) or self._doubted(spot)
+        known = self._fails(*spot) or self._doubted(spot) or spot in self._distrusted
         return known or self._reputation.avoids(spot, self._now_s())

@@ -349,6 +349,10 @@ class Supervisor:
         """SIGKILL."""
         self._host.signal(process, signal.SIGKILL)
 
+    def distrust(self, process: str) -> None:
+        """Avoid its spot."""
+        self._processes.distrust(process)
+
     def mark(self, process: str) -> Mark:
         """Progress mark."""
         return self._host.mark(process)

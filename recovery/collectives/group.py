@@ -177,8 +177,8 @@ class Group:
                 continue
             made = None
             if len(ranks) > 1 or not name:
-                store = dist.PrefixStore(f"generation-{self.generation}{name}", client)
-                made = self._meet(store, ranks)
+                called = f"generation-{self.generation}{name}"
+                made = self._meet(dist.PrefixStore(called, client), ranks, called)
                 self._made.append(made)
                 if probe is not None:
                     self._connect(made, probe)
@@ -192,13 +192,13 @@ class Group:
             self._link.keep(self._store_at, client, self._link.inode or socket_to(self._store_at))
         return [circles[tuple(ranks)] for ranks in wanted.values()]
 
-    def _meet(self, store: dist.Store, ranks: Sequence[int]) -> Any:
-        """Torch's process group of these ranks."""
+    def _meet(self, store: dist.Store, ranks: Sequence[int], called: str) -> Any:
+        """Torch's process group of these ranks; ``called``: so in the flight recorder."""
         place, size = ranks.index(self.rank), len(ranks)
         if self.backend == "nccl":
-            return nccl.meet(store, place, size, self._patience)
+            return nccl.meet(store, place, size, self._patience, called)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = self._timeout
+        options._timeout, options.group_name = self._timeout, called
         options._threads = 2
         dial = self._dial
         options._devices = [gloo_device(self._address or (address_of(self.rank) if dial else ""))]

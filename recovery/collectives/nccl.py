@@ -57,11 +57,21 @@ def be_a_host_of_its_own() -> None:
     os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{os.getpid()}"
 
 
-def meet(store: dist.Store, place: int, size: int, timeout: timedelta) -> Any:
-    """Torch's process group; no rank is connected yet. Raises ValueError where there is no GPU."""
+def recorder(name: str) -> Callable[..., Any] | None:
+    """The function with a name by which torch's flight recorder is read, of any backend; None where
+    this torch has none.
+    """
+    return getattr(getattr(torch._C, "_distributed_c10d", None), name, None)
+
+
+def meet(store: dist.Store, place: int, size: int, timeout: timedelta, name: str = "") -> Any:
+    """Torch's process group; no rank is connected yet. ``name``: its own in the flight recorder.
+    Raises ValueError where there is no GPU.
+    """
     watchdog()
-    options = dist.ProcessGroupNCCL.Options()
+    options: Any = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
+    options.group_name = name
     return dist.ProcessGroupNCCL(store, place, size, options)
 
 

@@ -1,5 +1,6 @@
-"""Asks ranks for their stacks while they are only suspected to hang, so that the stacks are there
-when the limit is over, and the answer to a hang waits for nothing.
+"""Asks ranks for their stacks, and for the collectives they stand in, while they are only suspected
+to hang, so that the answers are there when the limit is over, and the answer to a hang waits for
+nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.process.stacks import training_frames
 from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import Message, Recall, Recalled
 
 EVERY_S = 10.0
 """Shortest time between two requests to one process: a dump takes it about a millisecond, and a
@@ -32,6 +34,9 @@ class Witness(Protocol):
     def stacks(self, process: str) -> tuple[str, str] | None:
         """See Hands."""
 
+    def send(self, process: str, message: Message) -> bool:
+        """See Hands."""
+
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> object:
@@ -40,10 +45,13 @@ class Witness(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """A process that was asked: its mark then, and who was asked with it for contrast."""
+    """A process that was asked: its mark then, and who was asked with it for contrast.
+    ``number``: of the request for its collectives, 0: it could not be sent.
+    """
 
     mark: Mark
     peers: tuple[str, ...]
+    number: int
 
 
 class HangEvidence:
@@ -53,6 +61,8 @@ class HangEvidence:
         self._hands = hands
         self._asked: dict[str, _Asked] = {}
         self._asked_s: dict[str, float] = {}
+        self._numbers = 0
+        self._recalled: dict[str, Recalled] = {}  # the last answer of each that was asked
 
     def suspect(self, names: Collection[str], marks: Mapping[str, Mark]) -> None:
         """These members are silent for part of their limit: ask them, and for contrast the first
@@ -65,10 +75,22 @@ class HangEvidence:
         peers = tuple(name for name in others if self._may(name, marks[name]))[:1]
         for name in (*new[:MOST_ASKED], *peers):
             self._asked_s[name] = self._hands.now_s()
-            self._asked[name] = _Asked(mark=marks[name], peers=() if name in peers else peers)
             self._hands.ask_stacks(name)
+            self._numbers += 1
+            sent = self._hands.send(name, Recall(number=self._numbers))
+            self._asked[name] = _Asked(
+                mark=marks[name],
+                peers=() if name in peers else peers,
+                number=self._numbers if sent else 0,
+            )
         for gone in self._asked_s.keys() - marks.keys():
             del self._asked_s[gone]
+            self._recalled.pop(gone, None)
+
+    def recalled(self, name: str, message: Recalled) -> None:
+        """A process says which collectives it stands in."""
+        if name in self._asked_s:
+            self._recalled[name] = message
 
     def _may(self, name: str, mark: Mark) -> bool:
         """Once for each silence, and not too often."""
@@ -83,19 +105,19 @@ class HangEvidence:
         """
         asked = self._asked.pop(blamed, None)
         if asked is not None and asked.mark == mark:
-            self._tell(blamed, "hung")
+            self._tell(blamed, "hung", asked)
             for name in asked.peers:
-                self._tell(name, "peer")
+                if (peer := self._asked.get(name)) is not None:
+                    self._tell(name, "peer", peer)
 
     def stuck(self, marks: Mapping[str, Mark]) -> None:
         """No process can be blamed: write down what those say that have not moved since they were
         asked. ``marks``: of all members, now.
         """
         for name in [n for n, asked in self._asked.items() if marks.get(n) == asked.mark]:
-            del self._asked[name]
-            self._tell(name, "stuck")
+            self._tell(name, "stuck", self._asked.pop(name))
 
-    def _tell(self, name: str, role: str) -> None:
+    def _tell(self, name: str, role: str, asked: _Asked) -> None:
         found = self._hands.stacks(name)
         if found is not None:
             text, file = found
@@ -106,4 +128,15 @@ class HangEvidence:
                 answered=bool(text),
                 frames=training_frames(text),
                 file=file,
+            )
+        if asked.number:
+            said = self._recalled.get(name)
+            known = said is not None and said.number == asked.number
+            self._hands.record(
+                Kind.COLLECTIVES_DUMPED,
+                process=name,
+                role=role,
+                rank=said.rank if said is not None and known else None,
+                entries=[one.model_dump() for one in said.entries] if said and known else [],
+                why=said.why if said is not None and known else "it did not answer",
             )

@@ -4,6 +4,8 @@ checkpoint; and how they answer a broken group, which loses no process either. P
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainchaos.recovery.policy.fallback import (
     CORRUPTIONS,
     rejoin_all,
@@ -19,6 +21,7 @@ from trainchaos.recovery.policy.strategy import (
     Failure,
     Form,
     GiveUp,
+    Kill,
     Nonfinite,
     StateFrom,
     in_words,
@@ -177,3 +180,18 @@ def seen_before(view: ClusterView, failure: Failure) -> bool:
             old.cause is Cause.DIVERGED and old.process == failure.process for old in view.history
         )
     return any(old.cause is Cause.NONFINITE and old.step == failure.step for old in view.history)
+
+
+def wrong_values(decision: Decision, failures: Sequence[Failure]) -> list[str]:
+    """The processes that a decision replaces because of their values, non-finite ones or another
+    state than the others': it ends them, or forms a generation without them.
+    """
+    wrong = dict.fromkeys(
+        f.process
+        for f in failures
+        if f.process is not None and f.cause in (Cause.NONFINITE, Cause.DIVERGED)
+    )
+    ended = {action.process for action in decision.actions if isinstance(action, Kill)}
+    forms = [action for action in decision.actions if isinstance(action, Form)]
+    kept = {name for form in forms for name in (*form.members, *form.bench)}
+    return [name for name in wrong if name in ended or (forms and name not in kept)]

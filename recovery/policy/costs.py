@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainchaos.recovery.policy.interval import PRIOR_MTBF_S
+from trainchaos.recovery.policy.interval import PRIOR_MTBF_S, Rewinds
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class Costs:
     ``start_s``: from the order to start a process until it is ready; ``restore_s``: what forming
     takes longer if a checkpoint is restored; ``save_s``: from the beginning of a save to its
     acknowledgement. ``committed``: newest step that all have committed, ``steps``: after which the
-    job is complete (0: unknown); ``failures``: incidents in the last ``watched_s`` seconds.
+    job is complete (0: unknown); ``failures``: incidents in the last ``watched_s`` seconds;
+    ``rewound``: after so many of them the job went back to a checkpoint on disk, or to the
+    beginning.
     """
 
     step_s: Mapping[int, Figure] = field(default_factory=dict)
@@ -54,6 +56,12 @@ class Costs:
     steps: int = 0
     failures: int = 0
     watched_s: float = 0.0
+    rewound: int = 0
+
+    @property
+    def rewinds(self) -> Rewinds:
+        """See ``recovery.policy.interval``."""
+        return Rewinds(count=self.rewound, failures=self.failures, watched_s=self.watched_s)
 
     @property
     def mtbf_s(self) -> float:

@@ -24,6 +24,40 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rewinds:
+    """How often a job needed its checkpoints on disk: of ``failures`` in ``watched_s`` s, after
+    ``count`` it went back to one, or to the beginning. After the others a peer's state or a
+    checkpoint in memory was enough.
+
+    A checkpoint shortens only what follows these. If each failure needs one with a chance q that
+    does not depend on when it comes, those that do are a Poisson process of rate q / MTBF (S. M.
+    Ross, Introduction to Probability Models, sec. 5.3.4: splitting), and the optimum is that of a
+    job that fails at this rate: Daly's, with ``mtbf_s`` for the time between failures. The prior
+    counts as one that needed a checkpoint, so that it is never certain that none is needed.
+    """
+
+    count: int
+    failures: int
+    watched_s: float
+
+    @property
+    def mtbf_s(self) -> float:
+        """Mean time between failures that need a checkpoint, seconds."""
+        return (PRIOR_MTBF_S + self.watched_s) / (1 + self.count)
+
+    def fields(self, save_s: float) -> dict[str, float]:
+        """As an event holds it; ``every_s``: Daly's optimum for saves that take ``save_s``."""
+        return {
+            "count": self.count,
+            "failures": self.failures,
+            "watched_s": round(self.watched_s, 3),
+            "mtbf_s": round(self.mtbf_s, 3),
+            "save_s": round(save_s, 6),
+            "every_s": round(optimum_s(save_s, self.mtbf_s), 3),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class SaveHistory:
     """What the time of the next checkpoint depends on. ``saved_s``: when the last save began, or
     else when training began; ``cost_s``: how long saves held training up (the mean of those seen),
@@ -46,6 +80,10 @@ class SaveHistory:
     def failed(self) -> SaveHistory:
         """Note a failure of the job."""
         return replace(self, failures=self.failures + 1)
+
+    def told(self, now_s: float, rewinds: Rewinds) -> SaveHistory:
+        """With what the supervisor knows in place of what this process saw."""
+        return replace(self, since_s=now_s, failures=rewinds.count, watched_s=rewinds.watched_s)
 
     def mtbf_s(self, now_s: float) -> float:
         """Mean time between failures, as far as it is known: the prior counts as one failure."""
@@ -158,6 +196,12 @@ class SaveSchedule:
     def restored(self, now_s: float) -> None:
         """Training goes on from a checkpoint: it is as new as a save would be."""
         self.asked(now_s)
+
+    def told(self, now_s: float, rewinds: Rewinds) -> None:
+        """What the supervisor knows of failures, which counts in place of what this rank saw: a
+        process that has just become rank 0 saw none, and no rank knows which needed a checkpoint.
+        """
+        self._history = self._history.told(now_s, rewinds)
 
     def lost(self) -> None:
         """The generation was lost."""

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from trainchaos.recovery.policy.costs import NOTHING_MEASURED, Costs, Priced, Tried
+from trainchaos.recovery.policy.interval import Rewinds
 
 MOST_SHOWN = 32  # samples in a text for people
 Nonfinite = Literal["retry", "skip", "rollback"]
@@ -339,6 +340,10 @@ class Strategy(BaseModel):
         batch.
         """
         return "retry"
+
+    def rewinds(self, costs: Costs) -> Rewinds | None:
+        """The failures by which ``every: auto`` spaces checkpoints; None: all that a rank sees."""
+        return None
 
     @abstractmethod
     def on_failure(self, view: ClusterView) -> Decision:

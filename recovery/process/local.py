@@ -47,6 +47,11 @@ NCCL_WATCHDOG = {
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
 """Settings of torch's ProcessGroupNCCL in a rank, see ``recovery.collectives.nccl``."""
+RECORDER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""How many collectives torch's flight recorder keeps; the first that is set counts, the second is
+its older name (torch 2.11 to 2.13, FlightRecorder.hpp).
+"""
+RECORDER = "256"  # unless the user says how many; torch's own default is 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,4 +392,7 @@ def rank_environment() -> Mapping[str, str]:
     the user sets something else. Torch's watchdog of NCCL never ends them, whatever the user sets:
     that decision is their supervisor's.
     """
-    return {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ, **NCCL_WATCHDOG}
+    ours = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    if not any(name in os.environ for name in RECORDER_SIZES):
+        ours[RECORDER_SIZES[0]] = RECORDER
+    return {**ours, **os.environ, **NCCL_WATCHDOG}

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.rank.membership import Order, SupervisorOrders
 from trainchaos.recovery.transport.wire import (
     Abort,
@@ -18,6 +20,8 @@ from trainchaos.recovery.transport.wire import (
     Digest,
     Extra,
     Inquiry,
+    Recall,
+    Recalled,
     Status,
     WireError,
 )
@@ -48,6 +52,8 @@ class RankAgent:
     agent's thread when this rank has lost its supervisor; it must stop training then. ``status``:
     returns the answer to an inquiry, given its number. ``digest``: the last one sent; a supervisor
     that was lost may have read it and not those of the other ranks, so the next one gets it too.
+    ``recall``: returns the answer to a ``Recall``, given its number; called on a thread of its own,
+    because a device that does not answer may hold it up, and orders must not wait for that.
     """
 
     def __init__(self, channel: Channel, *, orphaned: Callable[[], None] = end_process) -> None:
@@ -56,6 +62,8 @@ class RankAgent:
         self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self.heard = SupervisorOrders()
         self.status: Callable[[int], Status] | None = None
+        self.recall: Callable[[int], Recalled] | None = None
+        self._recalling: threading.Thread | None = None
         self.digest: Digest | None = None
         self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
         self._group: Abortable | None = None
@@ -78,6 +86,9 @@ class RankAgent:
         self._left.set()
 
     def _listen(self) -> None:
+        # its stack, or that of a recall, which inherits this, would be written for the training
+        # thread's: both requests come at once, and a kernel may give the signal to who is awake
+        signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})
         while True:
             try:
                 messages = self.channel.receive()
@@ -99,8 +110,18 @@ class RankAgent:
             if self.digest is not None:  # first, since the last status ends the takeover
                 self.channel.send(self.digest)
             self.channel.send(self.status(message.number))
+        elif isinstance(message, Recall) and self.recall is not None:
+            self._answer(self.recall, message.number)
         elif isinstance(message, Extra) and self.on_extra:
             self.on_extra(message.topic, message.payload)
+
+    def _answer(self, recall: Callable[[int], Recalled], number: int) -> None:
+        """One at a time: while the last one is held up, another would be too."""
+        if self._recalling is None or not self._recalling.is_alive():
+            self._recalling = threading.Thread(
+                target=lambda: self.channel.send(recall(number)), name="recall", daemon=True
+            )
+            self._recalling.start()
 
     def _break_group(self, generation: int) -> None:
         # Repeated, because the training thread may open a connection just after a sweep while it

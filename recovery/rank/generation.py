@@ -12,7 +12,7 @@ from trainchaos.recovery.collectives.storelink import StoreLink
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.acquire_state import take_state
 from trainchaos.recovery.rank.fingerprint import tell_joined
-from trainchaos.recovery.rank.membership import Why, stays_connected
+from trainchaos.recovery.rank.membership import Why, rewinds_in, stays_connected
 from trainchaos.recovery.rank.recipe import Attached
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.wire import Join
@@ -52,6 +52,8 @@ class Generations:
         group = self._group = self._group_of(order)
         job.agent.entering(group)
         job.checkpoints.joined(job.rank, job.layout, order.generation)
+        if (rewinds := rewinds_in(order)) is not None:
+            job.checkpoints.told(rewinds)
         job.checkpoints.distrust(order.doubts, deletes=job.rank == 0)
         try:
             checkpoint = self._enter(order, group)

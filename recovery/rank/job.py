@@ -31,10 +31,12 @@ from trainchaos.recovery.checkpoint.checkpointer import Checkpointer
 from trainchaos.recovery.collectives import nccl
 from trainchaos.recovery.collectives.dialing import Address
 from trainchaos.recovery.collectives.group import GenerationLost
+from trainchaos.recovery.collectives.nccl import recorder
 from trainchaos.recovery.collectives.reducer import Reducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.data.loader import LIMIT_S as LOADER_LIMIT_S
 from trainchaos.recovery.data.loader import Loader
+from trainchaos.recovery.detection.flight_recorder import recalled
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.agent import RankAgent
@@ -208,6 +210,8 @@ class Job:
         config = self.config
         self._require_attached("ready()").rehearse()
         self.agent.status = lambda number: self.member.status(self.state.step, number)
+        back = config.backend
+        self.agent.recall = lambda n: recalled(n, back, self.generation, self.rank, recorder)
         self.agent.start()
         self._announced = True
         mine = versions(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainchaos.recovery.data.received_exclusions import ReceivedExclusions
+from trainchaos.recovery.policy.interval import Rewinds
 from trainchaos.recovery.transport.wire import (
     Abort,
     Agreed,
@@ -219,3 +220,10 @@ def stays_connected(why: Why) -> bool:
     it.
     """
     return why in ("pause", "nonfinite")
+
+
+def rewinds_in(order: Join) -> Rewinds | None:
+    """What an order says of failures that needed a checkpoint, None: nothing."""
+    if order.watched_s < 0:
+        return None
+    return Rewinds(count=order.rewinds, failures=order.rewinds, watched_s=order.watched_s)

@@ -149,6 +149,8 @@ class Controller:
                 self.stop("gave-up", message.error)
             case wire.Digest():
                 self._on_digest(entry, message)
+            case wire.Recalled():
+                self.job.progress.evidence.recalled(process, message)
             case wire.SetAside():
                 self.job.agreement.set_aside(message.doubts)
 

@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.memory.header import is_memory
 from trainchaos.recovery.policy.cost_meter import Forming
+from trainchaos.recovery.policy.interval import Rewinds
 from trainchaos.recovery.policy.strategy import Form, Health, StateFrom
 from trainchaos.recovery.supervise.divergence import CheckpointAdvice
 from trainchaos.recovery.supervise.failures import answer_of
@@ -41,6 +43,7 @@ class Formation:
         self.answer = ""  # see recovery.policy.strategy.Failure
         self.afresh = True  # the last generation did not take its state from its members
         self.restored = False  # it took its state from a checkpoint
+        self.rewound = False  # from one on disk, or it began anew
         self.how: Forming = "form"  # what its members had to do
         self.began_s = 0.0
         self._hands = hands
@@ -107,11 +110,18 @@ class Formation:
         return all(self._table[name].health in _ABLE for name in members)
 
     def begin(
-        self, *, tell: Callable[[Process], int], examine: int, word: CheckpointAdvice | None = None
+        self,
+        *,
+        tell: Callable[[Process], int],
+        examine: int,
+        word: CheckpointAdvice | None = None,
+        rewinds: Rewinds | None = None,
+        save_s: float = 0.0,
     ) -> None:
         """Order every member of the pending form to join a new generation, and release all other
         processes; see ``recovery.transport.wire.Join``. ``tell``: sends a process the excluded
-        samples that it lacks, and returns how many there are.
+        samples that it lacks, and returns how many there are. ``rewinds``: by which they space
+        checkpoints of ``save_s`` seconds, None: by what each sees itself.
         """
         form, word = self.pending, word or CheckpointAdvice()
         assert form is not None
@@ -129,6 +139,8 @@ class Formation:
         self._joined = {}
         self._table.members = form.members
         said: dict[str, Any] = {"doubts": word.doubts} if word.doubts else {}
+        if rewinds is not None:
+            said["rewinds"] = rewinds.fields(save_s)
         self._hands.record(
             Kind.GENERATION_STARTED,
             generation=self.generation,
@@ -163,6 +175,8 @@ class Formation:
                 doubts=list(word.doubts),
                 agreed=word.agreed,
                 anew=word.anew,
+                watched_s=rewinds.watched_s if rewinds is not None else -1.0,
+                rewinds=rewinds.count if rewinds is not None else 0,
             )
             self._hands.send(name, join)
 
@@ -192,6 +206,7 @@ class Formation:
             waiting.valid = False  # from now on its state falls behind
         names = [joined.checkpoint for joined in self._joined.values() if joined.checkpoint]
         self.restored = bool(names)
+        self.rewound = self.how == "restore" and not any(is_memory(name) for name in names)
         self._hands.record(
             Kind.GENERATION_READY,
             step=step,

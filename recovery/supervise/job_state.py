@@ -10,8 +10,8 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.cost_meter import CostMeter
-from trainchaos.recovery.policy.costs import Tried
-from trainchaos.recovery.policy.strategy import Cause, ClusterView, Failure, Health
+from trainchaos.recovery.policy.costs import Costs, Tried
+from trainchaos.recovery.policy.strategy import Cause, ClusterView, Failure, Health, Strategy
 from trainchaos.recovery.supervise.divergence import DigestBook, Disagreement
 from trainchaos.recovery.supervise.excluded_samples import ExcludedSamples
 from trainchaos.recovery.supervise.failures import NOTHING, FailureBook
@@ -183,10 +183,15 @@ class JobState:
             self.progress.high_water, world=self.world, max_deaths=self.timing.max_deaths
         )
 
-    def form(self) -> None:
+    def form(self, strategy: Strategy) -> None:
         """Order the members of the decided generation to join it."""
+        costs = self._costs()
         self.formation.begin(
-            tell=self.excluded.send_missing, examine=self.excluded.examine, word=self.digests.word
+            tell=self.excluded.send_missing,
+            examine=self.excluded.examine,
+            word=self.digests.word,
+            rewinds=strategy.rewinds(costs),
+            save_s=costs.save_s.value,
         )
         self.digests.began(self.generation, self.members, shards=self.shards)
 
@@ -194,6 +199,8 @@ class JobState:
         """The generation is formed, and trains from this step on."""
         formation = self.formation
         formation.ready(step)
+        if formation.rewound and self.failures.current:
+            self.meter.rewound()
         self.failures.answered(formation.answer)
         self.agreement.formed(
             restored=step if formation.afresh else None, checkpoint=formation.restored
@@ -218,9 +225,8 @@ class JobState:
         no_place: bool = False,
     ) -> ClusterView:
         """The job as a strategy sees it. ``spares``: wanted; for the others see ``ClusterView``."""
-        now_s, committed = self.hands.now_s(), self.progress.committed
         return ClusterView(
-            now_s=now_s,
+            now_s=self.hands.now_s(),
             generation=self.generation,
             world=self.world,
             spares=spares,
@@ -234,7 +240,11 @@ class JobState:
             saved=self.digests.has_checkpoint,
             saved_step=self.digests.newest,
             pause_saves=pause_saves,
-            costs=self.meter.costs(now_s=now_s, committed=committed, steps=self.steps),
+            costs=self._costs(),
             tried=tried,
             no_place=no_place,
         )
+
+    def _costs(self) -> Costs:
+        now_s, committed = self.hands.now_s(), self.progress.committed
+        return self.meter.costs(now_s=now_s, committed=committed, steps=self.steps)

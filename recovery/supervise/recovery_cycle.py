@@ -10,6 +10,7 @@ from typing import Any
 
 from trainchaos.chaos.errors import NoPlaceLeft
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.policy.corruption import wrong_values
 from trainchaos.recovery.policy.costs import Tried
 from trainchaos.recovery.policy.replacement_delay import ReplacementDelay
 from trainchaos.recovery.policy.strategy import (
@@ -243,6 +244,8 @@ class RecoveryCycle:
         table = self._job.table
         new: list[str] = []
         form: Form | None = None
+        for name in wrong_values(decision, self._job.failures.current):
+            self._job.hands.distrust(name)
         for action in decision.actions:
             match action:
                 case Kill():
@@ -296,7 +299,7 @@ class RecoveryCycle:
         """Begin the decided generation, if all its members are ready."""
         if self._job.formation.can_begin(with_spares=self.stage is Stage.STARTING):
             self.stage = Stage.FORMING
-            self._job.form()
+            self._job.form(self._strategy)
 
     def joined(self, process: Process, message: Joined) -> None:
         """A member holds the generation's state. Once all members do, they train."""

@@ -34,6 +34,11 @@ class Hands(Protocol):
     def kill(self, process: str) -> None:
         """SIGKILL; the exit is reported later."""
 
+    def distrust(self, process: str) -> None:
+        """A process is about to be replaced for its values: from now on start others on its device
+        only where there is no other.
+        """
+
     def mark(self, process: str) -> Mark:
         """The process's progress mark."""
 

@@ -35,7 +35,8 @@ class Join(Message):
     ``left_out``: so many samples are, by ``LeaveOut``; ``examine``: the step at which a non-finite
     value is to be traced to samples (0: none); ``doubts``: which checkpoints may hold a corrupted
     state and are to be set aside, answered by ``SetAside``; ``agreed``, ``anew``: see
-    ``recovery.supervise.divergence.CheckpointAdvice``.
+    ``recovery.supervise.divergence.CheckpointAdvice``; ``watched_s``, ``rewinds``: see
+    ``recovery.policy.interval.Rewinds`` (negative: the rank goes by what it sees itself).
     """
 
     type: Literal["join"] = "join"
@@ -54,6 +55,8 @@ class Join(Message):
     doubts: list[Doubt] = []
     agreed: int = -1
     anew: bool = True
+    watched_s: float = -1.0
+    rewinds: int = 0
 
 
 class LeaveOut(Message):
@@ -120,6 +123,41 @@ class Status(Message):
     valid: bool
     pending: int = 0
     number: int = 0
+
+
+class Recall(Message):
+    """To a rank that is suspected to hang: say in which collective you stand. ``number``: for the
+    answer. Nobody waits for it.
+    """
+
+    type: Literal["recall"] = "recall"
+    number: int
+
+
+class CollectiveEntry(BaseModel):
+    """One collective as torch's flight recorder has it: ``seq``: its number in its group, alike on
+    all ranks; ``sizes``: of what goes in.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    group: str
+    seq: int
+    op: str
+    sizes: str
+    state: Literal["done", "started", "scheduled"]
+
+
+class Recalled(Message):
+    """From a rank: the answer, see ``recovery.detection.flight_recorder``. ``why``: there are no
+    entries.
+    """
+
+    type: Literal["recalled"] = "recalled"
+    number: int
+    rank: int
+    entries: list[CollectiveEntry]
+    why: str = ""
 
 
 class Extra(Message):
@@ -234,7 +272,7 @@ class Finished(Message):
     step: int
 
 
-ToRank = Join | LeaveOut | Abort | PauseRequest | Agreed | Stop | Inquiry | Extra
+ToRank = Join | LeaveOut | Abort | PauseRequest | Agreed | Stop | Inquiry | Recall | Extra
 FromRank = (
     Status
     | Ready
@@ -247,6 +285,7 @@ FromRank = (
     | Unrecoverable
     | Finished
     | Notice
+    | Recalled
     | Extra
 )
 AnyMessage = Annotated[ToRank | FromRank, Field(discriminator="type")]

@@ -66,6 +66,22 @@ def _of_arm(run: RunDirectory, results: Results, arm: ArmResult) -> list[PostMor
     ]
 
 
+def stood(run: RunDirectory, results: Results) -> list[tuple[str, str]]:
+    """Of each declared hang whose ranks left flight records: the incident, and in which collectives
+    they stood. Reads the logs of arms with a hang only, MAX_ARMS at most.
+    """
+    hung = {(one.cell, one.repeat) for one in results.faults if one.detected_by == "hang"}
+    arms = [a for a in results.arms if a.arm == "faulted" and (a.cell, a.repeat) in hung]
+    found = [one for arm in arms[:MAX_ARMS] for one in _of_arm(run, results, arm)]
+    told = [
+        (f"{one.incident.fault}, {one.account.arm}", text)
+        for one in found
+        for label, text in one.facts
+        if label == "waits"
+    ]
+    return told[:MAX_INCIDENTS]
+
+
 def lines(results: Results) -> tuple[list[tuple[str, ...]], int]:
     """One line for each incident that fired, and how many more there are: cell, repeat, fault,
     outcome, who was blamed, cost, steps lost, decision. Of more than ``MAX_INCIDENTS``, those that

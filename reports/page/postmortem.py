@@ -19,6 +19,7 @@ NAMES = {
     "reads as": "the log alone reads as",
     "to do": "recommended action",
     "warns": "warning",
+    "waits": "collectives",
 }
 """What the page calls a label of ``facts_of``; others keep their name."""
 

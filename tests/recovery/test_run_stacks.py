@@ -47,10 +47,17 @@ def test_a_rank_that_hangs_leaves_its_stacks(tmp_path: Path) -> None:
     hung, peer = dumped["hung"], dumped["peer"]
     assert hung.data["process"] == failure.data["process"]
     assert hung.data["frames"][0].endswith("in waits_for_ever")
-    assert any("recovery/collectives" in frame for frame in peer.data["frames"])
+    assert any("recovery/collectives" in frame for frame in peer.data["frames"]), peer.data
     assert "in waits_for_ever" in (logs / hung.data["file"]).read_text()
     assert (logs / peer.data["file"]).is_file()
     assert _of(events, Kind.PROCESS_EXITED, hung.data["process"]).time_ns > failure.time_ns
+    stood = {e.data["role"]: e.data for e in events if e.kind is Kind.COLLECTIVES_DUMPED}
+    assert {e.data["process"] for e in dumped.values()} == {d["process"] for d in stood.values()}
+    assert stood["hung"]["rank"] == 1 and stood["peer"]["rank"] == 0, stood
+    assert [e["state"] for e in stood["hung"]["entries"]] == ["done"]
+    last, *begun = stood["peer"]["entries"]
+    assert last["state"] == "done" and begun and begun[0]["state"] != "done"
+    assert begun[0]["seq"] == stood["hung"]["entries"][0]["seq"] + 1, "what the hung one lacks"
     kept = {path.name for path in logs.glob("*.stacks")}
     assert kept == {hung.data["file"], peer.data["file"]}, "of those that were asked only"
 

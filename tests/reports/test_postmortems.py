@@ -187,11 +187,11 @@ def costing(results: Results, costs: Mapping[str, list[float]], **changes: Any) 
     return results.model_copy(update={"faults": faults})
 
 
-def with_stacks(log: Log, *said: Mapping[str, Any]) -> Log:
-    """The log with stacks that were dumped just after its first failure."""
+def with_stacks(log: Log, *said: Mapping[str, Any], kind: Kind = Kind.STACKS_DUMPED) -> Log:
+    """The log with stacks, or another kind, that were dumped just after its first failure."""
     failure = next(log.of(Kind.FAILURE_DETECTED))
     more = [
-        replace(failure, kind=Kind.STACKS_DUMPED, time_ns=failure.time_ns + n + 1, data=data)
+        replace(failure, kind=kind, time_ns=failure.time_ns + n + 1, data=data)
         for n, data in enumerate(said)
     ]
     actors = [
@@ -229,6 +229,50 @@ def test_stacks_of_any_shape_are_told(told: Told, frames: Any) -> None:
     log = with_stacks(read_log(run.events(arm)), {**HUNG, "frames": frames})
     hang, _ = told_of(log, arm, results)
     assert any(label == "stack" for label, _ in facts_of(hang))
+
+
+ENTRY = {"group": "generation-1", "seq": 41, "op": "all_reduce", "sizes": "8 Float"}
+BEHIND = {
+    "process": "w2",
+    "role": "hung",
+    "rank": 2,
+    "entries": [{**ENTRY, "seq": 40, "state": "done"}],
+    "why": "",
+}
+WAITS = {
+    **BEHIND,
+    "process": "w0",
+    "role": "peer",
+    "rank": 0,
+    "entries": [{**ENTRY, "state": "started"}],
+}
+
+
+def test_which_collective_each_rank_stood_in_is_told(told: Told) -> None:
+    run, results = told
+    arm = next(arm.id for arm in results.arms)
+    raw = read_log(run.events(arm))
+    log = with_stacks(raw, BEHIND, WAITS, kind=Kind.COLLECTIVES_DUMPED)
+    hang, kill = told_of(log, arm, results)
+    (line,) = [text for label, text in facts_of(hang) if label == "waits"]
+    assert line.startswith("rank 2 (w2) has not begun all_reduce 41 (8 Float) of generation-1")
+    assert [label for label, _ in facts_of(kill)].count("waits") == 0
+    assert [record.rank for record in hang.records] == [2, 0]
+
+
+def test_the_summary_says_it_too(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, results = told
+    text = markdown.render(run, results).read_text(encoding="utf-8")
+    assert "Collectives" not in text, "simulated ranks have no records"
+
+    def read(path: Path) -> Log:
+        return with_stacks(read_log(path), BEHIND, WAITS, kind=Kind.COLLECTIVES_DUMPED)
+
+    monkeypatch.setattr(postmortems, "read_log", read)
+    text = markdown.render(run, results).read_text(encoding="utf-8")
+    rows = text[text.index("### Collectives in which ranks stood") :].splitlines()
+    rows = [row for row in rows if row.startswith("| stuck")]
+    assert len(rows) == 6 and all("has not begun all" in row for row in rows)
 
 
 def test_a_paper_has_no_stacks(told: Told) -> None:

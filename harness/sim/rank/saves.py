@@ -21,6 +21,7 @@ from trainchaos.recovery.checkpoint.files.fence import Fenced
 from trainchaos.recovery.checkpoint.files.saving import Saving
 from trainchaos.recovery.policy.doubts import Doubt
 from trainchaos.recovery.policy.interval import SaveSchedule
+from trainchaos.recovery.rank.membership import rewinds_in
 from trainchaos.recovery.transport.atomic_rename import remove
 from trainchaos.recovery.transport.wire import Join
 
@@ -80,6 +81,8 @@ class SimSaves:
             raise TrainingError(error) from error
         self._custody.distrust(order.doubts, deletes=self._job.rank == 0)
         self._put_aside()
+        if (rewinds := rewinds_in(order)) is not None:
+            self.timetable.told(self._job.process.clock.now_ns / 1e9, rewinds)
 
     def _put_aside(self) -> None:
         self._custody.put_aside(disk=self._disk, guard=self._fence.held)

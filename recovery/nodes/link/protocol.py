@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
 
-VERSION = 6
+VERSION = 7
 MAX_LINE = 4 << 20
 
 

@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from trainchaos.recovery.policy import corruption, fallback, options
-from trainchaos.recovery.policy.costs import Priced
+from trainchaos.recovery.policy.costs import Costs, Priced
+from trainchaos.recovery.policy.interval import Rewinds
 from trainchaos.recovery.policy.options import Option
 from trainchaos.recovery.policy.strategy import (
     ANNOUNCED,
@@ -70,6 +71,10 @@ class Adaptive(Strategy):
     def batch_policy(self) -> str:
         """As the parameter says."""
         return self.batch
+
+    def rewinds(self, costs: Costs) -> Rewinds | None:
+        """Those after which a checkpoint was read: the others are answered without one."""
+        return costs.rewinds
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Take the cheapest option that has not failed twice in this place."""

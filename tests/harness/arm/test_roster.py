@@ -115,6 +115,31 @@ def test_a_device_that_is_about_to_fail_is_used_only_where_a_node_has_no_other()
     assert board.assign("d", []) == "cuda:0"
 
 
+def test_a_device_that_gave_wrong_values_comes_last_and_no_gpu_is_shared_for_that() -> None:
+    board = DeviceBoard(lambda _: ["cpu:0", "cpu:1"])
+    board.assign("a", ["a"])
+    board.distrust("a")
+    assert [board.assign(name, ["b", "c"]) for name in "bc"] == ["cpu:1"] * 2
+    board.refuse("b")
+    assert board.assign("d", []) == "cpu:0", "there is no other"
+    gpus = DeviceBoard(lambda _: ["cuda:0", "cuda:1"])
+    gpus.assign("a", ["a"])
+    gpus.distrust("a")
+    assert [gpus.assign(name, ["b", "c"]) for name in "bc"] == ["cuda:1", "cuda:0"]
+    gpus.distrust("unknown")
+
+
+def test_a_node_of_which_each_device_gave_wrong_values_comes_last(
+    roster: Roster, nodes: FakeNodes
+) -> None:
+    roster.spawn("worker", "warm")
+    roster.spawn("worker", "warm")
+    roster.distrust("w0")
+    roster.note_exit(Exited(process="w0", exit_code=0, signal=None, time_ns=0))
+    roster.spawn("worker", "warm")
+    assert nodes.started[-1] == ("w2", 1, "cpu:0@n1"), "though node 0 lacks a process"
+
+
 def test_when_no_node_takes_it_the_last_reason_is_said(roster: Roster, nodes: FakeNodes) -> None:
     nodes.refuses = {0, 1}
     with pytest.raises(InfrastructureError, match=r"can start on: node [01]: the power failed"):

@@ -241,3 +241,29 @@ def test_a_process_starts_on_a_suspect_spot_only_where_there_is_no_other(tmp_pat
     assert processes.spots_in_use() == {GOOD}
     suspects.clear()
     assert start() == "cuda:1"
+
+
+def test_a_process_does_not_start_where_another_gave_wrong_values(tmp_path: Path) -> None:
+    spots = [
+        ProcessPlacement(node=0, device=f"cuda:{index}", address="", events=tmp_path, logs=None)
+        for index in range(3)
+    ]
+    host: Any = SimpleNamespace(
+        spots=lambda: spots, start=lambda name, spot, config, mode: 7, may_return=lambda: False
+    )
+    room: Any = SimpleNamespace(begins=lambda name: None)
+    processes = JobProcesses(host, room, None, now_s=lambda: 0.0)
+
+    def start() -> str:
+        config: Any = None
+        return processes.start(
+            "worker", "warm", lambda name, spot: config, stopped=lambda: False
+        ).spot.device
+
+    assert [start(), start()] == ["cuda:0", "cuda:1"]
+    processes.distrust("w0")
+    processes.distrust("nobody")
+    processes.exited("w0")
+    processes.forget("w0")
+    assert start() == "cuda:2", "it is known after the process is forgotten"
+    assert start() == "cuda:0", "there is no other that is free"

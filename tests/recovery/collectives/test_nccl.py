@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 from trainchaos.recovery.collectives.group import GenerationLost, Group
+from trainchaos.recovery.collectives.nccl import recorder
+from trainchaos.recovery.detection.flight_recorder import recalled
 from trainchaos.recovery.process.local import start_store
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
@@ -82,6 +84,33 @@ def test_an_abort_reaches_a_thread_that_waits_for_the_device() -> None:
     again.wait(again.start_all_reduce(fresh))
     assert float(fresh.sum()) == 3 * 1024
     again.leave()
+    del store
+
+
+@NEEDS_GPU
+@pytest.mark.gpu
+@pytest.mark.real
+def test_the_flight_recorder_tells_which_collective_is_under_way() -> None:
+    told = Told()
+    store, port = start_store()
+    torch.cuda.set_device(0)
+    group = group_of(told, port, generation=3)
+    group.form()
+    tensor = torch.ones(1 << 20, device="cuda")
+    group.wait(group.start_all_reduce(tensor))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SPIN_CYCLES)  # type: ignore[no-untyped-call]
+    work = group.start_all_reduce(tensor)
+    found = recalled(1, "nccl", 3, 0, recorder)
+    assert not work.is_completed(), "the device was too fast: spin longer"
+    assert found.why == ""
+    last, under_way = found.entries
+    assert (last.state, under_way.state != "done") == ("done", True)
+    assert under_way.seq == last.seq + 1 and under_way.op == "all_reduce"
+    assert under_way.group == "generation-3" and under_way.sizes == f"{1 << 20} Float"
+    group.wait(work)
+    torch.cuda.synchronize()
+    group.leave()
     del store
 
 

@@ -10,6 +10,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.detection.evidence import EVERY_S, MOST_ASKED, HangEvidence
 from trainchaos.recovery.detection.hangs import SUSPECT_AT, HangDetector, HangLimits
 from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.wire import CollectiveEntry, Message, Recall, Recalled
 
 DUMP = 'Stack (most recent call first):\n  File "train.py", line 3 in step\n'
 WORKING = Mark(
@@ -27,6 +28,9 @@ class Hands:
         self.asked: list[str] = []
         self.dumps: dict[str, tuple[str, str] | None] = {}
         self.events: list[dict[str, Any]] = []
+        self.records: list[dict[str, Any]] = []
+        self.recalls: list[tuple[str, int]] = []
+        self.hears = True
 
     def now_s(self) -> float:
         return self.now
@@ -38,10 +42,15 @@ class Hands:
     def stacks(self, process: str) -> tuple[str, str] | None:
         return self.dumps.get(process)
 
+    def send(self, process: str, message: Message) -> bool:
+        assert isinstance(message, Recall)
+        self.recalls.append((process, message.number))
+        return self.hears
+
     def record(self, kind: Kind, /, **data: Any) -> None:
-        assert kind is Kind.STACKS_DUMPED
         assert set(data) >= REQUIRED[kind]
-        self.events.append(data)
+        to = {Kind.STACKS_DUMPED: self.events, Kind.COLLECTIVES_DUMPED: self.records}
+        to[kind].append(data)
 
     @property
     def told(self) -> list[tuple[str, str]]:
@@ -177,3 +186,50 @@ def test_a_stopped_rank_is_not_asked() -> None:
             assert hang.stopped
             return
     raise AssertionError("never declared")
+
+
+ENTRY = CollectiveEntry(group="generation-1", seq=41, op="all_reduce", sizes="", state="started")
+
+
+def test_collectives_are_asked_for_with_the_stacks_and_written_down_with_them() -> None:
+    hands = Hands()
+    evidence = HangEvidence(hands)
+    evidence.suspect({"w1"}, MARKS)
+    (hung, first), (peer, second) = hands.recalls
+    assert (hung, peer) == ("w1", "w0")
+    evidence.recalled("w0", Recalled(number=second, rank=0, entries=[ENTRY]))
+    assert hands.records == [], "it may be a false alarm"
+    evidence.hung("w1", WORKING)
+    mute, told = hands.records
+    assert mute == {
+        "process": "w1",
+        "role": "hung",
+        "rank": None,
+        "entries": [],
+        "why": "it did not answer",
+    }
+    assert told["entries"] == [ENTRY.model_dump()] and told["rank"] == 0 and told["why"] == ""
+    assert first != second
+
+
+def test_an_answer_to_an_earlier_request_does_not_count() -> None:
+    hands = Hands()
+    evidence = HangEvidence(hands)
+    evidence.suspect({"w1"}, MARKS)
+    number = dict(hands.recalls)["w1"]
+    evidence.recalled("w1", Recalled(number=number, rank=1, entries=[ENTRY]))
+    hands.now += EVERY_S
+    later = {**MARKS, "w1": replace(WORKING, step=6)}
+    evidence.suspect({"w1"}, later)
+    evidence.hung("w1", later["w1"])
+    assert hands.records[0]["why"] == "it did not answer" and hands.records[0]["entries"] == []
+
+
+def test_who_was_not_asked_is_not_listened_to_and_who_cannot_be_is_not_told_of() -> None:
+    hands = Hands()
+    hands.hears = False
+    evidence = HangEvidence(hands)
+    evidence.recalled("w1", Recalled(number=1, rank=1, entries=[ENTRY]))
+    evidence.suspect({"w1"}, MARKS)
+    evidence.hung("w1", WORKING)
+    assert hands.told == [("w1", "hung"), ("w0", "peer")] and hands.records == []

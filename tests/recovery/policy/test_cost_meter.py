@@ -104,3 +104,16 @@ def test_a_generation_of_the_same_size_begins_a_span_of_its_own() -> None:
     meter.trains()
     meter.saw(2, 2, 50.0)
     assert found(meter).step_s == {}
+
+
+def test_only_rewinds_are_counted_as_such() -> None:
+    meter = CostMeter()
+    meter.saw(4, 1, 10.0)
+    for _ in range(3):
+        meter.failed()
+    meter.rewound()
+    costs = found(meter, now_s=110.0)
+    rewinds = costs.rewinds
+    assert (rewinds.count, rewinds.failures, rewinds.watched_s) == (1, 3, 100.0)
+    assert rewinds.mtbf_s == (PRIOR_MTBF_S + 100.0) / 2
+    assert costs.mtbf_s == (PRIOR_MTBF_S + 100.0) / 4

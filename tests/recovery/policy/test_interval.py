@@ -12,6 +12,7 @@ from trainchaos.recovery.policy.interval import (
     PRIOR_MTBF_S,
     DalyInterval,
     Interval,
+    Rewinds,
     SaveHistory,
     SaveSchedule,
     Seconds,
@@ -192,3 +193,42 @@ def test_a_step_counts_as_saved_where_it_is_or_would_have_been(
     step: int, every: int | str, asked: bool, does: bool
 ) -> None:
     assert counts(step, every, asked=asked) is does
+
+
+# --- failures that need a checkpoint
+
+
+def test_only_failures_that_needed_a_checkpoint_bring_saves_closer_together() -> None:
+    needed = Rewinds(count=9, failures=9, watched_s=1200.0)
+    hardly = Rewinds(count=1, failures=9, watched_s=1200.0)
+    assert needed.mtbf_s == (PRIOR_MTBF_S + 1200.0) / 10
+    assert hardly.mtbf_s == (PRIOR_MTBF_S + 1200.0) / 2
+    assert Rewinds(count=0, failures=9, watched_s=0.0).mtbf_s == PRIOR_MTBF_S, "never never"
+    said = hardly.fields(0.5)
+    assert said["every_s"] == round(optimum_s(0.5, hardly.mtbf_s), 3)
+    assert said["every_s"] > 2 * needed.fields(0.5)["every_s"]
+
+
+def test_what_the_supervisor_knows_counts_in_place_of_what_a_rank_saw() -> None:
+    table = timetable("auto")
+    assert table.wants(1, 100.0)
+    table.asked(100.0)
+    table.saved(100.0, 1.0)
+    for _ in range(50):
+        table.lost()
+    assert table.wants(2, 130.0)
+    table = timetable("auto")
+    table.asked(100.0)
+    table.saved(100.0, 1.0)
+    for _ in range(50):
+        table.lost()
+    table.told(110.0, Rewinds(count=0, failures=50, watched_s=10.0))
+    assert not table.wants(2, 130.0), "none of them needed a checkpoint"
+    table.told(110.0, Rewinds(count=50, failures=50, watched_s=10.0))
+    assert table.wants(2, 130.0)
+
+
+def test_an_interval_that_was_given_stays() -> None:
+    table = timetable("30s")
+    table.told(100.0, Rewinds(count=10**6, failures=10**6, watched_s=1.0))
+    assert not table.wants(1, 129.0) and table.wants(2, 130.0)

@@ -22,6 +22,8 @@ from trainchaos.recovery.transport.wire import (
     Join,
     PauseRequest,
     Ready,
+    Recall,
+    Recalled,
     Status,
     Stop,
 )
@@ -235,3 +237,31 @@ def test_the_last_digest_is_repeated_to_who_takes_over_before_the_status(rig: Ri
         assert select.select([rig.channel], [], [], WAIT_S)[0], "it does not answer"
         said += rig.channel.receive() or ()
     assert said[0] == rig.agent.digest and isinstance(said[1], Status)
+
+
+def test_a_recall_is_answered_while_orders_go_on(rig: Rig) -> None:
+    held, asked = threading.Event(), list[int]()
+
+    def recall(number: int) -> Recalled:
+        asked.append(number)
+        assert held.wait(WAIT_S)
+        return Recalled(number=number, rank=3, entries=[], why="none")
+
+    rig.agent.recall = recall
+    rig.channel.send(Recall(number=7))
+    rig.settle()  # although the first recall is held up
+    rig.channel.send(Recall(number=8))  # not answered: the first one still is
+    rig.settle()
+    held.set()
+    found: list[Any] = []
+    while not found:
+        assert select.select([rig.channel.fileno()], [], [], WAIT_S)[0]
+        found = rig.channel.receive() or []
+    assert found == [Recalled(number=7, rank=3, entries=[], why="none")]
+    assert asked == [7]
+
+
+def test_a_rank_without_a_recorder_does_not_answer(rig: Rig) -> None:
+    rig.channel.send(Recall(number=1))
+    rig.settle()
+    assert not select.select([rig.channel.fileno()], [], [], 0)[0]

@@ -56,6 +56,7 @@ class FakeHands:
         self.spawned: list[tuple[str, str, str]] = []
         self.sent: list[tuple[str, Message]] = []
         self.killed: list[str] = []
+        self.distrusted: list[str] = []
         self.events: list[tuple[Kind, dict[str, Any]]] = []
         self.marks: dict[str, Mark] = {}
         self.states: dict[str, str] = {}
@@ -84,6 +85,9 @@ class FakeHands:
 
     def kill(self, process: str) -> None:
         self.killed.append(process)
+
+    def distrust(self, process: str) -> None:
+        self.distrusted.append(process)
 
     def mark(self, process: str) -> Mark:
         return self.marks[process]

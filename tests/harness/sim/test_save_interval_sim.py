@@ -1,0 +1,56 @@
+"""How far apart adaptive has checkpoints of ``every: auto``: only failures that needed one bring
+them closer together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainchaos.chaos import cli
+from trainchaos.chaos.events.log import Event, Kind, read_log
+from trainchaos.harness.host.rundir import open_run
+from trainchaos.harness.judge.verdict.judge import judge
+
+SCENARIO = """\
+version: 1
+name: spaced
+seed: 5
+workload:
+  {kind: mlp, ranks: 3, steps: 60, global_batch: 12, checkpoint: {every: EVERY, keep: 3}}
+recovery: STRATEGY
+launcher: sim
+baseline: none
+faults:
+  - {id: one, kind: process-kill, target: {rank: 1}, at: {step: 15}}
+  - {id: all, kind: process-kill, target: {role: worker, select: all}, at: {step: 30}}
+  - {id: late, kind: process-kill, target: {rank: 0}, at: {step: 45}}
+"""
+
+
+def events_of(place: Path, strategy: str, every: str = "auto") -> list[Event]:
+    text = SCENARIO.replace("STRATEGY", strategy).replace("EVERY", every)
+    (place / "spaced.yaml").write_text(text)
+    cli.invoke(["run", str(place / "spaced.yaml"), "--runs", str(place / "runs"), "--quiet"])
+    run = open_run(place / "runs" / "spaced" / "latest")
+    (arm,) = judge(run).arms
+    return list(read_log(run.events(arm.id)).of(Kind.GENERATION_STARTED))
+
+
+def spacing(events: list[Event]) -> list[dict[str, Any] | None]:
+    """Of each generation that trained."""
+    return [event.data.get("rewinds") for event in events]
+
+
+def test_adaptive_spaces_saves_by_the_failures_that_needed_one(tmp_path: Path) -> None:
+    told = [one for one in spacing(events_of(tmp_path, "adaptive")) if one is not None]
+    assert (told[0]["count"], told[0]["failures"]) == (0, 0)
+    after_one = next(one for one in told if one["failures"] == 1)
+    assert after_one["count"] == 0, "its peers kept the state"
+    last = told[-1]
+    assert last["failures"] >= 3 and last["count"] == 1, "all were lost once"
+    assert last["every_s"] < after_one["every_s"]
+
+
+def test_a_fixed_strategy_leaves_it_to_the_ranks(tmp_path: Path) -> None:
+    assert set(map(str, spacing(events_of(tmp_path, "drop-replica")))) == {"None"}

@@ -368,6 +368,11 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
             f"{given.ranks} ranks do not make copies of {given.shards} shards: use a multiple of"
             f" {given.shards}"
         )
+    if strategy.sync_policy == "live" and (given.shards > 1 or given.device == "cuda"):
+        raise UsageError(
+            "sync: live serves models that each rank holds whole, on the CPU: without --shards and"
+            " --device cuda, or sync: none"
+        )
     if given.memory_limit * 1e6 < 1:
         raise UsageError(
             f"--memory-limit {given.memory_limit:g} holds nothing: three times the state, or more"

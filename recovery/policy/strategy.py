@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from trainchaos.recovery.policy.costs import NOTHING_MEASURED, Costs, Priced, Tried
+from trainchaos.recovery.policy.jobconfig import Sync
 
 MOST_SHOWN = 32  # samples in a text for people
 Nonfinite = Literal["retry", "skip", "rollback"]
@@ -339,6 +340,18 @@ class Strategy(BaseModel):
         batch.
         """
         return "retry"
+
+    @property
+    def sync_policy(self) -> Sync:
+        """How spares are kept up to date: ``none``, or ``live``, step by step."""
+        return "none"
+
+    @property
+    def sync_lag(self) -> int:
+        """Steps that may wait for a live spare before it is dropped until it gets the whole
+        state.
+        """
+        return 4
 
     @abstractmethod
     def on_failure(self, view: ClusterView) -> Decision:

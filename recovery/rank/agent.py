@@ -17,6 +17,7 @@ from trainchaos.recovery.transport.wire import (
     Channel,
     Digest,
     Extra,
+    Feed,
     Inquiry,
     Status,
     WireError,
@@ -57,6 +58,7 @@ class RankAgent:
         self.heard = SupervisorOrders()
         self.status: Callable[[int], Status] | None = None
         self.digest: Digest | None = None
+        self.on_feed: Callable[[Feed], None] | None = None
         self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
         self._group: Abortable | None = None
         self._left = threading.Event()
@@ -99,6 +101,8 @@ class RankAgent:
             if self.digest is not None:  # first, since the last status ends the takeover
                 self.channel.send(self.digest)
             self.channel.send(self.status(message.number))
+        elif isinstance(message, Feed) and self.on_feed:
+            self.on_feed(message)
         elif isinstance(message, Extra) and self.on_extra:
             self.on_extra(message.topic, message.payload)
 

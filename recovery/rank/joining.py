@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from trainchaos.chaos.errors import ChaosError
 from trainchaos.chaos.events.log import EventWriter
 from trainchaos.recovery.policy.interval import parse
-from trainchaos.recovery.policy.jobconfig import InMemory, JobConfig, NetworkAddresses, Saves
+from trainchaos.recovery.policy.jobconfig import InMemory, JobConfig, NetworkAddresses, Saves, Sync
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.transport.progress_counters import MarkPage
 from trainchaos.recovery.transport.wire import Channel
@@ -87,6 +87,8 @@ class SupervisorSettings(BaseModel):
     net: NetworkAddresses = NetworkAddresses()
     verify_every: int | None = None
     nonfinite: Literal["retry", "skip", "rollback"] = "retry"
+    sync: Sync = "none"
+    sync_lag: int = 4
     fresh: bool = False
     job_id: str = ""
 
@@ -238,6 +240,8 @@ def settle(
         net=settings.net,
         verify_every=settings.verify_every,
         nonfinite=settings.nonfinite,
+        sync=settings.sync,
+        sync_lag=settings.sync_lag,
         fresh=settings.fresh,
         job_id=settings.job_id,
     )

@@ -124,10 +124,7 @@ class Formation:
         sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
         self._set(None)
         self.generation += 1
-        self.rollbacks += form.state is StateFrom.CHECKPOINT
-        self.afresh = form.state is not StateFrom.PEER
-        self.refilled = bool(form.refill)
-        self.answer = answer_of(form.state, form.cause)
+        self._note(form)
         self._joined = {}
         self._table.members = form.members
         said: dict[str, Any] = {"doubts": word.doubts} if word.doubts else {}
@@ -169,6 +166,13 @@ class Formation:
                 live=live,
             )
             self._hands.send(name, join)
+
+    def _note(self, form: Form) -> None:
+        """What is to be known of the generation begun last."""
+        self.rollbacks += form.state is StateFrom.CHECKPOINT
+        self.afresh = form.state is not StateFrom.PEER
+        self.refilled = bool(form.refill)
+        self.answer = answer_of(form.state, form.cause)
 
     def _live_step(self, form: Form, copies: Mapping[int, int]) -> int:
         """The step that the members come to, where one of those that receive it may have followed

@@ -369,10 +369,7 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
             f" {given.shards}"
         )
     if strategy.sync_policy == "live" and (given.shards > 1 or given.device == "cuda"):
-        raise UsageError(
-            "sync: live serves models that each rank holds whole, on the CPU: without --shards and"
-            " --device cuda, or sync: none"
-        )
+        raise UsageError("sync=live serves whole models on CPUs: no --shards, no --device cuda")
     if given.memory_limit * 1e6 < 1:
         raise UsageError(
             f"--memory-limit {given.memory_limit:g} holds nothing: three times the state, or more"

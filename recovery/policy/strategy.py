@@ -348,9 +348,7 @@ class Strategy(BaseModel):
 
     @property
     def sync_lag(self) -> int:
-        """Steps that may wait for a live spare before it is dropped until it gets the whole
-        state.
-        """
+        """Steps that may wait for a live spare; with more it is dropped until a copy later."""
         return 4
 
     @abstractmethod

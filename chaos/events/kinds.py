@@ -62,6 +62,8 @@ class Kind(StrEnum):
     # ranks
     GROUP_FORMED = "group_formed"
     STATE_READY = "state_ready"
+    SPARE_SYNCED = "spare_synced"
+    SPARE_DROPPED = "spare_dropped"
     BATCH_TAKEN = "batch_taken"
     STEP_COMMITTED = "step_committed"
     NONFINITE_CAUGHT = "nonfinite_caught"
@@ -233,8 +235,16 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # resume_step: step whose state all members hold (training continues with resume_step + 1)
         Kind.GENERATION_READY: frozenset({"members", "resume_step", "checkpoint"}),
         Kind.GROUP_FORMED: frozenset({"rank", "world", "seconds"}),
-        # origin: initial|kept|peer|checkpoint; event step = the step of the state held
+        # origin: initial|kept|peer|checkpoint|live (a spare that had followed the job); event step
+        # = the step of the state held; bytes (of a member that a generation with a live spare
+        # completes): what it received of the state: nothing, or the last step, or all of it
         Kind.STATE_READY: frozenset({"rank", "origin", "source", "seconds"}),
+        # by a spare that follows the job from event step on; how: equal (it held that state
+        # already) | copy; bytes: copied
+        Kind.SPARE_SYNCED: frozenset({"how", "bytes", "seconds"}),
+        # by the rank that feeds it: the process `spare` does not follow any more, until it gets the
+        # whole state
+        Kind.SPARE_DROPPED: frozenset({"spare", "why"}),
         # samples: this rank's share of the global batch of `step`
         Kind.BATCH_TAKEN: frozenset({"rank", "epoch", "samples"}),
         # samples: global sample count reduced over all ranks; loss: global mean; seconds: {phase:

@@ -88,6 +88,7 @@ def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
         problems += found
     workload = valid(WorkloadSpec, tree.get("workload"))
     problems += _elastic(workload, strategy)
+    problems += _live(workload, strategy)
     faults = _items(tree.get("faults"))
     setting = _setting(tree, catalogue, workload, strategy)
     for index, raw in enumerate(faults):
@@ -235,6 +236,24 @@ def _elastic(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Itera
                 " recovery with batch: shrink leaves samples of missing ranks out: use batch:"
                 " constant, or determinism: default"
             ),
+        )
+
+
+def _live(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Iterator[Problem]:
+    if workload is None or getattr(strategy, "sync", "none") != "live":
+        return
+    if workload.shards > 1:
+        yield Problem(
+            loc=("recovery", "sync"),
+            message=(
+                f"sync: live serves models that each rank holds whole, and this one is spread over"
+                f" {workload.shards} ranks: use parallelism: ddp, or sync: none"
+            ),
+        )
+    if workload.device == "cuda":
+        yield Problem(
+            loc=("recovery", "sync"),
+            message="sync: live serves ranks on the CPU so far: use device: cpu, or sync: none",
         )
 
 

@@ -16,7 +16,7 @@ WARM_MODULES = (
     "torch.distributed.checkpoint",
     "trainchaos.harness.rank.fault_agent",
     "trainchaos.harness.rank.training",
-    "trainchaos.recovery.rank.warmth",
+    "trainchaos.recovery.state.warmth",
     "trainchaos.harness.workloads.gpt",
     "trainchaos.harness.workloads._transformer",
     "trainchaos.harness.workloads.mlp",

@@ -111,6 +111,7 @@ class SimCluster:
             process,
             behaviour=self._behaviour,
             group_of=self._group,
+            spare_of=self._ranks.__getitem__,
             send=lambda message: self._report(
                 process, MessageReceived(process=name, message=message)
             ),
@@ -263,6 +264,8 @@ def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
         determinism=spec.determinism,
         verify_every=spec.verify_every,
         nonfinite=strategy.nonfinite_policy,
+        sync=strategy.sync_policy,
+        sync_lag=strategy.sync_lag,
         checkpoint_dir=setup.checkpoints,
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.checkpoint.keep,

@@ -69,6 +69,8 @@ def script_config(
         memory=memory,
         verify_every=spec.verify_every,
         nonfinite=strategy.nonfinite_policy,
+        sync=strategy.sync_policy,
+        sync_lag=strategy.sync_lag,
         fresh=spec.fresh,
         job_id=job_id,
     )

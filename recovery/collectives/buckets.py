@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,20 @@ from torch import Tensor, nn
 from trainchaos.recovery.state.parts import local, wrapped
 
 BUCKET_BYTES = 25 * 1024 * 1024  # the default of DistributedDataParallel
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Buffers:
+    """The memory of a bucket: ``flat``, and views of it: all ``gradients``, the ``tail``, and
+    ``views``, each gradient in the shape of its parameter. ``parameters``: the bucket's own list,
+    by which buffers are known to fit it.
+    """
+
+    flat: Tensor
+    gradients: Tensor
+    tail: Tensor
+    views: list[Tensor]
+    parameters: list[nn.Parameter]
 
 
 class Bucket:
@@ -32,11 +47,34 @@ class Bucket:
         """Make the flat buffer, and one view of it for each parameter's gradient."""
         parts = [local(p) for p in self.parameters]
         size = sum(part.numel() for part in parts)
-        self.flat = torch.zeros(size + self._tail, dtype=parts[0].dtype, device=parts[0].device)
-        self.gradients, self.tail = self.flat[:size], self.flat[size:]
-        pieces = self.gradients.split([part.numel() for part in parts])
+        flat = torch.zeros(size + self._tail, dtype=parts[0].dtype, device=parts[0].device)
+        pieces = flat[:size].split([part.numel() for part in parts])
         views = [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
-        self.views = [wrapped(view, p) for view, p in zip(views, self.parameters, strict=True)]
+        self._use(
+            Buffers(
+                flat=flat,
+                gradients=flat[:size],
+                tail=flat[size:],
+                views=[wrapped(view, p) for view, p in zip(views, self.parameters, strict=True)],
+                parameters=self.parameters,
+            )
+        )
+
+    def _use(self, buffers: Buffers) -> None:
+        self.buffers = buffers
+        self.flat, self.gradients, self.tail = buffers.flat, buffers.gradients, buffers.tail
+        self.views = buffers.views
+
+    def hand_over(self, other: Buffers | None) -> Buffers:
+        """Give away the buffers with the gradients in them, and use ``other`` from the next
+        ``clear`` on, or new ones where it is None or was made for another bucket.
+        """
+        given = self.buffers
+        if other is not None and other.parameters is self.parameters:
+            self._use(other)
+        else:
+            self.allocate()
+        return given
 
     def clear(self) -> None:
         """Zero gradients, in the parameters too."""

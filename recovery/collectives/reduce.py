@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainchaos.recovery.collectives.buckets import Bucket, check_types, make_buckets
+from trainchaos.recovery.collectives.buckets import Bucket, Buffers, check_types, make_buckets
 from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
 from trainchaos.recovery.collectives.reducer import Reduced
 from trainchaos.recovery.state.finite import Amount, NonFiniteCheck, all_finite
@@ -203,6 +204,15 @@ class Buckets:
         """See Reducer."""
         for bucket in self._buckets:
             bucket.gradients.div_(samples)
+
+    def held(self) -> list[Buffers]:
+        """See Reducer."""
+        return [bucket.buffers for bucket in self._buckets]
+
+    def hand_over(self, others: Sequence[Buffers]) -> None:
+        """See Reducer."""
+        for bucket, other in zip_longest(self._buckets, others[: len(self._buckets)]):
+            bucket.hand_over(other)
 
     def broken_off(self) -> bool:
         """See Reducer."""

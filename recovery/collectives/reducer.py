@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trainchaos.recovery.collectives.buckets import Buffers
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.state.finite import Amount
 
@@ -91,6 +92,14 @@ class Reducer(Protocol):
 
     def all_finite(self) -> bool:
         """Whether this rank's own gradients, as they are now, are finite."""
+
+    def held(self) -> list[Buffers]:
+        """The buffers of the step's gradients as they are now; see ``hand_over``."""
+
+    def hand_over(self, others: Sequence[Buffers]) -> None:
+        """Leave the buffers of the step to whoever has asked for them (``held``), and use
+        ``others`` from the next ``begin`` on, or new ones where they do not fit.
+        """
 
     def broken_off(self) -> bool:
         """The step is not going on. Whether its gradients are complete all the same, but for what

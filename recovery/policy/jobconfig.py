@@ -11,6 +11,8 @@ FORM_TIMEOUT_S = 300.0
 COLLECTIVE_TIMEOUT_S = 86_400.0
 """A collective lasts until the slowest member arrives, which the supervisor judges."""
 LOOPBACK = "127.0.0.1"
+Sync = Literal["none", "live"]
+"""Of spares: ``live`` ones follow the job step by step; see ``Strategy.sync_policy``."""
 
 
 class InMemory(BaseModel):
@@ -84,7 +86,8 @@ class JobConfig(BaseModel):
     ``memory``: checkpoints in memory besides, None: none; ``fresh``: the job began with initial
     values, and checkpoints of earlier jobs are left alone; ``job_id``: the same in all processes of
     a job, and in no other (see ``recovery.checkpoint.files.fence``); ``collective_timeout_s``,
-    ``form_timeout_s``: last resorts, the supervisor is faster.
+    ``form_timeout_s``: last resorts, the supervisor is faster; ``sync``, ``sync_lag``: see
+    ``Strategy.sync_policy``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -106,6 +109,8 @@ class JobConfig(BaseModel):
     saves: Saves = Saves()
     verify_every: int | None = None
     nonfinite: Literal["retry", "skip", "rollback"] = "retry"
+    sync: Sync = "none"
+    sync_lag: int = 4
     memory: InMemory | None = None
     net: NetworkAddresses = NetworkAddresses()
     device: str = "cpu"

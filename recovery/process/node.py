@@ -41,7 +41,7 @@ def script_recipe() -> LaunchRecipe:
         "torch.utils.data",
         "torch.distributed.checkpoint",
         "trainchaos.recovery.rank.job",
-        "trainchaos.recovery.rank.warmth",
+        "trainchaos.recovery.state.warmth",
     )
     return LaunchRecipe(
         entry="trainchaos.recovery.rank.script:start",

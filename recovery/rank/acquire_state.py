@@ -5,12 +5,14 @@ a checkpoint.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.transfer import copy_state
 from trainchaos.recovery.rank.complete_step import complete, exchange_totals
+from trainchaos.recovery.rank.promotion import wanting
+from trainchaos.recovery.spares.live import Live
 from trainchaos.recovery.transport.wire import Join
 
 if TYPE_CHECKING:
@@ -37,28 +39,57 @@ def take_state(job: Job, order: Join, group: Group) -> str | None:
             job.checkpoints.require(anew=order.anew, fresh=holding.fresh)
         origin = "checkpoint" if name else "initial"
         holding.restored(found=found)
-    if order.receives:
-        holding.receives()
-        origin = "peer"
-    if order.source >= 0:
-        copy_state(
-            job.state,
-            group.holders,
-            source=order.source,
-            receive=order.receives,
-            progress=job.marks.touch,
-            device=job.config.device,
-        )
+    extra: dict[str, Any] = {}
+    if order.live >= 0 and job.live is not None:
+        origin, extra = _complete(job, job.live, order, group, origin)
+    else:
+        if order.receives:
+            holding.receives()
+            origin = "peer"
+        if order.source >= 0:
+            _copy(job, order, group, receive=order.receives)
     holding.valid = True
     job.write(
         Kind.STATE_READY,
         step=job.state.step,
         rank=rank,
         origin=origin,
-        source=order.source if origin == "peer" else name,
+        source=order.source if origin in ("peer", "live") else name,
         seconds=round(time.perf_counter() - started, 6),
+        **extra,
     )
     return name
+
+
+def _copy(job: Job, order: Join, group: Group, *, receive: bool) -> None:
+    copy_state(
+        job.state,
+        group.holders,
+        source=order.source,
+        receive=receive,
+        progress=job.marks.touch,
+        device=job.config.device,
+    )
+
+
+def _complete(
+    job: Job, live: Live, order: Join, group: Group, origin: str
+) -> tuple[str, dict[str, Any]]:
+    """Get what this rank lacks, where a spare may lack nothing; returns where the state comes from,
+    and what the event says of it besides: the bytes received.
+    """
+    copies, size = wanting(job, live, order, group)
+    if job.rank in copies:
+        job.member.holding.receives()
+    if copies:
+        _copy(job, order, group, receive=job.rank in copies)
+    if job.rank in copies:
+        live.feeds.forget()
+    if not order.receives:
+        return origin, {}
+    if job.rank not in copies:
+        return "live", {"bytes": size}
+    return "peer", {"bytes": sum(tensor.nbytes for tensor in job.state.parts().values())}
 
 
 def _finish(job: Job, number: int, group: Group) -> None:

@@ -19,6 +19,7 @@ from trainchaos.recovery.transport.wire import (
     Channel,
     Digest,
     Extra,
+    Feed,
     Inquiry,
     Recall,
     Recalled,
@@ -65,6 +66,7 @@ class RankAgent:
         self.recall: Callable[[int], Recalled] | None = None
         self._recalling: threading.Thread | None = None
         self.digest: Digest | None = None
+        self.on_feed: Callable[[Feed], None] | None = None
         self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
         self._group: Abortable | None = None
         self._left = threading.Event()
@@ -112,6 +114,8 @@ class RankAgent:
             self.channel.send(self.status(message.number))
         elif isinstance(message, Recall) and self.recall is not None:
             self._answer(self.recall, message.number)
+        elif isinstance(message, Feed) and self.on_feed:
+            self.on_feed(message)
         elif isinstance(message, Extra) and self.on_extra:
             self.on_extra(message.topic, message.payload)
 

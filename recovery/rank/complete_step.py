@@ -62,8 +62,13 @@ def _apply(job: Job, step: Step, reduced: Reduced) -> float:
     lr = state.optimizer.param_groups[0]["lr"]
     if job.clip_norm:
         job.reducer.clip(reduced.grad_norm, job.clip_norm)
+    feeds = job.live.feeds if job.live is not None else None
+    if feeds is not None:
+        feeds.before(state, job.reducer)
     state.apply(reduced.loss)
     state.step, state.last = step.number, figures_of(step.number, reduced)
+    if feeds is not None:
+        feeds.after(state, job.reducer, reduced.loss)
     return float(lr)
 
 

@@ -48,12 +48,17 @@ def starting_digest(job: Job) -> str:
     each tensor of at most SAMPLED parameters: two different states differ nearly everywhere, and
     reading each byte would delay the start.
     """
-    if job.layout.replicas == 1:
-        return ""
-    found = xxhash.xxh3_64(job.state.rules().encode())
+    return "" if job.layout.replicas == 1 else sampled_digest(job.state)
+
+
+def sampled_digest(state: TrainState) -> str:
+    """16 hexadecimal digits of everything that is not a tensor, and of VALUES values of each tensor
+    of at most SAMPLED parameters.
+    """
+    found = xxhash.xxh3_64(state.rules().encode())
     with torch.no_grad():
         values = []
-        for tensor in job.state.sampled(SAMPLED):
+        for tensor in state.sampled(SAMPLED):
             every = -(-tensor.numel() // VALUES) or 1
             array = array_of(tensor)
             if array is not None:
@@ -90,6 +95,8 @@ def tell_digest(job: Job, step: int, *, saving: bool) -> None:
         digest = Digest(
             generation=job.generation, step=step, digest=fingerprint(job.state, job.marks.touch)
         )
+        if job.live is not None:
+            job.live.feeds.check(step, digest.digest)
         job.agent.digest = digest
         job.agent.channel.send(digest)
 

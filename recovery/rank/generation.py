@@ -40,6 +40,8 @@ class Generations:
         job = self._job
         self.leave()
         job.member.joins(order)
+        if job.live is not None:
+            job.live.joins(settles=order.live >= 0)
         job.rank, job.world = order.rank, order.world
         job.layout = Layout(world=job.world, shards=order.shards)
         attached.take_part(job.rank, job.layout)
@@ -125,6 +127,12 @@ class Generations:
             why, step=job.state.step, error=error, blamed=blamed, samples=samples
         )
         job.agent.channel.send(said)
+
+    def end(self) -> None:
+        """Leave the job."""
+        self.leave()
+        if self._job.live is not None:
+            self._job.live.close()
 
     def leave(self) -> None:
         """Leave the generation and close the connections to all other ranks."""

@@ -44,8 +44,10 @@ from trainchaos.recovery.rank.busy import LIMIT_S, Busy, BusyBlocks
 from trainchaos.recovery.rank.examine import LossOf, samples_to_blame
 from trainchaos.recovery.rank.generation import Generations
 from trainchaos.recovery.rank.membership import Membership
+from trainchaos.recovery.rank.promotion import listen, live_of
 from trainchaos.recovery.rank.recipe import Attached, MakeOptimizer, MakeScheduler, ModelRecipe
 from trainchaos.recovery.rank.step import NonFinite, Step, StepInProgress, StepProbe
+from trainchaos.recovery.spares.live import Live
 from trainchaos.recovery.state.misuse import guard_scaling, in_step
 from trainchaos.recovery.state.registered import Stateful
 from trainchaos.recovery.state.state import TrainState
@@ -68,6 +70,7 @@ class Job:
     state: TrainState
     reducer: Reducer
     checkpoints: Checkpointer
+    live: Live | None
 
     def __init__(
         self, config: JobConfig, agent: RankAgent, page: MarkPage, writer: EventWriter
@@ -100,7 +103,6 @@ class Job:
         self._attached: Attached | None = None
         self._announced = False
         if config.device.startswith("cuda"):
-            # work that the script does without reporting it is done in this phase
             torch.cuda.set_device(config.device)
         if config.shared_gpus:
             nccl.be_a_host_of_its_own()
@@ -135,6 +137,7 @@ class Job:
             exchange=self.progress.exchange,
         )
         self.state, self.reducer = attached.state, attached.reducer
+        self.live = live_of(self)
         self.reducer.check = self.check
         self.reducer.reached = lambda: self._at(self.state.step + 1, "backward")
         self.checkpoints = Checkpointer(
@@ -209,7 +212,8 @@ class Job:
         """
         config = self.config
         self._require_attached("ready()").rehearse()
-        self.agent.status = lambda number: self.member.status(self.state.step, number)
+        where = listen(self)
+        self.agent.status = lambda number: self.member.status(self.state.step, number, where)
         back = config.backend
         self.agent.recall = lambda n: recalled(n, back, self.generation, self.rank, recorder)
         self.agent.start()
@@ -224,6 +228,7 @@ class Job:
                 global_batch=config.global_batch,
                 seed=config.seed,
                 versions=mine,
+                live=where,
             )
         )
 
@@ -249,7 +254,7 @@ class Job:
                     self._refuse_end(bad)
             order = self.agent.orders.get()
             if isinstance(order, Stop):
-                self._generations.leave()
+                self._generations.end()
                 self.checkpoints.close()
                 self.over = True
                 return False
@@ -295,9 +300,7 @@ class Job:
             try:
                 self._at(number, "data")
             except GenerationLost:
-                # The block cannot be skipped: its first phase() raises this again, or its reduction
-                # fails.
-                pass
+                pass  # the block cannot be skipped: its first phase() or its reduction raises again
             self.state.seed_step(self.rank, number)
             self.reducer.begin()
             with in_step():

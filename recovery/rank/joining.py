@@ -26,6 +26,7 @@ from trainchaos.recovery.policy.jobconfig import (
     JobConfig,
     NetworkAddresses,
     Saves,
+    Sync,
 )
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.transport.progress_counters import MarkPage
@@ -94,6 +95,8 @@ class SupervisorSettings(BaseModel):
     net: NetworkAddresses = NetworkAddresses()
     verify_every: int | None = None
     nonfinite: Literal["retry", "skip", "rollback"] = "retry"
+    sync: Sync = "none"
+    sync_lag: int = 4
     fresh: bool = False
     job_id: str = ""
 
@@ -246,6 +249,8 @@ def settle(
         net=settings.net,
         verify_every=settings.verify_every,
         nonfinite=settings.nonfinite,
+        sync=settings.sync,
+        sync_lag=settings.sync_lag,
         fresh=settings.fresh,
         job_id=settings.job_id,
     )

@@ -176,9 +176,9 @@ class Membership:
         """Why the rank parks when its group is broken."""
         return "aborted" if self.lost else "failed"
 
-    def status(self, step: int, number: int) -> Status:
+    def status(self, step: int, number: int, live: str = "") -> Status:
         """The answer to inquiry ``number``. An order to join counts before the training thread has
-        taken it.
+        taken it. ``live``: where this process is fed as long as it waits.
         """
         told = self.heard.told_generation > self.generation
         member: Literal["finished", "training"] = "finished" if step >= self._steps else "training"
@@ -190,6 +190,7 @@ class Membership:
             valid=self.holding.valid,
             pending=self.holding.pending,
             number=number,
+            live=live,
         )
 
     def parked(

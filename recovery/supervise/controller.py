@@ -82,10 +82,11 @@ class Controller:
     def _on_status(self, process: Process, status: wire.Status) -> None:
         if not self._adoption.is_answer(status):
             return
+        process.live = status.live
         if self.stage is Stage.ADOPTING:
             self._adoption.place(process, status)
         if process.health is Health.STARTING:  # its ``Ready`` went to the lost supervisor
-            self._on_ready(process, {})
+            self._on_ready(process, {}, status.live)
         self._heard(process)
 
     def _heard(self, process: Process) -> None:
@@ -128,7 +129,7 @@ class Controller:
             case wire.Status():
                 self._on_status(entry, message)
             case wire.Ready():
-                self._on_ready(entry, message.versions)
+                self._on_ready(entry, message.versions, message.live)
             case wire.Joined():
                 self._cycle.joined(entry, message)
             case wire.Parked():
@@ -154,8 +155,9 @@ class Controller:
             case wire.SetAside():
                 self.job.agreement.set_aside(message.doubts)
 
-    def _on_ready(self, process: Process, versions: Mapping[str, str]) -> None:
+    def _on_ready(self, process: Process, versions: Mapping[str, str], live: str) -> None:
         known, process.versions = process.health is not Health.STARTING, versions
+        process.live = live
         if not known:
             self.job.is_ready(process)
         if why := misfit(versions, self.job.table.other_versions(process)):

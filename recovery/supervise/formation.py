@@ -42,6 +42,7 @@ class Formation:
         self.rollbacks = 0
         self.answer = ""  # see recovery.policy.strategy.Failure
         self.afresh = True  # the last generation did not take its state from its members
+        self.refilled = False  # it had members whose state could not be trusted
         self.restored = False  # it took its state from a checkpoint
         self.rewound = False  # from one on disk, or it began anew
         self.how: Forming = "form"  # what its members had to do
@@ -133,9 +134,7 @@ class Formation:
         sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
         self._set(None)
         self.generation += 1
-        self.rollbacks += form.state is StateFrom.CHECKPOINT
-        self.afresh = form.state is not StateFrom.PEER
-        self.answer = answer_of(form.state, form.cause)
+        self._note(form)
         self._joined = {}
         self._table.members = form.members
         said: dict[str, Any] = {"doubts": word.doubts} if word.doubts else {}
@@ -154,6 +153,7 @@ class Formation:
             **said,
         )
         giving = {source % self._shards: source for source in copies.values()}
+        live = self._live_step(form, copies)
         left_out = max(tell(self._table[name]) for name in form.members)
         for rank, name in enumerate(form.members):
             process = self._table[name]
@@ -177,8 +177,27 @@ class Formation:
                 anew=word.anew,
                 watched_s=rewinds.watched_s if rewinds is not None else -1.0,
                 rewinds=rewinds.count if rewinds is not None else 0,
+                live=live,
             )
             self._hands.send(name, join)
+
+    def _note(self, form: Form) -> None:
+        """What is to be known of the generation begun last."""
+        self.rollbacks += form.state is StateFrom.CHECKPOINT
+        self.afresh = form.state is not StateFrom.PEER
+        self.refilled = bool(form.refill)
+        self.answer = answer_of(form.state, form.cause)
+
+    def _live_step(self, form: Form, copies: Mapping[int, int]) -> int:
+        """The step that the members come to, where one of those that receive it may have followed
+        the job up to there; -1: nobody has. A state that cannot be trusted is replaced in any case.
+        """
+        if form.state is not StateFrom.PEER or form.refill:
+            return -1
+        receivers = (self._table[form.members[rank]] for rank in copies)
+        if not any(process.live and process.shard is None for process in receivers):
+            return -1
+        return self._table[form.members[next(iter(copies.values()))]].step
 
     def _let_others_go(self, form: Form) -> None:
         benched = frozenset(form.bench)

@@ -19,7 +19,7 @@ from trainchaos.recovery.supervise.formation import Formation
 from trainchaos.recovery.supervise.process_table import Process, ProcessTable
 from trainchaos.recovery.supervise.progress import AgreementLog, ProgressWatch
 from trainchaos.recovery.supervise.supervision import Hands, Timing
-from trainchaos.recovery.transport.wire import Parked
+from trainchaos.recovery.transport.wire import Feed, Parked
 
 KILLED_FOR = (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT)
 """A process that fails by one of these causes may still be running."""
@@ -208,6 +208,17 @@ class JobState:
         self.progress.resumed(self.generation, self.members, step)
         self.meter.formed(formation.how, self.hands.now_s() - formation.began_s)
         self.meter.trains()
+
+    def feed_spares(self) -> None:
+        """Have ranks keep the spares up to date that wait; the last rank first, as the first has
+        checkpoints to save.
+        """
+        spares = [p for p in self.table.where(Health.READY) if p.live and p.shard is None]
+        for place, spare in enumerate(spares):
+            feeder = self.members[-1 - place % len(self.members)]
+            self.hands.send(
+                feeder, Feed(spare=spare.name, address=spare.live, anew=self.formation.refilled)
+            )
 
     def is_ready(self, process: Process) -> None:
         """A process is built, and waits for orders."""

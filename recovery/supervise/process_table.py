@@ -33,7 +33,8 @@ class Process:
     it will be ended soon; ``warned``: its place is about to fail; ``shard``, ``pending``: see
     ``ProcessView``; ``exclusions_sent``: how many excluded samples it has been sent; ``stopped_s``:
     since when it is seen stopped during startup; ``leaving``: it counts as dead, and was asked to
-    end by itself, which it may not do. ``lists``: the processes by health, this one among them.
+    end by itself, which it may not do; ``live``: where it listens for a rank that keeps it up to
+    date ("": nowhere). ``lists``: the processes by health, this one among them.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Process:
     exclusions_sent: int = 0
     stopped_s: float = math.inf
     leaving: bool = False
+    live: str = ""
 
     def __post_init__(self) -> None:
         self._health = Health.STARTING

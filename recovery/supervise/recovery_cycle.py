@@ -293,6 +293,7 @@ class RecoveryCycle:
         if self.stage in (Stage.STARTING, Stage.WAITING):
             self.form_if_ready()
         elif self.stage is Stage.TRAINING:
+            self._job.feed_spares()
             self._act(self._strategy.on_ready(self._view()))
 
     def form_if_ready(self) -> None:
@@ -319,6 +320,7 @@ class RecoveryCycle:
 
     def go_on(self) -> None:
         """The generation trains."""
+        self._job.feed_spares()
         # notices that members got before it formed, or while they had no supervisor
         if any(member.noticed for member in self._job.table.member_processes()):
             self._act(self._strategy.on_notice(self._view()))

@@ -35,7 +35,9 @@ class Join(Message):
     ``left_out``: so many samples are, by ``LeaveOut``; ``examine``: the step at which a non-finite
     value is to be traced to samples (0: none); ``doubts``: which checkpoints may hold a corrupted
     state and are to be set aside, answered by ``SetAside``; ``agreed``, ``anew``: see
-    ``recovery.supervise.divergence.CheckpointAdvice``; ``watched_s``, ``rewinds``: see
+    ``recovery.supervise.divergence.CheckpointAdvice``; ``live``: the step that ``source`` holds,
+    where a new member may have followed the job up to there, so that ranks compare what they hold
+    before anything is copied (-1: no); ``watched_s``, ``rewinds``: see
     ``recovery.policy.interval.Rewinds`` (negative: the rank goes by what it sees itself).
     """
 
@@ -55,6 +57,7 @@ class Join(Message):
     doubts: list[Doubt] = []
     agreed: int = -1
     anew: bool = True
+    live: int = -1
     watched_s: float = -1.0
     rewinds: int = 0
 
@@ -76,6 +79,17 @@ class Abort(Message):
 
     type: Literal["abort"] = "abort"
     generation: int
+
+
+class Feed(Message):
+    """To a rank: keep the process ``spare`` up to date, which listens at ``address`` (see
+    ``recovery.spares.frames``). ``anew``: send it the whole state first, whatever it holds.
+    """
+
+    type: Literal["feed"] = "feed"
+    spare: str
+    address: str
+    anew: bool = False
 
 
 class PauseRequest(Message):
@@ -113,7 +127,7 @@ class Inquiry(Message):
 
 class Status(Message):
     """From a rank: the answer. ``waiting``: in no generation (``generation``: the one it left, 0:
-    never in one), nor told to join one; ``pending``: as in Parked.
+    never in one), nor told to join one; ``pending``: as in Parked; ``live``: as in Ready.
     """
 
     type: Literal["status"] = "status"
@@ -123,6 +137,7 @@ class Status(Message):
     valid: bool
     pending: int = 0
     number: int = 0
+    live: str = ""
 
 
 class Recall(Message):
@@ -172,7 +187,8 @@ class Extra(Message):
 
 class Ready(Message):
     """From a rank: built and waiting for ``Join``. It says what it is about to train, the same on
-    every rank, and with what software (see ``recovery.transport.versions``).
+    every rank, and with what software (see ``recovery.transport.versions``). ``live``: where it
+    listens for a rank that keeps it up to date ("": nowhere).
     """
 
     type: Literal["ready"] = "ready"
@@ -181,6 +197,7 @@ class Ready(Message):
     global_batch: int = 0
     seed: int = 0
     versions: dict[str, str] = {}
+    live: str = ""
 
 
 class Parked(Message):
@@ -272,7 +289,7 @@ class Finished(Message):
     step: int
 
 
-ToRank = Join | LeaveOut | Abort | PauseRequest | Agreed | Stop | Inquiry | Recall | Extra
+ToRank = Join | Feed | LeaveOut | Abort | PauseRequest | Agreed | Stop | Inquiry | Recall | Extra
 FromRank = (
     Status
     | Ready

@@ -58,6 +58,7 @@ TORCH_AT_TOP = (
     "recovery.checkpoint.saves",
     "recovery.checkpoint.state_io",
     "recovery.checkpoint.together",
+    "recovery.spares",
     "recovery.rank",
     "harness.workloads._transformer",
     "harness.rank.training",

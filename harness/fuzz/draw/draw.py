@@ -105,7 +105,7 @@ def job(dice: Dice, world: World) -> Tree:
             "every": rng.randint(1, steps),
             "takes": round(rng.uniform(0.05, scale.evaluates_s), 2),
         }
-    recovery = recovery_of(dice, world)
+    recovery = recovery_of(dice, world, shape)
     place = {"kind": world.launcher, "nodes": nodes}
     if nodes > 1 and dice.chance(0.3):
         place["nodes_per_rack"] = rng.randint(1, nodes)
@@ -152,15 +152,20 @@ def checkpoint(dice: Dice, steps: int) -> Tree:
     return made
 
 
-def recovery_of(dice: Dice, world: World) -> Tree:
-    """A strategy with its parameters."""
+def recovery_of(dice: Dice, world: World, shape: Any) -> Tree:
+    """A strategy with its parameters. ``shape``: how the model is spread; live spares follow whole
+    models only.
+    """
     names = (
         [world.strategy]
         if world.strategy
         else [name for name in world.strategies if name != "none"]
     )
     name = dice.pick("strategy", names)
-    return {"strategy": name, **_params(world.strategies[name], dice, world.scale)}
+    made = {"strategy": name, **_params(world.strategies[name], dice, world.scale)}
+    if shape != "ddp" and made.get("sync") == "live":
+        made["sync"] = "none"
+    return made
 
 
 def _params(model: type[BaseModel], dice: Dice, scale: Scale) -> Tree:

@@ -41,7 +41,7 @@ def varied(tree: Tree, dice: Dice, world: World) -> Tree:
         one = faults[number]
         one["at"] = trigger(dice, world.kinds[one["kind"]], one["kind"], job["steps"], world.scale)
     elif how == "recovery":
-        made["recovery"] = recovery_of(dice, world)
+        made["recovery"] = recovery_of(dice, world, made["workload"].get("parallelism", "ddp"))
     elif how == "checkpoint":
         job["checkpoint"] = checkpoint(dice, job["steps"])
     else:

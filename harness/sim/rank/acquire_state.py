@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.sim.rank.faults import TrainingError
+from trainchaos.harness.sim.rank.live import follow
 from trainchaos.harness.sim.rank.state import State
 from trainchaos.harness.sim.world.group import Group
 from trainchaos.harness.sim.world.settings import MS
+from trainchaos.recovery.spares.standing import Standing, in_want, number_of, one_behind
 from trainchaos.recovery.transport.wire import Join
 
 if TYPE_CHECKING:
     from trainchaos.harness.sim.rank.rank import SimRank
 
 Sleeping = Generator[float | None, Any, None]
+LOOK_MS = 1.0
+SETTLE_LOOKS = 250
 
 
 class StateAcquisition:
@@ -71,11 +75,16 @@ class StateAcquisition:
             held.restored(found=name is not None)
         if order.restore and (job.rank == 0 or job.layout.shards > 1):
             job.checkpoints.restored()
-        if order.receives:
-            held.receives()
-            origin = "peer"
-        if order.source >= 0:
-            yield from self._copy()
+        extra: dict[str, Any] = {}
+        if order.live >= 0:
+            origin = yield from self._complete(origin)
+            extra = {"bytes": int(origin == "peer")} if order.receives else {}
+        else:
+            if order.receives:
+                held.receives()
+                origin = "peer"
+            if order.source >= 0:
+                yield from self._copy(receives=order.receives)
         held.valid = True
         job.write(
             Kind.STATE_READY,
@@ -84,15 +93,63 @@ class StateAcquisition:
             origin=origin,
             source=order.source if order.receives else name,
             seconds=round((job.process.clock.now_ns - started) / 1e9, 6),
+            **extra,
         )
         return name
 
-    def _copy(self) -> Sleeping:
+    def _complete(self, origin: str) -> Generator[float | None, Any, str]:
+        """As ``recovery.rank.promotion``; returns where the state comes from."""
+        job, order, follower = self._job, self._order, self._job.follower
+        claims = job.member.holding.valid
+        if follower is not None:
+            for _ in range(SETTLE_LOOKS):
+                if not follower.coming or not -1 < follower.step < order.live:
+                    break
+                yield LOOK_MS * MS
+                job.check()
+            claims = follower.step >= 0 if order.receives else claims
+            job.follower = None
+        standings, last = yield from self._compared(claims=claims)
+        late = one_behind(standings, order.source)
+        if late:
+            if job.rank in late:
+                job.member.holding.receives()
+                follow(job, last)
+                job.last_applied = last
+            standings, _ = yield from self._compared(claims=claims)
+        copies = in_want(standings, order.source)
+        if job.rank in copies:
+            job.member.holding.receives()
+        if copies:
+            yield from self._copy(receives=job.rank in copies)
+        if not order.receives:
+            return origin
+        return "peer" if job.rank in copies else "live"
+
+    def _compared(
+        self, *, claims: bool
+    ) -> Generator[float | None, Any, tuple[dict[int, Standing], Any]]:
+        """What each rank brings, and the last step of the one that sends its state."""
+        job, order, last = self._job, self._order, self._job.last_applied
+        mine = Standing(
+            receives=order.receives,
+            step=job.state.step if claims else -1,
+            digest=number_of(job.behaviour.held(job)),
+            retained=last[0] if last is not None and last[0] == job.state.step else -1,
+        )
+        job.check()
+        takes_ns = job.config.timings.phase_ns("collective") / 4
+        self._group.meet(job.rank, (mine, last), dict, takes_ns)
+        rows = yield None
+        job.check()
+        return {rank: row[0] for rank, row in rows.items()}, rows[order.source][1]
+
+    def _copy(self, *, receives: bool) -> Sleeping:
         """A broadcast among the holders of a shard; until it is complete, a receiver has no valid
         state.
         """
         job, order = self._job, self._order
-        receives, shard = order.receives, job.layout.shard_of(job.rank)
+        shard = job.layout.shard_of(job.rank)
         sent = job.behaviour.snapshot(job) if job.rank == order.source else None
         if receives:
             job.state = job.state.torn()

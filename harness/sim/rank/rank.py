@@ -15,6 +15,7 @@ from trainchaos.harness.sim.rank.acquire_state import StateAcquisition
 from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.harness.sim.rank.faults import SimFaultAgent, TrainingError
 from trainchaos.harness.sim.rank.keepers import SimMemoryCheckpointer
+from trainchaos.harness.sim.rank.live import SimFeeds, SimFollower, Told
 from trainchaos.harness.sim.rank.saves import SimSaves
 from trainchaos.harness.sim.rank.state import Reduced, State
 from trainchaos.harness.sim.rank.step import Attempt, NonFinite
@@ -35,6 +36,7 @@ from trainchaos.recovery.transport.wire import (
     Abort,
     Digest,
     Extra,
+    Feed,
     Inquiry,
     Join,
     Joined,
@@ -50,8 +52,8 @@ Sleeping = Generator[float | None, Any, None]
 
 
 class SimRank:
-    """One rank. ``group_of``: the group of a generation and its size; ``send``: sends to the
-    supervisor.
+    """One rank. ``group_of``: the group of a generation and its size; ``spare_of``: the simulated
+    process of a name; ``send``: sends to the supervisor.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class SimRank:
         *,
         behaviour: Behaviour,
         group_of: Callable[[int, int], Group],
+        spare_of: Callable[[str], SimRank],
         send: Callable[[Message], None],
     ) -> None:
         self.config = config
@@ -86,6 +89,9 @@ class SimRank:
         self.memory: SimMemoryCheckpointer | None = None
         self.collectives = self.examine = 0
         self.skip: Mapping[int, int] = {}
+        live = config.sync == "live"
+        self.feeds = SimFeeds(self, spare_of) if live else None
+        self.follower = SimFollower(self) if live else None
         self._group_of = group_of
         self._orders: deque[Order] = deque()
         self._awaiting: int | None = None
@@ -99,6 +105,10 @@ class SimRank:
     # ---- called by the agent
 
     def _on_message(self, message: Any) -> None:
+        if isinstance(message, Told):
+            if self.follower is not None:
+                self.follower.take(message)
+            return
         order = self.member.heard.take(message)
         if order is not None:
             self._order(order)
@@ -110,6 +120,8 @@ class SimRank:
             case Inquiry():
                 self._asked.append(message.number)
                 self._answer()
+            case Feed() if self.feeds is not None:
+                self.feeds.told(message)
             case Extra():
                 self.faults.on_command(message.topic, message.payload)
 
@@ -117,7 +129,7 @@ class SimRank:
         while self._announced and self._asked:
             if self.digest is not None:
                 self.send(self.digest)
-            self.send(self.member.status(self.state.step, self._asked.pop(0)))
+            self.send(self.member.status(self.state.step, self._asked.pop(0), self._live))
 
     @property
     def generation(self) -> int:
@@ -134,6 +146,12 @@ class SimRank:
         self.state = self.state.applied(reduced, lr)
         self.last_applied = (number, reduced)
         self.member.holding.applied()
+        if self.feeds is not None:
+            self.feeds.after()
+
+    @property
+    def _live(self) -> str:
+        return self.process.name if self.follower is not None else ""
 
     def _order(self, message: Order) -> None:
         self._orders.append(message)
@@ -156,7 +174,7 @@ class SimRank:
         yield self.about((timings.cold_spawn_ms if mode == "cold" else timings.spawn_ms) * MS)
         self._announced = True
         self._answer()  # the agent may answer before the training thread sends anything
-        self.send(Ready(versions=self.behaviour.versions(self)))
+        self.send(Ready(versions=self.behaviour.versions(self), live=self._live))
         try:
             while (yield from self._running()):
                 yield from self._step()
@@ -261,6 +279,9 @@ class SimRank:
     def _join(self, order: Join) -> Sleeping:
         self.leave()
         self.member.joins(order)
+        if self.feeds is not None:
+            self.feeds.joins()
+            self.follower = self.follower if order.live >= 0 else None
         self.rank, self.world = order.rank, order.world
         self._take_seat(Layout(world=self.world, shards=order.shards))
         assert self.writer is not None

@@ -324,6 +324,8 @@ class Attempt:
             text = digests["parameters"] + digests["optimizer"]
             job.digest = Digest(generation=job.generation, step=self.number, digest=text)
             job.send(job.digest)
+            if job.feeds is not None:
+                job.feeds.check(self.number)
 
     def _wants_save(self) -> bool:
         return self._job.checkpoints.timetable.wants(self.number, self._now_s)

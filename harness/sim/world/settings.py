@@ -63,3 +63,5 @@ class RankConfig:
     timings: Timings
     disk: Disk | None = None
     evaluate: EvaluateSpec | None = None
+    sync: str = "none"
+    sync_lag: int = 4

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from trainchaos.recovery.policy import corruption, fallback
+from trainchaos.recovery.policy.jobconfig import Sync
 from trainchaos.recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
 
 
@@ -16,7 +17,9 @@ class HotSpare(Strategy):
     Same step, same world, same result bit for bit. ``spares``: processes held ready. ``replenish``:
     start a new spare for each one used. With none left replicas that cannot be filled are dropped;
     when no state is left whole either, the newest checkpoint is restored. ``nonfinite``: what to do
-    about a non-finite loss or gradient (see ``recovery.policy.strategy.Nonfinite``).
+    about a non-finite loss or gradient (see ``recovery.policy.strategy.Nonfinite``). ``sync``: with
+    ``live`` spares receive each step's reduced gradients and apply them too, so that nothing is
+    copied when one is needed; ``lag``: steps that may wait for a live spare.
     """
 
     exact: ClassVar[bool] = True
@@ -24,6 +27,8 @@ class HotSpare(Strategy):
     spares: int = Field(default=1, ge=1, le=64)
     replenish: bool = True
     nonfinite: Nonfinite = "retry"
+    sync: Literal["none", "live"] = "none"
+    lag: int = Field(default=4, ge=1, le=64)
 
     @property
     def nonfinite_policy(self) -> Nonfinite:
@@ -34,6 +39,16 @@ class HotSpare(Strategy):
     def spares_wanted(self) -> int:
         """As many as configured."""
         return self.spares
+
+    @property
+    def sync_policy(self) -> Sync:
+        """As the parameter says."""
+        return self.sync
+
+    @property
+    def sync_lag(self) -> int:
+        """As the parameter says."""
+        return self.lag
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Refill, re-form, swap, or shrink when there are more losses than spares."""

@@ -43,7 +43,14 @@ class Pair:
             for rank in (0, 1)
         ]
         self.ranks = [
-            SimRank(config, process, behaviour=Behaviour(), group_of=self._group, send=said.append)
+            SimRank(
+                config,
+                process,
+                behaviour=Behaviour(),
+                group_of=self._group,
+                spare_of={}.__getitem__,
+                send=said.append,
+            )
             for process, said in zip(self.processes, self.said, strict=True)
         ]
         for process, rank in zip(self.processes, self.ranks, strict=True):

@@ -135,6 +135,12 @@ MUTATIONS = [
         recovery_shown=FAIL,
     ),
     Mutation(
+        "a spare had followed the job, and never began to",
+        "hot-spare",
+        edit(HELD, {"origin": "live"}, generation=2, actor="s4"),
+        recovery_shown=FAIL,
+    ),
+    Mutation(
         "a spare on another node kept a state that nobody gave it",
         "agents",
         edit(HELD, {"origin": "kept", "source": None}, generation=2, actor="s2"),

@@ -248,7 +248,12 @@ class Simulated:
         self.said: list[Any] = []
         self.notes: list[CheckpointNote] = []
         self.rank = SimRank(
-            config, self.process, behaviour=Behaviour(), group_of=self._group, send=self.said.append
+            config,
+            self.process,
+            behaviour=Behaviour(),
+            group_of=self._group,
+            spare_of={}.__getitem__,
+            send=self.said.append,
         )
         self.process.start(self.rank.body("warm"))
         if asked is not None:

@@ -196,6 +196,7 @@ def _members(history: History, failure: Event, answer: Generation) -> Iterator[s
     origins = {
         e.actor: str(e.data["origin"]) for e in log.of(Kind.STATE_READY) if e.generation == number
     }
+    followed = {event.actor for event in log.of(Kind.SPARE_SYNCED)}
     for name in answer.members:
         if name not in whole:
             continue
@@ -205,6 +206,11 @@ def _members(history: History, failure: Event, answer: Generation) -> Iterator[s
                 f" {failure.generation}"
             )
         fresh, origin = name not in earlier, origins.get(name, "")
+        if fresh and origin == "live" and name not in followed:
+            yield (
+                f"{name} is new in generation {number}, holds its state as one that has followed"
+                " the job, and never began to follow"
+            )
         if fresh and origin in _HELD_BEFORE and (origin == "kept" or answer.resume_step):
             yield (
                 f"{name} is new in generation {number}, and was not given the state of step"

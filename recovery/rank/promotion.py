@@ -1,0 +1,145 @@
+"""How a generation with a live spare gets its state: ranks compare what they hold, and only what is
+missing is sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
+from trainchaos.recovery.collectives.transfer import CHUNK_BYTES, MAX_SCALAR_BYTES
+from trainchaos.recovery.rank.fingerprint import fingerprint, sampled_digest
+from trainchaos.recovery.spares import replay
+from trainchaos.recovery.spares.feeds import retold
+from trainchaos.recovery.spares.live import Live
+from trainchaos.recovery.spares.standing import WORDS, Standing, in_want, number_of, one_behind
+
+if TYPE_CHECKING:
+    from trainchaos.recovery.rank.job import Job
+    from trainchaos.recovery.transport.wire import Join
+
+
+def live_of(job: Job) -> Live | None:
+    """What ``job`` holds for live spares; None where there are none, and for what is not served:
+    ranks on GPUs, and models that several ranks hold together.
+    """
+    if job.config.sync != "live" or job.config.device != "cpu" or job.config.shards > 1:
+        return None
+
+    def changed() -> None:
+        job.member.holding.fresh = False
+
+    return Live(
+        job.config,
+        job.state,
+        sampled=sampled_digest,
+        fingerprint=fingerprint,
+        write=job.write,
+        changed=changed,
+    )
+
+
+def listen(job: Job) -> str:
+    """Follow whoever feeds this process from now on; returns where ("": it follows nobody)."""
+    if job.live is None:
+        return ""
+    job.agent.on_feed = job.live.feeds.told
+    job.live.waits()
+    return job.live.address
+
+
+def wanting(job: Job, live: Live, order: Join, group: Group) -> tuple[tuple[int, ...], int]:
+    """Ranks that need a copy of the state of ``order.source``, once each has got what it lacks of
+    the last step; a collective of all ranks. Returns them, and the bytes that came here. Raises
+    GenerationLost.
+    """
+    claims = job.member.holding.valid
+    if live.follower is not None:
+        if order.receives:
+            live.follower.settle(order.live, job.check)
+            claims = live.follower.step >= 0
+        live.promoted()
+    circle, source = group.holders, order.source
+    standings = _compared(job, live, order, circle, claims=claims)
+    late = one_behind(standings, source)
+    if not late:
+        return in_want(standings, source), 0
+    size = _finish(job, live, circle, source, applies=job.rank in late)
+    return in_want(_compared(job, live, order, circle, claims=claims), source), size
+
+
+def _compared(
+    job: Job, live: Live, order: Join, circle: Circle, *, claims: bool
+) -> dict[int, Standing]:
+    """What each rank brings, known to all."""
+    held = live.feeds.retained
+    mine = Standing(
+        receives=order.receives,
+        step=job.state.step if claims else -1,
+        digest=number_of(sampled_digest(job.state)) if claims else 0,
+        retained=held.step if held is not None else -1,
+    )
+    table = torch.zeros(len(circle.ranks), WORDS, dtype=torch.int64)
+    table[circle.ranks.index(job.rank)] = torch.tensor(mine.words())
+    circle.wait(circle.start_all_reduce(table))
+    rows = circle.read(table)
+    return {rank: Standing.of(row) for rank, row in zip(circle.ranks, rows, strict=True)}
+
+
+def _finish(job: Job, live: Live, circle: Circle, source: int, *, applies: bool) -> int:
+    """Have ranks that lack the last step apply it, with gradients that ``source`` has kept; returns
+    the bytes received.
+    """
+    state, held = job.state, live.feeds.retained
+    header: dict[str, Any] = {}
+    payload: list[memoryview] = []
+    if job.rank == source:
+        assert held is not None
+        header, payload = retold(state, held)
+        header["sizes"] = [part.nbytes for part in payload]
+    header = _share_header(header, circle, source)
+    parts = [_share(part, circle, source, job) for part in payload or header["sizes"]]
+    if not applies:
+        return 0
+    names = header["names"]
+    dtype = next(iter(state.trained.values())).dtype
+    gradients = replay.gradients_of(
+        state, names, [part.view(dtype) for part in parts[: len(names)]], header["none"]
+    )
+    job.member.holding.receives()
+    replay.apply(state, gradients, header["step"], header["loss"])
+    besides = replay.besides(state).values()
+    for tensor, part in zip(besides, parts[len(names) :], strict=True):
+        replay.put(tensor, memoryview(part.numpy().data))
+    state.load_scalars(header["scalars"])
+    return sum(header["sizes"])
+
+
+def _share_header(header: dict[str, Any], circle: Circle, source: int) -> dict[str, Any]:
+    data = json.dumps(header).encode() if header else b""
+    size = torch.tensor([len(data)], dtype=torch.int64)
+    circle.broadcast(size, source)
+    length = int(size)
+    if not 0 < length <= MAX_SCALAR_BYTES:
+        raise GenerationLost(f"a peer announced {length} bytes of a step")
+    message = torch.frombuffer(bytearray(data or length), dtype=torch.uint8)
+    circle.broadcast(message, source)
+    return dict(json.loads(message.numpy().tobytes()))
+
+
+def _share(part: memoryview | int, circle: Circle, source: int, job: Job) -> Tensor:
+    """Bytes of ``source``, on all ranks; in messages of CHUNK_BYTES at most."""
+    if isinstance(part, int):
+        whole = torch.empty(part, dtype=torch.uint8)
+    else:
+        whole = torch.frombuffer(part if part.nbytes else bytearray(0), dtype=torch.uint8)
+    pieces: Sequence[Tensor] = whole.split(CHUNK_BYTES) if whole.numel() else ()
+    for piece in pieces:
+        circle.broadcast(piece, source)
+        job.marks.touch()
+    return whole

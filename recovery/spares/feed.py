@@ -1,0 +1,159 @@
+"""One rank's connection to one spare: what is to be sent waits in a bounded queue, and a thread of
+its own sends it. The training thread never waits for it.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from select import select
+from typing import Any
+
+from trainchaos.recovery.spares import frames
+from trainchaos.recovery.spares.frames import FrameError
+from trainchaos.recovery.transport.auth import AuthenticationFailed, enter
+
+CONNECT_S = 5.0
+SEND_S = 60.0
+"""Silence of a spare, in the midst of a frame, after which its rank gives the connection up. Nobody
+waits for it: a spare that lags is dropped long before.
+"""
+
+
+def _nothing() -> None:
+    """Nobody has to be told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A frame that waits to be sent. ``done``: called once it was sent, or will not be."""
+
+    header: dict[str, Any]
+    payload: Sequence[memoryview] = ()
+    done: Callable[[], None] = _nothing
+
+
+class Feed:
+    """Keeps one spare up to date. ``base``: the step from which on steps are offered, and the
+    digest of some values of its state; ``last``: that step itself, if its gradients are here still.
+
+    For the training thread: ``offer``, ``wants_state``, ``ended`` ("": it works).
+    """
+
+    def __init__(
+        self, spare: str, address: str, *, lag: int, base: tuple[int, str], last: Item | None
+    ) -> None:
+        self.spare = spare
+        self.address = address
+        self.ended = ""
+        self.differs = False  # the spare has found that its state is another
+        self.wants_state = False
+        self._lag = lag
+        self._base, self._last = base, last
+        self._queue: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"feed-{spare}", daemon=True)
+        self._thread.start()
+
+    def offer(self, item: Item, *, step: bool = False) -> bool:
+        """Send this when all before it is sent. False where it is not: the spare lags by too many
+        steps, and gets the whole state later instead of all that waits.
+        """
+        with self._changed:
+            if not self.ended and not self._closing:
+                behind = sum(one.header["kind"] == "step" for one in self._queue)
+                if not step or behind < self._lag:
+                    self._queue.append(item)
+                    self._changed.notify()
+                    return True
+        item.done()
+        return False
+
+    def start_again(self) -> None:
+        """Drop what waits: the spare needs the whole state."""
+        with self._changed:
+            self.wants_state = True
+            self._drop()
+
+    def close(self, *, now: bool = False) -> None:
+        """End once what waits is sent; ``now``: without sending it."""
+        with self._changed:
+            self._closing = True
+            if now:
+                self._drop()
+            self._changed.notify()
+
+    def _drop(self) -> None:
+        while self._queue:
+            self._queue.popleft().done()
+
+    def _run(self) -> None:
+        try:
+            address, token = frames.parse(self.address)
+            with socket.create_connection(address, timeout=CONNECT_S) as sock:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                enter(sock, token, purpose=frames.PURPOSE, version=frames.VERSION)
+                sock.settimeout(SEND_S)
+                self._begin(sock)
+                while (item := self._next()) is not None:
+                    self._listen(sock)
+                    try:
+                        frames.send(sock, item.header, item.payload)
+                    finally:
+                        item.done()
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_WR)
+        except (OSError, ValueError, FrameError, AuthenticationFailed) as error:
+            why = str(error) or type(error).__name__
+        else:
+            why = "closed"
+        with self._changed:
+            self.ended = why
+            self._drop()
+            if self._last is not None:
+                self._last.done()
+                self._last = None
+
+    def _begin(self, sock: socket.socket) -> None:
+        """Learn what the spare holds, and decide what it needs first."""
+        here, (step, digest), last = frames.receive(sock), self._base, self._last
+        check = {"kind": "base", "step": step, "digest": digest}
+        if here.get("step") == step:
+            frames.send(sock, check)
+        elif last is not None and here.get("step") == step - 1:
+            frames.send(sock, last.header, last.payload)
+            frames.send(sock, check)
+        else:
+            self.start_again()
+        if last is not None:
+            self._last = None
+            last.done()
+
+    def _next(self) -> Item | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            return self._queue.popleft() if self._queue else None
+
+    def _listen(self, sock: socket.socket) -> None:
+        """Whether the spare has said that its state is another."""
+        while select([sock], [], [], 0)[0]:
+            if frames.receive(sock)["kind"] == "differs":
+                self.differs = True
+
+
+def item_of(
+    header: dict[str, Any], payload: Sequence[memoryview], *done: Callable[[], None]
+) -> Item:
+    """An item; all of ``done`` are called in the end."""
+    return Item(header=header, payload=payload, done=partial(_all, done))
+
+
+def _all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

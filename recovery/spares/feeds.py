@@ -1,0 +1,211 @@
+"""A rank's part in keeping spares up to date: what it keeps of each step, and whom it feeds.
+
+The training thread hands over the buffers of a step's gradients once the optimizer has used them,
+without a copy. They are kept until the next step is applied, and for as long as a spare has not
+received them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.collectives.buckets import Buffers
+from trainchaos.recovery.collectives.reducer import Reducer
+from trainchaos.recovery.spares import replay
+from trainchaos.recovery.spares.feed import Feed, Item, item_of
+from trainchaos.recovery.spares.held import HeldGradients, Pool
+from trainchaos.recovery.spares.standing import pause_steps
+from trainchaos.recovery.state.digest import bytes_of
+from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.transport import wire
+
+
+class _Fed:
+    """A spare that this rank feeds. ``due``: the step after which it may get the whole state."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.due = 0
+        self.tries = 0
+
+    def later(self, step: int) -> None:
+        """The spare has not followed: try again some steps later."""
+        self.due = step + pause_steps(self.tries)
+        self.tries += 1
+
+
+class Feeds:
+    """Used by the training thread, except ``told``. ``sampled``: a digest of some of a state's
+    values; ``write``: logs an event of this rank.
+    """
+
+    def __init__(
+        self, *, lag: int, sampled: Callable[[TrainState], str], write: Callable[..., None]
+    ) -> None:
+        self.retained: HeldGradients | None = None
+        self._lag = lag
+        self._sampled = sampled
+        self._write = write
+        self._orders: deque[wire.Feed] = deque()
+        self._fed: list[_Fed] = []
+        self._pool = Pool()
+        self._copies = False  # the optimizer writes into the gradients: they are copied before
+        self._versions: list[int] = []
+        self._copy: list[Buffers] = []
+        self._none: list[str] = []
+        self._before = self._after = ""
+
+    def told(self, order: wire.Feed) -> None:
+        """The supervisor wants this rank to feed a spare; on any thread."""
+        self._orders.append(order)
+
+    def joins(self) -> None:
+        """This rank is on its way into another generation, in which the supervisor says anew who
+        feeds whom; what waits is sent all the same.
+        """
+        self._orders.clear()
+        for fed in self._fed:
+            fed.feed.close()
+        self._fed = []
+
+    def forget(self) -> None:
+        """The state becomes another than what the retained gradients led to."""
+        if self.retained is not None:
+            self.retained.release()
+            self.retained = None
+
+    def before(self, state: TrainState, reducer: Reducer) -> None:
+        """The optimizer is about to use the gradients."""
+        held = reducer.held()
+        self._none = replay.without_gradient(state)
+        self._versions = [part.flat._version for part in held]
+        self._copy = []
+        if self._copies:
+            self._copy = [_copy_of(part) for part in held]
+        self._before = replay.text_of(state) if self._fed else ""
+
+    def after(self, state: TrainState, reducer: Reducer, loss: float) -> None:
+        """The step is applied, and ``state`` is that of after it."""
+        held = reducer.held()
+        changed = [part.flat._version for part in held] != self._versions
+        self.forget()
+        if self._copies:
+            used = self._copy
+        elif changed:
+            # what the optimizer was given is gone: this step cannot be retold
+            self._copies, used = True, []
+        else:
+            used = held
+            reducer.hand_over(self._pool.take())
+        if used:
+            self.retained = HeldGradients(state.step, loss, used, self._none, self._pool)
+        for fed in self._fed:
+            self._tell(fed, state)
+        self._after = replay.text_of(state) if self._fed or self._orders else ""
+        self._fed = [fed for fed in self._fed if not self._is_over(fed, state.step)]
+        while self._orders:
+            self._begin(self._orders.popleft(), state)
+
+    def check(self, step: int, digest: str) -> None:
+        """Have spares compare their state of ``step`` with a digest of all of it."""
+        for fed in self._fed:
+            if not fed.feed.wants_state:
+                fed.feed.offer(Item(header={"kind": "digest", "step": step, "digest": digest}))
+
+    def close(self) -> None:
+        """End all feeds."""
+        for fed in self._fed:
+            fed.feed.close(now=True)
+        self._fed = []
+
+    def _begin(self, order: wire.Feed, state: TrainState) -> None:
+        for fed in [fed for fed in self._fed if fed.feed.spare == order.spare]:
+            if fed.feed.address == order.address:
+                return
+            fed.feed.close(now=True)
+            self._fed.remove(fed)
+        base = (state.step, "" if order.anew else self._sampled(state))
+        last = None if order.anew else self._step_item(state, "")
+        self._fed.append(
+            _Fed(Feed(order.spare, order.address, lag=self._lag, base=base, last=last))
+        )
+
+    def _is_over(self, fed: _Fed, step: int) -> bool:
+        if fed.feed.ended:
+            self._write(Kind.SPARE_DROPPED, step=step, spare=fed.feed.spare, why=fed.feed.ended)
+        return bool(fed.feed.ended)
+
+    def _tell(self, fed: _Fed, state: TrainState) -> None:
+        feed = fed.feed
+        if feed.differs:
+            feed.differs = False
+            self._drop(fed, state.step, "its state differs")
+        if feed.wants_state:
+            if state.step >= fed.due:
+                fed.later(state.step)
+                feed.wants_state = not feed.offer(_snapshot(state))
+            return
+        item = self._step_item(state, self._before if self._before != self._after else "")
+        if item is None:
+            self._drop(fed, state.step, "the optimizer has changed the gradients")
+        elif not feed.offer(item, step=True) and not feed.ended:
+            self._drop(fed, state.step, f"it lags by more than {self._lag} steps")
+
+    def _drop(self, fed: _Fed, step: int, why: str) -> None:
+        self._write(Kind.SPARE_DROPPED, step=step, spare=fed.feed.spare, why=why)
+        fed.feed.start_again()
+        fed.feed.offer(Item(header={"kind": "dropped", "why": why}))
+        if fed.tries:
+            fed.later(step)
+
+    def _step_item(self, state: TrainState, before: str) -> Item | None:
+        """The step applied last, for a spare that holds the one before it."""
+        held = self.retained
+        if held is None or held.step != state.step:
+            return None
+        header, payload = retold(state, held)
+        if before:
+            header["before"] = json.loads(before)
+        held.use()
+        return item_of(header, payload, held.release)
+
+
+def retold(state: TrainState, held: HeldGradients) -> tuple[dict[str, Any], list[memoryview]]:
+    """A step as header and payload: gradients, then tensors that do not follow from them.
+    ``state``: after that step.
+    """
+    besides = replay.besides(state)
+    header: dict[str, Any] = {
+        "kind": "step",
+        "step": held.step,
+        "loss": held.loss,
+        "names": replay.names_in(state, held.buffers),
+        "none": held.none,
+        "besides": list(besides),
+        "scalars": state.scalars(),
+    }
+    gradients = [bytes_of(part.gradients) for part in held.buffers]
+    return header, [*gradients, *replay.copied(besides)]
+
+
+def _snapshot(state: TrainState) -> Item:
+    """The whole state, copied in memory: training goes on meanwhile."""
+    tensors = state.tensors()
+    header = {"kind": "state", "tensors": list(tensors), "scalars": state.scalars()}
+    return Item(header=header, payload=replay.copied(tensors))
+
+
+def _copy_of(part: Buffers) -> Buffers:
+    flat = part.flat.clone()
+    size = part.gradients.numel()
+    return Buffers(
+        flat=flat,
+        gradients=flat[:size],
+        tail=flat[size:],
+        views=[],
+        parameters=[*part.parameters],
+    )

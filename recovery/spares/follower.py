@@ -1,0 +1,245 @@
+"""A spare's part in being up to date: it listens for a rank that feeds it, and applies each step
+that the ranks have applied, on a thread of its own, until it is promoted.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from select import select
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.spares import frames, replay
+from trainchaos.recovery.spares.frames import FrameError
+from trainchaos.recovery.state.digest import own_memory
+from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.transport.auth import AuthenticationFailed, admit
+
+LOOK_S = 0.05  # between looks whether the spare is promoted, while nothing comes
+SILENCE_S = 60.0
+"""In the midst of a frame, as for its feeder."""
+SETTLE_SILENCE_S = 0.25
+"""How long a promoted spare waits for steps that it lacks while nothing arrives. A feeder that is
+alive sends without a pause; a rank that has died has closed its connection.
+"""
+END_S = 5.0  # within which the thread ends, once its connection is closed
+
+_BAD = (FrameError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
+
+
+class Follower:
+    """Keeps ``state`` up to date. ``sampled``, ``fingerprint``: digests of some of its values and
+    of all; ``write``: logs an event of this process; ``changed``: called before the state becomes
+    another than the initial one.
+
+    ``step``: the step whose whole state this process holds, checked when it began to follow; -1:
+    none.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        *,
+        host: str,
+        sampled: Callable[[TrainState], str],
+        fingerprint: Callable[[TrainState], str],
+        write: Callable[..., None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._sampled, self._fingerprint = sampled, fingerprint
+        self._write, self._changed = write, changed
+        self._synced = self._torn = False
+        self._refuses = False  # until it has got the whole state
+        self._arrived_s = 0.0
+        self._connection: socket.socket | None = None
+        self._room: dict[str, Tensor] = {}
+        self._ending = threading.Event()
+        self._news = threading.Condition()
+        self._token = secrets.token_bytes(16)
+        self._listening = socket.create_server((host, 0), backlog=4)
+        self.address = frames.address_of(self._listening, self._token)
+        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+
+    def start(self) -> None:
+        """Listen from now on."""
+        self._thread.start()
+
+    @property
+    def step(self) -> int:
+        """See the class."""
+        return self._state.step if self._synced and not self._torn else -1
+
+    def settle(self, step: int, check: Callable[[], None]) -> None:
+        """Follow up to ``step``, as long as what leads there arrives, and then no more. ``check``
+        raises what ends the wait.
+        """
+        self._arrived_s = time.monotonic()
+        with self._news:
+            while self.step < step and self._connection is not None and not self._refuses:
+                check()
+                if time.monotonic() > self._arrived_s + SETTLE_SILENCE_S:
+                    break
+                self._news.wait(LOOK_S)
+        self.close()
+
+    def close(self) -> None:
+        """Stop following, and wait until the state is left alone."""
+        self._ending.set()
+        for sock in (self._connection, self._listening):  # wakes the thread where it waits
+            if sock is not None:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        if self._thread.is_alive():
+            self._thread.join(END_S)
+        if self._thread.is_alive():  # it is in the midst of a step: the state cannot be used
+            raise RuntimeError("a spare could not stop following within its bound")
+        self._listening.close()
+
+    # ---- on its own thread
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            if not select([self._listening], [], [], LOOK_S)[0]:
+                continue
+            try:
+                sock, _ = self._listening.accept()
+            except OSError:  # shut down by ``close``, or given up by who had connected
+                continue
+            with sock:
+                self._connection = sock
+                with suppress(OSError, AuthenticationFailed, *_BAD):
+                    admit(sock, self._token, purpose=frames.PURPOSE, version=frames.VERSION)
+                    self._follow(sock)
+            with self._news:
+                self._connection = None
+                self._news.notify_all()
+
+    def _follow(self, sock: socket.socket) -> None:
+        sock.settimeout(SILENCE_S)
+        self._refuses = self._torn
+        frames.send(sock, {"kind": "here", "step": -1 if self._torn else self._state.step})
+        while not self._ending.is_set():
+            found = select([sock, self._listening], [], [], LOOK_S)[0]
+            if sock in found:
+                self._take(sock, frames.receive(sock, self._arrived))
+                with self._news:
+                    self._news.notify_all()
+            elif found:
+                return  # another rank feeds from now on
+
+    def _arrived(self) -> None:
+        self._arrived_s = time.monotonic()
+
+    def _take(self, sock: socket.socket, header: dict[str, Any]) -> None:
+        match header["kind"]:
+            case "base":
+                self._compare(sock, header, self._sampled, "equal")
+            case "digest":
+                self._compare(sock, header, self._fingerprint, "")
+            case "step":
+                self._step(sock, header)
+            case "state":
+                self._copy(sock, header)
+            case "dropped":
+                self._synced, self._refuses = False, True
+            case other:
+                raise FrameError(f"a frame of an unknown kind {other[:20]!r}")
+
+    def _compare(
+        self,
+        sock: socket.socket,
+        header: dict[str, Any],
+        digest: Callable[[TrainState], str],
+        how: str,
+    ) -> None:
+        """Compare this state with the feeder's, of the same step."""
+        if self._refuses or (not how and self._state.step != header["step"]):
+            return
+        if self._state.step == header["step"] and digest(self._state) == header["digest"]:
+            if how and not self._synced:
+                self._synced = True
+                self._say(how, 0, 0.0)
+            return
+        self._synced, self._refuses = False, True
+        frames.send(sock, {"kind": "differs"})
+
+    def _step(self, sock: socket.socket, header: dict[str, Any]) -> None:
+        names, sizes = header["names"], header["sizes"]
+        state, trained = self._state, self._state.trained
+        parts = []
+        for place, held in enumerate(names):
+            numel = sum(trained[name].numel() for name in held)
+            part = self._room_for(f"{place}", numel, trained[held[0]].dtype)
+            self._fill(sock, part, sizes[place])
+            parts.append(part)
+        besides = replay.besides(state)
+        if list(besides) != header["besides"]:
+            raise FrameError("the state has other tensors than here")
+        rest = []
+        for size, tensor in zip(sizes[len(names) :], besides.values(), strict=True):
+            if size != tensor.nbytes:
+                raise FrameError("a tensor of another size")
+            data = memoryview(bytearray(size))
+            frames.fill(sock, data, self._arrived)
+            rest.append(data)
+        if self._refuses or self._torn or header["step"] != state.step + 1:
+            return
+        gradients = replay.gradients_of(state, names, parts, header["none"])
+        self._changed()
+        self._torn = True
+        if "before" in header:
+            state.load_scalars(header["before"])
+        replay.apply(state, gradients, header["step"], header["loss"])
+        for tensor, data in zip(replay.besides(state).values(), rest, strict=True):
+            replay.put(tensor, data)
+        state.load_scalars(header["scalars"])
+        self._torn = False
+
+    def _copy(self, sock: socket.socket, header: dict[str, Any]) -> None:
+        state, started = self._state, time.monotonic()
+        slots = state.planned(header["scalars"])
+        tensors = state.tensors(slots)
+        if list(tensors) != header["tensors"]:
+            raise FrameError("the tensors of the state are others")
+        self._changed()
+        self._synced, self._torn = False, True
+        for size, tensor in zip(header["sizes"], tensors.values(), strict=True):
+            self._fill(sock, tensor, size)
+        state.load_scalars(header["scalars"], slots)
+        self._torn = self._refuses = False
+        self._synced = True
+        self._say("copy", sum(header["sizes"]), time.monotonic() - started)
+
+    def _room_for(self, name: str, numel: int, dtype: torch.dtype) -> Tensor:
+        """Memory to receive gradients into, the same for each step."""
+        room = self._room.get(name)
+        if room is None or room.numel() != numel or room.dtype != dtype:
+            room = self._room[name] = torch.empty(numel, dtype=dtype)
+        return room
+
+    def _fill(self, sock: socket.socket, tensor: Tensor, size: int) -> None:
+        if size != tensor.nbytes:
+            raise FrameError("a tensor of another size")
+        own = own_memory(tensor)
+        data = memoryview(bytearray(size)) if own is None else own
+        frames.fill(sock, data, self._arrived)
+        if own is None:
+            replay.put(tensor, data)
+
+    def _say(self, how: str, size: int, seconds: float) -> None:
+        self._write(
+            Kind.SPARE_SYNCED,
+            step=self._state.step,
+            how=how,
+            bytes=size,
+            seconds=round(seconds, 6),
+        )

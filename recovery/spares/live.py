@@ -1,0 +1,66 @@
+"""What a process of a job with live spares holds for them: as a rank its ``feeds``, as a spare its
+``follower``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trainchaos.recovery.policy.jobconfig import LOOPBACK, JobConfig
+from trainchaos.recovery.spares.feeds import Feeds
+from trainchaos.recovery.spares.follower import Follower
+from trainchaos.recovery.state.state import TrainState
+
+
+class Live:
+    """For ``sync: live``. ``sampled``, ``fingerprint``: digests of some of a state's values and of
+    all; ``write``: logs an event of this process; ``changed``: called before a spare's state
+    becomes another than the initial one. Used by the training thread.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        state: TrainState,
+        *,
+        sampled: Callable[[TrainState], str],
+        fingerprint: Callable[[TrainState], str],
+        write: Callable[..., None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.sampled = sampled
+        self.feeds = Feeds(lag=config.sync_lag, sampled=sampled, write=write)
+        self.follower: Follower | None = Follower(
+            state,
+            host=config.net.address or LOOPBACK,
+            sampled=sampled,
+            fingerprint=fingerprint,
+            write=write,
+            changed=changed,
+        )
+        self.address = self.follower.address
+
+    def waits(self) -> None:
+        """This process is ready, and may be fed from now on."""
+        assert self.follower is not None
+        self.follower.start()
+
+    def joins(self, *, settles: bool) -> None:
+        """This process joins a generation; ``settles``: it may hold the generation's state, so that
+        it follows until then. Raises RuntimeError where it cannot stop following.
+        """
+        self.feeds.joins()
+        if not settles:
+            self.feeds.forget()
+            self.promoted()
+
+    def promoted(self) -> None:
+        """This process follows no more."""
+        follower, self.follower = self.follower, None
+        if follower is not None:
+            follower.close()
+
+    def close(self) -> None:
+        """The job is over for this process."""
+        self.feeds.close()
+        self.promoted()

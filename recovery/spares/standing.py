@@ -1,0 +1,78 @@
+"""Which members of a new generation hold its state already, which lack one step, and which need a
+copy. Pure; used by real and simulated ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+WORDS = 4
+"""Numbers in a standing."""
+DIGITS = 12
+"""Hexadecimal digits of a digest that are compared: 48 bits, which fit a number of 64 bits with a
+sign.
+"""
+
+AGAIN_STEPS = 8
+"""Steps after which a spare that could not follow gets the whole state once more; twice as many
+each time, up to MOST_STEPS, so that a spare that is too slow for the job costs it little.
+"""
+MOST_STEPS = 1024
+
+
+def pause_steps(tries: int) -> int:
+    """Steps until the next copy of the state, after so many."""
+    return min(MOST_STEPS, AGAIN_STEPS << min(tries, 16))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What one member brings. ``receives``: the supervisor does not count on its state; ``step``:
+    the one its state is of (-1: it claims none); ``digest``: of some of its values, as a number;
+    ``retained``: the step whose reduced gradients it still has (-1: none).
+    """
+
+    receives: bool
+    step: int
+    digest: int
+    retained: int
+
+    def words(self) -> list[int]:
+        """As WORDS numbers, for a message between ranks."""
+        return [int(self.receives), self.step, self.digest, self.retained]
+
+    @classmethod
+    def of(cls, words: Sequence[int]) -> Standing:
+        """The other way round."""
+        receives, step, digest, retained = words
+        return cls(receives=bool(receives), step=step, digest=digest, retained=retained)
+
+
+def number_of(digest: str) -> int:
+    """The part of a digest in hexadecimal digits that is compared."""
+    return int(digest[:DIGITS] or "0", 16)
+
+
+def one_behind(standings: Mapping[int, Standing], source: int) -> tuple[int, ...]:
+    """Ranks that lack only the step whose gradients ``source`` still has."""
+    giver = standings[source]
+    if giver.retained != giver.step:
+        return ()
+    return tuple(
+        rank
+        for rank, one in standings.items()
+        if one.receives and one.step >= 0 and one.step == giver.step - 1
+    )
+
+
+def in_want(standings: Mapping[int, Standing], source: int) -> tuple[int, ...]:
+    """Ranks that need a copy of the state of ``source``: all that receive and do not hold the same
+    step with the same digest.
+    """
+    giver = standings[source]
+    return tuple(
+        rank
+        for rank, one in standings.items()
+        if one.receives and (one.step, one.digest) != (giver.step, giver.digest)
+    )

@@ -1,0 +1,1 @@
+"""Spares that follow the job."""

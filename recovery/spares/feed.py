@@ -67,7 +67,7 @@ class Feed:
         """
         with self._changed:
             if not self.ended and not self._closing:
-                behind = sum(one.header["kind"] == "step" for one in self._queue)
+                behind = sum(one.header["kind"] == "gradients" for one in self._queue)
                 if not step or behind < self._lag:
                     self._queue.append(item)
                     self._changed.notify()

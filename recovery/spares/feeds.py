@@ -25,12 +25,14 @@ from trainchaos.recovery.transport import wire
 
 
 class _Fed:
-    """A spare that this rank feeds. ``due``: the step after which it may get the whole state."""
+    """A spare that this rank feeds. ``due``: the step after which it may get the whole state;
+    ``begun``: the last step whose gradients it was given.
+    """
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
-        self.due = 0
-        self.tries = 0
+        self.due = self.tries = 0
+        self.begun = -1
 
     def later(self, step: int) -> None:
         """The spare has not followed: try again some steps later."""
@@ -55,8 +57,7 @@ class Feeds:
         self._pool = Pool()
         self._copies = False  # the optimizer writes into the gradients: they are copied before
         self._versions: list[int] = []
-        self._copy: list[Buffers] = []
-        self._none: list[str] = []
+        self._current: HeldGradients | None = None  # of the step that is being applied
         self._before = self._after = ""
 
     def told(self, order: wire.Feed) -> None:
@@ -81,28 +82,27 @@ class Feeds:
     def before(self, state: TrainState, reducer: Reducer) -> None:
         """The optimizer is about to use the gradients."""
         held = reducer.held()
-        self._none = replay.without_gradient(state)
         self._versions = [part.flat._version for part in held]
-        self._copy = []
         if self._copies:
-            self._copy = [_copy_of(part) for part in held]
+            held = [_copy_of(part) for part in held]
+        none = replay.without_gradient(state)
+        self._current = HeldGradients(state.step + 1, held, none, self._pool)
         self._before = replay.text_of(state) if self._fed else ""
+        for fed in self._fed:
+            self._begin_step(fed, state, self._current)
 
     def after(self, state: TrainState, reducer: Reducer, loss: float) -> None:
         """The step is applied, and ``state`` is that of after it."""
-        held = reducer.held()
-        changed = [part.flat._version for part in held] != self._versions
-        self.forget()
-        if self._copies:
-            used = self._copy
-        elif changed:
-            # what the optimizer was given is gone: this step cannot be retold
-            self._copies, used = True, []
-        else:
-            used = held
+        changed = [part.flat._version for part in reducer.held()] != self._versions
+        if not self._copies:
             reducer.hand_over(self._pool.take())
-        if used:
-            self.retained = HeldGradients(state.step, loss, used, self._none, self._pool)
+        self.forget()
+        self.retained, self._current = self._current, None
+        if self.retained is not None:
+            self.retained.loss = loss
+        if changed and not self._copies:
+            self._copies = True
+            self.forget()  # what the optimizer was given is gone: this step cannot be retold
         for fed in self._fed:
             self._tell(fed, state)
         self._after = replay.text_of(state) if self._fed or self._orders else ""
@@ -129,7 +129,7 @@ class Feeds:
             fed.feed.close(now=True)
             self._fed.remove(fed)
         base = (state.step, "" if order.anew else self._sampled(state))
-        last = None if order.anew else self._step_item(state, "")
+        last = None if order.anew else self._last_item(state)
         self._fed.append(
             _Fed(Feed(order.spare, order.address, lag=self._lag, base=base, last=last))
         )
@@ -149,47 +149,70 @@ class Feeds:
                 fed.later(state.step)
                 feed.wants_state = not feed.offer(_snapshot(state))
             return
-        item = self._step_item(state, self._before if self._before != self._after else "")
-        if item is None:
+        if fed.begun != state.step:
+            return  # it began in the midst of the step, or what it was to get is void
+        if self.retained is None:
             self._drop(fed, state.step, "the optimizer has changed the gradients")
-        elif not feed.offer(item, step=True) and not feed.ended:
+            return
+        header, payload = outcome(state, self.retained)
+        if self._before != self._after:
+            header["before"] = json.loads(self._before)
+        feed.offer(Item(header=header, payload=payload))
+
+    def _begin_step(self, fed: _Fed, state: TrainState, held: HeldGradients) -> None:
+        """Send the gradients, while the optimizer makes its step with them."""
+        feed = fed.feed
+        if feed.ended or feed.wants_state or feed.differs:
+            return
+        header, payload = gradients(state, held)
+        if feed.offer(item_of(header, payload, held.use().release), step=True):
+            fed.begun = held.step
+        elif not feed.ended:
             self._drop(fed, state.step, f"it lags by more than {self._lag} steps")
+            fed.later(state.step)
 
     def _drop(self, fed: _Fed, step: int, why: str) -> None:
         self._write(Kind.SPARE_DROPPED, step=step, spare=fed.feed.spare, why=why)
         fed.feed.start_again()
         fed.feed.offer(Item(header={"kind": "dropped", "why": why}))
-        if fed.tries:
-            fed.later(step)
 
-    def _step_item(self, state: TrainState, before: str) -> Item | None:
+    def _last_item(self, state: TrainState) -> Item | None:
         """The step applied last, for a spare that holds the one before it."""
         held = self.retained
         if held is None or held.step != state.step:
             return None
         header, payload = retold(state, held)
-        if before:
-            header["before"] = json.loads(before)
-        held.use()
-        return item_of(header, payload, held.release)
+        return item_of(header, payload, held.use().release)
 
 
-def retold(state: TrainState, held: HeldGradients) -> tuple[dict[str, Any], list[memoryview]]:
-    """A step as header and payload: gradients, then tensors that do not follow from them.
-    ``state``: after that step.
-    """
+def gradients(state: TrainState, held: HeldGradients) -> tuple[dict[str, Any], list[memoryview]]:
+    """The gradients of a step as header and payload."""
+    header: dict[str, Any] = {
+        "kind": "gradients",
+        "step": held.step,
+        "names": replay.names_in(state, held.buffers),
+        "none": held.none,
+    }
+    return header, [bytes_of(part.gradients) for part in held.buffers]
+
+
+def outcome(state: TrainState, held: HeldGradients) -> tuple[dict[str, Any], list[memoryview]]:
+    """What does not follow from the gradients of a step. ``state``: after that step."""
     besides = replay.besides(state)
     header: dict[str, Any] = {
         "kind": "step",
         "step": held.step,
         "loss": held.loss,
-        "names": replay.names_in(state, held.buffers),
-        "none": held.none,
         "besides": list(besides),
         "scalars": state.scalars(),
     }
-    gradients = [bytes_of(part.gradients) for part in held.buffers]
-    return header, [*gradients, *replay.copied(besides)]
+    return header, replay.copied(besides)
+
+
+def retold(state: TrainState, held: HeldGradients) -> tuple[dict[str, Any], list[memoryview]]:
+    """Both together."""
+    (first, given), (then, rest) = gradients(state, held), outcome(state, held)
+    return first | then, [*given, *rest]
 
 
 def _snapshot(state: TrainState) -> Item:

@@ -62,6 +62,7 @@ class Follower:
         self._arrived_s = 0.0
         self._connection: socket.socket | None = None
         self._room: dict[str, Tensor] = {}
+        self._given: tuple[int, dict[str, Tensor]] = -1, {}
         self._ending = threading.Event()
         self._news = threading.Condition()
         self._token = secrets.token_bytes(16)
@@ -145,6 +146,8 @@ class Follower:
                 self._compare(sock, header, self._sampled, "equal")
             case "digest":
                 self._compare(sock, header, self._fingerprint, "")
+            case "gradients":
+                self._gradients(sock, header)
             case "step":
                 self._step(sock, header)
             case "state":
@@ -169,31 +172,48 @@ class Follower:
                 self._synced = True
                 self._say(how, 0, 0.0)
             return
+        self._reject(sock)
+
+    def _reject(self, sock: socket.socket) -> None:
+        """This state does not lead to the feeder's: say so."""
         self._synced, self._refuses = False, True
         frames.send(sock, {"kind": "differs"})
 
-    def _step(self, sock: socket.socket, header: dict[str, Any]) -> None:
-        names, sizes = header["names"], header["sizes"]
-        state, trained = self._state, self._state.trained
+    def _gradients(self, sock: socket.socket, header: dict[str, Any]) -> None:
+        """Receive the gradients of a step, which may not be applied yet."""
+        names, trained = header["names"], self._state.trained
         parts = []
         for place, held in enumerate(names):
             numel = sum(trained[name].numel() for name in held)
             part = self._room_for(f"{place}", numel, trained[held[0]].dtype)
-            self._fill(sock, part, sizes[place])
+            self._fill(sock, part, header["sizes"][place])
             parts.append(part)
+        self._given = header["step"], replay.gradients_of(self._state, names, parts, header["none"])
+
+    def _step(self, sock: socket.socket, header: dict[str, Any]) -> None:
+        """A step is applied on the ranks: apply it here, with the gradients that came with it or
+        before it.
+        """
+        state, sizes = self._state, header["sizes"]
+        if "names" in header:
+            self._gradients(sock, header)
+            sizes = sizes[len(header["names"]) :]
         besides = replay.besides(state)
         if list(besides) != header["besides"]:
             raise FrameError("the state has other tensors than here")
         rest = []
-        for size, tensor in zip(sizes[len(names) :], besides.values(), strict=True):
+        for size, tensor in zip(sizes, besides.values(), strict=True):
             if size != tensor.nbytes:
                 raise FrameError("a tensor of another size")
             data = memoryview(bytearray(size))
             frames.fill(sock, data, self._arrived)
             rest.append(data)
-        if self._refuses or self._torn or header["step"] != state.step + 1:
+        if self._refuses or self._torn or header["step"] <= state.step:
             return
-        gradients = replay.gradients_of(state, names, parts, header["none"])
+        of, gradients = self._given
+        if not of == header["step"] == state.step + 1:  # something is missing
+            self._reject(sock)
+            return
         self._changed()
         self._torn = True
         if "before" in header:

@@ -11,16 +11,17 @@ from trainchaos.recovery.collectives.buckets import Buffers
 
 
 class HeldGradients:
-    """The gradients of one step, as the optimizer was given them. ``none``: parameters without.
+    """The gradients of one step, as the optimizer was given them. ``none``: parameters without;
+    ``loss``: of the step, known once it is applied.
 
     Used until each of those that use them has called ``release``.
     """
 
     def __init__(
-        self, step: int, loss: float, buffers: Sequence[Buffers], none: Sequence[str], pool: Pool
+        self, step: int, buffers: Sequence[Buffers], none: Sequence[str], pool: Pool
     ) -> None:
         self.step = step
-        self.loss = loss
+        self.loss = 0.0
         self.buffers = list(buffers)
         self.none = list(none)
         self._pool = pool
@@ -36,22 +37,19 @@ class HeldGradients:
         """One user less; after the last the buffers are free for another step."""
         with self._pool.lock:
             self._uses -= 1
-            if not self._uses:
+            if not self._uses and len(self._pool.free) < self._pool.most:
                 self._pool.free.append(self.buffers)
 
 
 class Pool:
-    """Buffers that are free to be used again; thread-safe. ``made``: sets of buffers that exist
-    besides those of the current step, at most ``most`` of which are kept when free.
-    """
+    """Sets of buffers that are ``free`` to be used again, at most ``most``; thread-safe."""
 
     def __init__(self, *, most: int = 2) -> None:
         self.lock = threading.Lock()
         self.free: list[list[Buffers]] = []
-        self._most = most
+        self.most = most
 
     def take(self) -> list[Buffers]:
         """A free set, or an empty one: new ones are made then."""
         with self.lock:
-            del self.free[self._most :]
             return self.free.pop() if self.free else []

@@ -126,6 +126,7 @@ class SimFeeds:
                 self._send(fed, kind="state", step=step, state=state, share=1.0)
         elif fed.waiting >= job.config.sync_lag:
             self._drop(fed, f"it lags by more than {job.config.sync_lag} steps")
+            fed.later(step)
         else:
             fed.waiting += 1
             self._send(fed, kind="step", step=step, last=job.last_applied)
@@ -135,8 +136,6 @@ class SimFeeds:
         job.write(Kind.SPARE_DROPPED, step=job.state.step, spare=fed.spare.process.name, why=why)
         fed.wants_state = True
         self._send(fed, kind="dropped")
-        if fed.tries:
-            fed.later(job.state.step)
 
     def _send(
         self,

@@ -88,8 +88,8 @@ def rank_config(
         "checkpoint_keep": spec.checkpoint.keep,
         "verify_every": spec.verify_every,
         "nonfinite": strategy.nonfinite_policy,
-        "sync": strategy.sync_policy,
-        "sync_lag": strategy.sync_lag,
+        "sync": strategy.spare_sync.sync,
+        "sync_lag": strategy.spare_sync.lag,
         "saves": {
             "mode": spec.checkpoint.mode,
             "sharded": spec.checkpoint.sharded,

@@ -69,8 +69,8 @@ def script_config(
         memory=memory,
         verify_every=spec.verify_every,
         nonfinite=strategy.nonfinite_policy,
-        sync=strategy.sync_policy,
-        sync_lag=strategy.sync_lag,
+        sync=strategy.spare_sync.sync,
+        sync_lag=strategy.spare_sync.lag,
         fresh=spec.fresh,
         job_id=job_id,
     )

@@ -328,7 +328,7 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
         )
     if given.backend == "nccl" and given.device == "cpu":
         raise UsageError("--backend nccl exchanges what is on GPUs: use --device cuda, or gloo")
-    if strategy.sync_policy == "live" and (given.shards > 1 or given.device == "cuda"):
+    if strategy.spare_sync.sync == "live" and (given.shards > 1 or given.device == "cuda"):
         raise UsageError("sync=live serves whole models on CPUs: no --shards, no --device cuda")
     if given.memory_limit * 1e6 < 1:
         raise UsageError(

@@ -12,7 +12,16 @@ COLLECTIVE_TIMEOUT_S = 86_400.0
 """A collective lasts until the slowest member arrives, which the supervisor judges."""
 LOOPBACK = "127.0.0.1"
 Sync = Literal["none", "live"]
-"""Of spares: ``live`` ones follow the job step by step; see ``Strategy.sync_policy``."""
+"""Of spares: ``live`` ones follow the job step by step."""
+
+
+class SpareSync(NamedTuple):
+    """How spares are kept up to date. ``lag``: steps that may wait for a live one; with more it is
+    dropped until a copy later.
+    """
+
+    sync: Sync = "none"
+    lag: int = 4
 
 
 class InMemory(BaseModel):
@@ -87,7 +96,7 @@ class JobConfig(BaseModel):
     values, and checkpoints of earlier jobs are left alone; ``job_id``: the same in all processes of
     a job, and in no other (see ``recovery.checkpoint.files.fence``); ``collective_timeout_s``,
     ``form_timeout_s``: last resorts, the supervisor is faster; ``sync``, ``sync_lag``: see
-    ``Strategy.sync_policy``.
+    SpareSync.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

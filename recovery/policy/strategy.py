@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trainchaos.recovery.policy.costs import NOTHING_MEASURED, Costs, Priced, Tried
 from trainchaos.recovery.policy.interval import Rewinds
-from trainchaos.recovery.policy.jobconfig import Sync
+from trainchaos.recovery.policy.jobconfig import SpareSync
 
 MOST_SHOWN = 32  # samples in a text for people
 Nonfinite = Literal["retry", "skip", "rollback"]
@@ -347,14 +347,9 @@ class Strategy(BaseModel):
         return None
 
     @property
-    def sync_policy(self) -> Sync:
-        """How spares are kept up to date: ``none``, or ``live``, step by step."""
-        return "none"
-
-    @property
-    def sync_lag(self) -> int:
-        """Steps that may wait for a live spare; with more it is dropped until a copy later."""
-        return 4
+    def spare_sync(self) -> SpareSync:
+        """How spares are kept up to date."""
+        return SpareSync()
 
     @abstractmethod
     def on_failure(self, view: ClusterView) -> Decision:

@@ -221,16 +221,8 @@ class Job:
         mine = versions(
             torch=torch.__version__, backend=config.backend, dtype=str(torch.get_default_dtype())
         )
-        self.agent.channel.send(
-            Ready(
-                steps=config.steps,
-                samples=config.samples,
-                global_batch=config.global_batch,
-                seed=config.seed,
-                versions=mine,
-                live=where,
-            )
-        )
+        facts = config.model_dump(include={"steps", "samples", "global_batch", "seed"})
+        self.agent.channel.send(Ready(**facts, versions=mine, live=where))
 
     def running(self) -> bool:
         """True when a step should be trained; waits for the supervisor where needed. False: end of

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from trainchaos.recovery.policy import corruption, fallback
-from trainchaos.recovery.policy.jobconfig import Sync
+from trainchaos.recovery.policy.jobconfig import SpareSync
 from trainchaos.recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
 
 
@@ -41,14 +41,9 @@ class HotSpare(Strategy):
         return self.spares
 
     @property
-    def sync_policy(self) -> Sync:
-        """As the parameter says."""
-        return self.sync
-
-    @property
-    def sync_lag(self) -> int:
-        """As the parameter says."""
-        return self.lag
+    def spare_sync(self) -> SpareSync:
+        """As the parameters say."""
+        return SpareSync(self.sync, self.lag)
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Refill, re-form, swap, or shrink when there are more losses than spares."""

@@ -32,7 +32,7 @@ from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.rank.script import ScriptConfig
 from trainchaos.recovery.supervise.adoption import past
 from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
-from trainchaos.recovery.supervise.paced_look import PacedLook
+from trainchaos.recovery.detection.paced_look import PacedLook
 from trainchaos.recovery.supervise.supervision import StopFlag
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import CheckpointNote, Failed, Message, Ready
@@ -379,12 +379,9 @@ class Supervisor:
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
         """Write an event; notes when a failure that stops training began."""
-        stops = (
-            kind is Kind.FAILURE_DETECTED
-            and data["rank"] is not None
-            and data["cause"] not in ANNOUNCED
-        )
-        if kind is Kind.FAILURE_DETECTED and data["cause"] not in _NOT_OF_A_PLACE:
+        failed = kind is Kind.FAILURE_DETECTED
+        stops = failed and data["rank"] is not None and data["cause"] not in ANNOUNCED
+        if failed and data["cause"] not in _NOT_OF_A_PLACE:
             self._processes.failed(data["process"])
             if data["process"] is not None:
                 said = f"{data['detail']}\n{self._errors.get(data['process'], '')}"

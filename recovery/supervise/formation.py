@@ -140,18 +140,7 @@ class Formation:
         said: dict[str, Any] = {"doubts": word.doubts} if word.doubts else {}
         if rewinds is not None:
             said["rewinds"] = rewinds.fields(save_s)
-        self._hands.record(
-            Kind.GENERATION_STARTED,
-            generation=self.generation,
-            members=list(form.members),
-            state=form.state.value,
-            source=next(iter(sources.values()), None),
-            cause=form.cause,
-            shards=self._shards,
-            sources=sources,
-            finish=finish,
-            **said,
-        )
+        self._record(form, sources, finish=finish, **said)
         giving = {source % self._shards: source for source in copies.values()}
         live = self._live_step(form, copies)
         left_out = max(tell(self._table[name]) for name in form.members)
@@ -180,6 +169,19 @@ class Formation:
                 live=live,
             )
             self._hands.send(name, join)
+
+    def _record(self, form: Form, sources: Mapping[str, str], **said: Any) -> None:
+        self._hands.record(
+            Kind.GENERATION_STARTED,
+            generation=self.generation,
+            members=list(form.members),
+            state=form.state.value,
+            source=next(iter(sources.values()), None),
+            cause=form.cause,
+            shards=self._shards,
+            sources=dict(sources),
+            **said,
+        )
 
     def _note(self, form: Form) -> None:
         """What is to be known of the generation begun last."""

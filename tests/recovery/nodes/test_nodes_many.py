@@ -26,7 +26,7 @@ from trainchaos.recovery.nodes.coordinator.datapath import DataPath, Furthest
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.node_state import RemoteProcess
 from trainchaos.recovery.nodes.link.protocol import Beat
-from trainchaos.recovery.supervise.paced_look import LONGEST_S, REST, PacedLook
+from trainchaos.recovery.detection.paced_look import LONGEST_S, REST, PacedLook
 from trainchaos.recovery.transport.progress_counters import NEVER
 
 NODES = 12

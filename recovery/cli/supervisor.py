@@ -19,6 +19,7 @@ from trainchaos.recovery.cli.place_care import NO_CARE, Care, PlaceCare
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost, ProcessPlacement
 from trainchaos.recovery.cli.processes import JobProcesses
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
+from trainchaos.recovery.detection.paced_look import PacedLook
 from trainchaos.recovery.health.service import HealthService
 from trainchaos.recovery.nodes.coordinator.node_events import event_of
 from trainchaos.recovery.nodes.coordinator.node_state import NodeFound
@@ -32,7 +33,6 @@ from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.rank.script import ScriptConfig
 from trainchaos.recovery.supervise.adoption import past
 from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
-from trainchaos.recovery.detection.paced_look import PacedLook
 from trainchaos.recovery.supervise.supervision import StopFlag
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import CheckpointNote, Failed, Message, Ready

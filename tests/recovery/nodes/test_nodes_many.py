@@ -21,12 +21,12 @@ from trainchaos.recovery.cli.nodes_host import RETURN_LIMIT_S, _Arrivals
 from trainchaos.recovery.cli.process_host import LeastTaken, ProcessPlacement, least_taken
 from trainchaos.recovery.cli.processes import MOST_ASKED, JobProcesses
 from trainchaos.recovery.cli.takeover_log import UNWRITTEN
+from trainchaos.recovery.detection.paced_look import LONGEST_S, REST, PacedLook
 from trainchaos.recovery.nodes.coordinator.connections import Connections
 from trainchaos.recovery.nodes.coordinator.datapath import DataPath, Furthest
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.node_state import RemoteProcess
 from trainchaos.recovery.nodes.link.protocol import Beat
-from trainchaos.recovery.detection.paced_look import LONGEST_S, REST, PacedLook
 from trainchaos.recovery.transport.progress_counters import NEVER
 
 NODES = 12

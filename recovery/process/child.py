@@ -47,6 +47,7 @@ class ChildProcess:
         """Release everything held for it. Its watch, if there is one, closes the bell when it
         ends.
         """
+        self.stacks.close()
         self.page.close()
         self.ring.close()
         if self.watch is None:

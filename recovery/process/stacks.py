@@ -18,9 +18,16 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from trainchaos.recovery.process import processes
+from trainchaos.recovery.process.outside_stacks import OutsideStack
+
 STACK_SIGNAL = signal.SIGRTMIN + 11
 """Used by nothing else here: not by Python, torch or CUDA's tools. Its default ends a process, so
 it is sent only to one that the kernel shows to handle it.
+"""
+MUTE = "D"
+"""States of the kernel in which a process does not handle a signal, and may be read from outside:
+it waits for a device. One that was stopped is not asked: it is declared within 0.08 s.
 """
 MEMORY = "trainchaos-stacks"
 MOST_READ = 64 << 10  # bytes: a dump of 10 threads has about 5,000
@@ -51,6 +58,7 @@ class StackReader:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
+        self._outside = OutsideStack(pid)
         self._asked = False
         self._kept: str | None = None
 
@@ -61,17 +69,31 @@ class StackReader:
         if signum == STACK_SIGNAL:
             self._kept = None
             self._asked = handles(self._pid, STACK_SIGNAL) and self._empty()
+            if not self._asked or processes.state(self._pid) in MUTE:
+                self._outside.begin()
             return self._asked
-        if signum == signal.SIGKILL and self._asked:
+        if signum == signal.SIGKILL:
             self._kept = self.read()
+            self._outside.close()
         return True
 
     def read(self) -> str | None:
-        """What the process wrote since it was asked, at most the first ``MOST_READ`` bytes; empty:
-        nothing yet; None: it was not asked, or cannot be read.
+        """What the process wrote since it was asked, at most the first ``MOST_READ`` bytes, else
+        what was read from outside; empty: nothing yet; None: it was not asked, or cannot be read.
         """
-        if not self._asked or self._kept is not None:
+        if self._kept is not None:
             return self._kept
+        own = self._own()
+        seen = None if own else self._outside.read()
+        return seen if seen is not None else own
+
+    def close(self) -> None:
+        """Nothing is read any more. Safe to repeat."""
+        self._outside.close()
+
+    def _own(self) -> str | None:
+        if not self._asked:
+            return None
         memory = self._memory()
         if memory is None:
             return None

@@ -110,7 +110,10 @@ def test_a_script_that_takes_the_handler_away_is_not_sent_the_signal(start: Star
     assert process.poll() is None
 
 
-def test_a_process_that_does_not_handle_the_signal_is_not_sent_it(start: Start) -> None:
+def test_a_process_that_does_not_handle_the_signal_is_not_sent_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # no py-spy
     process = start(READY, WAYS["in a loop"])
     assert not handles(process.pid, STACK_SIGNAL)
     reader, may = ask(process)

@@ -15,6 +15,7 @@ from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
 from trainchaos.recovery.cli.job_health import JobHealth
 from trainchaos.recovery.cli.job_spec import JobSpec, script_config
 from trainchaos.recovery.cli.keepers import JobKeepers
+from trainchaos.recovery.cli.paced_look import PacedLook
 from trainchaos.recovery.cli.place_care import NO_CARE, Care, PlaceCare
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost, ProcessPlacement
 from trainchaos.recovery.cli.processes import JobProcesses
@@ -32,7 +33,6 @@ from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.rank.script import ScriptConfig
 from trainchaos.recovery.supervise.adoption import past
 from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
-from trainchaos.recovery.supervise.paced_look import PacedLook
 from trainchaos.recovery.supervise.supervision import StopFlag
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import CheckpointNote, Failed, Message, Ready

@@ -18,6 +18,7 @@ import pytest
 from tests.recovery.nodes.test_nodes_fleet import LIMIT_S, TOKEN, Clock, Puppet
 from trainchaos.chaos.errors import NoPlaceLeft
 from trainchaos.recovery.cli.nodes_host import RETURN_LIMIT_S, _Arrivals
+from trainchaos.recovery.cli.paced_look import LONGEST_S, REST, PacedLook
 from trainchaos.recovery.cli.process_host import LeastTaken, ProcessPlacement, least_taken
 from trainchaos.recovery.cli.processes import MOST_ASKED, JobProcesses
 from trainchaos.recovery.cli.takeover_log import UNWRITTEN
@@ -26,7 +27,6 @@ from trainchaos.recovery.nodes.coordinator.datapath import DataPath, Furthest
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.node_state import RemoteProcess
 from trainchaos.recovery.nodes.link.protocol import Beat
-from trainchaos.recovery.supervise.paced_look import LONGEST_S, REST, PacedLook
 from trainchaos.recovery.transport.progress_counters import NEVER
 
 NODES = 12

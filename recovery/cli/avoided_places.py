@@ -76,6 +76,8 @@ class AvoidedPlaces:
         return bool(self._note(self._names.get(spot.node, ()), spot.device))
 
     def _note(self, names: Sequence[str], device: str | None = None) -> tuple[Taint, ...]:
+        if not self._taints:  # as with most jobs, which ask for each place of thousands of nodes
+            return ()
         found = against(self._taints, names, device)
         self._met += [taint for taint in found if taint not in self._met]
         return found

@@ -135,11 +135,15 @@ class LeastTaken:
         self._there = Counter((spot.node, spot.device) for spot in spots)
         self._left = [(self._rating(spot), turn, spot) for turn, spot in enumerate(spots)]
         heapq.heapify(self._left)
+        self._closed: set[int] = set()
 
     def best(self) -> ProcessPlacement | None:
         """The spot to try next; None: there is none."""
         while self._left:
             rating, turn, spot = self._left[0]
+            if spot.node in self._closed:
+                heapq.heappop(self._left)
+                continue
             now = self._rating(spot)
             if now <= rating:
                 return spot
@@ -149,6 +153,10 @@ class LeastTaken:
     def took(self, spot: ProcessPlacement) -> None:
         """A process was started there."""
         self._held[spot.node, spot.device] += 1
+
+    def close(self, node: int) -> None:
+        """A node takes no process now: its spots are not tried again."""
+        self._closed.add(node)
 
     def in_order(self) -> list[ProcessPlacement]:
         """All spots, as they are to be tried for the next process."""

@@ -142,8 +142,10 @@ class JobProcesses:
 
     def _gone(self, spot: ProcessPlacement, why: str) -> None:
         """The node of a spot takes no process now."""
-        self._why, self._ordered = why, None
+        self._why = why
         self._failed.add(spot.node)
+        if self._ordered is not None:
+            self._ordered.close(spot.node)
 
     def _order(self) -> LeastTaken:
         """The spots, least taken first: of the start before, if that was a moment ago and nothing

@@ -26,7 +26,7 @@ from trainchaos.recovery.nodes.link.link import Link, Parcel, await_parcel
 from trainchaos.recovery.nodes.link.protocol import FROM_AGENT, Hello
 
 STRANGERS = 64
-PATIENCE_S = 0.25  # many times what a proof takes, and far less than an agent waits for its answer
+PATIENCE_S = 1.0  # many times what a proof takes, and far less than an agent waits for its answer
 QUEUE = 4096  # connections that wait to be accepted; the kernel may allow fewer (somaxconn)
 CLOSE_LIMIT_S = 2 * LIMIT_S
 

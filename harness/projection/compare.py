@@ -172,8 +172,8 @@ def _one(group: Group, source: Group, from_what: str, seed: int) -> Compared:
         low=float(low),
         high=float(high),
         measured=measured,
-        measured_low=None if half is None else center - half,
-        measured_high=None if half is None else center + half,
+        measured_low=None if half is None else max(0.0, center - half),
+        measured_high=None if half is None else min(1.0, center + half),
         failures_projected=failures,
         failures_measured=statistics.fmean(arm.failures for arm in group.faulted),
         mtbf_s=job.between.mean_s,
@@ -202,19 +202,24 @@ def _draw(
         level = max(0.1, 1.0 + error * float(random.standard_t(max(1, known - 1))))
         stall = replace(usual, median_s=usual.median_s * level)
         played = simulate(replace(job, stall=stall), horizon_s, DRAWS * count, random)
-        found.append(played.goodput * _others(group, len(played.goodput), random))
+        found.append(played.goodput * _others(group, source, len(played.goodput), random))
         failures.append(float(played.failures.mean()))
     return np.concatenate(found), statistics.fmean(failures)
 
 
-def _others(group: Group, count: int, random: np.random.Generator) -> Floats:
-    """By what arms differ for other reasons: as control arms differ in goodput, and in their steps,
-    since an arm is measured by the steps of its control arm; a faster one earns no more.
+def _others(group: Group, source: Group, count: int, random: np.random.Generator) -> Floats:
+    """By what arms differ for other reasons: as control arms differ in goodput, and as the steps of
+    faulted arms of ``source`` differ from those of their control arms, by which they are measured;
+    a faster one earns no more.
     """
     shares = np.asarray([arm.goodput for arm in group.controls]) / undisturbed(group)
-    steps = spread([math.log(arm.step_s) for arm in group.controls if arm.step_s > 0])
-    slower = np.minimum(1.0, np.exp(-math.sqrt(2.0) * steps * random.standard_normal(count)))
-    return random.choice(shares, count) * slower
+    ideals = {(arm.run, arm.repeat): arm.step_s for arm in source.controls}
+    slower = [
+        min(1.0, ideal / arm.step_s)
+        for arm in source.faulted
+        if arm.step_s > 0 and (ideal := ideals.get((arm.run, arm.repeat)))
+    ]
+    return random.choice(shares, count) * random.choice(slower or [1.0], count)
 
 
 def _half(values: Sequence[float]) -> float | None:

@@ -57,7 +57,8 @@ class Arm:
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """All arms of one job: the same strategy, ranks and scenario. ``stalls_s``: of failures that
-    came alone; ``away_s``: from each failure until as many could train or stand by as before.
+    came alone; ``away_s``: from each failure until as many could train or stand by as before, of
+    those where that came before the arm's end.
     """
 
     cell: Cell
@@ -154,7 +155,11 @@ def groups(
                 incidents = _of(run.results, arm) if arm.arm == "faulted" else []
                 found[key][arm.arm].append(_arm(run, cell, arm, incidents))
                 stalls[key] += [s for one in alone(incidents) if (s := stall_of(one)) is not None]
-                away[key] += [s for one in incidents if (s := one.time_to_redundancy) is not None]
+                away[key] += [
+                    s
+                    for one in incidents
+                    if (s := one.time_to_redundancy) is not None and math.isfinite(s)
+                ]
     return {
         key: Group(
             cell=cell,

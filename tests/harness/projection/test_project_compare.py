@@ -25,7 +25,7 @@ from trainchaos.harness.projection.projection import project
 from trainchaos.harness.projection.result import Projection, Setting
 from trainchaos.reports.projection import page, words
 
-SCENARIO = Path(__file__).parents[3] / "scenarios/projection/mtbf.yaml"
+SCENARIO = Path(__file__).parents[3] / "scenarios/projection/projection-mtbf.yaml"
 STEP_S, BASE, STALL_S, MTBF_S = 0.02, 0.9, 0.3, 2.5
 RANKS = 4
 

@@ -26,9 +26,9 @@ from trainchaos.recovery.transport.auth import AuthenticationFailed, admit
 LOOK_S = 0.05  # between looks whether the spare is promoted, while nothing comes
 SILENCE_S = 60.0
 """In the midst of a frame, as for its feeder."""
-SETTLE_SILENCE_S = 0.25
+SETTLE_SILENCE_S = 2.0
 """How long a promoted spare waits for steps that it lacks while nothing arrives. A feeder that is
-alive sends without a pause; a rank that has died has closed its connection.
+alive closes the connection once it has sent all, and one that has died closes it at once.
 """
 END_S = 5.0  # within which the thread ends, once its connection is closed
 

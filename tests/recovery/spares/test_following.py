@@ -17,6 +17,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.reduce import GradientReducer
 from trainchaos.recovery.rank.fingerprint import fingerprint, sampled_digest
 from trainchaos.recovery.spares import frames
+from trainchaos.recovery.spares.feed import Item
 from trainchaos.recovery.spares.feeds import Feeds
 from trainchaos.recovery.spares.follower import Follower
 from trainchaos.recovery.state.state import TrainState
@@ -230,6 +231,27 @@ def test_a_spare_whose_state_differs_in_one_bit_is_found_and_gets_a_copy(pair: P
     assert pair.step_until(Kind.SPARE_DROPPED)["why"] == "its state differs"
     assert pair.step_until(Kind.SPARE_SYNCED, 2)["how"] == "copy"
     pair.step()
+    pair.settle()
+    pair.same()
+
+
+def test_a_step_whose_gradients_are_missing_is_noticed(pair: Pair) -> None:
+    pair.follower.start()
+    pair.feed()
+    pair.step()
+    pair.spare.log.wait(Kind.SPARE_SYNCED)
+    feed = pair.feeds._fed[0].feed
+    offer = feed.offer
+
+    def loses(item: Item, *, step: bool = False) -> bool:
+        item.done()
+        return True
+
+    feed.offer = loses  # type: ignore[method-assign]
+    pair.step()
+    feed.offer = offer  # type: ignore[method-assign]
+    assert pair.step_until(Kind.SPARE_DROPPED)["why"] == "its state differs"
+    assert pair.step_until(Kind.SPARE_SYNCED, 2)["how"] == "copy"
     pair.settle()
     pair.same()
 

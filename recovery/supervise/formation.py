@@ -128,19 +128,8 @@ class Formation:
         self._let_others_go(form)
         self._deadline_s = self._hands.now_s() + self._join_timeout_s
         copies, finish = self._table.plan_transfer(form, self._shards)
-        self.began_s = self._hands.now_s()
-        self.how = _how(form, copies)
         sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
-        self._set(None)
-        self.generation += 1
-        self.rollbacks += form.state is StateFrom.CHECKPOINT
-        self.afresh = form.state is not StateFrom.PEER
-        self.answer = answer_of(form.state, form.cause)
-        self._joined = {}
-        self._table.members = form.members
-        said: dict[str, Any] = {"doubts": word.doubts} if word.doubts else {}
-        if rewinds is not None:
-            said["rewinds"] = rewinds.fields(save_s)
+        self._note(form, copies)
         self._hands.record(
             Kind.GENERATION_STARTED,
             generation=self.generation,
@@ -151,7 +140,7 @@ class Formation:
             shards=self._shards,
             sources=sources,
             finish=finish,
-            **said,
+            **_said(word, rewinds, save_s),
         )
         giving = {source % self._shards: source for source in copies.values()}
         left_out = max(tell(self._table[name]) for name in form.members)
@@ -179,6 +168,18 @@ class Formation:
                 rewinds=rewinds.count if rewinds is not None else 0,
             )
             self._hands.send(name, join)
+
+    def _note(self, form: Form, copies: Mapping[int, int]) -> None:
+        """The next generation is of this form."""
+        self.began_s = self._hands.now_s()
+        self.how = _how(form, copies)
+        self._set(None)
+        self.generation += 1
+        self.rollbacks += form.state is StateFrom.CHECKPOINT
+        self.afresh = form.state is not StateFrom.PEER
+        self.answer = answer_of(form.state, form.cause)
+        self._joined = {}
+        self._table.members = form.members
 
     def _let_others_go(self, form: Form) -> None:
         benched = frozenset(form.bench)
@@ -222,3 +223,9 @@ def _how(form: Form, copies: Mapping[int, int]) -> Forming:
     if form.state is StateFrom.CHECKPOINT:
         return "restore"
     return "copy" if copies else "form"
+
+
+def _said(word: CheckpointAdvice, rewinds: Rewinds | None, save_s: float) -> dict[str, Any]:
+    """What an event says of checkpoints, where there is something to say."""
+    said: dict[str, Any] = {"doubts": word.doubts} if word.doubts else {}
+    return said if rewinds is None else {**said, "rewinds": rewinds.fields(save_s)}

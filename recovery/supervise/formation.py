@@ -129,18 +129,20 @@ class Formation:
         self._let_others_go(form)
         self._deadline_s = self._hands.now_s() + self._join_timeout_s
         copies, finish = self._table.plan_transfer(form, self._shards)
-        self.began_s = self._hands.now_s()
-        self.how = _how(form, copies)
         sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
-        self._set(None)
-        self.generation += 1
-        self._note(form)
-        self._joined = {}
-        self._table.members = form.members
-        said: dict[str, Any] = {"doubts": word.doubts} if word.doubts else {}
-        if rewinds is not None:
-            said["rewinds"] = rewinds.fields(save_s)
-        self._record(form, sources, finish=finish, **said)
+        self._note(form, copies)
+        self._hands.record(
+            Kind.GENERATION_STARTED,
+            generation=self.generation,
+            members=list(form.members),
+            state=form.state.value,
+            source=next(iter(sources.values()), None),
+            cause=form.cause,
+            shards=self._shards,
+            sources=sources,
+            finish=finish,
+            **_said(word, rewinds, save_s),
+        )
         giving = {source % self._shards: source for source in copies.values()}
         live = self._live_step(form, copies)
         left_out = max(tell(self._table[name]) for name in form.members)
@@ -170,25 +172,18 @@ class Formation:
             )
             self._hands.send(name, join)
 
-    def _record(self, form: Form, sources: Mapping[str, str], **said: Any) -> None:
-        self._hands.record(
-            Kind.GENERATION_STARTED,
-            generation=self.generation,
-            members=list(form.members),
-            state=form.state.value,
-            source=next(iter(sources.values()), None),
-            cause=form.cause,
-            shards=self._shards,
-            sources=dict(sources),
-            **said,
-        )
-
-    def _note(self, form: Form) -> None:
-        """What is to be known of the generation begun last."""
+    def _note(self, form: Form, copies: Mapping[int, int]) -> None:
+        """The next generation is of this form."""
+        self.began_s = self._hands.now_s()
+        self.how = _how(form, copies)
+        self._set(None)
+        self.generation += 1
         self.rollbacks += form.state is StateFrom.CHECKPOINT
         self.afresh = form.state is not StateFrom.PEER
         self.refilled = bool(form.refill)
         self.answer = answer_of(form.state, form.cause)
+        self._joined = {}
+        self._table.members = form.members
 
     def _live_step(self, form: Form, copies: Mapping[int, int]) -> int:
         """The step that the members come to, where one of those that receive it may have followed
@@ -243,3 +238,9 @@ def _how(form: Form, copies: Mapping[int, int]) -> Forming:
     if form.state is StateFrom.CHECKPOINT:
         return "restore"
     return "copy" if copies else "form"
+
+
+def _said(word: CheckpointAdvice, rewinds: Rewinds | None, save_s: float) -> dict[str, Any]:
+    """What an event says of checkpoints, where there is something to say."""
+    said: dict[str, Any] = {"doubts": word.doubts} if word.doubts else {}
+    return said if rewinds is None else {**said, "rewinds": rewinds.fields(save_s)}

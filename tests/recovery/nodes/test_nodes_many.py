@@ -147,6 +147,7 @@ class Agents:
         if spot.node in self._dead and spot.node % 2:
             raise ConnectionError(f"node {spot.node}: it was not asked")
         self.names.append(name)
+        assert len(self.names) < 1000, "the same nodes are asked again and again"
         self.open += 1
         self.most_open = max(self.most_open, self.open)
 
@@ -191,6 +192,14 @@ def test_nodes_that_do_not_answer_get_no_process_and_use_up_names() -> None:
     assert len({name for name, _ in made}) == 24
     with pytest.raises(NoPlaceLeft, match=r"it did not answer|it was not asked"):
         started(Agents(3, 2, dead=frozenset({0, 1, 2})), 1)
+
+
+def test_a_node_that_failed_is_not_tried_again_when_places_are_ordered_anew() -> None:
+    host = Agents(3, 2, dead=frozenset({0}))
+    jobs = JobProcesses(host, Room(), None, now_s=lambda: 1.0)  # type: ignore[arg-type]
+    made = jobs.start("worker", "warm", lambda *_: None, stopped=lambda: False)  # type: ignore[arg-type, return-value]
+    assert (made.spot.node, made.name) == (1, "w1")
+    assert host.looks > 1, "a clock that stands still has it order them for each try"
 
 
 def test_one_process_is_asked_for_alone() -> None:

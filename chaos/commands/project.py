@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -255,11 +255,20 @@ def _progress(quiet: bool) -> Iterator[Callable[[float], None]]:
         yield lambda share: None
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("projecting", total=1.0)
-        yield lambda share: bar.update(task, completed=share)
+    # begins with the first share, so that processes are forked before the bar has its thread
+    begun: list[tuple[Progress, TaskID]] = []
+    with ExitStack() as stack:
+
+        def told(share: float) -> None:
+            if not begun:
+                bar = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
+                begun.append((bar, bar.add_task("projecting", total=1.0)))
+            bar, task = begun[0]
+            bar.update(task, completed=share)
+
+        yield told
 
 
 COMMANDS = [project]

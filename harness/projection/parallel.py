@@ -33,8 +33,9 @@ def play_all(
     parts: Sequence[Part], play: Play, each: Callable[[float], None], jobs: int
 ) -> list[Projected]:
     """Play all, in order of ``parts``. Each draws from its own seed, so that the figures are the
-    same whatever ``jobs``. ``play``: a function of a module. Processes are started anew, not
-    forked, since a bar of progress has a thread.
+    same whatever ``jobs``. ``play``: a function of a module. Processes are forked, as the locks
+    of others have names, which whoever clears the machine's shared memory may remove; all are
+    forked before ``each`` is told anything, so that a bar of progress has no thread yet.
 
     Raises what ``play`` raises, and InfrastructureError where a process was killed.
     """
@@ -42,7 +43,7 @@ def play_all(
         return [play(part, _inside(each, n, len(parts))) for n, part in enumerate(parts)]
     # the largest first, so that none is left alone at the end
     order = sorted(range(len(parts)), key=lambda n: -parts[n].gpus)
-    pool = ProcessPoolExecutor(min(jobs, len(parts)), mp_context=get_context("spawn"))
+    pool = ProcessPoolExecutor(min(jobs, len(parts)), mp_context=get_context("fork"))
     try:
         running: dict[Future[Projected], int] = {
             pool.submit(play, parts[n], _silent): n for n in order

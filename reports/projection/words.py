@@ -51,8 +51,8 @@ def spares_said(found: Projection) -> list[str]:
     """The spares that the availability asked for takes, a line for each size."""
     wanted = found.setting.availability
     return [
-        f"{one.gpus:,} GPUs: spare nodes that keep all {one.nodes:,} nodes there {wanted:.4g} of the"
-        f" time: {'more than a million' if one.spares is None else f'{one.spares:,}'}"
+        f"{one.gpus:,} GPUs: spare nodes that keep all {one.nodes:,} nodes there {wanted:.4g} of"
+        f" the time: {'more than a million' if one.spares is None else f'{one.spares:,}'}"
         f" ({one.load:.3g} in repair on average)"
         for one in found.spares
     ]

@@ -186,6 +186,29 @@ def test_no_arm_is_projected_from_itself() -> None:
     assert all(len(x.measured) == 20 for x in by_others)
 
 
+def test_recoveries_of_the_compared_arms_are_no_costs() -> None:
+    run = stored("hot-spare", repeats=4)
+    arms = [
+        x.model_copy(update={"badput": x.badput | {"regroup": 9.0}}) if x.repeat % 2 else x
+        for x in run.results.arms
+    ]
+    dearer = replace(run, results=run.results.model_copy(update={"arms": arms}))
+    key = next(iter(groups([run])))
+    even, changed = (groups([one], [0, 2])[key] for one in (run, dearer))
+    assert even.faulted == changed.faulted and {x.repeat for x in even.faulted} == {0, 2}
+    (one,), (other,) = (compare([x], [], 0)[0] for x in (run, dearer))
+    assert one.stall_s == other.stall_s and one.measured != other.measured
+
+
+def test_a_replacement_that_never_came_has_no_time() -> None:
+    run = stored("hot-spare", repeats=2)
+    first, *rest = run.results.faults
+    faults = [first.model_copy(update={"time_to_redundancy": math.inf}), *rest]
+    changed = replace(run, results=run.results.model_copy(update={"faults": faults}))
+    (group,) = groups([changed]).values()
+    assert len(group.away_s) == len(rest) and all(math.isfinite(x) for x in group.away_s)
+
+
 def test_ranks_that_share_processors_lose_less_than_their_share() -> None:
     run = stored("drop-replica", repeats=4)
     (group,) = groups([run]).values()

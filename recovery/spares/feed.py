@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from select import select
 from typing import Any
 
 from trainchaos.recovery.spares import frames
@@ -142,7 +141,7 @@ class Feed:
 
     def _listen(self, sock: socket.socket) -> None:
         """Whether the spare has said that its state is another."""
-        while select([sock], [], [], 0)[0]:
+        while frames.readable(sock, within_s=0):
             if frames.receive(sock)["kind"] == "differs":
                 self.differs = True
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from select import select
 from typing import Any
 
 import torch
@@ -109,7 +108,7 @@ class Follower:
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            if not select([self._listening], [], [], LOOK_S)[0]:
+            if not frames.readable(self._listening, within_s=LOOK_S):
                 continue
             try:
                 sock, _ = self._listening.accept()
@@ -129,7 +128,7 @@ class Follower:
         self._refuses = self._torn
         frames.send(sock, {"kind": "here", "step": -1 if self._torn else self._state.step})
         while not self._ending.is_set():
-            found = select([sock, self._listening], [], [], LOOK_S)[0]
+            found = frames.readable(sock, self._listening, within_s=LOOK_S)
             if sock in found:
                 self._take(sock, frames.receive(sock, self._arrived))
                 with self._news:

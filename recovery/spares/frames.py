@@ -5,6 +5,7 @@ socket. Nothing is unpickled, and every wait is bounded.
 from __future__ import annotations
 
 import json
+import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -34,6 +35,17 @@ def parse(address: str) -> tuple[tuple[str, int], bytes]:
     """The other way round. Raises ValueError."""
     host, port, token = address.split(" ")
     return (host, int(port)), bytes.fromhex(token)
+
+
+def readable(*socks: socket.socket, within_s: float) -> list[socket.socket]:
+    """Those from which something can be read, or whose end can be learned, as soon as there is one
+    and after that many seconds at the latest.
+    """
+    poll = select.poll()  # unlike select(), for descriptors of any number
+    for sock in socks:
+        poll.register(sock, select.POLLIN)
+    ready = {number for number, _ in poll.poll(within_s * 1000)}
+    return [sock for sock in socks if sock.fileno() in ready]
 
 
 def send(sock: socket.socket, header: dict[str, Any], payload: Sequence[memoryview] = ()) -> None:

@@ -127,7 +127,6 @@ class Formation:
         form, word = self.pending, word or CheckpointAdvice()
         assert form is not None
         self._let_others_go(form)
-        self._deadline_s = self._hands.now_s() + self._join_timeout_s
         copies, finish = self._table.plan_transfer(form, self._shards)
         sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
         self._note(form, copies)
@@ -175,6 +174,7 @@ class Formation:
     def _note(self, form: Form, copies: Mapping[int, int]) -> None:
         """The next generation is of this form."""
         self.began_s = self._hands.now_s()
+        self._deadline_s = self.began_s + self._join_timeout_s
         self.how = _how(form, copies)
         self._set(None)
         self.generation += 1

@@ -234,7 +234,8 @@ def _ends(
     be refused, only another injection that corrupts values is a newer cause of that; of the same
     target, one that explains the failure itself: a process may hold the state as it was before.
     """
-    until, one = _ends_of_any(episodes, index, seen, same_target=same_target), episodes[index]
+    until = _ends_of_any(history, episodes, index, seen, same_target=same_target)
+    one = episodes[index]
 
     def ends(failure: Event) -> float:
         if not (one.corrupts and _of_values(failure) and _still_spoilt(history, one, failure)):
@@ -265,7 +266,12 @@ def _still_spoilt(history: History, one: Episode, failure: Event) -> bool:
 
 
 def _ends_of_any(
-    episodes: list[Episode], index: int, seen: Mapping[int, int], *, same_target: bool
+    history: History,
+    episodes: list[Episode],
+    index: int,
+    seen: Mapping[int, int],
+    *,
+    same_target: bool,
 ) -> Callable[[Event], float]:
     """Until when episode ``index`` may explain a failure.
 
@@ -284,7 +290,7 @@ def _ends_of_any(
         def until(failure: Event) -> float:
             if failure.data["cause"] not in _STUCK:
                 return whole
-            newer = partial(_stops, failure=failure, seen_ns=seen[id(failure)])
+            newer = partial(_stops, history, failure=failure, seen_ns=seen[id(failure)])
             stuck = _until(episodes, index, hit, same_target=False, newer=newer)
             stuck = float("-inf") if _stops_nothing(one) else stuck
             hidden = one.seems_still and _nameless_stall(failure)
@@ -297,9 +303,15 @@ def _ends_of_any(
     return lambda failure: each.get(failure.data["process"], whole)
 
 
-def _stops(other: Episode, *, failure: Event, seen_ns: int) -> bool:
-    """Whether it can have stopped progress until the failure was seen."""
-    return not _stops_nothing(other) and not _was_over(other, failure, seen_ns)
+def _stops(history: History, other: Episode, *, failure: Event, seen_ns: int) -> bool:
+    """Whether it can have stopped the progress of a failure's generation until that was seen: what
+    hit only processes that are no members of it cannot.
+    """
+    if _stops_nothing(other) or _was_over(other, failure, seen_ns):
+        return False
+    generation = history.generation(failure.generation)
+    hit = set(other.processes)
+    return generation is None or not hit or bool(hit & set(generation.members))
 
 
 def _stops_nothing(one: Episode) -> bool:

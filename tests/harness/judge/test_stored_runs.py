@@ -67,6 +67,7 @@ def as_now(before: dict[str, Any]) -> dict[str, Any]:
     now = {**before, "simulated": simulated}
     for arm in now["arms"]:
         arm["others"] = None
+    now["workload"] = {**now["workload"], "backend": "auto"}
     for one in now["cells"]:  # no health detectors watched these
         of = {key: one["metrics"]["goodput"][key] for key in ("of", "of_arms")}
         empty = summarise("alarms_unexplained", []).model_dump(mode="json")

@@ -72,6 +72,17 @@ MESSAGES = [
     wire.Agreed(step=20),
     wire.Unrecoverable(error="nothing is left to restore"),
     wire.Finished(step=100),
+    wire.Feed(spare="s4", address="127.0.0.1 4711 00ff"),
+    wire.Recall(number=3),
+    wire.Recalled(
+        number=3,
+        rank=1,
+        entries=[
+            wire.CollectiveEntry(
+                group="generation-2", seq=14, op="all_reduce", sizes="7 Float", state="started"
+            )
+        ],
+    ),
 ]
 
 

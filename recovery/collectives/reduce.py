@@ -69,12 +69,18 @@ class Buckets:
         self._make = partial(make_buckets, trained, tail, padding)
         self._buckets = self._make()
         middle = trained[len(trained) // 2]
-        while self._hooks:
-            self._hooks.pop().remove()
+        self.let_go()
         for place, bucket in enumerate(self._buckets):
             for number, parameter in enumerate(bucket.parameters):
                 arrived = self._hook(place, number, parameter is middle)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))
+
+    def let_go(self) -> None:
+        """See Reducer. A parameter would keep the whole job: what its hooks refer to is not seen by
+        Python's collector.
+        """
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def new_generation(self, group: Group) -> None:
         """See Reducer."""

@@ -52,6 +52,9 @@ class Reducer(Protocol):
     def new_generation(self, group: Group) -> None:
         """Use this group from now on, and count collectives anew."""
 
+    def let_go(self) -> None:
+        """The job is over: gradients that come from now on are the script's own."""
+
     def starts_with(self, digest: str) -> None:
         """What this rank holds as the generation begins, in hexadecimal digits: a part of it goes
         with the flags of the first step, and ``finish`` raises GenerationLost unless all that hold

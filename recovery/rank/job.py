@@ -248,6 +248,7 @@ class Job:
             if isinstance(order, Stop):
                 self._generations.end()
                 self.checkpoints.close()
+                self.reducer.let_go()
                 self.over = True
                 return False
             if isinstance(order, Abort):

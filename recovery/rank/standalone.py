@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 import uuid
@@ -22,10 +23,27 @@ TIMEOUT_S = 60.0
 def lone_job(config: JobConfig) -> Job:
     """A job that is its own supervisor: it starts or resumes, and ends, but never recovers."""
     channel = _Answers(restore=config.checkpoint_dir is not None)
-    agent = RankAgent(channel, orphaned=lambda: None)
-    channel.agent = agent
+    agent = channel.agent = _OwnAgent(channel)
     config = config.model_copy(update={"job_id": config.job_id or uuid.uuid4().hex})
-    return Job(config, agent, MarkPage(progress_counters.create()), _Unwritten())
+    mark_fd = progress_counters.create()
+    page = MarkPage(mark_fd)
+    os.close(mark_fd)  # the page has its own
+    return Job(config, agent, page, _Unwritten())
+
+
+class _OwnAgent(RankAgent):
+    """Lets everything go with the job: its process may go on, and run another."""
+
+    channel: _Answers
+
+    def __init__(self, channel: _Answers) -> None:
+        super().__init__(channel, orphaned=channel.close)
+
+    def left(self) -> None:
+        """See RankAgent."""
+        super().left()
+        if self.channel.over:
+            self.channel.hang_up()
 
 
 class _Answers(Channel):
@@ -36,6 +54,7 @@ class _Answers(Channel):
     def __init__(self, *, restore: bool) -> None:
         ours, self._open = socket.socketpair()
         super().__init__(ours)
+        self.over = False  # the job has made its last step
         self._restore = restore
         self._store, self._port = start_store()
 
@@ -54,11 +73,18 @@ class _Answers(Channel):
             )
             self.agent.orders.put(order)
         elif isinstance(message, Finished):
+            self.over = True
             self.agent.orders.put(Stop())
         elif isinstance(message, Parked):
             why = message.error or "the loss or a gradient is not finite"
             raise RuntimeError(f"step {message.step + 1}: {why}; nobody supervises this job")
         return True
+
+
+    def hang_up(self) -> None:
+        """End the agent's thread, and the store."""
+        self._open.close()
+        self._store = None
 
 
 class _Unwritten(EventWriter):

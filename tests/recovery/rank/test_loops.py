@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.open_files import open_files
+from tests.support.running import until
 from trainchaos.recovery.collectives import buckets
 from trainchaos.recovery.rank.job import Job, JobConfig
 from trainchaos.recovery.rank.standalone import lone_job
@@ -287,3 +289,14 @@ def test_optimizer_and_scaler_are_the_scripts_own_outside_of_the_steps() -> None
     after = list(loop.model.parameters())
     assert any(not torch.equal(old, now) for old, now in zip(before, after, strict=True))
     torch.amp.GradScaler("cpu").scale(torch.ones(1))
+
+
+def test_a_job_that_is_over_leaves_nothing_open() -> None:
+    def whole() -> None:
+        Loop().run(lambda loop, step: step.backward(loop.loss(step.samples)))
+
+    whole()  # what the first one opens for good
+    before = open_files()
+    for _ in range(3):
+        whole()
+    until(lambda: open_files() <= before)

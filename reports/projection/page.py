@@ -73,7 +73,11 @@ def render(found: Projection) -> str:
         "compared_head": COMPARED,
         "compared": [_compared(one) for one in found.compared],
         "compared_said": compared_said(found),
-        "setting": [(k, v) for k, v in found.setting.model_dump().items() if k not in UNSHOWN],
+        "setting": [
+            (name, _shown(value))
+            for name, value in found.setting.model_dump().items()
+            if name not in UNSHOWN
+        ],
     }
     return fill("projection.html.j2", context)
 
@@ -236,3 +240,14 @@ def _key(name: str) -> Any:
 
 def _short(gpus: int) -> str:
     return f"{gpus // 1024}K" if gpus >= 1024 and gpus % 1024 == 0 else f"{gpus}"
+
+
+def _shown(value: Any) -> str:
+    """A setting for people: its numbers, separated by commas; a dash where it is left open."""
+    if value is None:
+        return "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value)) or "–"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)

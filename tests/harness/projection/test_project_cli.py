@@ -60,6 +60,8 @@ def test_a_projection_is_printed_written_and_says_what_it_rests_on(
     read = Page(text)
     assert "Projected, not measured" in text and words.headline(stored) in text
     assert text.count("<svg") == 2 and read is not None
+    setting = text[text.index('id="setting"') :]
+    assert "64, 4096" in setting and "None" not in setting
 
 
 def test_json_is_the_projection(chaos: Say) -> None:

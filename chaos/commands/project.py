@@ -19,7 +19,7 @@ from trainchaos.chaos.commands.shared.say import say
 if TYPE_CHECKING:
     from trainchaos.harness.projection.costs import RecoveryCost
     from trainchaos.harness.projection.observed import Stored
-    from trainchaos.harness.projection.result import Compared, Projected, Projection, Setting
+    from trainchaos.harness.projection.result import Projected, Projection, Setting
     from trainchaos.harness.projection.traces import FailureTrace
 
 COMPARED = (
@@ -106,29 +106,15 @@ def lines(found: Projection) -> list[str]:
 def _compared_lines(found: Projection, width: int | None) -> list[str]:
     if not found.compared:
         return []
-    from trainchaos.reports.projection.words import compared_said
+    from trainchaos.reports.projection.words import compared_figures, compared_said
 
-    rows = [COMPARED, *(_compared(one) for one in found.compared)]
+    within = ("OUTSIDE", "inside")
+    rows = [COMPARED, *((*compared_figures(o), within[o.inside]) for o in found.compared)]
     return [
         *columns.table(rows, "rlrlrrlrl", width=width, headed=True),
         *columns.fold(compared_said(found), width),
         "",
     ]
-
-
-def _compared(one: Compared) -> tuple[str, ...]:
-    low, high = one.measured_low, one.measured_high
-    return (
-        f"{one.ranks}",
-        one.strategy,
-        f"{one.projected:.4f}",
-        f"{one.low:.4f} to {one.high:.4f}",
-        f"{one.mean:.4f}",
-        f"{len(one.measured)}",
-        "-" if low is None else f"{low:.4f} to {high:.4f}",
-        f"{one.residual:+.4f}",
-        "inside" if one.inside else "OUTSIDE",
-    )
 
 
 def _row(row: Projected) -> tuple[str, ...]:

@@ -80,7 +80,6 @@ class _Answers(Channel):
             raise RuntimeError(f"step {message.step + 1}: {why}; nobody supervises this job")
         return True
 
-
     def hang_up(self) -> None:
         """End the agent's thread, and the store."""
         self._open.close()

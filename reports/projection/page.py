@@ -26,7 +26,13 @@ from trainchaos.reports.page.svg import (
     figure,
     to_svg,
 )
-from trainchaos.reports.projection.words import at, compared_said, findings, headline
+from trainchaos.reports.projection.words import (
+    at,
+    compared_figures,
+    compared_said,
+    findings,
+    headline,
+)
 
 NAME, RESULTS = "report.html", "results.json"
 WIDE, HIGH = 640, 300
@@ -121,16 +127,8 @@ COMPARED = (
 
 
 def _compared(one: Compared) -> tuple[str, ...]:
-    low, high = one.measured_low, one.measured_high
     return (
-        f"{one.ranks}",
-        one.strategy,
-        f"{one.projected:.4f}",
-        f"{one.low:.4f} to {one.high:.4f}",
-        f"{one.mean:.4f}",
-        f"{len(one.measured)}",
-        "–" if low is None else f"{low:.4f} to {high:.4f}",
-        f"{one.residual:+.4f}",
+        *compared_figures(one),
         "yes" if one.inside else "no",
         f"{one.failures_projected:.1f}",
         f"{one.failures_measured:.1f}",

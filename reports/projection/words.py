@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainchaos.harness.projection.result import Projected, Projection
+from trainchaos.harness.projection.result import Compared, Projected, Projection
 from trainchaos.reports.content.figures import percent
 
 APART = 4.0
@@ -97,3 +97,20 @@ def _apart(found: Projection) -> Sequence[str]:
         if row.apart is not None and row.closed is not None and row.apart > APART
         if abs(row.closed - row.goodput) > MATTERS
     ]
+
+
+def compared_figures(one: Compared) -> tuple[str, ...]:
+    """A compared job as a row: ranks, strategy, projected with its interval, measured, its arms and
+    interval, and the residual.
+    """
+    low, high = one.measured_low, one.measured_high
+    return (
+        f"{one.ranks}",
+        one.strategy,
+        f"{one.projected:.4f}",
+        f"{one.low:.4f} to {one.high:.4f}",
+        f"{one.mean:.4f}",
+        f"{len(one.measured)}",
+        "–" if low is None else f"{low:.4f} to {high:.4f}",
+        f"{one.residual:+.4f}",
+    )

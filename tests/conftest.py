@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,18 @@ settings.load_profile("anywhere")
 
 os.environ["CHAOS_TAINTS"] = "/nonexistent/taints.yaml"
 """What whoever runs the tests has tainted on this machine is not to change them."""
+
+
+DESCRIPTORS = 8192
+"""A process of the tests plays thousands of ranks; a shell's usual limit is 1024."""
+
+
+def pytest_configure() -> None:
+    """Raise the limit of open files, as far as this user may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def pytest_collection_finish() -> None:

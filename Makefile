@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks test-frameworks lint check format fuzz soak scenarios docs bench bench-hangs bench-load bench-planted schema clean help
+.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks test-load test-frameworks lint check format fuzz soak scenarios docs bench bench-hangs bench-load bench-planted schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -112,8 +112,14 @@ bench: $(STAMP) ## measure recovery and overhead; prints the tables kept in docs
 bench-hangs: $(STAMP) ## how fast each family of hangs is found, at two step times (under five minutes, nothing else running)
 	$(BIN)/python -m benchmarks.hangs
 
+INSTALL_LOAD := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,load]'
+
+test-load: $(STAMP) ## the control plane under a small load, driven by Locust, which it installs
+	$(INSTALL_LOAD)
+	$(BIN)/python -m pytest tests/benchmarks/test_control_plane.py
+
 bench-load: $(STAMP) ## the real coordinator under 512, 2,048 and 8,192 simulated agents, driven by Locust; into docs/control-plane.md (twelve minutes, nothing else running)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,load]'
+	$(INSTALL_LOAD)
 	$(BIN)/python -m benchmarks.control_plane.load --all --write docs/control-plane.md
 
 bench-planted: $(STAMP) ## how soon the search finds each planted defect; into docs/search.md (half an hour)

@@ -158,7 +158,8 @@ def _on_nodes(
         events=events,
         avoided=avoided,
     )
-    return nodes, exchange_of(given.backend, own_gpus=given.device == "cuda")
+    on_gpus = given.device == "cuda"
+    return nodes, exchange_of(given.backend, own_gpus=True) if on_gpus else Exchange("gloo")
 
 
 def _places(

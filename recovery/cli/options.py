@@ -326,7 +326,9 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
             f"{given.ranks} ranks do not make copies of {given.shards} shards: use a multiple of"
             f" {given.shards}"
         )
-    if given.backend == "nccl" and given.device == "cpu":
+    # of this machine it is known whether it has GPUs, of nodes to come it is not
+    found = ("cuda",) if given.nodes else ("cuda", "auto")
+    if given.backend == "nccl" and given.device not in found:
         raise UsageError("--backend nccl exchanges what is on GPUs: use --device cuda, or gloo")
     if strategy.spare_sync.sync == "live" and (given.shards > 1 or given.device == "cuda"):
         raise UsageError("sync=live serves whole models on CPUs: no --shards, no --device cuda")

@@ -318,6 +318,8 @@ NODES = ["--nodes", "2", "--listen", "127.0.0.1:9", "--token-file", "token"]
             "--memory-checkpoints and --logs are for one machine",
         ),
         ([*NODES, "--adopt", __file__], "--adopt needs --events DIR"),
+        (["--device", "cpu", "--backend", "nccl", __file__], "use --device cuda, or gloo"),
+        ([*NODES, "--backend", "nccl", __file__], "use --device cuda, or gloo"),
         (
             ["--ranks", "1", "--spares", "1", *NODES, "--nodes", "3", __file__],
             "3 nodes for 2 processes",

@@ -8,7 +8,8 @@ Two ranks and a spare train a model that costs nearly nothing to compute
 (``benchmarks/loops/large_state.py``). Every round plays one arm of each size and strategy, one
 after the other, with PER_ARM kills far enough apart that the next spare has come; the rank is drawn
 from the round's number. The numbers come from the event logs, computed by the code that judges
-every run. Recoveries that had to copy, under ``sync: live``, are counted and not left out.
+every run. Recoveries that had to copy, under ``sync: live``, are counted and not left out. After
+Ctrl-C the table has what was played.
 """
 
 from __future__ import annotations
@@ -16,18 +17,15 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from trainchaos.chaos.cli import build_catalogue
+from benchmarks.scenarios import play
 from trainchaos.chaos.events.log import Kind, read_log
-from trainchaos.chaos.loading.load import load
 from trainchaos.harness.judge.results import Results
-from trainchaos.harness.run.runner import run_scenario
 
 RANKS, PER_ARM, GAP, PAUSE_S = 2, 3, 16, 0.1
 STEPS = GAP * (PER_ARM + 1)
@@ -110,14 +108,10 @@ invariants: {INVARIANTS}
 """
 
 
-def play(strategy: str, mb: float, number: int, runs: Path, growth: Growth) -> None:
+def measure(strategy: str, mb: float, number: int, runs: Path, growth: Growth) -> None:
     """Run one arm with real processes."""
-    name = f"growth-{strategy}-{mb:g}"
-    path = runs / f"{name}-{number}.yaml"
-    path.write_text(scenario(strategy, mb, number))
-    print(f"{time.strftime('%H:%M:%S')} {path.stem}", file=sys.stderr, flush=True)
-    loaded = load(path, build_catalogue(), overrides=[], env={})
-    results = run_scenario(loaded, runs=runs, seed=None, live=False, argv=["run", str(path)])
+    text = scenario(strategy, mb, number)
+    results = play(f"growth-{strategy}-{mb:g}-{number}", text, runs)
     growth.add((strategy, mb), results, runs / results.scenario / results.run_id / "events")
 
 
@@ -186,11 +180,14 @@ def main() -> None:
     options = parser.parse_args()
     options.runs.mkdir(parents=True, exist_ok=True)
     growth = Growth()
-    for number in range(options.rounds):
-        for mb in options.mb:
-            for strategy in options.strategies:
-                play(strategy, mb, number, options.runs, growth)
-        print(tables(growth), flush=True)
+    try:
+        for number in range(options.rounds):
+            for mb in options.mb:
+                for strategy in options.strategies:
+                    measure(strategy, mb, number, options.runs, growth)
+    except KeyboardInterrupt:
+        print("interrupted: what was played until then", file=sys.stderr)
+    print(tables(growth), flush=True)
     if options.plot:
         plot(growth.recovery, options.plot)
     bad = [verdict for verdict in growth.verdicts if verdict.lower() != "pass"]

@@ -20,11 +20,9 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from trainchaos.chaos.cli import build_catalogue
+from benchmarks.scenarios import play
 from trainchaos.chaos.events.log import Kind, read_log
-from trainchaos.chaos.loading.load import load
 from trainchaos.harness.host.rundir import RunDirectory
-from trainchaos.harness.run.runner import run_scenario
 
 RANKS, BATCH, SKIP, EVERY = 4, 16, 20, 25
 
@@ -63,11 +61,10 @@ def ours(steps: int, runs: Path, shards: int) -> tuple[float, RunDirectory]:
     """Median step time of the same training under drop-replica, seconds: the slowest rank's; and
     its run directory.
     """
-    path = runs / "overhead.yaml"
     layout = (
         "ddp" if shards == 1 else f"{{hsdp: {{replicas: {RANKS // shards}, shards: {shards}}}}}"
     )
-    path.write_text(f"""version: 1
+    text = f"""version: 1
 name: bench-overhead
 seed: 1
 workload:
@@ -76,14 +73,8 @@ workload:
 recovery: drop-replica
 baseline: none
 invariants: [evidence-complete]
-""")
-    results = run_scenario(
-        load(path, build_catalogue(), overrides=[], env={}),
-        runs=runs,
-        seed=None,
-        live=False,
-        argv=["run", str(path)],
-    )
+"""
+    results = play("overhead", text, runs)
     run = RunDirectory(runs / results.scenario / results.run_id)
     times: dict[str, list[tuple[int, int]]] = {}
     for event in read_log(run.events(run.arms()[0])).of(Kind.STEP_COMMITTED):

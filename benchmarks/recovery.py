@@ -21,10 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import table
-from trainchaos.chaos.cli import build_catalogue
-from trainchaos.chaos.loading.load import load
+from benchmarks.scenarios import play
 from trainchaos.harness.judge.results import Results
-from trainchaos.harness.run.runner import run_scenario
 
 RANKS, BATCH, EVERY, GAP, PER_ARM = 4, 16, 10, 20, 5
 STEPS = GAP * (PER_ARM + 1) + EVERY
@@ -139,15 +137,6 @@ faults:
 baseline: none
 invariants: {SEEN_FROM_OUTSIDE}
 """
-
-
-def play(name: str, text: str, runs: Path) -> Results:
-    """Run a scenario with real processes."""
-    path = runs / f"{name}.yaml"
-    path.write_text(text)
-    loaded = load(path, build_catalogue(), overrides=[], env={})
-    print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
-    return run_scenario(loaded, runs=runs, seed=None, live=False, argv=["run", str(path)])
 
 
 def import_time_s() -> float:

@@ -1,6 +1,4 @@
-"""Reads the operating system's state (processes, ports, shared memory), and ends processes
-safely.
-"""
+"""Reads the operating system's state (processes, ports), and ends processes safely."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -24,31 +21,23 @@ from trainchaos.recovery.process.processes import (
 )
 
 __all__ = [
-    "abandoned_shared_memory",
     "ancestors",
     "become_subreaper",
     "boot_id",
     "end",
     "environment_has",
-    "free_shared_memory",
     "in_sessions",
     "is_same",
     "listens",
     "memory_bytes",
     "readable",
-    "shared_memory_names",
     "since",
     "start_time",
     "state",
-    "unheld",
     "with_descendants",
 ]
 
-_SHM = Path("/dev/shm")
-_SHM_PREFIXES = ("torch_", "nccl-", "gloo", "psm_", "sem.")
 _DEAD = "ZX"
-# the longest tick of Linux (HZ=100): a file's time may be this far behind the clock
-_TICK_NS = 10_000_000
 _PF_KTHREAD = 0x200000  # include/linux/sched.h: a kernel thread, without a program
 BLANK_LIMIT_S = 1.0
 _LOOK_EVERY_S = 0.002
@@ -154,68 +143,8 @@ def ancestors(pid: int) -> set[int]:
     return found
 
 
-def shared_memory_names() -> set[str]:
-    """Present segments with the names that torch, NCCL and Python's multiprocessing use."""
-    if not _SHM.is_dir():
-        return set()
-    return {path.name for path in _SHM.iterdir() if path.name.startswith(_SHM_PREFIXES)}
-
-
-def abandoned_shared_memory(since_ns: int, until_ns: int) -> list[Path]:
-    """Segments of this user made between two moments (Unix time) that no living process has open or
-    mapped.
-
-    Segments of another run or program are held by its own processes, so they are never included.
-    """
-    found = []
-    for name in sorted(shared_memory_names()):
-        path = _SHM / name
-        try:
-            info = path.stat()
-        except OSError:
-            continue
-        if info.st_uid == os.getuid() and since_ns - _TICK_NS <= info.st_ctime_ns <= until_ns:
-            found.append(path)
-    return unheld(found)
-
-
-def unheld(paths: Iterable[Path]) -> list[Path]:
-    """Files that no living process has open or mapped, as far as this user may see."""
-    wanted = list(paths)
-    held = _held_files() if wanted else set()
-    return [path for path in wanted if str(path) not in held]
-
-
-def free_shared_memory(since_ns: int, until_ns: int) -> tuple[list[str], list[str]]:
-    """Remove the files of ``abandoned_shared_memory``: (names removed, names not removable)."""
-    freed, left = [], []
-    for path in abandoned_shared_memory(since_ns, until_ns):
-        try:
-            path.unlink(missing_ok=True)
-        except OSError:
-            left.append(path.name)
-        else:
-            freed.append(path.name)
-    return freed, left
-
-
 def listens(port: int, host: str = "127.0.0.1") -> bool:
     """Whether a process accepts connections on a port of this machine."""
     with socket.socket() as sock:
         sock.settimeout(1.0)
         return sock.connect_ex((host, port)) == 0
-
-
-def _held_files() -> set[str]:
-    """Shared memory that living processes have open or mapped, as far as this user may see."""
-    held = set()
-    for pid, _ in everybody():
-        try:
-            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-                if str(_SHM) in line:
-                    held.add(line.split(maxsplit=5)[-1])
-            for link in os.scandir(f"/proc/{pid}/fd"):
-                held.add(os.readlink(link.path))
-        except OSError:
-            continue
-    return held

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.fault.base import Need
 from trainchaos.chaos.scenario.model import Cell
-from trainchaos.harness.host import processes
+from trainchaos.harness.host import processes, shared_memory
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.cgroups import CgroupControl, lacks_cgroup
 from trainchaos.harness.launch.launcher import ArmSetup, Launcher, Leftovers, Report
@@ -273,6 +273,6 @@ class LocalCluster:
             if processes.state(p) not in ("X", "Z")
         ]
         self._store = None
-        memory = processes.free_shared_memory(self._since_ns, time.time_ns())[1]
+        memory = shared_memory.free(self._since_ns, time.time_ns())[1]
         ports = [self.store_port] if processes.listens(self.store_port) else []
         return Leftovers(processes=left, ports=ports, shared_memory=memory)

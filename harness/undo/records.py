@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainchaos.harness.host import processes
+from trainchaos.harness.host import processes, shared_memory
 from trainchaos.harness.undo.base import (
     Undo,
     UndoOutcome,
@@ -309,7 +309,7 @@ class FreeShm(Undo):
         return outside(self.run, run)
 
     def _undo(self) -> UndoOutcome:
-        freed, left = processes.free_shared_memory(self.since_ns, self._until_ns())
+        freed, left = shared_memory.free(self.since_ns, self._until_ns())
         if left:
             return failed(f"could not free shared memory {', '.join(left)}")
         return (

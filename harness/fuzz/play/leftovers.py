@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainchaos.chaos.errors import LogError
-from trainchaos.harness.host import processes
+from trainchaos.harness.host import processes, shared_memory
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch import cgroups
 from trainchaos.harness.run import heal
@@ -133,7 +133,7 @@ def _mounts(place: Path) -> list[str]:
 
 
 def _memory(before: MachineBefore, pids: Collection[int]) -> list[str]:
-    paths = processes.abandoned_shared_memory(before.since_ns, time.time_ns())
+    paths = shared_memory.abandoned(before.since_ns, time.time_ns())
     return [path.name for path in paths if _of(path.name, pids)]
 
 

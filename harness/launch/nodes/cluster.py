@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.fault.base import Need
-from trainchaos.harness.host import processes
+from trainchaos.harness.host import processes, shared_memory
 from trainchaos.harness.launch import devices
 from trainchaos.harness.launch.launcher import (
     ArmSetup,
@@ -277,7 +277,7 @@ class NodesCluster:
         if self.store is not None:
             alive |= self.store.close()
         self._store = None
-        memory = processes.free_shared_memory(self._since_ns, time.time_ns())[1]
+        memory = shared_memory.free(self._since_ns, time.time_ns())[1]
         ports = [self.store_port] if processes.listens(self.store_port, self._platform.host) else []
         left = [{"pid": pid, "process": name} for pid, name in alive.items()]
         self._session.rest()

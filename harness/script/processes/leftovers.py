@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainchaos.harness.host import processes
+from trainchaos.harness.host import shared_memory
+from trainchaos.harness.host.shared_memory import SHM, Inode
 from trainchaos.harness.script.processes import tree
 from trainchaos.harness.script.processes.tree import ProcessRow
 
-SHM = Path("/dev/shm")
 SEGMENTS = Path("/proc/sysvipc/shm")
 LINGER_S = 5.0  # how long a process may outlive its command
 LOOK_S = 0.05
@@ -66,11 +66,14 @@ class CommandLeftovers:
         if not wanted:
             return
         rows = tree.below(root)
-        held = {pid: self._held(pid) for pid in rows} if wanted - ids.keys() else {}
+        held: dict[int, set[Inode]] = {}
+        if wanted - ids.keys():
+            held = {pid: shared_memory.held_by(pid, self._shm) for pid in rows}
         for name in wanted:
             one = self._found[name]
             one.tries += 1
-            holders = {pid for pid, names in held.items() if name in names}
+            file = shared_memory.inode_of(self._shm / name)
+            holders = {pid for pid, files in held.items() if file in files}
             holders |= {ids.get(name, 0), *map(int, re.findall(r"[0-9]{2,9}", name))} & rows.keys()
             one.by |= {_owner(pid, rows, name_of) for pid in holders}
 
@@ -95,7 +98,7 @@ class CommandLeftovers:
         """
         kept = [name for name, one in self._found.items() if one.by]
         paths = [self._shm / name for name in kept if (self._shm / name).exists()]
-        left = {path.name for path in processes.unheld(paths)}
+        left = {path.name for path in shared_memory.unheld(paths, self._shm)}
         segments = self._ids(unused=True)
         found = []
         for name in kept:
@@ -130,21 +133,6 @@ class CommandLeftovers:
             f"{SEGMENT}{row['shmid']}": int(row["cpid"])
             for row in rows
             if {"shmid", "cpid", "nattch"} <= row.keys() and not (unused and int(row["nattch"]))
-        }
-
-    def _held(self, pid: int) -> set[str]:
-        """Names of the files there that a process has open or mapped."""
-        found = set()
-        try:
-            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-                if f" {self._shm}/" in line:
-                    found.add(line.split(maxsplit=5)[-1])
-            for entry in os.scandir(f"/proc/{pid}/fd"):
-                found.add(os.readlink(entry.path))
-        except OSError:  # it is gone, or went meanwhile
-            pass
-        return {
-            path[len(str(self._shm)) + 1 :] for path in found if path.startswith(f"{self._shm}/")
         }
 
 

@@ -25,7 +25,7 @@ from trainchaos.harness.fuzz.play.leftovers import MARK, MachineBefore, clean, l
 from trainchaos.harness.fuzz.play.oracle import find_in
 from trainchaos.harness.fuzz.play.play import PlayResult
 from trainchaos.harness.fuzz.play.real import RealPlayer, RunExit, findings_of, played_of
-from trainchaos.harness.host import processes
+from trainchaos.harness.host import shared_memory
 from trainchaos.harness.host.processes import start_time
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import ArmResult, Finding, Results
@@ -190,7 +190,7 @@ class Machine:
         monkeypatch.setattr(leftovers, "SETTLE_S", 0.0)
         monkeypatch.setattr(leftovers, "_told", lambda argv: self.queues)
         monkeypatch.setattr(cgroups, "ROOT", root)
-        monkeypatch.setattr(processes, "_SHM", root / "shm")
+        monkeypatch.setattr(shared_memory, "SHM", root / "shm")
 
     def mount(self) -> None:
         with (self.root / "mounts").open("a") as stream:

@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.running import chaos_run
 from trainchaos.chaos.cli import invoke
-from trainchaos.harness.host import processes
+from trainchaos.harness.host import processes, shared_memory
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.run import heal
 from trainchaos.harness.undo import live
@@ -135,9 +135,7 @@ class Doomed:
                 found.append(record["path"])
         there = listeners()  # by inode: a port that is free again may be another run's by now
         found += [f"port {port}" for inode, port in self.listeners.items() if inode in there]
-        found += [
-            str(path) for path in processes.abandoned_shared_memory(self.since_ns, time.time_ns())
-        ]
+        found += [str(path) for path in shared_memory.abandoned(self.since_ns, time.time_ns())]
         found += [place for place, _ in mounts() if place.startswith(str(self.runs.resolve()))]
         if self.run is not None:
             found += [live.FILE] if (self.run.root / live.FILE).exists() else []

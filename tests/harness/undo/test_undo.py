@@ -4,6 +4,7 @@ else.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import secrets
 import select
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from trainchaos.harness.host import processes
+from trainchaos.harness.host import processes, shared_memory
 from trainchaos.harness.undo.base import mounts
 from trainchaos.harness.undo.records import (
     MARKER,
@@ -367,8 +368,9 @@ def test_shared_memory_of_dead_processes_is_freed_and_of_living_ones_is_not(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A directory of its own: in /dev/shm, any other run that ends now frees what nobody holds.
-    monkeypatch.setattr(processes, "_SHM", tmp_path)
+    monkeypatch.setattr(shared_memory, "SHM", tmp_path)
     dead, held, mapped = (tmp_path / f"torch_{what}" for what in ("dead", "held", "mapped"))
+    semaphore = tmp_path / "sem.linked"  # as glibc makes them: mapped under another name
     since_ns = time.time_ns()
     for path in (dead, held, mapped):
         path.write_bytes(bytes(4096))
@@ -381,6 +383,13 @@ def test_shared_memory_of_dead_processes_is_freed_and_of_living_ones_is_not(
             " f.close();print(1, flush=True); sys.stdin.read()",
             str(mapped),
         ),
+        start(
+            "import mmap, os, sys; first, name = sys.argv[1] + '.new', sys.argv[1];"
+            " f = open(first, 'w+b'); f.truncate(4096); m = mmap.mmap(f.fileno(), 4096);"
+            " f.close(); os.link(first, name); os.unlink(first);"
+            " print(1, flush=True); sys.stdin.read()",
+            str(semaphore),
+        ),
     ]
     for holder in holders:
         said(holder)
@@ -389,18 +398,28 @@ def test_shared_memory_of_dead_processes_is_freed_and_of_living_ones_is_not(
     assert not FreeShm(run=tmp_path, since_ns=time.time_ns() + 10**9).undo().did
     outcome = record.undo()
     assert outcome.ok and dead.name in outcome.text
-    assert [path.exists() for path in (dead, held, mapped)] == [False, True, True]
+    left = [path.exists() for path in (dead, held, mapped, semaphore)]
+    assert left == [False, True, True, True]
+
+
+def test_a_semaphore_of_a_living_process_is_held(tmp_path: Path) -> None:
+    """Python's, as any program makes them to share with the processes that it starts."""
+    semaphore = multiprocessing.get_context("spawn").Semaphore()
+    name = Path("/dev/shm") / f"sem.{semaphore._semlock.name.lstrip('/')}"  # type: ignore[attr-defined]
+    here = shared_memory.inode_of(name)
+    assert here is not None and here in shared_memory.held_by(os.getpid(), name.parent)
+    assert shared_memory.unheld([name]) == []
 
 
 def test_shared_memory_made_at_once_counts_although_a_files_time_is_behind_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_SHM", tmp_path)
+    monkeypatch.setattr(shared_memory, "SHM", tmp_path)
     for number in range(1000):  # the time of a file is that of the last tick, at most 10 ms ago
         since_ns = time.time_ns()
         made = tmp_path / f"torch_{number}"
         made.write_bytes(b"")
-        assert processes.abandoned_shared_memory(since_ns, time.time_ns()) == [made]
+        assert shared_memory.abandoned(since_ns, time.time_ns()) == [made]
         behind = made.stat().st_ctime_ns < since_ns
         made.unlink()
         if behind:

@@ -66,7 +66,7 @@ def arms_of(
             got += link.recv_into(view[got:])
 
     def copy() -> None:
-        copy_state(state, group, source=0, receive=rank == 1, progress=lambda: None)
+        copy_state(state, group.everyone, source=0, receive=rank == 1, progress=lambda: None)
 
     return {"tcp": tcp, "gloo": lambda: group.broadcast(flat, 0), "copy": copy}
 

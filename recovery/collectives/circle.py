@@ -66,10 +66,20 @@ class Circle:
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Copy ``tensor`` from rank ``source`` to all. Raises GenerationLost."""
+        self.wait(self.start_broadcast(tensor, source))
+        self.settle()
+
+    def start_broadcast(self, tensor: Tensor, source: int) -> dist.Work | None:
+        """Begin to copy ``tensor``; None: nothing to wait for. Raises GenerationLost."""
+        if self._made is None:
+            return None
+        options = dist.BroadcastOptions()
+        options.rootRank = self.ranks.index(source)
+        return self.start(lambda made: made.broadcast([tensor], options))
+
+    def settle(self) -> None:
+        """Wait until what was received is in place and whole. Raises GenerationLost."""
         if self._made is not None:
-            options = dist.BroadcastOptions()
-            options.rootRank = self.ranks.index(source)
-            self.wait(self.start(lambda made: made.broadcast([tensor], options)))
             self._group.settle()
 
     def wait(self, work: dist.Work | None) -> None:

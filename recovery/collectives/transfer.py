@@ -6,21 +6,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
+from trainchaos.recovery.collectives.circle import Circle, GenerationLost
 from trainchaos.recovery.state.digest import own_memory
 from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.state.strides import Progress
 from trainchaos.recovery.state.typed import name_of
 
 # of one message, so that all show progress however large a tensor is
-CHUNK_BYTES = 32 * 1024 * 1024
+CHUNK_BYTES = 8 * 1024 * 1024
+UNDER_WAY = 2  # messages: one travels while another is packed or unpacked
 MAX_SCALAR_BYTES = 64 << 20
 SMALL_BYTES = 64 << 10  # of a tensor: what copies it then takes longer to call than to run
 FORM_DIGITS = 16
@@ -28,16 +32,15 @@ FORM_DIGITS = 16
 
 def copy_state(
     state: TrainState,
-    group: Group | Circle,
+    circle: Circle,
     *,
     source: int,
     receive: bool,
-    progress: Callable[[], None],
+    progress: Progress,
     device: str = "cpu",
 ) -> None:
     """Copy the state of rank ``source`` to the ranks that pass ``receive``; every rank of the
-    group, or of the circle of those that hold the same part, takes part. ``device``: where the job
-    trains.
+    circle, of those that hold the same part, takes part. ``device``: where the job trains.
 
     It is a broadcast, in which ranks that need nothing only pass data on: one tree, however many
     receive. A receiver's state is undefined until this returns. ``progress`` is called after each
@@ -45,10 +48,10 @@ def copy_state(
     GenerationLost when a peer is lost in the middle, RuntimeError when the peer's state is of
     another form.
     """
-    sending = group.rank == source
-    wire = torch.device(device) if group.backend == "nccl" else None
+    sending = circle.rank == source
+    wire = torch.device(device) if circle.backend == "nccl" else None
     tensors = [] if receive and not sending else [*state.parts().values()]
-    form, scalars = _share_scalars(state, group, tensors, source, sending, wire)
+    form, scalars = _share_scalars(state, circle, tensors, source, sending, wire)
     slots = None
     # A rank that only passes data on needs buffers of the same sizes, which it takes from its own
     # state.
@@ -66,24 +69,76 @@ def copy_state(
                 " everywhere"
             )
     with torch.no_grad():
-        for chunk in _chunks(tensors):
-            sizes = [t.numel() * t.element_size() for t in chunk]
-            on = wire or chunk[0].device
-            buffer = (
-                _packed(chunk).to(on)
-                if sending
-                else torch.empty(sum(sizes), dtype=torch.uint8, device=on)
-            )
-            group.broadcast(buffer, source)
-            if receive and not sending:
-                _unpack(buffer.to(chunk[0].device), chunk, sizes)
-            progress()
+        if sending:
+            _send(circle, tensors, wire, progress)
+        else:
+            _receive(circle, source, tensors, wire, progress, keeps=receive)
     if receive and not sending:
         state.load_scalars(scalars(), slots)
 
 
+def _send(
+    circle: Circle, tensors: Sequence[Tensor], wire: torch.device | None, progress: Progress
+) -> None:
+    under_way: deque[tuple[dist.Work | None, Tensor]] = deque()
+    for chunk in _chunks(tensors):
+        if len(under_way) == UNDER_WAY:
+            _done(circle, under_way.popleft()[0], progress)
+        buffer = _packed(chunk).to(wire or chunk[0].device)
+        under_way.append((circle.start_broadcast(buffer, circle.rank), buffer))
+    for work, _ in under_way:
+        _done(circle, work, progress)
+
+
+def _receive(
+    circle: Circle,
+    source: int,
+    tensors: Sequence[Tensor],
+    wire: torch.device | None,
+    progress: Progress,
+    *,
+    keeps: bool,
+) -> None:
+    """``keeps``: put into the tensors what comes; otherwise it is passed on only.
+
+    It comes into buffers of this copy alone, and not at once into the tensors: a message that is
+    broken off may be written to later.
+    """
+    under_way: deque[tuple[dist.Work | None, Tensor, list[Tensor]]] = deque()
+    room: list[Tensor | None] = [None] * UNDER_WAY
+
+    def take(work: dist.Work | None, buffer: Tensor, chunk: list[Tensor]) -> None:
+        _done(circle, work, progress)
+        if keeps:
+            _unpack(buffer.to(chunk[0].device), chunk)
+
+    for number, chunk in enumerate(_chunks(tensors)):
+        if len(under_way) == UNDER_WAY:
+            take(*under_way.popleft())
+        size, on = sum(part.nbytes for part in chunk), wire or chunk[0].device
+        here = room[number % UNDER_WAY]
+        if here is None or here.device != on or len(here) < size:
+            here = torch.empty(max(size, CHUNK_BYTES), dtype=torch.uint8, device=on)
+            room[number % UNDER_WAY] = here
+        buffer = here[:size]
+        under_way.append((circle.start_broadcast(buffer, source), buffer, chunk))
+    for message in under_way:
+        take(*message)
+
+
+def _done(circle: Circle, work: dist.Work | None, progress: Progress) -> None:
+    """Wait until a message is here, or has been sent. Raises GenerationLost."""
+    circle.wait(work)
+    circle.settle()
+    progress()
+
+
 def _packed(chunk: Sequence[Tensor]) -> Tensor:
-    """The bytes of tensors of one device, one after the other."""
+    """The bytes of tensors of one device, one after the other; those of a single tensor where they
+    are, if they are in order.
+    """
+    if len(chunk) == 1 and chunk[0].is_contiguous():
+        return chunk[0].detach().reshape(-1).view(torch.uint8)
     memory = [own_memory(tensor) for tensor in chunk]
     if any(own is None for own in memory):
         return torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in chunk])
@@ -91,10 +146,11 @@ def _packed(chunk: Sequence[Tensor]) -> Tensor:
     return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def _unpack(buffer: Tensor, chunk: Sequence[Tensor], sizes: Sequence[int]) -> None:
+def _unpack(buffer: Tensor, chunk: Sequence[Tensor]) -> None:
     """The other way round: fill tensors from the bytes of all."""
     data, start = own_memory(buffer), 0
-    for tensor, size in zip(chunk, sizes, strict=True):
+    for tensor in chunk:
+        size = tensor.nbytes
         own = own_memory(tensor) if data is not None and size <= SMALL_BYTES else None
         if own is not None and data is not None:
             own[:] = data[start : start + size]
@@ -105,7 +161,7 @@ def _unpack(buffer: Tensor, chunk: Sequence[Tensor], sizes: Sequence[int]) -> No
 
 def _share_scalars(
     state: TrainState,
-    group: Group | Circle,
+    circle: Circle,
     tensors: Sequence[Tensor],
     source: int,
     sending: bool,
@@ -116,12 +172,12 @@ def _share_scalars(
     """
     data = _form_of(tensors).encode() + json.dumps(state.scalars()).encode() if sending else b""
     announced = torch.tensor([len(data)], dtype=torch.int64, device=wire)
-    group.broadcast(announced, source)
+    circle.broadcast(announced, source)
     size = len(data) if sending else int(announced)
     if not FORM_DIGITS < size <= MAX_SCALAR_BYTES:
         raise GenerationLost(f"a peer announced {size} bytes of scalars")
     message = torch.frombuffer(bytearray(data or size), dtype=torch.uint8).to(wire or "cpu")
-    group.broadcast(message, source)
+    circle.broadcast(message, source)
     data = data or message.cpu().numpy().tobytes()
     return data[:FORM_DIGITS].decode(), cache(lambda: dict(json.loads(data[FORM_DIGITS:])))
 

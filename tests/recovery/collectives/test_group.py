@@ -329,7 +329,11 @@ def receive(
     group.form()
     calls: list[int] = []
     transfer.copy_state(
-        mine, group, source=source, receive=me.rank in receivers, progress=lambda: calls.append(1)
+        mine,
+        group.everyone,
+        source=source,
+        receive=me.rank in receivers,
+        progress=lambda: calls.append(1),
     )
     assert len(calls) > 3
     return before, mine.digests(), mine.step
@@ -370,7 +374,7 @@ def lose_a_peer(source: int, victim: int, me: Self) -> str:
     me.say("copying")
     try:
         transfer.copy_state(
-            mine, group, source=source, receive=me.rank != source, progress=progress
+            mine, group.everyone, source=source, receive=me.rank != source, progress=progress
         )
     except GenerationLost:
         return "lost"

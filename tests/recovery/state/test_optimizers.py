@@ -169,11 +169,14 @@ class Relay(Circle):
         self.rank, self.backend, self.ranks = rank, backend, (0, 1)
         self.sent = sent
 
-    def broadcast(self, tensor: Tensor, source: int) -> None:
+    def start_broadcast(self, tensor: Tensor, source: int) -> None:
         if self.rank == source:
             self.sent.append(tensor.clone())
         else:
             tensor.copy_(self.sent.pop(0))
+
+    def settle(self) -> None:
+        pass
 
 
 def copied(source: TrainState, target: TrainState) -> TrainState:
@@ -403,9 +406,9 @@ def test_nothing_of_the_host_goes_over_a_group_that_takes_the_device_alone() -> 
     meta: list[torch.device] = []
 
     class Refusing(Relay):
-        def broadcast(self, tensor: Tensor, source: int) -> None:
+        def start_broadcast(self, tensor: Tensor, source: int) -> None:
             meta.append(tensor.device)
-            super().broadcast(tensor, source)
+            super().start_broadcast(tensor, source)
 
     copy_state(
         original,

@@ -2,11 +2,14 @@
 notes how long heartbeats take: ``python -m benchmarks.control_plane.coordinator PROBE ARGS``.
 
 The probe appends a record of 17 bytes to the file PROBE for each answer to a ping and each beat;
-that is all it adds. ``records`` reads such a file.
+that is all it adds. ``records`` reads such a file. With PROFILE in the environment it is profiled
+too, by cProfile, which makes it about twice as slow: ``python -m pstats FILE``.
 """
 
 from __future__ import annotations
 
+import cProfile
+import os
 import struct
 import sys
 import time
@@ -27,6 +30,11 @@ KINDS: tuple[Literal["heartbeat"], Literal["beat"]] = ("heartbeat", "beat")
 from the moment at which an agent writes its report of marks until the coordinator has handled it.
 """
 FLUSH_NS = 250_000_000
+PROFILE = "TRAINCHAOS_LOAD_PROFILE"
+"""Environment variable with the file to which the profile is written, again and again: the
+coordinator of a case is killed in the end.
+"""
+PROFILE_NS = 2_000_000_000
 
 
 class Probe:
@@ -67,11 +75,30 @@ def records(data: bytes) -> Iterator[tuple[str, int, float, float]]:
         yield KINDS[kind], node, at_ns / 1e9, micros / 1e3
 
 
+def profile(path: str) -> None:
+    """Profile this thread from now on, turn by turn."""
+    found, turn = cProfile.Profile(), Connections.turn
+    written_ns = time.monotonic_ns()
+
+    def profiled(self: Connections, timeout_s: float) -> None:
+        nonlocal written_ns
+        turn(self, timeout_s)
+        if time.monotonic_ns() > written_ns + PROFILE_NS:
+            found.dump_stats(path)
+            written_ns = time.monotonic_ns()
+            found.enable()
+
+    Connections.turn = profiled  # type: ignore[method-assign]
+    found.enable()
+
+
 def main() -> int:
     """Run the coordinator and return its exit status."""
     from trainchaos.recovery import run
 
     watch(Probe(Path(sys.argv[1])))
+    if path := os.environ.get(PROFILE):
+        profile(path)
     return run.main(sys.argv[2:])
 
 

@@ -17,9 +17,7 @@ from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport, Node
 from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
 from trainchaos.recovery.nodes.coordinator.software import refuse_other
 from trainchaos.recovery.process.output import say
-from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.rank.script import ScriptConfig
-from trainchaos.recovery.transport.progress_counters import Mark
 
 READY_LIMIT_S = 300.0  # agents may be started by hand
 # for agents to reconnect to a restarted coordinator: they try at least every second
@@ -54,6 +52,8 @@ class NodesProcessHost:
         self._avoided = avoided
         self.alive, self.send, self.signal = fleet.alive, fleet.send, fleet.signal
         self.close = fleet.close
+        self.mark, self.os_state = fleet.mark, fleet.os_state  # asked for each rank in each look
+        self.pulse, self.stacks = fleet.pulse, fleet.stacks
 
     def await_ready(self, stopped: Callable[[], bool]) -> None:
         """Wait until an agent has connected for each node."""
@@ -144,22 +144,6 @@ class NodesProcessHost:
             return self._fleet.started(name, spot.node)
         except NodeGone as error:
             raise ConnectionError(error.message) from error
-
-    def mark(self, name: str) -> Mark:
-        """The last mark received."""
-        return self._fleet.mark(name)
-
-    def os_state(self, name: str) -> str:
-        """The last state received."""
-        return self._fleet.os_state(name)
-
-    def pulse(self, name: str) -> Pulse:
-        """The last pulse received."""
-        return self._fleet.pulse(name)
-
-    def stacks(self, name: str) -> str | None:
-        """The last stacks received."""
-        return self._fleet.stacks(name)
 
     def wait(self, timeout_s: float) -> Sequence[FleetReport]:
         """Reports on processes and nodes."""

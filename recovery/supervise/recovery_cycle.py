@@ -327,12 +327,14 @@ class RecoveryCycle:
         self._answer_warnings()
         self.end_if_finished()
 
-    def replace_lost(self, now_s: float) -> None:
-        """Replace lost or used processes, once the generation has made a step."""
+    def replace_lost(self, now_s: float, committed: int) -> None:
+        """Replace lost or used processes, once the generation has made a step. ``committed``: the
+        newest that all members have.
+        """
         job = self._job
         if self.stage is not Stage.TRAINING:
             return
-        settled = self._delay.just_settled(job.progress.committed, now_s)
+        settled = self._delay.just_settled(committed, now_s)
         if settled or now_s >= self._again_s:
             self._again_s = math.inf
             self._act(self._strategy.on_spare_lost(self._view()))

@@ -23,7 +23,7 @@ from trainchaos.recovery.nodes.link.protocol import MarkWords
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.stacks import MOST_READ
 from trainchaos.recovery.process.starvation import Pulse
-from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.progress_counters import NEVER, Mark
 
 KEPT_GONE = 1024  # processes
 
@@ -79,6 +79,11 @@ class RemoteProcesses:
     def known(self, name: str) -> RemoteProcess | None:
         """A process that lives, or was among the last to end."""
         return self._living.get(name) or self._gone.get(name)
+
+    def mark(self, name: str) -> Mark:
+        """See ``Fleet``; asked for each rank in each look at them."""
+        process = self._living.get(name) or self._gone.get(name)
+        return process.mark if process is not None else NEVER
 
     def of(self, node: int) -> list[RemoteProcess]:
         """The processes of a node that were started and have not ended."""

@@ -100,6 +100,7 @@ class JobProcesses:
                     self.pids[name], self._spots[name] = pid, (spot.node, spot.device)
                     return StartedProcess(name=name, pid=pid, spot=spot)
             if stopped() or not self._host.may_return():
+                self._expected = {}  # the calls that were to follow do not
                 lacking = InfrastructureError if stopped() else NoPlaceLeft
                 raise lacking(
                     f"cannot start a process: {self._why}", hint="see what the nodes' agents say"

@@ -47,8 +47,8 @@ class Hello(Frame):
     address: str
     devices: tuple[str, ...] = ()
     scratch: str = ""
-    processes: dict[str, int] = {}
-    versions: dict[str, str] = {}
+    processes: dict[str, int] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
     lease_s: float = 120.0
 
 
@@ -115,7 +115,7 @@ class Beat(Frame):
     time_ns: int
     marks: dict[str, MarkWords]
     states: dict[str, str]
-    pulses: dict[str, tuple[float, bool]] = {}
+    pulses: dict[str, tuple[float, bool]] = Field(default_factory=dict)
 
 
 class Pressed(Frame):
@@ -158,7 +158,7 @@ class Cleared(Frame):
     """
 
     type: Literal["cleared"] = "cleared"
-    left: dict[int, str] = {}
+    left: dict[int, str] = Field(default_factory=dict)
 
 
 class Warned(Frame):

@@ -13,6 +13,7 @@ from pathlib import Path
 from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
 from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
 from trainchaos.recovery.cli.process_host import ProcessPlacement
+from trainchaos.recovery.detection.paced_look import PacedLook
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
 from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
 from trainchaos.recovery.nodes.coordinator.software import refuse_other
@@ -155,12 +156,16 @@ class _Arrivals:
 
     def __init__(self, present: Callable[[], Sized]) -> None:
         self._present, self._count, self._last_s = present, 0, time.monotonic()
+        self._paced = PacedLook(time.monotonic)
 
     def over(self) -> bool:
         """Whether none has come for RETURN_LIMIT_S."""
+        self._paced.take(self._look)
+        return time.monotonic() > self._last_s + RETURN_LIMIT_S
+
+    def _look(self) -> None:
         if (count := len(self._present())) > self._count:
             self._count, self._last_s = count, time.monotonic()
-        return time.monotonic() > self._last_s + RETURN_LIMIT_S
 
 
 def _nothing_known(node: int) -> str | None:

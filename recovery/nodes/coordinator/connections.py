@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.detection.paced_look import PacedLook
 from trainchaos.recovery.nodes.coordinator import pings
 from trainchaos.recovery.nodes.coordinator.admission import Admission
 from trainchaos.recovery.nodes.coordinator.loss import Absence, FleetLimits, How, TakenAway, judge
@@ -105,22 +106,23 @@ class Connections:
         """
         self._gone = gone
         until_s = time.monotonic() + limit_s
-        while (
-            missing := [node for node in sorted(nodes) if not self._is_there(node)]
-        ) and not stopped():
-            lost = {node: why for node in missing if (why := gone(node))}
+        missing = list(nodes)
+        lost: dict[int, str] = {}
+
+        def look() -> None:
+            missing[:] = [node for node in sorted(nodes) if not self._is_there(node)]
+            lost.update({node: why for node in missing if (why := gone(node))})
+
+        paced = PacedLook(time.monotonic)  # else thousands that come would each ask for all others
+        while not stopped():
+            paced.take(look)
+            if not missing:
+                return
             if lost or time.monotonic() >= until_s:
-                admission = self._admission
-                what = "; ".join(
-                    f"node {n}:"
-                    f" {lost.get(n) or admission.why_not(n) or 'its agent has not dialled'}"
-                    for n in missing
-                )
-                others = admission.others(missing)
-                refused = f" (turned away: {others})" if others else ""
                 waited_s = limit_s - max(0.0, until_s - time.monotonic())
                 raise InfrastructureError(
-                    f"not all nodes are there after {waited_s:.1f} s: {what}{refused}",
+                    f"not all nodes are there after {waited_s:.1f} s:"
+                    f" {self._admission.why_missing(missing, lost)}",
                     hint=(
                         f"an agent has to reach {self.address[0]}:{self.address[1]}; see what the"
                         " nodes' agents say"

@@ -22,6 +22,7 @@ from trainchaos.recovery.cli.process_host import LeastTaken, ProcessPlacement, l
 from trainchaos.recovery.cli.processes import MOST_ASKED, JobProcesses
 from trainchaos.recovery.cli.takeover_log import UNWRITTEN
 from trainchaos.recovery.detection.paced_look import LONGEST_S, REST, PacedLook
+from trainchaos.recovery.nodes.coordinator import pings
 from trainchaos.recovery.nodes.coordinator.connections import Connections
 from trainchaos.recovery.nodes.coordinator.datapath import DataPath, Furthest
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
@@ -67,6 +68,20 @@ def test_a_turn_serves_only_nodes_for_which_there_is_something_to_do(
     while done["_read"] < 2 and time.monotonic() < until_s:
         fleet.wait(0.01)
     assert 0 < done["_look_after"] <= 3, "a node that is missing is looked after, and no other"
+
+
+def test_pings_are_spread_over_the_second_and_stay_so_when_all_come_late() -> None:
+    nodes, now_ns = 2048, 10**15
+    for late_ns in (0, 1_900_000_000, 300_000_000):
+        now_ns += late_ns
+        due = [pings.next_ns(node, pings.FIRST, now_ns) - now_ns for node in range(nodes)]
+        assert all(0 < each <= pings.EVERY_NS for each in due), "an agent waits no longer"
+        windows = Counter(each // 10_000_000 for each in due)
+        assert max(windows.values()) <= 1.5 * nodes / 100, "in 10 ms not many more than a hundredth"
+    one = pings.next_ns(7, pings.FIRST, now_ns)
+    assert pings.next_ns(7, pings.FIRST, one) == one + pings.EVERY_NS
+    assert pings.next_ns(7, pings.FIRST, one + 40_000_000) == one + pings.EVERY_NS
+    assert pings.next_ns(7, 1, now_ns) == now_ns + pings.FIRST_EVERY_NS
 
 
 def rank(name: str, node: int, generation: int, committed: int) -> RemoteProcess:

@@ -304,4 +304,4 @@ def test_a_turn_in_which_no_look_is_due_asks_no_process_anything(
         return turn[0] < 80
 
     supervised(spec_of(tmp_path), lives)
-    assert turn[0] == 80
+    assert turn[0] >= 80

@@ -129,13 +129,12 @@ class RemoteProcesses:
                 self._beat(state, frame)
             case protocol.Lines():
                 self._land(state, frame)
-            case (
-                protocol.Started()
-                | protocol.Heard()
-                | protocol.Sinking()
-                | protocol.Stacks()
-                | protocol.Ended()
-            ):
+            case protocol.Heard():
+                for name, message in frame.each:
+                    if self._of(state, name) is not None:
+                        self._paths.heard(state.node, message, self._clock_ns())
+                        self._reports.append(MessageReceived(process=name, message=message))
+            case protocol.Started() | protocol.Sinking() | protocol.Stacks() | protocol.Ended():
                 process = self._living.get(frame.process)
                 if process is not None and process.node == state.node:
                     self._handle_one(state, process, frame)
@@ -144,9 +143,6 @@ class RemoteProcesses:
         match frame:
             case protocol.Started():
                 process.pid, process.error = frame.pid, frame.error
-            case protocol.Heard():
-                self._paths.heard(state.node, frame.message, self._clock_ns())
-                self._reports.append(MessageReceived(process=process.name, message=frame.message))
             case protocol.Sinking():
                 self.warn_of(process)
             case protocol.Stacks():

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from trainchaos.recovery.nodes.coordinator.connections import Connections
 from trainchaos.recovery.nodes.coordinator.node_state import NodeState
+from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from trainchaos.recovery.nodes.link import protocol
 
 RECORD = struct.Struct("<BIqi")
@@ -76,20 +77,27 @@ def records(data: bytes) -> Iterator[tuple[str, int, float, float]]:
 
 
 def profile(path: str) -> None:
-    """Profile this thread from now on, turn by turn."""
-    found, turn = cProfile.Profile(), Connections.turn
-    written_ns = time.monotonic_ns()
+    """Profile this thread as soon as the first mark of a rank comes."""
+    found, turn, beat = cProfile.Profile(), Connections.turn, RemoteProcesses._beat
+    written_ns = 0
+
+    def begun(self: RemoteProcesses, state: NodeState, frame: protocol.Beat) -> None:
+        nonlocal written_ns
+        beat(self, state, frame)
+        if frame.marks and not written_ns:
+            written_ns = time.monotonic_ns()
+            found.enable()
 
     def profiled(self: Connections, timeout_s: float) -> None:
         nonlocal written_ns
         turn(self, timeout_s)
-        if time.monotonic_ns() > written_ns + PROFILE_NS:
+        if written_ns and time.monotonic_ns() > written_ns + PROFILE_NS:
             found.dump_stats(path)
             written_ns = time.monotonic_ns()
             found.enable()
 
+    RemoteProcesses._beat = begun  # type: ignore[method-assign]
     Connections.turn = profiled  # type: ignore[method-assign]
-    found.enable()
 
 
 def main() -> int:

@@ -110,16 +110,14 @@ class NodesProcessHost:
                 name for name in info.devices if name.startswith("cuda") and self._device != "cpu"
             ]
             scratch = Path(info.scratch)
-            found += [
-                ProcessPlacement(
-                    node=info.node,
-                    device=name,
-                    address=info.address,
-                    events=scratch,
-                    logs=scratch / LOGS,
+            logs = scratch / LOGS
+            there_are = {
+                name: ProcessPlacement(
+                    node=info.node, device=name, address=info.address, events=scratch, logs=logs
                 )
-                for name in cuda or ["cpu"] * self._slots
-            ]
+                for name in cuda or ["cpu"]
+            }
+            found += [there_are[name] for name in cuda or ["cpu"] * self._slots]
         return found
 
     def may_return(self) -> bool:

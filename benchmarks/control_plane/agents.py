@@ -211,7 +211,7 @@ class SimulatedAgent:
             for name, step in moved.items()
             if self._generation.get(name)
         }
-        self._put(protocol.Beat.model_construct(time_ns=time_ns, marks=marks, states={}))
+        self._put(protocol.Beat.model_construct(time_ns=time_ns, marks=marks, states={}, pulses={}))
         self._count_bytes()
         if any(p == self._job.members.get(0, (None, ""))[1] for p in moved) and (
             committed % SAVE_EVERY == 0

@@ -78,13 +78,13 @@ def records(data: bytes) -> Iterator[tuple[str, int, float, float]]:
 
 def profile(path: str) -> None:
     """Profile this thread as soon as the first mark of a rank comes."""
-    found, turn, beat = cProfile.Profile(), Connections.turn, RemoteProcesses._beat
+    found, turn, handle = cProfile.Profile(), Connections.turn, RemoteProcesses._beat
     written_ns = 0
 
-    def begun(self: RemoteProcesses, state: NodeState, frame: protocol.Beat) -> None:
+    def begun(self: RemoteProcesses, state: NodeState, beat: protocol.Beat) -> None:
         nonlocal written_ns
-        beat(self, state, frame)
-        if frame.marks and not written_ns:
+        handle(self, state, beat)
+        if beat.marks and not written_ns:
             written_ns = time.monotonic_ns()
             found.enable()
 

@@ -164,7 +164,7 @@ class HangDetector:
         for name, mark in marks.items():
             # Most have moved, or are not heard of, and each of many thousands costs little.
             silence = silences.get(name)
-            if silence is None or _differ(silence.mark, mark):
+            if silence is None or (silence.mark is not mark and _differ(silence.mark, mark)):
                 self._moved(name, mark, silence)
                 heard[name] = mark
                 continue
@@ -347,8 +347,8 @@ def _all_wait(marks: Mapping[str, Mark], kernel: Callable[[str], str]) -> bool:
 
 
 def _differ(one: Mark, other: Mark) -> bool:
-    """Whether two marks are not the same; their times, which differ as a rule, tell it soonest."""
-    return one is not other and (one.time_ns != other.time_ns or one != other)
+    """Whether two marks are not equal; their times, which differ as a rule, tell it soonest."""
+    return one.time_ns != other.time_ns or one != other
 
 
 def _furthest(

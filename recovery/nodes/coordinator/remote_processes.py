@@ -43,6 +43,8 @@ class RemoteProcesses:
         self._directory: Path | None = None
         self._unkept: set[str] = set()
         self._living: dict[str, RemoteProcess] = {}  # or being started
+        self.living: Callable[[str], RemoteProcess | None] = self._living.get
+        """A process whose exit has not been reported yet."""
         self._gone: dict[str, RemoteProcess] = {}  # the oldest first
         self._paths = DataPath()
         self._furthest = Furthest()
@@ -71,10 +73,6 @@ class RemoteProcesses:
         process = self._living[name] = RemoteProcess(name=name, node=node, pid=pid)
         self._furthest.add(process)
         return process
-
-    def living(self, name: str) -> RemoteProcess | None:
-        """A process whose exit has not been reported yet."""
-        return self._living.get(name)
 
     def known(self, name: str) -> RemoteProcess | None:
         """A process that lives, or was among the last to end."""

@@ -13,6 +13,9 @@ from trainchaos.recovery.process.output import say
 from trainchaos.recovery.supervise.controller import Controller
 
 
+MOST_PIDS = 64  # in a line
+
+
 class JobListener(Protocol):
     """Follows a job for a person."""
 
@@ -83,10 +86,10 @@ class ConsoleListener:
         if event.kind is Kind.GENERATION_READY and event.data["resume_step"] >= self._steps:
             text += f": of {self._steps} none is left"
         elif event.kind is Kind.GENERATION_READY:
-            text += (
-                "; pids"
-                f" {' '.join(str(self._pids.get(name, 'gone')) for name in event.data['members'])}"
-            )
+            members = event.data["members"]
+            pids = " ".join(str(self._pids.get(name, "gone")) for name in members[:MOST_PIDS])
+            more = f" and {len(members) - MOST_PIDS} more" if len(members) > MOST_PIDS else ""
+            text += f"; pids {pids}{more}"
         if text:
             say(text)
 

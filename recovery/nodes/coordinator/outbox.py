@@ -86,7 +86,7 @@ def together(letters: Sequence[Letter]) -> Iterator[Tell]:
             key
             for _, message in people[1:]
             for key, value in vars(message).items()
-            if value != first[key]
+            if value is not first[key] and value != first[key]
         }
         common = {key: value for key, value in first.items() if key not in differ}
         apart = [key for key in first if key in differ]

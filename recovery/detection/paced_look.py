@@ -14,7 +14,7 @@ LONGEST_S = 0.1
 
 
 class PacedLook:
-    """``now_s``: the clock, seconds. A look of 16,384 ranks took 0.06 s of a busy core, one of 64
+    """``now_s``: the clock, seconds. A look of 16,384 ranks takes about 0.02 s of a core, one of 64
     far less than the 0.02 s between two looks.
     """
 

@@ -12,7 +12,6 @@ from trainchaos.recovery.policy.strategy import ANNOUNCED
 from trainchaos.recovery.process.output import say
 from trainchaos.recovery.supervise.controller import Controller
 
-
 MOST_PIDS = 64  # in a line
 
 

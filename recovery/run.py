@@ -17,6 +17,7 @@ if __name__ == "__main__":  # before the other imports, which take most of the t
     end_on_sigint()
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -68,6 +69,12 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
 _CHECK = (sys.executable, "-m", "trainchaos.harness.preflight.one", "--parent", str(os.getpid()))
 """Asked whether a suspect place is fit: the harness has the checks, which recovery does not import.
+"""
+
+
+COLLECTED = (50_000, 20, 50)
+"""Thresholds of Python's collector (700, 10, 10 by default) for a coordinator: it holds objects by
+the number of ranks, makes none in cycles, and answers nobody while all of them are searched.
 """
 
 
@@ -145,6 +152,7 @@ def _on_nodes(
     given: argparse.Namespace, events: Path, wanted: int, epoch: int, avoided: AvoidedPlaces
 ) -> tuple[ProcessHost, Exchange]:
     prepare_store()  # agents that have connected would get no answer meanwhile
+    gc.set_threshold(*COLLECTED)
     host, port = given.listen
     limits = FleetLimits(node_s=given.node_timeout)
     fleet = Fleet(

@@ -75,6 +75,7 @@ class SimulatedAgent:
         self.processes: dict[str, int] = {}
         self._generation: dict[str, int] = {}
         self._told: dict[str, int] = {}
+        self._heard: list[tuple[str, Any]] = []
         self._next_pid = FIRST_PID
         self._heard_s = self._beat_due_s = 0.0
         self.fenced = 0
@@ -159,7 +160,8 @@ class SimulatedAgent:
 
     def say(self, process: str, message: Parked | Joined | CheckpointNote) -> None:
         """A rank sends a message, at once if the agent is connected."""
-        self._post.add(protocol.Heard.model_construct(process=process, message=message))
+        self._heard.append((process, message))
+        self._pass_on()
         if time.monotonic() >= self.deaf_until_s:
             self._send()
 
@@ -209,7 +211,7 @@ class SimulatedAgent:
             for name, step in moved.items()
             if self._generation.get(name)
         }
-        self._put(protocol.Beat.model_construct(time_ns=time_ns, marks=marks, states={}))
+        self._put(protocol.Beat.model_construct(time_ns=time_ns, marks=marks, states={}, pulses={}))
         self._count_bytes()
         if any(p == self._job.members.get(0, (None, ""))[1] for p in moved) and (
             committed % SAVE_EVERY == 0
@@ -229,6 +231,7 @@ class SimulatedAgent:
                     self._be_welcomed(parcel.frame)
                 if self._post.accept(parcel):
                     self._do(parcel.frame)
+            self._pass_on()
         except (ProtocolViolation, OSError):
             self.lose()
 
@@ -280,7 +283,7 @@ class SimulatedAgent:
         ready = Ready(
             steps=STEPS, samples=SAMPLES, global_batch=BATCH, seed=SEED, versions=self._versions
         )
-        self._post.add(protocol.Heard.model_construct(process=process, message=ready))
+        self._heard.append((process, ready))
 
     def _order(self, process: str, message: Message) -> None:
         job = self._job
@@ -311,7 +314,15 @@ class SimulatedAgent:
             case Stop():
                 self._end(process, 0)
         if answer is not None:
-            self._post.add(protocol.Heard.model_construct(process=process, message=answer))
+            self._heard.append((process, answer))
+
+    def _pass_on(self) -> None:
+        """Pass on what ranks have said, as the real agent does after a turn, and before it tells of
+        an end.
+        """
+        if self._heard:
+            self._post.add(protocol.Heard.model_construct(each=tuple(self._heard)))
+            self._heard.clear()
 
     def parked(self, process: str, why: Any, error: str = "") -> Parked:
         """The message of a rank that leaves its generation."""
@@ -326,6 +337,7 @@ class SimulatedAgent:
     def _end(self, process: str, signum: int) -> None:
         if self.processes.pop(process, None) is None:
             return
+        self._pass_on()
         self._generation.pop(process, None)
         committed = self._job.committed
         self._post.add(
@@ -339,6 +351,7 @@ class SimulatedAgent:
         )
 
     def _forget(self) -> None:
+        self._heard.clear()
         self.processes.clear()
         self._generation.clear()
         self._told.clear()

@@ -1,9 +1,10 @@
-"""Lists live runs with their processes, and what dead runs have left; for ``chaos ps``."""
+"""Finds live runs with their processes, and what dead runs have left; for ``chaos ps``."""
 
 from __future__ import annotations
 
+import heapq
 import os
-import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,15 @@ from trainchaos.harness.undo.records import KillMarked
 
 TAIL_BYTES = 1 << 16
 WHOLE_BYTES = 32 << 20
+MOST_LOGS = 32
+"""Logs of ranks that are read for the step, the newest: ranks keep step with one another."""
+NEEDED = (
+    Kind.PROCESS_SPAWNED,
+    Kind.GENERATION_STARTED,
+    Kind.STEP_COMMITTED,
+    Kind.STEP_REPORTED,
+)
+_HEADS = tuple(f'{{"kind":"{kind.value}",' for kind in NEEDED)
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -71,13 +81,6 @@ def listing(runs: Path) -> list[LiveRun]:
     return [found for found in map(_look, live.unfinished(runs)) if found is not None]
 
 
-def as_text(found: list[LiveRun], runs: Path) -> str:
-    """For people."""
-    if not found:
-        return f"no run is live below {runs}, and nothing is left of any"
-    return "\n".join(line for run in found for line in _lines(run))
-
-
 def _look(run: RunDirectory) -> LiveRun | None:
     try:
         holder = live.read_holder(run)
@@ -93,7 +96,8 @@ def _look(run: RunDirectory) -> LiveRun | None:
     ours = (
         KillMarked(marker=holder.marker, since=holder.start_time).members() if holder.here else []
     )
-    rows = [_process(pid, names.get(pid, ""), members, nodes) for pid, _ in ours]
+    ranks = {name: rank for rank, name in enumerate(members)}
+    rows = [_process(pid, names.get(pid, ""), ranks, nodes) for pid, _ in ours]
     return LiveRun(
         run=run.root,
         scenario=run.root.parent.name,
@@ -106,31 +110,6 @@ def _look(run: RunDirectory) -> LiveRun | None:
         containers=_containers(run) if holder.here else (),
         to_undo=_to_undo(run) if state == "dead" else (),
     )
-
-
-def _lines(run: LiveRun) -> list[str]:
-    seconds = time.time() - datetime.fromisoformat(run.since).timestamp()
-    what = {
-        "live": f"live for {seconds:.0f} s, harness {run.pid}",
-        "dead": f"dead (its harness was {run.pid})",
-    }
-    where = f", arm {run.arm}, step {run.step}" if run.arm else ""
-    found = [f"{run.scenario}  {what.get(run.state, 'on another machine')}{where}", f"  {run.run}"]
-    if run.processes:
-        found.append(f"  {'PID':>9}  {'RANK':>4}  {'MEMORY':>9}  {'STATE':<9} PROCESS")
-    for row in run.processes:
-        rank = "" if row.rank is None else str(row.rank)
-        found.append(
-            f"  {row.pid:>9}  {rank:>4}  {row.memory_mib:>5} MiB  {row.state:<9}"
-            f" {row.name}{_on(row)}"
-        )
-    found += [f"  container: {each}" for each in run.containers]
-    found += [f"  to undo: {what}" for what in run.to_undo]
-    return found + ([f"  heal it: chaos heal {run.run}"] if run.state == "dead" else [])
-
-
-def _on(row: LiveProcess) -> str:
-    return "" if row.node is None else f" on node {row.node}"
 
 
 def _to_undo(run: RunDirectory) -> tuple[str, ...]:
@@ -156,11 +135,11 @@ def _containers(run: RunDirectory) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _process(pid: int, name: str, members: list[str], nodes: dict[str, int]) -> LiveProcess:
+def _process(pid: int, name: str, ranks: dict[str, int], nodes: dict[str, int]) -> LiveProcess:
     return LiveProcess(
         pid=pid,
         name=name or _command(pid),
-        rank=members.index(name) if name in members else None,
+        rank=ranks.get(name),
         state=STATES.get(processes.state(pid), "ending"),
         memory_mib=processes.memory_bytes(pid) >> 20,
         node=nodes.get(name),
@@ -193,7 +172,7 @@ def _progress(run: RunDirectory, arm: str) -> tuple[dict[int, str], list[str], i
     members: list[str] = []
     nodes: dict[str, int] = {}
     step = 0
-    for path in sorted(run.events(arm).glob("*.jsonl")) if arm else ():
+    for path in _logs(run.events(arm)) if arm else ():
         for event in _events(path, whole=path.stem == ORCHESTRATOR):
             data = event.data
             if event.kind is Kind.PROCESS_SPAWNED and isinstance(data["pid"], int):
@@ -207,8 +186,22 @@ def _progress(run: RunDirectory, arm: str) -> tuple[dict[int, str], list[str], i
     return names, members, step, nodes if len(set(nodes.values())) > 1 else {}
 
 
+def _logs(folder: Path) -> list[Path]:
+    """The supervisor's log, and those of MOST_LOGS ranks that were written last."""
+    ours = folder / f"{ORCHESTRATOR}.jsonl"
+    others: list[tuple[int, Path]] = []
+    with suppress(OSError):
+        for path in folder.glob("*.jsonl"):
+            with suppress(OSError):  # it was deleted meanwhile
+                others.append((path.stat().st_mtime_ns, path))
+    newest = heapq.nlargest(MOST_LOGS, (each for each in others if each[1] != ours))
+    return [ours, *sorted(path for _, path in newest)]
+
+
 def _events(path: Path, *, whole: bool) -> list[Event]:
-    """The last events of a log that is being written; lines that are not whole are left out."""
+    """The last events of a log that is being written, of the kinds that are needed; lines that are
+    not whole are left out.
+    """
     try:
         with open_regular(path) as stream:
             read = WHOLE_BYTES if whole else TAIL_BYTES
@@ -218,6 +211,8 @@ def _events(path: Path, *, whole: bool) -> list[Event]:
         return []
     found = []
     for line in lines:
+        if not line.startswith(_HEADS):  # to parse all lines of a large job takes seconds
+            continue
         try:
             found.append(Event.from_line(line))
         except LogError:

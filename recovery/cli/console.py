@@ -3,13 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
 from trainchaos.recovery.policy.strategy import ANNOUNCED
 from trainchaos.recovery.process.output import say
+from trainchaos.recovery.supervise.controller import Controller
+
+MOST_PIDS = 64  # in a line
+
+
+class JobListener(Protocol):
+    """Follows a job for a person."""
+
+    def on_event(self, event: Event) -> None:
+        """The supervisor wrote an event."""
+
+    def on_recovered(self, seconds: float, step: int) -> None:
+        """After a failure the first step beyond all earlier ones is committed; seconds since it was
+        detected.
+        """
+
+    def on_failed_save(self, checkpoint: str, error: str) -> None:
+        """A checkpoint could not be saved; training goes on."""
+
+
+class Supervised(Protocol):
+    """The part of a supervisor that ``Outage`` needs."""
+
+    @property
+    def controller(self) -> Controller:
+        """Of its job."""
+
+    def now_s(self) -> float:
+        """Monotonic seconds."""
+
+
+class Outage:
+    """Tells a listener when the job is past a failure that stopped it."""
+
+    def __init__(self, listener: JobListener) -> None:
+        self._listener = listener
+        self._since_s: float | None = None
+        self._step = 0
+
+    def begins(self, job: Supervised) -> None:
+        """A failure stops the job. Of several in a row the first counts."""
+        if self._since_s is None:
+            self._since_s, self._step = job.now_s(), job.controller.committed
+
+    def look(self, job: Supervised) -> None:
+        """Whether a step beyond all earlier ones is committed. Costs something only after a
+        failure: the step of a large job takes a while to find out.
+        """
+        if self._since_s is None:
+            return
+        step = job.controller.committed
+        if step > self._step:
+            self._listener.on_recovered(job.now_s() - self._since_s, step)
+            self._since_s = None
 
 
 class ConsoleListener:
@@ -31,10 +85,10 @@ class ConsoleListener:
         if event.kind is Kind.GENERATION_READY and event.data["resume_step"] >= self._steps:
             text += f": of {self._steps} none is left"
         elif event.kind is Kind.GENERATION_READY:
-            text += (
-                "; pids"
-                f" {' '.join(str(self._pids.get(name, 'gone')) for name in event.data['members'])}"
-            )
+            members = event.data["members"]
+            pids = " ".join(str(self._pids.get(name, "gone")) for name in members[:MOST_PIDS])
+            more = f" and {len(members) - MOST_PIDS} more" if len(members) > MOST_PIDS else ""
+            text += f"; pids {pids}{more}"
         if text:
             say(text)
 

@@ -13,13 +13,12 @@ from pathlib import Path
 from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
 from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
 from trainchaos.recovery.cli.process_host import ProcessPlacement
+from trainchaos.recovery.detection.paced_look import PacedLook
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
 from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
 from trainchaos.recovery.nodes.coordinator.software import refuse_other
 from trainchaos.recovery.process.output import say
-from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.rank.script import ScriptConfig
-from trainchaos.recovery.transport.progress_counters import Mark
 
 READY_LIMIT_S = 300.0  # agents may be started by hand
 # for agents to reconnect to a restarted coordinator: they try at least every second
@@ -54,6 +53,8 @@ class NodesProcessHost:
         self._avoided = avoided
         self.alive, self.send, self.signal = fleet.alive, fleet.send, fleet.signal
         self.close = fleet.close
+        self.mark, self.os_state = fleet.mark, fleet.os_state  # asked for each rank in each look
+        self.pulse, self.stacks = fleet.pulse, fleet.stacks
 
     def await_ready(self, stopped: Callable[[], bool]) -> None:
         """Wait until an agent has connected for each node."""
@@ -109,16 +110,14 @@ class NodesProcessHost:
                 name for name in info.devices if name.startswith("cuda") and self._device != "cpu"
             ]
             scratch = Path(info.scratch)
-            found += [
-                ProcessPlacement(
-                    node=info.node,
-                    device=name,
-                    address=info.address,
-                    events=scratch,
-                    logs=scratch / LOGS,
+            logs = scratch / LOGS
+            there_are = {
+                name: ProcessPlacement(
+                    node=info.node, device=name, address=info.address, events=scratch, logs=logs
                 )
-                for name in cuda or ["cpu"] * self._slots
-            ]
+                for name in cuda or ["cpu"]
+            }
+            found += [there_are[name] for name in cuda or ["cpu"] * self._slots]
         return found
 
     def may_return(self) -> bool:
@@ -145,22 +144,6 @@ class NodesProcessHost:
         except NodeGone as error:
             raise ConnectionError(error.message) from error
 
-    def mark(self, name: str) -> Mark:
-        """The last mark received."""
-        return self._fleet.mark(name)
-
-    def os_state(self, name: str) -> str:
-        """The last state received."""
-        return self._fleet.os_state(name)
-
-    def pulse(self, name: str) -> Pulse:
-        """The last pulse received."""
-        return self._fleet.pulse(name)
-
-    def stacks(self, name: str) -> str | None:
-        """The last stacks received."""
-        return self._fleet.stacks(name)
-
     def wait(self, timeout_s: float) -> Sequence[FleetReport]:
         """Reports on processes and nodes."""
         return self._fleet.wait(timeout_s)
@@ -171,12 +154,16 @@ class _Arrivals:
 
     def __init__(self, present: Callable[[], Sized]) -> None:
         self._present, self._count, self._last_s = present, 0, time.monotonic()
+        self._paced = PacedLook(time.monotonic)
 
     def over(self) -> bool:
         """Whether none has come for RETURN_LIMIT_S."""
+        self._paced.take(self._look)
+        return time.monotonic() > self._last_s + RETURN_LIMIT_S
+
+    def _look(self) -> None:
         if (count := len(self._present())) > self._count:
             self._count, self._last_s = count, time.monotonic()
-        return time.monotonic() > self._last_s + RETURN_LIMIT_S
 
 
 def _nothing_known(node: int) -> str | None:

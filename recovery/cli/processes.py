@@ -24,7 +24,9 @@ MOST_ASKED = 64
 started without being in the log when the supervisor is lost.
 """
 ORDER_S = 0.5
-"""For which an order of spots is used again at most: nodes fall silent, and devices fail."""
+"""For which an order of spots is used again, or for ten times as long as it took: nodes fall
+silent, and devices fail.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +102,7 @@ class JobProcesses:
                     self.pids[name], self._spots[name] = pid, (spot.node, spot.device)
                     return StartedProcess(name=name, pid=pid, spot=spot)
             if stopped() or not self._host.may_return():
+                self._expected = {}  # the calls that were to follow do not
                 lacking = InfrastructureError if stopped() else NoPlaceLeft
                 raise lacking(
                     f"cannot start a process: {self._why}", hint="see what the nodes' agents say"
@@ -157,9 +160,11 @@ class JobProcesses:
             taken = [self._spots[other] for other in self.pids]
             taken += [(spot.node, spot.device) for _, spot in self._asked]
             self._ordered = LeastTaken(left, taken, self._avoids)
-            # a small job, for which it costs nothing, orders them anew for each start
+            # a small job, for which it costs nothing, orders them anew for each start, and a large
+            # one is not to spend its time on it
             took_s = self._now_s() - now_s
-            self._ordered_until_s = now_s + took_s + min(ORDER_S, 50 * took_s)
+            good_s = min(50 * took_s, max(ORDER_S, 10 * took_s))
+            self._ordered_until_s = now_s + took_s + good_s
         return self._ordered
 
     def failed(self, name: str | None) -> None:

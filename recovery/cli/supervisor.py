@@ -8,10 +8,11 @@ import os
 import signal
 import socket
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from trainchaos.chaos.events.log import LOG_VERSION, ORCHESTRATOR, Event, EventWriter, Kind
 from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
+from trainchaos.recovery.cli.console import JobListener, Outage
 from trainchaos.recovery.cli.job_health import JobHealth
 from trainchaos.recovery.cli.job_spec import JobSpec, script_config
 from trainchaos.recovery.cli.keepers import JobKeepers
@@ -29,33 +30,16 @@ from trainchaos.recovery.policy.strategy import ANNOUNCED, Cause, StateFrom, Str
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, start_store
 from trainchaos.recovery.process.logroom import LogRoom
 from trainchaos.recovery.process.stacks import STACK_SIGNAL, keep
-from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.rank.script import ScriptConfig
 from trainchaos.recovery.supervise.adoption import past
 from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
 from trainchaos.recovery.supervise.supervision import StopFlag
-from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import CheckpointNote, Failed, Message, Ready
+from trainchaos.recovery.transport.wire import CheckpointNote, Failed, Ready
 
 # bytes: a failure takes about 2,500, so that many can be written down on a full disk
 LOG_RESERVE = 4 << 20
 LOST = "unknown: it was killed"
 _NOT_OF_A_PLACE = (*ANNOUNCED, Cause.NONFINITE)
-
-
-class JobListener(Protocol):
-    """Follows a job for a person."""
-
-    def on_event(self, event: Event) -> None:
-        """The supervisor wrote an event."""
-
-    def on_recovered(self, seconds: float, step: int) -> None:
-        """After a failure the first step beyond all earlier ones is committed; seconds since it was
-        detected.
-        """
-
-    def on_failed_save(self, checkpoint: str, error: str) -> None:
-        """A checkpoint could not be saved; training goes on."""
 
 
 class Supervisor:
@@ -85,6 +69,8 @@ class Supervisor:
         self._spec = spec
         self._listener = listener
         self._host = host
+        self.send = host.send
+        self.mark, self.os_state, self.pulse = host.mark, host.os_state, host.pulse
         self._takeover = takeover
         self._avoided = avoided or AvoidedPlaces(())
         folders = [spec.events, spec.events / "logs", *([spec.logs] if spec.logs else [])]
@@ -104,8 +90,7 @@ class Supervisor:
         self._errors: dict[str, str] = {}
         self._look = PacedLook(self.now_s)
         self._described = False
-        self._failed_s: float | None = None
-        self._failed_step = 0
+        self._outage = Outage(listener)
         try:
             self._store, port = start_store(host.store_host)
             self.controller = Controller(
@@ -220,17 +205,17 @@ class Supervisor:
         self._keepers.look()
         self._health.look()
         self._care.look()
-        self._look.take(self.controller.tick)
+        self._look.take(self._tick)
         self._clear_logs()
         if self._stop.signum:
             self._interrupt(signal.Signals(self._stop.signum).name)
-        step = self.controller.committed
-        if self._failed_s is not None and step > self._failed_step:
-            self._listener.on_recovered(self.now_s() - self._failed_s, step)
-            self._failed_s = None
+
+    def _tick(self) -> None:
+        self.controller.tick()
+        self._outage.look(self)
 
     def _clear_logs(self) -> None:
-        if self.controller.stage is not Stage.TRAINING:
+        if self.controller.stage is not Stage.TRAINING or not self._log_room.due:
             return  # a check takes a while where there are many files
         cleared = self._log_room.look({*self._processes.pids, *self._keepers.names})
         if cleared is not None:
@@ -341,10 +326,6 @@ class Supervisor:
             memory=self._keepers.memory,
         )
 
-    def send(self, process: str, message: Message) -> bool:
-        """Send to a process; False when it has exited."""
-        return self._host.send(process, message)
-
     def kill(self, process: str) -> None:
         """SIGKILL."""
         self._host.signal(process, signal.SIGKILL)
@@ -352,18 +333,6 @@ class Supervisor:
     def distrust(self, process: str) -> None:
         """Avoid its spot."""
         self._processes.distrust(process)
-
-    def mark(self, process: str) -> Mark:
-        """Progress mark."""
-        return self._host.mark(process)
-
-    def os_state(self, process: str) -> str:
-        """The process state as the kernel reports it."""
-        return self._host.os_state(process)
-
-    def pulse(self, process: str) -> Pulse:
-        """How much CPU time it got."""
-        return self._host.pulse(process)
 
     def ask_stacks(self, process: str) -> None:
         """Ask for its stacks."""
@@ -386,8 +355,8 @@ class Supervisor:
             if data["process"] is not None:
                 said = f"{data['detail']}\n{self._errors.get(data['process'], '')}"
                 self._care.failed(data["process"], data["cause"], said)
-        if stops and self._failed_s is None:
-            self._failed_s, self._failed_step = self.now_s(), self.controller.committed
+        if stops:
+            self._outage.begins(self)
         return self._write(kind, step=step, generation=generation, **data)
 
     def _write(

@@ -21,7 +21,7 @@ from trainchaos.recovery.detection.silence import PollTime, Silence
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark
 
-__all__ = ["STALLS", "STOPPED", "Hang", "HangDetector", "HangLimits", "LeaveWatch"]
+__all__ = ["STALLS", "STOPPED", "Hang", "HangDetector", "HangLimits"]
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Hang:
     @property
     def measured(self) -> dict[str, Any]:
         """For the record: lets others check whether it can have been silent for so long."""
-        return _measured(self.silent_s, self.deadline_s, self.last_seq, stopped=self.stopped)
+        return measured_of(self.silent_s, self.deadline_s, self.last_seq, stopped=self.stopped)
 
     @property
     def detail(self) -> str:
@@ -150,26 +150,29 @@ class HangDetector:
         processors, asked only of those that are silent for long; ``others_done``: some have done
         their last step. The process ``""``: none can be blamed.
         """
-        kernel = _once(kernel)
         look = PollTime.after(self._last_look_s, now_s)
         self._last_look_s, self.due_s = now_s, math.inf
         self.suspects.clear()
-        ahead: dict[int, tuple[int, int]] = {}
-        for name, mark in marks.items():
-            group = replicas.get(name, 0)
-            ahead[group] = max(ahead.get(group, (0, 0)), (mark.step, mark.collective))
+        places = {(mark.step, mark.collective, mark.phase) for mark in marks.values()}
+        ahead = _furthest(marks, places, replicas)
+        phases = {phase for _, _, phase in places}
         alone = len(marks) == 1
-        awaited = alone or others_done or any(mark.phase == "collective" for mark in marks.values())
-        common = self._common_stall(marks)
+        awaited = alone or others_done or "collective" in phases
+        common = STALLS in phases and self._common_stall(marks)
         stuck = partial(_once(lambda _: _all_wait(marks, kernel)), "")
-        hangs, heard = [], {}
+        hangs, heard, silences = [], {}, self._silences
         for name, mark in marks.items():
-            furthest = ahead[replicas.get(name, 0)]
-            silence = self._silence_of(name, mark)
-            if silence is None or kernel(name) != UNHEARD:
+            # Most have moved, or are not heard of, and each of many thousands costs little.
+            silence = silences.get(name)
+            if silence is None or (silence.mark is not mark and _differ(silence.mark, mark)):
+                self._moved(name, mark, silence)
                 heard[name] = mark
-            if silence is None or name not in heard:
                 continue
+            state = kernel(name)
+            if state == UNHEARD:
+                continue
+            heard[name] = mark
+            furthest = ahead[replicas.get(name, 0)]
             deadline = self._deadline_s(name, silence)
             # Others who are two steps on have the rank's part of the step between: it works, and
             # its marks are lost.
@@ -181,7 +184,7 @@ class HangDetector:
                 silence.shared_s += look.passed_s
                 silence.common_s += look.passed_s if awaited else 0.0
             hang = self._judge(
-                name, silence, look.passed_s, kernel, None if alone else furthest, deadline
+                name, silence, look.passed_s, state, None if alone else furthest, deadline
             )
             if hang is not None:
                 hangs.append(hang)
@@ -202,17 +205,16 @@ class HangDetector:
         ]
         return len(still) >= max(2, len(marks) / 2)
 
-    def _silence_of(self, name: str, mark: Mark) -> Silence | None:
-        """None: it has moved since the last look."""
+    def _moved(self, name: str, mark: Mark, before: Silence | None) -> None:
+        """A member has moved since the last look. ``before``: its silence until then."""
         self.pace.saw(name, mark)
-        silence = self._silences.get(name)
-        if silence is not None and (silence.mark is mark or silence.mark == mark):
-            return silence
-        if silence is not None:
-            alone_s = silence.behind_s
-            self.pace.ended(name, silence.mark, alone_s=alone_s, all_s=alone_s + silence.shared_s)
+        if before is not None and before.untouched:
+            before.mark = mark
+            return
+        if before is not None:
+            alone_s = before.behind_s
+            self.pace.ended(name, before.mark, alone_s=alone_s, all_s=alone_s + before.shared_s)
         self._silences[name] = Silence(mark=mark)
-        return None
 
     def _deadline_s(self, name: str, silence: Silence) -> float:
         if silence.mark.busy_s:
@@ -225,14 +227,13 @@ class HangDetector:
         name: str,
         silence: Silence,
         passed_s: float,
-        kernel: Callable[[str], str],
+        state: str,
         furthest: tuple[int, int] | None,
         deadline: float,
     ) -> Hang | None:
         mark = silence.mark
         if not max(silence.behind_s, silence.waited_s, silence.shared_s):
             return None
-        state = kernel(name)
         late, limit = self._lateness(silence, state, passed_s, deadline)
         missed = furthest[1] - mark.collective if furthest and furthest[0] == mark.step else 0
         held = state in STOPPED + TRACED
@@ -313,57 +314,10 @@ class HangDetector:
         )
 
 
-@dataclass(kw_only=True)
-class LeaveWatch:
-    """Which members of an aborted generation do not leave it. Each has as long as its phase may
-    take, from its last sign of life on; see ``Pace.leave_s``.
-    """
-
-    pace: Pace
-    least_s: float
-    suspects: set[str] = field(default_factory=set)
-    """As in ``HangDetector``."""
-    _last_look_s: float | None = None
-    _silences: dict[str, Silence] = field(default_factory=dict)
-
-    def late(
-        self,
-        now_s: float,
-        marks: Mapping[str, Mark],
-        kernel: Callable[[str], str],
-        pulse: Callable[[str], Pulse],
-    ) -> dict[str, dict[str, Any]]:
-        """Members that are late by now, and the measurements of each (``Hang.measured``). Arguments
-        as for ``HangDetector.look``.
-        """
-        look = PollTime.after(self._last_look_s, now_s)
-        self._last_look_s = now_s
-        self.suspects.clear()
-        late = {}
-        for name, mark in marks.items():
-            silence = self._silences.get(name)
-            # A member on a silent node may have left; its node comes back and reports it, or is
-            # given up.
-            if silence is None or silence.mark != mark or kernel(name) == UNHEARD:
-                self._silences[name] = Silence(mark=mark)
-                continue
-            limit = self.pace.leave_s(mark, name, self.least_s)
-            silence.lags(look, limit, partial(pulse, name), self.pace.works)
-            state = kernel(name)
-            if state in STOPPED:
-                limit = self.least_s
-            elif state == DISK:
-                limit *= self.pace.limits.disk_factor
-            if silence.behind_s > SUSPECT_AT * limit and state not in STOPPED:
-                self.suspects.add(name)
-            if silence.behind_s > limit:
-                late[name] = _measured(silence.behind_s, limit, mark.last_seq)
-        return late
-
-
-def _measured(
+def measured_of(
     silent_s: float, limit_s: float, last_seq: int, *, stopped: bool = False
 ) -> dict[str, Any]:
+    """The measurements of a silence, for the record."""
     more = {"stopped": True} if stopped else {}
     return {
         "silent_s": round(silent_s, 6),
@@ -390,6 +344,28 @@ def _all_wait(marks: Mapping[str, Mark], kernel: Callable[[str], str]) -> bool:
     return all(
         mark.phase == "collective" or kernel(name) == UNHEARD for name, mark in marks.items()
     )
+
+
+def _differ(one: Mark, other: Mark) -> bool:
+    """Whether two marks are not equal; their times, which differ as a rule, tell it soonest."""
+    return one.time_ns != other.time_ns or one != other
+
+
+def _furthest(
+    marks: Mapping[str, Mark],
+    places: Collection[tuple[int, int, str]],
+    replicas: Mapping[str, int],
+) -> dict[int, tuple[int, int]]:
+    """Step and collective of the furthest member of each replica. ``places``: step, collective and
+    phase of all of them; far fewer than members, as ranks keep step.
+    """
+    if not replicas:
+        return {0: max(((step, collective) for step, collective, _ in places), default=(0, 0))}
+    ahead: dict[int, tuple[int, int]] = {}
+    for name, mark in marks.items():
+        group = replicas.get(name, 0)
+        ahead[group] = max(ahead.get(group, (0, 0)), (mark.step, mark.collective))
+    return ahead
 
 
 def _waits(mark: Mark, furthest: tuple[int, int]) -> bool:

@@ -51,6 +51,12 @@ class Silence:
     asked_s: float | None = None
     unasked_s: float = 0.0
 
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was counted yet."""
+        counted = self.behind_s or self.waited_s or self.shared_s or self.unasked_s
+        return not counted and self.asked_s is None and self.stopped_s is None
+
     def waits(
         self,
         look: PollTime,

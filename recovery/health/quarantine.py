@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +38,7 @@ def names_of(hosts: Mapping[int, str], *, emulated: bool = False) -> dict[int, t
     of their own, such as containers.
     """
     shared = emulated and len(hosts) > 1
-    several = {host for host in hosts.values() if list(hosts.values()).count(host) > 1}
+    several = {host for host, count in Counter(hosts.values()).items() if count > 1}
     return {
         node: (host, str(node)) if shared or host in several else (host,)
         for node, host in hosts.items()

@@ -111,11 +111,16 @@ class LogRoom:
         """A process of this name is about to be started."""
         self._names.add(name)
 
+    @property
+    def due(self) -> bool:
+        """Whether ``look`` would check now."""
+        return time.monotonic() >= self._due_s
+
     def look(self, living: Collection[str]) -> DroppedLogs | None:
         """Make room, if a check is due and the limit is exceeded. ``living``: processes that may
         still write.
         """
-        if time.monotonic() < self._due_s:
+        if not self.due:
             return None
         self._due_s = time.monotonic() + EVERY_S
         # one at a time: there may be many

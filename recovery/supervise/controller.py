@@ -260,9 +260,10 @@ class Controller:
             case Stage.ADOPTING:
                 self._take_up()
             case Stage.TRAINING | Stage.PAUSING:
-                self.job.meter.saw(len(self.members), self.committed, now)
+                committed = self.committed  # takes a while in a large job
+                self.job.meter.saw(len(self.members), committed, now)
                 self._answer(self._watch.at_work())
-                cycle.replace_lost(now)
+                cycle.replace_lost(now, committed)
             case Stage.STOPPING:
                 self._answer(cycle.parking.overdue(now))
                 if cycle.parking.lacks_cause(now):

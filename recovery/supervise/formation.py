@@ -145,31 +145,30 @@ class Formation:
         giving = {source % self._shards: source for source in copies.values()}
         live = self._live_step(form, copies)
         left_out = max(tell(self._table[name]) for name in form.members)
+        common = Join(
+            generation=self.generation,
+            rank=0,
+            world=len(form.members),
+            store_port=self.store_port,
+            restore=form.state is StateFrom.CHECKPOINT,
+            timeout_s=self._join_timeout_s,
+            shards=self._shards,
+            finish=finish,
+            left_out=left_out,
+            examine=examine,
+            doubts=list(word.doubts),
+            agreed=word.agreed,
+            anew=word.anew,
+            watched_s=rewinds.watched_s if rewinds is not None else -1.0,
+            rewinds=rewinds.count if rewinds is not None else 0,
+            live=live,
+        )
         for rank, name in enumerate(form.members):
-            process = self._table[name]
+            process, shard = self._table[name], rank % self._shards
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
-            process.shard = rank % self._shards
-            join = Join(
-                generation=self.generation,
-                rank=rank,
-                world=len(form.members),
-                store_port=self.store_port,
-                source=giving.get(rank % self._shards, -1),
-                receives=rank in copies,
-                restore=form.state is StateFrom.CHECKPOINT,
-                timeout_s=self._join_timeout_s,
-                shards=self._shards,
-                finish=finish,
-                left_out=left_out,
-                examine=examine,
-                doubts=list(word.doubts),
-                agreed=word.agreed,
-                anew=word.anew,
-                watched_s=rewinds.watched_s if rewinds is not None else -1.0,
-                rewinds=rewinds.count if rewinds is not None else 0,
-                live=live,
-            )
-            self._hands.send(name, join)
+            process.shard = shard
+            own = {"rank": rank, "source": giving.get(shard, -1), "receives": rank in copies}
+            self._hands.send(name, common.model_copy(update=own))
 
     def _note(self, form: Form, copies: Mapping[int, int]) -> None:
         """The next generation is of this form."""

@@ -71,7 +71,10 @@ class Process:
 
     @health.setter
     def health(self, health: Health) -> None:
-        del self.lists[self._health][self.name]
+        before = self.lists[self._health]
+        del before[self.name]
+        if not before:
+            before.clear()  # else it keeps the place of each entry, and to read it takes as long
         self._health = health
         self.lists[health][self.name] = self
 
@@ -88,6 +91,7 @@ class ProcessTable:
         self._members: tuple[str, ...] = ()
         self._ranks: dict[str, int] = {}
         self._unfinished = 0  # a rank that had a step left at the last check
+        self._unparked = 0  # a rank that trained at the last check
         self._hands = hands
         self._start_timeout_s = start_timeout_s
         self._processes: dict[str, Process] = {}
@@ -116,7 +120,7 @@ class ProcessTable:
     def members(self, members: tuple[str, ...]) -> None:
         before, self._members = self._members, members
         self._ranks = {name: rank for rank, name in enumerate(members)}
-        self._unfinished = 0
+        self._unfinished = self._unparked = 0
         for name in before:
             if name not in self._ranks and name in self._processes:
                 self._processes[name].rank = None
@@ -282,7 +286,14 @@ class ProcessTable:
     @property
     def some_train(self) -> bool:
         """Whether some member has neither parked nor died."""
-        return any(name in self._ranks for name in self._lists[Health.TRAINING])
+        size = len(self._members)
+        for rank in range(self._unparked, self._unparked + size):
+            if self._processes[self._members[rank % size]].health is Health.TRAINING:
+                # The next check begins here. To ask the list of those that train would take as long
+                # as the list was: a dict keeps the places of what was taken from its front.
+                self._unparked = rank % size
+                return True
+        return False
 
     @property
     def all_parked(self) -> bool:

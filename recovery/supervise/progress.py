@@ -10,7 +10,8 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.detection.evidence import HangEvidence
-from trainchaos.recovery.detection.hangs import Hang, HangDetector, LeaveWatch
+from trainchaos.recovery.detection.hangs import Hang, HangDetector
+from trainchaos.recovery.detection.leaving import LeaveWatch
 from trainchaos.recovery.detection.pace import HangLimits
 from trainchaos.recovery.policy.doubts import Doubt
 from trainchaos.recovery.supervise.divergence import DigestBook
@@ -54,9 +55,10 @@ class ProgressWatch:
 
         Marks of dead members count too: they tell how far a generation had come when it broke.
         """
-        marks = [self._hands.mark(name) for name in self._members]
-        if marks and all(mark.generation == self._generation for mark in marks):
-            self.reached(max(self._committed, min(mark.committed for mark in marks)))
+        mark_of, generation = self._hands.mark, self._generation
+        marks = [mark_of(name) for name in self._members]
+        if marks and {mark.generation for mark in marks} == {generation}:
+            self.reached(max(self._committed, min([mark.committed for mark in marks])))
         return self._committed
 
     @property
@@ -72,20 +74,22 @@ class ProgressWatch:
         The process ``""``: no single one can be blamed. ``others_done``: some members have finished
         their last step.
         """
-        now = self._hands.now_s()
-        marks = {name: self._hands.mark(name) for name in names}
+        now, mark_of = self._hands.now_s(), self._hands.mark
+        marks = {name: mark_of(name) for name in names}
         current = [mark for mark in marks.values() if mark.generation == generation]
         if not current:
             return None
         if len(current) == len(marks):
-            moved_s = [mark.time_ns / 1e9 for mark in current]
-            self.detector.observe(now, min(mark.committed for mark in current), moved_s)
-        # A member that has joined, and whose mark is still of an earlier generation, shows no sign
-        # of life.
-        marks = {
-            n: m if m.generation == generation else replace(m, phase="idle")
-            for n, m in marks.items()
-        }
+            # one after the other only where a step is done: a job may have many thousands
+            moved_s = (mark.time_ns / 1e9 for mark in current)
+            self.detector.observe(now, min([mark.committed for mark in current]), moved_s)
+        else:
+            # A member that has joined, and whose mark is still of an earlier generation, shows no
+            # sign of life.
+            marks = {
+                n: m if m.generation == generation else replace(m, phase="idle")
+                for n, m in marks.items()
+            }
         replicas = {
             name: rank // self._shards
             for rank, name in enumerate(self._members)

@@ -4,6 +4,7 @@ train on. Failures are detected in ``recovery.supervise.controller``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from trainchaos.recovery.policy.corruption import wrong_values
 from trainchaos.recovery.policy.costs import Tried
 from trainchaos.recovery.policy.replacement_delay import ReplacementDelay
 from trainchaos.recovery.policy.strategy import (
+    Action,
     ClusterView,
     Decision,
     Form,
@@ -32,6 +34,14 @@ from trainchaos.recovery.supervise.supervision import Stage
 from trainchaos.recovery.transport.wire import Joined, Parked, PauseRequest
 
 _TRAINS = (Stage.TRAINING, Stage.PAUSING)
+
+
+def _starts(actions: Sequence[Action]) -> tuple[str, str, int]:
+    """Role and mode of the first of these, and how many such starts follow one another."""
+    first = actions[0]
+    assert isinstance(first, Spawn)
+    alike = itertools.takewhile(lambda action: action == first, actions)
+    return first.role, first.mode, len(list(alike))
 
 
 class RecoveryCycle:
@@ -246,11 +256,13 @@ class RecoveryCycle:
         form: Form | None = None
         for name in wrong_values(decision, self._job.failures.current):
             self._job.hands.distrust(name)
-        for action in decision.actions:
+        for place, action in enumerate(decision.actions):
             match action:
                 case Kill():
                     table.kill(table[action.process])
                 case Spawn():
+                    if place == 0 or decision.actions[place - 1] != action:
+                        self._job.hands.expect(*_starts(decision.actions[place:]))
                     new.append(table.spawn(action.role, action.mode))
                 case Pause():
                     self._pause(save=action.save)
@@ -327,12 +339,14 @@ class RecoveryCycle:
         self._answer_warnings()
         self.end_if_finished()
 
-    def replace_lost(self, now_s: float) -> None:
-        """Replace lost or used processes, once the generation has made a step."""
+    def replace_lost(self, now_s: float, committed: int) -> None:
+        """Replace lost or used processes, once the generation has made a step. ``committed``: the
+        newest that all members have.
+        """
         job = self._job
         if self.stage is not Stage.TRAINING:
             return
-        settled = self._delay.just_settled(job.progress.committed, now_s)
+        settled = self._delay.just_settled(committed, now_s)
         if settled or now_s >= self._again_s:
             self._again_s = math.inf
             self._act(self._strategy.on_spare_lost(self._view()))

@@ -54,7 +54,7 @@ class Join(Message):
     finish: int = 0
     left_out: int = 0
     examine: int = 0
-    doubts: list[Doubt] = []
+    doubts: list[Doubt] = Field(default_factory=list)
     agreed: int = -1
     anew: bool = True
     live: int = -1
@@ -196,7 +196,7 @@ class Ready(Message):
     samples: int = 0
     global_batch: int = 0
     seed: int = 0
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = Field(default_factory=dict)
     live: str = ""
 
 
@@ -211,9 +211,9 @@ class Parked(Message):
     step: int
     valid: bool
     why: Literal["aborted", "pause", "nonfinite", "failed"]
-    blamed: list[int] = []
+    blamed: list[int] = Field(default_factory=list)
     error: str = ""
-    samples: list[int] = []
+    samples: list[int] = Field(default_factory=list)
     pending: int = 0
 
 

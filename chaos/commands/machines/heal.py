@@ -47,10 +47,11 @@ def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> i
 def ps(runs: Path, form: str) -> int:
     """List live runs, and what dead runs left behind."""
     from trainchaos.harness.run import ps as live
+    from trainchaos.harness.run import ps_text
 
     found = live.listing(runs)
     rows = [one.model_dump(mode="json") for one in found]
-    say(json.dumps(rows, indent=2) if form == "json" else live.as_text(found, runs))
+    say(json.dumps(rows, indent=2) if form == "json" else ps_text.as_text(found, runs))
     return errors.EXIT_PASS
 
 

@@ -163,8 +163,7 @@ class NodeAgent:
         if reports:
             # the coordinator reads the marks next
             self._beat(time.monotonic(), at_once=True)
-        for report in reports:
-            self._processes.tell_of(report)
+        self._processes.tell_of(reports)
 
     def _beat(self, now_s: float, *, at_once: bool = False) -> None:
         """Send what changed. Dropped when the coordinator does not keep up."""

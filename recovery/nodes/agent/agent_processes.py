@@ -7,11 +7,12 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.nodes.link import protocol
@@ -26,6 +27,7 @@ from trainchaos.recovery.transport.progress_counters import PHASES, Mark
 from trainchaos.recovery.transport.wire import Message
 
 SILENT_NS = 100_000_000
+LONGEST_HEARD = 1 << 20  # characters of messages that are passed on as one; one alone may have more
 KEPT_ENDED = 1024  # reported again to a coordinator that takes over
 
 
@@ -66,14 +68,35 @@ class AgentProcesses:
         """What happened since the last call."""
         return self._node.wait(0)
 
-    def tell_of(self, report: Report) -> None:
-        """Turn a report into a message; an exit comes after everything that the process wrote."""
-        if isinstance(report, MessageReceived):
-            self._spoken.add(report.process)
-            self._post.add(protocol.Heard(process=report.process, message=report.message))
-        elif isinstance(report, Dying):
+    def tell_of(self, reports: Iterable[Report]) -> None:
+        """Turn reports into messages; an exit comes after everything that the process wrote."""
+        heard: list[tuple[str, Any]] = []
+        size = 0
+        for report in reports:
+            if isinstance(report, MessageReceived):
+                self._spoken.add(report.process)
+                length = len(report.message.model_dump_json())
+                if size + length > LONGEST_HEARD:
+                    self._pass_on(heard)
+                    size = 0
+                heard.append((report.process, report.message))
+                size += length
+            else:
+                self._pass_on(heard)
+                size = 0
+                self._tell_of_end(report)
+        self._pass_on(heard)
+
+    def _pass_on(self, heard: list[tuple[str, Any]]) -> None:
+        """Send messages of processes, and forget them here."""
+        if heard:
+            self._post.add(protocol.Heard.model_construct(each=tuple(heard)))
+            heard.clear()
+
+    def _tell_of_end(self, report: Dying | Exited) -> None:
+        if isinstance(report, Dying):
             self._post.add(protocol.Sinking(process=report.process))
-        elif isinstance(report, Exited):
+        else:
             self._send_files(report.process, last=True)
             self.pids.pop(report.process, None)
             ended = protocol.Ended(

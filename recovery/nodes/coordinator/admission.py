@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import signal as signals
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from trainchaos.chaos.errors import InfrastructureError
@@ -104,6 +104,17 @@ class Admission:
         """The newest rejected agents of none of these nodes, and the reasons; "" for none."""
         found = [why for other, why in list(self._refusals) if other not in nodes]
         return "; ".join(found[-SHOWN_REFUSALS:])
+
+    def why_missing(self, missing: Sequence[int], lost: Mapping[int, str]) -> str:
+        """Why each of some nodes is not there, and who else was rejected. ``lost``: why some are
+        known not to exist.
+        """
+        what = "; ".join(
+            f"node {n}: {lost.get(n) or self.why_not(n) or 'its agent has not dialled'}"
+            for n in missing
+        )
+        others = self.others(missing)
+        return f"{what} (turned away: {others})" if others else what
 
     def _open(self) -> None:
         try:

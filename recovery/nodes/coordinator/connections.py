@@ -13,6 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.recovery.detection.paced_look import PacedLook
+from trainchaos.recovery.nodes.coordinator import pings
 from trainchaos.recovery.nodes.coordinator.admission import Admission
 from trainchaos.recovery.nodes.coordinator.loss import Absence, FleetLimits, How, TakenAway, judge
 from trainchaos.recovery.nodes.coordinator.node_state import (
@@ -32,8 +34,6 @@ from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
 from trainchaos.recovery.nodes.link.link import Closed
 
-PING_EVERY_S = 1.0
-FIRST_PINGS, FIRST_PING_EVERY_S = 8, 0.02
 ASLEEP_S = 1.0  # between two turns: a longer gap was our own, and no node counts as silent for it
 # between two turns: agents, which expect a message every second, may have hung up, and connect
 # again
@@ -106,22 +106,23 @@ class Connections:
         """
         self._gone = gone
         until_s = time.monotonic() + limit_s
-        while (
-            missing := [node for node in sorted(nodes) if not self._is_there(node)]
-        ) and not stopped():
-            lost = {node: why for node in missing if (why := gone(node))}
+        missing = list(nodes)
+        lost: dict[int, str] = {}
+
+        def look() -> None:
+            missing[:] = [node for node in sorted(nodes) if not self._is_there(node)]
+            lost.update({node: why for node in missing if (why := gone(node))})
+
+        paced = PacedLook(time.monotonic)  # else thousands that come would each ask for all others
+        while not stopped():
+            paced.take(look)
+            if not missing:
+                return
             if lost or time.monotonic() >= until_s:
-                admission = self._admission
-                what = "; ".join(
-                    f"node {n}:"
-                    f" {lost.get(n) or admission.why_not(n) or 'its agent has not dialled'}"
-                    for n in missing
-                )
-                others = admission.others(missing)
-                refused = f" (turned away: {others})" if others else ""
                 waited_s = limit_s - max(0.0, until_s - time.monotonic())
                 raise InfrastructureError(
-                    f"not all nodes are there after {waited_s:.1f} s: {what}{refused}",
+                    f"not all nodes are there after {waited_s:.1f} s:"
+                    f" {self._admission.why_missing(missing, lost)}",
                     hint=(
                         f"an agent has to reach {self.address[0]}:{self.address[1]}; see what the"
                         " nodes' agents say"
@@ -212,7 +213,7 @@ class Connections:
 
     def _due_s(self) -> float:
         """How long nothing has to be done unless a message comes."""
-        now_ns, due_s = self._clock_ns(), PING_EVERY_S
+        now_ns, due_s = self._clock_ns(), pings.EVERY_NS / 1e9
         if not self._admission.open:
             return due_s
         if (next_ns := self._board.next_ns) is not None:
@@ -246,8 +247,7 @@ class Connections:
             return
         if state.link is not None and now_ns >= state.ping_due_ns:
             state.pings += 1
-            every_s = FIRST_PING_EVERY_S if state.pings < FIRST_PINGS else PING_EVERY_S
-            state.ping_due_ns = now_ns + int(every_s * 1e9)
+            state.ping_due_ns = pings.next_ns(state.node, state.pings, now_ns)
             state.link.put(protocol.Ping(sent_ns=self._clock_ns()), got=state.post.received)
             self._board.stir(state)
         missed = self._misses(state, now_ns)
@@ -301,7 +301,7 @@ class Connections:
     def _handle(self, state: NodeState, frame: Any) -> None:
         match frame:
             case protocol.Pong():
-                offset = state.answered(frame, self._clock_ns(), told=state.pings >= FIRST_PINGS)
+                offset = state.answered(frame, self._clock_ns(), told=state.pings >= pings.FIRST)
                 if offset is not None:
                     self._reports.append(
                         ClockMeasured(

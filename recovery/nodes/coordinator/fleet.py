@@ -35,7 +35,6 @@ from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.process.starvation import Pulse
-from trainchaos.recovery.transport.progress_counters import NEVER, Mark
 from trainchaos.recovery.transport.wire import Abort, Inquiry, Join, Message, Stop
 
 __all__ = [
@@ -79,6 +78,7 @@ class Fleet:
     ) -> None:
         self._clock_ns = clock_ns
         self._limits = limits
+        self._stale_ns = limits.stale_s * 1e9
         self._reports: list[FleetReport] = []
         self._processes = RemoteProcesses(self._reports, clock_ns)
         self._asked: dict[str, NodeState] = {}  # processes that were asked for, and of whom
@@ -98,6 +98,8 @@ class Fleet:
         self.traffic = self._connections.traffic
         self.give_up = self._connections.give_up
         self.away = self._connections.away
+        self.mark = self._processes.mark
+        """The last progress mark received of a process, on our clock; readable after its death."""
         self.back = self._connections.back
 
     @property
@@ -234,10 +236,6 @@ class Fleet:
             state.post.add(protocol.Signal(process=name, signum=signum))
             self._connections.flush(state)
 
-    def mark(self, name: str) -> Mark:
-        """The last progress mark received, on our clock; readable after the process's death too."""
-        return process.mark if (process := self._processes.known(name)) is not None else NEVER
-
     def os_state(self, name: str) -> str:
         """The last process state received, as the kernel reports it, X when it has exited; "?"
         while its node is silent: an old state says nothing about now.
@@ -246,12 +244,11 @@ class Fleet:
         if process is None:
             return "X"
         state = self._connections.states.get(process.node)
-        stale_ns = (
-            self._connections.turned_ns - state.beat_ns
-            if state is not None and state.link is not None
-            else None
+        if state is None or state.link is None:
+            return "?"
+        return (
+            "?" if self._connections.turned_ns - state.beat_ns > self._stale_ns else process.state
         )
-        return "?" if stale_ns is None or stale_ns > self._limits.stale_s * 1e9 else process.state
 
     def pulse(self, name: str) -> Pulse:
         """How much CPU time it got, by the last report."""

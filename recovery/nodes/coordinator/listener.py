@@ -105,6 +105,7 @@ class AgentListener:
             oldest, (_, since_s) = next(iter(self._strangers.items()))
             left_s = since_s + PATIENCE_S - time.monotonic()
             if left_s <= 0:
+                del self._strangers[oldest]
                 _hang_up(oldest)
                 return
             self._lock.wait(left_s)
@@ -115,8 +116,7 @@ class AgentListener:
             parcel = await_parcel(link, limit_s=LIMIT_S)
             if not isinstance(parcel.frame, Hello):
                 raise ProtocolViolation(f"{parcel.frame.type} before it said who it is")
-            self._entered.put((link, parcel))
-            os.eventfd_write(self._fd, 1)
+            self._let_in(sock, link, parcel)
         except (AuthenticationFailed, ProtocolViolation, OSError) as error:
             node = error.node if isinstance(error, AuthenticationFailed) else None
             # An agent dials again and again, from another port each time: without the port, that is
@@ -129,6 +129,18 @@ class AgentListener:
             with self._lock:
                 self._strangers.pop(sock, None)
                 self._lock.notify()
+
+    def _let_in(self, sock: socket.socket, link: Link, parcel: Parcel) -> None:
+        """A connection is verified, and no stranger from now on. In one step: if it was hung up in
+        between to make room, the coordinator would take its agent for one that has ended. Raises
+        ConnectionError: it was hung up before.
+        """
+        with self._lock:
+            if self._strangers.pop(sock, None) is None:
+                raise ConnectionError("it took too long, and others waited")
+            self._lock.notify()
+            self._entered.put((link, parcel))
+            os.eventfd_write(self._fd, 1)
 
 
 def _hang_up(sock: socket.socket) -> None:

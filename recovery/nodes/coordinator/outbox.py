@@ -82,12 +82,14 @@ def together(letters: Sequence[Letter]) -> Iterator[Tell]:
     for _, group in itertools.groupby(letters, key=lambda letter: type(letter[1])):
         people = list(group)
         first = vars(people[0][1])
-        common = {
-            key: value
-            for key, value in first.items()
-            if all(vars(message)[key] == value for _, message in people)
+        differ = {
+            key
+            for _, message in people[1:]
+            for key, value in vars(message).items()
+            if value is not first[key] and value != first[key]
         }
-        apart = [key for key in first if key not in common]
+        common = {key: value for key, value in first.items() if key not in differ}
+        apart = [key for key in first if key in differ]
         each: list[tuple[str, dict[str, Any]]] = []
         length = 0
         for process, message in people:

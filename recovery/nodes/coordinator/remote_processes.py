@@ -23,7 +23,7 @@ from trainchaos.recovery.nodes.link.protocol import MarkWords
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.stacks import MOST_READ
 from trainchaos.recovery.process.starvation import Pulse
-from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.progress_counters import NEVER, Mark
 
 KEPT_GONE = 1024  # processes
 
@@ -43,6 +43,8 @@ class RemoteProcesses:
         self._directory: Path | None = None
         self._unkept: set[str] = set()
         self._living: dict[str, RemoteProcess] = {}  # or being started
+        self.living: Callable[[str], RemoteProcess | None] = self._living.get
+        """A process whose exit has not been reported yet."""
         self._gone: dict[str, RemoteProcess] = {}  # the oldest first
         self._paths = DataPath()
         self._furthest = Furthest()
@@ -72,13 +74,14 @@ class RemoteProcesses:
         self._furthest.add(process)
         return process
 
-    def living(self, name: str) -> RemoteProcess | None:
-        """A process whose exit has not been reported yet."""
-        return self._living.get(name)
-
     def known(self, name: str) -> RemoteProcess | None:
         """A process that lives, or was among the last to end."""
         return self._living.get(name) or self._gone.get(name)
+
+    def mark(self, name: str) -> Mark:
+        """See ``Fleet``; asked for each rank in each look at them."""
+        process = self._living.get(name) or self._gone.get(name)
+        return process.mark if process is not None else NEVER
 
     def of(self, node: int) -> list[RemoteProcess]:
         """The processes of a node that were started and have not ended."""
@@ -124,13 +127,12 @@ class RemoteProcesses:
                 self._beat(state, frame)
             case protocol.Lines():
                 self._land(state, frame)
-            case (
-                protocol.Started()
-                | protocol.Heard()
-                | protocol.Sinking()
-                | protocol.Stacks()
-                | protocol.Ended()
-            ):
+            case protocol.Heard():
+                for name, message in frame.each:
+                    if self._of(state, name) is not None:
+                        self._paths.heard(state.node, message, self._clock_ns())
+                        self._reports.append(MessageReceived(process=name, message=message))
+            case protocol.Started() | protocol.Sinking() | protocol.Stacks() | protocol.Ended():
                 process = self._living.get(frame.process)
                 if process is not None and process.node == state.node:
                     self._handle_one(state, process, frame)
@@ -139,9 +141,6 @@ class RemoteProcesses:
         match frame:
             case protocol.Started():
                 process.pid, process.error = frame.pid, frame.error
-            case protocol.Heard():
-                self._paths.heard(state.node, frame.message, self._clock_ns())
-                self._reports.append(MessageReceived(process=process.name, message=frame.message))
             case protocol.Sinking():
                 self.warn_of(process)
             case protocol.Stacks():

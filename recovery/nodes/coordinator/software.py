@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
+from types import MappingProxyType
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
 
 
-def versions() -> dict[str, str]:
-    """The versions on this machine."""
-    return {"python": sys.version.split()[0], "torch": metadata.version("torch")}
+@cache
+def versions() -> Mapping[str, str]:
+    """The versions on this machine, read once: it takes milliseconds, and each node is compared."""
+    return MappingProxyType({"python": sys.version.split()[0], "torch": metadata.version("torch")})
 
 
 def refuse_other(info: NodeInfo) -> None:

@@ -38,11 +38,17 @@ class _Sample:
     at_ns: int
 
 
+def _aged(sample: _Sample) -> float:
+    """Its bound at a time that is the same for all, but for a constant."""
+    return sample.bound_ns - sample.at_ns * DRIFT
+
+
 class ClockWatch:
     """Watches the clock of one node. All times in nanoseconds."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque(maxlen=WINDOW)
+        self._best: _Sample | None = None
         self._told: Offset | None = None
         self._told_ns = 0
 
@@ -55,13 +61,20 @@ class ClockWatch:
         if answered_ns < received_ns or there_and_back < 0:
             return
         offset = ((received_ns - sent_ns) + (answered_ns - back_ns)) / 2
-        self._samples.append(_Sample(offset_ns=offset, bound_ns=there_and_back / 2, at_ns=back_ns))
+        new = _Sample(offset_ns=offset, bound_ns=there_and_back / 2, at_ns=back_ns)
+        forgets = self._samples[0] if len(self._samples) == WINDOW else None
+        self._samples.append(new)
+        # all age alike: which is the best changes with the samples alone
+        if self._best is None or self._best is forgets:
+            self._best = min(self._samples, key=_aged)
+        elif _aged(new) < _aged(self._best):
+            self._best = new
 
     def offset(self, now_ns: int) -> Offset | None:
         """The best estimate; None before the first answer."""
-        if not self._samples:
+        best = self._best
+        if best is None:
             return None
-        best = min(self._samples, key=lambda s: s.bound_ns + (now_ns - s.at_ns) * DRIFT)
         grown = best.bound_ns + max(0, now_ns - best.at_ns) * DRIFT
         return Offset(offset_ns=round(best.offset_ns), bound_ns=int(grown) + 1)
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
 
-VERSION = 7
+VERSION = 8
 MAX_LINE = 4 << 20
 
 
@@ -47,8 +47,8 @@ class Hello(Frame):
     address: str
     devices: tuple[str, ...] = ()
     scratch: str = ""
-    processes: dict[str, int] = {}
-    versions: dict[str, str] = {}
+    processes: dict[str, int] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
     lease_s: float = 120.0
 
 
@@ -64,11 +64,13 @@ class Started(Frame):
 
 
 class Heard(Frame):
-    """A process of the node sent a message."""
+    """Processes of the node sent messages: ``each`` is a process and its message, in the order in
+    which they came. All that came in one turn of the agent, as far as they fit: when a generation
+    is aborted, all ranks of a node say at once that they have left it.
+    """
 
     type: Literal["heard"] = "heard"
-    process: str
-    message: AnyMessage
+    each: tuple[tuple[str, AnyMessage], ...]
 
 
 class Sinking(Frame):
@@ -115,7 +117,7 @@ class Beat(Frame):
     time_ns: int
     marks: dict[str, MarkWords]
     states: dict[str, str]
-    pulses: dict[str, tuple[float, bool]] = {}
+    pulses: dict[str, tuple[float, bool]] = Field(default_factory=dict)
 
 
 class Pressed(Frame):
@@ -158,7 +160,7 @@ class Cleared(Frame):
     """
 
     type: Literal["cleared"] = "cleared"
-    left: dict[int, str] = {}
+    left: dict[int, str] = Field(default_factory=dict)
 
 
 class Warned(Frame):

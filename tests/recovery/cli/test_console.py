@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from trainchaos.chaos.events.kinds import REQUIRED, Kind
+from trainchaos.chaos.events.log import Event
+from trainchaos.recovery.cli.console import ConsoleListener
 from trainchaos.recovery.process.output import say
 
 
@@ -52,3 +55,30 @@ def test_a_pipe_that_nobody_empties_holds_nobody_up(monkeypatch: pytest.MonkeyPa
             read.read(1 << 20).decode() == f"recovery: ({unshown} lines could not be shown) again\n"
         )
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("ranks", "end"), [(2, "pids 7 gone\n"), (3000, " gone and 2936 more\n")])
+def test_the_line_of_a_generation_names_as_many_pids_as_a_person_reads(
+    ranks: int, end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = ConsoleListener(None)
+    about = {"role": "worker", "mode": "warm", "node": 0}
+    events = [
+        (Kind.PROCESS_SPAWNED, {"process": "w0", "pid": 7, **about}),
+        (Kind.RUN_STARTED, dict.fromkeys(REQUIRED[Kind.RUN_STARTED], 9)),
+        (
+            Kind.GENERATION_READY,
+            {
+                "members": [f"w{rank}" for rank in range(ranks)],
+                "resume_step": 3,
+                "checkpoint": None,
+            },
+        ),
+    ]
+    for kind, data in events:
+        console.on_event(
+            Event(kind=kind, actor="", seq=0, time_ns=0, generation=1, step=None, data=data)
+        )
+    said = capsys.readouterr().err
+    assert f"{ranks} ranks train after step 3; pids 7 gone" in said and said.endswith(end)
+    assert len(said.splitlines()[-1]) < 600

@@ -19,6 +19,7 @@ from trainchaos.recovery.cli.options import parser
 from trainchaos.recovery.cli.process_host import ProcessPlacement
 from trainchaos.recovery.cli.supervisor import LOG_RESERVE, Supervisor
 from trainchaos.recovery.cli.takeover_log import read_takeover_log
+from trainchaos.recovery.detection.paced_look import PacedLook
 from trainchaos.recovery.health.readings.reports import HealthReport
 from trainchaos.recovery.health.readings.signs import HealthAlarm
 from trainchaos.recovery.nodes.link.clock import boot_id
@@ -283,3 +284,24 @@ def test_room_that_is_none_is_wrong_usage(
     with pytest.raises(SystemExit) as ended:
         parser(None).parse_args(["--ranks", "2", f"{option}={room}", "train.py"])
     assert ended.value.code == 2 and option in capsys.readouterr().err
+
+
+def test_a_turn_in_which_no_look_is_due_asks_no_process_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn follows each message: what it asked of all ranks would grow with their square."""
+    turn, asked = [0], list[int]()
+    take = PacedLook.take
+    monkeypatch.setattr(
+        PacedLook, "take", lambda self, look: take(self, look) if turn[0] < 40 else None
+    )
+    monkeypatch.setattr(FakeHost, "mark", lambda self, name: asked.append(turn[0]) or BLANK)
+
+    def lives(_: FakeHost) -> bool:
+        turn[0] += 1
+        if turn[0] == 80:
+            assert asked and max(asked) < 40
+        return turn[0] < 80
+
+    supervised(spec_of(tmp_path), lives)
+    assert turn[0] >= 80

@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.marks import mark
-from trainchaos.recovery.detection.hangs import Hang, HangDetector, LeaveWatch
+from trainchaos.recovery.detection.hangs import Hang, HangDetector
+from trainchaos.recovery.detection.leaving import LeaveWatch
 from trainchaos.recovery.detection.pace import HangLimits
 from trainchaos.recovery.process.starvation import (
     LOOK_S,

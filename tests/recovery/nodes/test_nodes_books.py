@@ -22,7 +22,7 @@ from trainchaos.recovery.process.local import Exited, MessageReceived
 from trainchaos.recovery.process.node import script_recipe
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER
-from trainchaos.recovery.transport.wire import Ready, Stop
+from trainchaos.recovery.transport.wire import Parked, Ready, Stop
 
 assert LIMIT_S
 
@@ -57,7 +57,7 @@ def life(stage: Stage, puppet: Puppet, name: str) -> None:
     puppet.say(Started(process=name, pid=4711))
     stage.fleet.spawn(name, 0, {"name": name}, mode="warm", log=f"{name}.jsonl")
     puppet.say(
-        Heard(process=name, message=Ready()),
+        Heard(each=((name, Ready()),)),
         Lines(file=f"{name}.jsonl", offset=0, text="one\n"),
         Ended(process=name, exit_code=None, signal=9, time_ns=5, mark=MARK),
     )
@@ -143,7 +143,7 @@ def begin(processes: AgentProcesses, name: str, scratch: Path) -> None:
     config = json.dumps({"log": str(scratch / "logs" / f"{name}.log")})
     (scratch / "logs").mkdir(exist_ok=True)
     processes.start(Start(process=name, mode="warm", config=config, log=f"{name}.jsonl"))
-    processes.tell_of(MessageReceived(process=name, message=Ready()))
+    processes.tell_of([MessageReceived(process=name, message=Ready())])
 
 
 def confirm(processes: AgentProcesses) -> None:
@@ -163,7 +163,7 @@ def test_an_agent_deletes_what_an_ended_process_wrote_once_it_is_forwarded_and_n
     begin(processes, "w0", tmp_path)
     begin(processes, "w1", tmp_path)
     confirm(processes)
-    processes.tell_of(Exited(process="w0", exit_code=1, signal=None, time_ns=1))
+    processes.tell_of([Exited(process="w0", exit_code=1, signal=None, time_ns=1)])
     both = {"w0.jsonl", "w0.log", "w1.jsonl", "w1.log", theirs.name}
     assert files(tmp_path) == both, "nobody has it yet"
     processes._post.renumber()  # another coordinator
@@ -182,7 +182,7 @@ def test_an_agent_holds_no_more_after_many_replacements(
     sizes = []
     for number in range(1000):
         begin(processes, f"w{number}", tmp_path)
-        processes.tell_of(Exited(process=f"w{number}", exit_code=1, signal=None, time_ns=1))
+        processes.tell_of([Exited(process=f"w{number}", exit_code=1, signal=None, time_ns=1)])
         confirm(processes)
         if number >= 100:
             sizes.append(entries(processes))
@@ -191,3 +191,39 @@ def test_an_agent_holds_no_more_after_many_replacements(
     assert [ended.process for ended in processes.ended][-2:] == ["w998", "w999"], (
         "for who takes over"
     )
+
+
+def said(processes: AgentProcesses) -> list[tuple[str, ...]]:
+    """What waits for the coordinator: the kind of each line, and the processes it is of."""
+    frames = [frame for _, frame, _ in processes._post._kept if not callable(frame)]
+    return [
+        ("heard", *(name for name, _ in frame.each))
+        if isinstance(frame, Heard)
+        else (frame.type, getattr(frame, "process", ""))
+        for frame in frames
+        if frame.type != "started"
+    ]
+
+
+def test_what_ranks_say_in_one_turn_is_one_line_and_an_exit_comes_after_it(
+    processes: AgentProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("w0", "w1", "w2"):
+        begin(processes, name, tmp_path)
+    confirm(processes)
+    parked = [
+        MessageReceived(
+            process=name, message=Parked(generation=1, step=7, valid=True, why="aborted")
+        )
+        for name in ("w0", "w1", "w2")
+    ]
+    processes.tell_of([*parked, Exited(process="w1", exit_code=1, signal=None, time_ns=1)])
+    assert said(processes) == [("heard", "w0", "w1", "w2"), ("ended", "w1")]
+    confirm(processes)
+    monkeypatch.setattr(module, "LONGEST_HEARD", 2 * len(parked[0].message.model_dump_json()))
+    processes.tell_of(parked)
+    assert said(processes) == [("heard", "w0", "w1"), ("heard", "w2")]
+    confirm(processes)
+    monkeypatch.setattr(module, "LONGEST_HEARD", 10)
+    processes.tell_of(parked)
+    assert said(processes) == [("heard", "w0"), ("heard", "w1"), ("heard", "w2")]

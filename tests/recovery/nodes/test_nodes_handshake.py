@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import secrets
 import socket
 import struct
@@ -356,6 +357,58 @@ def test_all_agents_that_dial_at_once_come_in(
         agent.join(LIMIT_S)
     assert len(links) == len(herd) and not listener[1]
     for link in links:
+        link.close()
+
+
+def test_who_came_in_is_no_stranger_and_is_not_hung_up_for_the_next_one(
+    listener: tuple[AgentListener, list[str]],
+) -> None:
+    """Its connection would end in order, as when an agent's process ends: the node would be given
+    up, and its agent fenced.
+    """
+    strangers: list[int] = []
+
+    class Watched(queue.SimpleQueue[Any]):
+        def put(self, item: Any, *words: Any, **named: Any) -> None:
+            strangers.append(len(listener[0]._strangers))
+            super().put(item, *words, **named)
+
+    listener[0]._entered = Watched()
+    link = dial(listener[0])
+    link.put(HELLO)
+    link.flush()
+    assert entered(listener[0]) and strangers == [0]
+    link.close()
+
+
+def test_who_was_hung_up_for_the_next_one_does_not_come_in(
+    listener: tuple[AgentListener, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "STRANGERS", 1)
+    monkeypatch.setattr(listening, "PATIENCE_S", 0.0)
+    proven, go_on = threading.Event(), threading.Event()
+    wait = listening.await_parcel
+
+    def waits(*words: Any, **named: Any) -> Any:
+        said = wait(*words, **named)
+        if not proven.is_set():
+            proven.set()
+            go_on.wait(LIMIT_S)
+        return said
+
+    monkeypatch.setattr(listening, "await_parcel", waits)
+    first = dial(listener[0])
+    first.put(HELLO)
+    first.flush()
+    assert proven.wait(LIMIT_S)
+    second = dial(listener[0])
+    go_on.set()
+    eventually(lambda: len(listener[1]) == 1)
+    assert "it took too long" in listener[1][0] and not listener[0].enter()
+    second.put(HELLO)
+    second.flush()
+    assert len(entered(listener[0])) == 1
+    for link in (first, second):
         link.close()
 
 

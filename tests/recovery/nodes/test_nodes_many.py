@@ -10,22 +10,26 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.recovery.nodes.test_nodes_fleet import LIMIT_S, TOKEN, Clock, Puppet
-from trainchaos.chaos.errors import NoPlaceLeft
+from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
 from trainchaos.recovery.cli.nodes_host import RETURN_LIMIT_S, _Arrivals
 from trainchaos.recovery.cli.process_host import LeastTaken, ProcessPlacement, least_taken
 from trainchaos.recovery.cli.processes import MOST_ASKED, JobProcesses
 from trainchaos.recovery.cli.takeover_log import UNWRITTEN
 from trainchaos.recovery.detection.paced_look import LONGEST_S, REST, PacedLook
+from trainchaos.recovery.health.quarantine import names_of
+from trainchaos.recovery.nodes.coordinator import pings
 from trainchaos.recovery.nodes.coordinator.connections import Connections
 from trainchaos.recovery.nodes.coordinator.datapath import DataPath, Furthest
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.node_state import RemoteProcess
+from trainchaos.recovery.nodes.coordinator.software import refuse_other, versions
 from trainchaos.recovery.nodes.link.protocol import Beat
 from trainchaos.recovery.transport.progress_counters import NEVER
 
@@ -67,6 +71,20 @@ def test_a_turn_serves_only_nodes_for_which_there_is_something_to_do(
     while done["_read"] < 2 and time.monotonic() < until_s:
         fleet.wait(0.01)
     assert 0 < done["_look_after"] <= 3, "a node that is missing is looked after, and no other"
+
+
+def test_pings_are_spread_over_the_second_and_stay_so_when_all_come_late() -> None:
+    nodes, now_ns = 2048, 10**15
+    for late_ns in (0, 1_900_000_000, 300_000_000):
+        now_ns += late_ns
+        due = [pings.next_ns(node, pings.FIRST, now_ns) - now_ns for node in range(nodes)]
+        assert all(0 < each <= pings.EVERY_NS for each in due), "an agent waits no longer"
+        windows = Counter(each // 10_000_000 for each in due)
+        assert max(windows.values()) <= 1.5 * nodes / 100, "in 10 ms not many more than a hundredth"
+    one = pings.next_ns(7, pings.FIRST, now_ns)
+    assert pings.next_ns(7, pings.FIRST, one) == one + pings.EVERY_NS
+    assert pings.next_ns(7, pings.FIRST, one + 40_000_000) == one + pings.EVERY_NS
+    assert pings.next_ns(7, 1, now_ns) == now_ns + pings.FIRST_EVERY_NS
 
 
 def rank(name: str, node: int, generation: int, committed: int) -> RemoteProcess:
@@ -230,10 +248,10 @@ def test_a_long_look_leaves_time_for_messages_and_a_short_one_is_not_put_off() -
         looks[0] += 1
         now_s[0] += took_s
 
-    paced.take(lambda: look(0.04))
-    assert looks == [1] and paced.in_s(0.02) == pytest.approx(0.04 * REST)
+    paced.take(lambda: look(0.02))
+    assert looks == [1] and paced.in_s(0.02) == pytest.approx(0.02 * REST)
     now_s[0] += 0.03
-    paced.take(lambda: look(0.04))
+    paced.take(lambda: look(0.02))
     assert looks == [1], "the last look is too recent"
     now_s[0] += 0.06
     paced.take(lambda: look(9.0))
@@ -241,3 +259,63 @@ def test_a_long_look_leaves_time_for_messages_and_a_short_one_is_not_put_off() -
     now_s[0] += LONGEST_S
     paced.take(lambda: look(0.0))
     assert looks == [3] and paced.in_s(0.02) == pytest.approx(0.02)
+
+
+class Host(str):
+    """A host's name that counts with how many others it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Host.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_hosts_of_one_name_are_found_without_comparing_each_with_all() -> None:
+    nodes = 500
+    hosts: dict[int, str] = {node: Host(f"h{node // 2}") for node in range(nodes)}
+    hosts[7] = Host("alone")
+    Host.compared = 0
+    names = names_of(hosts)
+    assert Host.compared < 4 * nodes
+    assert names[8] == ("h4", "8") and names[7] == ("alone",) and names[6] == ("h3",)
+
+
+def test_the_versions_here_are_read_once_for_all_nodes(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: read.append(name) or version(name))
+    versions.cache_clear()
+    agents = [Puppet(fleet, node, f"agent-{node}") for node in range(3)]
+    fleet.await_nodes(range(len(agents)), limit_s=LIMIT_S, gone=lambda _: None)
+    for info in fleet.nodes().values():
+        refuse_other(replace(info, versions=dict(versions())))
+    assert len(read) == 1
+    with pytest.raises(InfrastructureError, match="none and not"):
+        refuse_other(replace(fleet.nodes()[0], versions={}))
+
+
+def test_nodes_that_are_awaited_are_not_looked_for_at_each_that_comes(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking for them takes a fifth of the time at most."""
+    now_s, looks, turns = [0.0], [0], [0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+
+    def there(self: Connections, node: int) -> bool:
+        looks[0] += 1
+        now_s[0] += 0.001
+        return turns[0] > 200
+
+    def turn(self: Connections, timeout_s: float) -> None:
+        turns[0] += 1
+        now_s[0] += 0.001
+
+    monkeypatch.setattr(Connections, "_is_there", there)
+    monkeypatch.setattr(Connections, "turn", turn)
+    fleet.await_nodes(range(10), limit_s=LIMIT_S, gone=lambda _: None)
+    assert turns[0] > 200 and looks[0] <= 10 * (2 + turns[0] // 40)

@@ -4,14 +4,17 @@ square.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from benchmarks.control_plane.controller import ControlledJob, Cost, cost_of
+from benchmarks.control_plane.controller import ControlledJob, Cost, NoJob, cost_of
 from tests.recovery.supervise.test_controller import Rig
 from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.policy.strategy import Cause, Health, Strategy
+from trainchaos.recovery.transport.progress_counters import Mark
 
 MANY, LIMIT_S, LIMIT_MB = 16_384, 1.0, 32.0
 KINDS = pytest.mark.parametrize(
@@ -60,6 +63,61 @@ def test_sixteen_thousand_ranks_and_their_memory(strategy: Strategy, shards: int
     cost = cost_of(strategy, MANY, shards=shards, memory=True)
     assert cost.extra_mb < LIMIT_MB and cost.wire_mb < LIMIT_MB
     assert cost_of(strategy, MANY, shards=shards).decide_s < LIMIT_S
+
+
+def test_a_message_asks_for_no_mark_and_a_look_for_two_of_each_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What each message asked of all members would grow with the square of their number."""
+    world = 64
+    job, asked = ControlledJob(DropReplica(), world), Counter[str]()
+    mark = NoJob.mark
+
+    def counted(self: NoJob, process: str) -> Mark:
+        asked[process] += 1
+        return mark(self, process)
+
+    monkeypatch.setattr(NoJob, "mark", counted)
+    job.go_on()
+    job.control.tick()  # the first step of a generation, after which replacements are thought of
+    asked.clear()
+    job.control.tick()
+    assert asked.total() <= 2 * world
+    first, *others, last = job.control.members
+    job.control.on_exit(first, "signal 9")
+    asked.clear()
+    for name in others:
+        job.park(name)
+    assert not asked, "a rank that parks is no reason to look at the others"
+    job.park(last)
+    assert asked.total() <= 6 * world, "the decision, once"
+    asked.clear()
+    job.all_join(job.step)
+    assert not asked
+
+
+def test_replacements_are_asked_for_together() -> None:
+    rig = Rig(CheckpointRestart())
+    rig.train(steps=10)
+    rig.die("w2")
+    assert rig.hands.expected == ("worker", "warm", 4)
+
+
+def test_who_trains_is_found_without_the_ranks_that_parked() -> None:
+    """A dict keeps the place of what was taken from its front: to find the first entry of one that
+    held 16,384 took as long as 16,384 entries, for each rank that parked.
+    """
+    job = ControlledJob(DropReplica(), 64)
+    table = job.control.job.table
+    first, *others = job.control.members
+    job.control.on_exit(first, "signal 9")
+    looked: list[int] = []
+    for name in others[:-1]:
+        job.park(name)
+        looked.append(table._unparked)
+        assert table.some_train
+    assert looked == sorted(looked) and looked[-1] >= 62, "each look begins where the last ended"
+    assert not table._lists[Health.READY] and not table._lists[Health.READY].__sizeof__() > 64
 
 
 def test_the_dead_are_forgotten_once_they_are_gone_and_no_members() -> None:

@@ -17,6 +17,10 @@ from collections.abc import Mapping
 from sys import getsizeof
 from typing import Any
 
+from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.events.event import Event
+from trainchaos.chaos.events.lines import KnownLines
+
 MOST_BYTES = 4 << 30
 MOST_TOLD = 100  # problems reported per file
 VARIABLE = "CHAOS_LOG_MEMORY_GIB"
@@ -42,6 +46,7 @@ class Budget:
         self._decode = json.JSONDecoder(
             object_pairs_hook=self._mapping, parse_int=_Wholes().__getitem__
         ).decode
+        self._known = KnownLines()
 
     @property
     def spent(self) -> bool:
@@ -57,7 +62,26 @@ class Budget:
         """Charge the start of a file."""
         self._left -= _FILE
 
-    def parse(self, line: str) -> Any:
+    def read(self, raw: bytes, actor: str) -> Event:
+        """The event of a line of ``actor``, without its newline. Its memory is charged, whether or
+        not it is an event. Raises LogError if it is none.
+        """
+        length = len(raw) + 1
+        if length <= _LONG_LINE and (known := self._known.read(raw, actor)) is not None:
+            event, held = known
+            self._left -= _EVENT + (held if held > length else length)
+            return event
+        try:
+            event = Event.from_line(raw.decode(errors="replace"), self._parse)
+        except LogError:
+            self._left -= _EVENT + length
+            raise
+        self._left -= _EVENT + max(length, _held(event.data))
+        if len(self._names) < _NAMES:  # else its names are not those that all lines share
+            self._left -= self._known.learn(event)
+        return event
+
+    def _parse(self, line: str) -> Any:
         """Parse a line, sharing keys with all other lines. Raises ValueError if it is not JSON."""
         if len(line) > _LONG_LINE and sum(map(line.count, ",[{")) > _MOST_VALUES:
             raise ValueError(f"it has more than {_MOST_VALUES} values")
@@ -65,10 +89,6 @@ class Budget:
         if isinstance(raw, dict) and isinstance(actor := raw.get("actor"), str):
             raw["actor"] = self._name(actor)
         return raw
-
-    def charge(self, data: Mapping[str, Any] | None, length: int) -> None:
-        """Charge a line of ``length`` bytes, of which ``data`` is kept."""
-        self._left -= _EVENT + max(length, 0 if data is None else _held(data))
 
     def refused(self, name: str) -> str:
         """The message for a file that was not read, or not to its end."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trainchaos.chaos.events.kinds import Kind
@@ -114,11 +113,10 @@ class Clocks:
         elif event.kind is Kind.PROCESS_SPAWNED and data.get("node") in self._now:
             self._home[data["process"]] = self._now[data["node"]]
 
-    def shared(self, actors: Iterable[str]) -> bool:
-        """Whether events of these actors need no correction, and have no error."""
-        return not self._home or all(
-            name not in self._home or not self._home[name].measured for name in {*actors}
-        )
+    @property
+    def one(self) -> bool:
+        """Whether all processes share a clock, as far as was measured: no time has an error."""
+        return not any(machine.measured for machine in self._home.values())
 
     def corrected(self, event: Event) -> Event:
         """The event with its time on the coordinator's clock; unchanged if no offset is known."""

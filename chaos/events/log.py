@@ -165,12 +165,11 @@ class Log:
     @cached_property
     def clock_bounds_s(self) -> Mapping[str, float]:
         """Actor -> maximum error of its events' times; 0 where it shares our clock."""
-        clocks = self.clocks
+        if self.clocks.one:
+            return dict.fromkeys(self.actors, 0.0)
+        bound = self.clocks.bound_ns
         return {
-            name: 0.0
-            if clocks.shared(event.actor for event in log.events)
-            else max(map(clocks.bound_ns, log.events), default=0) / 1e9
-            for name, log in self.actors.items()
+            name: max(map(bound, log.events), default=0) / 1e9 for name, log in self.actors.items()
         }
 
     @property
@@ -269,12 +268,11 @@ def make_log(actors: Iterable[ActorLog]) -> Log:
     clocks = Clocks()
     for event in logs[ORCHESTRATOR].events if ORCHESTRATOR in logs else ():
         clocks.observe(event)
-    logs = {
-        name: replace(log, events=tuple(map(clocks.corrected, log.events)))
-        if not clocks.shared(event.actor for event in log.events)
-        else log
-        for name, log in logs.items()
-    }
+    if not clocks.one:
+        logs = {
+            name: replace(log, events=tuple(map(clocks.corrected, log.events)))
+            for name, log in logs.items()
+        }
     merged = _merged(logs)
     exits = {e.data["process"]: e.data["last_seq"] for e in merged if e.kind is Kind.PROCESS_EXITED}
     for name, log in logs.items():

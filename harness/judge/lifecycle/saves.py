@@ -16,6 +16,15 @@ from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.recovery.checkpoint.memory.header import is_memory
 
 _ENDS = (Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_FAILED)
+_SAVES = frozenset(
+    {
+        Kind.CHECKPOINT_SAVING,
+        Kind.CHECKPOINT_PART,
+        *_ENDS,
+        Kind.PARKED,
+        Kind.ACTOR_ENDED,
+    }
+)
 _Key = tuple[str, int | None]
 
 
@@ -30,6 +39,8 @@ def _of_a_rank(history: History, name: str) -> Iterator[str]:
     open_: dict[_Key, Event] = {}
     lapsed: set[_Key] = set()  # given up with their generation; their end may be logged later
     for event in history.log.actors[name].events:
+        if event.kind not in _SAVES:
+            continue
         key = str(event.data.get("checkpoint")), event.data.get("shard")
         part = event.data["state"] if event.kind is Kind.CHECKPOINT_PART else ""
         if event.kind is Kind.CHECKPOINT_SAVING or part == "begun":

@@ -152,6 +152,10 @@ def goodput_of(history: History, split: WallTimePartition) -> float:
 
 def account(history: History) -> Accounting:
     """Compare the lineage's samples with the reference order, as multisets and step by step."""
+    return history.once(_account)
+
+
+def _account(history: History) -> Accounting:
     info, lineage = history.info, history.lineage
     reference: Counter[int] = Counter()
     taken: Counter[int] = Counter()

@@ -21,6 +21,13 @@ _KNOWN_SINCE = (
     Kind.CHECKPOINT_DELETED,
 )
 """Events after which a damaged checkpoint is replaced, known to be bad, or gone."""
+_CONCERNS = (
+    *_KNOWN_SINCE,
+    Kind.CHECKPOINT_SAVING,
+    Kind.CHECKPOINT_FAILED,
+    Kind.FAULT_INJECTED,
+    Kind.GENERATION_READY,
+)
 
 
 def checkpoint_integrity(evidence: Evidence) -> Finding:
@@ -29,7 +36,7 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
     ``keep`` are left. A failed save ends no rank.
     """
     custody = _Custody(evidence=evidence, agreements=_agreements(evidence))
-    for event in evidence.log.events:
+    for event in evidence.log.of(*_CONCERNS):
         custody.see(event)
     problems = [*custody.problems, *_ended_by_a_save(evidence)]
     counts = custody.counts
@@ -243,7 +250,9 @@ def _too_few(name: str, there: set[str], evidence: Evidence) -> list[str]:
 
 def _ended_by_a_save(evidence: Evidence) -> list[str]:
     """Ranks whose error follows directly on a failed save."""
-    problems = []
+    problems: list[str] = []
+    if evidence.log.first(Kind.CHECKPOINT_FAILED) is None:
+        return problems
     for name, log in evidence.log.actors.items():
         for event, following in itertools.pairwise(log.events):
             if event.kind is Kind.CHECKPOINT_FAILED and following.kind is Kind.ERROR_RAISED:

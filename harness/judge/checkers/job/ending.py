@@ -157,6 +157,8 @@ def _errors(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
     end of the job.
     """
     history = evidence.history
+    if evidence.log.first(Kind.ERROR_RAISED) is None:
+        return
     for name, log in evidence.log.actors.items():
         for error, following in itertools.zip_longest(log.events, log.events[1:]):
             if error.kind is not Kind.ERROR_RAISED:

@@ -95,6 +95,10 @@ class Log:
             self._derived[what] = make(self)
         return cast(_T, self._derived[what])
 
+    def forget(self) -> None:
+        """Let go of all that was derived, which may refer to this log in turn."""
+        self._derived.clear()
+
     @cached_property
     def _actors(self) -> Mapping[str, tuple[Event, ...]]:
         found: dict[str, list[Event]] = {}

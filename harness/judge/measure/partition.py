@@ -256,4 +256,6 @@ def _injection_of(failure: Event, episodes: Iterable[Episode]) -> Event | None:
 
 
 def _data_s(run: StepRun) -> float:
-    return statistics.fmean(float(event.data["seconds"].get("data", 0.0)) for event in run.commits)
+    return statistics.fmean(
+        [float(event.data["seconds"].get("data", 0.0)) for event in run.commits]
+    )

@@ -179,7 +179,7 @@ def _context(history: History, run: StepRun, episodes: Iterable[Episode]) -> str
     return "straggling" if slow else "normal"
 
 
-def _training_start(generation: Generation, runs: list[StepRun]) -> int:
+def _training_start(generation: Generation, runs: Sequence[StepRun]) -> int:
     start = generation.stated_ns or generation.ready_ns or generation.started_ns
     return min(start, runs[0].end_ns) if runs else start
 

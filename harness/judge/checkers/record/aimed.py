@@ -161,7 +161,9 @@ def _checkpoint(evidence: Evidence, event: Event, due: str | int | None) -> Iter
     still = "phase" in event.data and spec.mode == "sync"  # all ranks hold, so no save is running
     far = log.first(Kind.NODE_JOINED) is not None or spec.memory
     there = (
-        {} if far else _on_disk(log.of(*_ON_DISK), event.time_ns - (0 if still else int(NEWEST_S * 1e9)))
+        {}
+        if far
+        else _on_disk(log.of(*_ON_DISK), event.time_ns - (0 if still else int(NEWEST_S * 1e9)))
     )
     newer = [other for other, step in there.items() if step > (event.step or 0)]
     if newer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from operator import is_
 from sys import getsizeof
-from typing import Any, cast
+from typing import Any
 
 from trainchaos.chaos.events.event import Event
 from trainchaos.chaos.events.kinds import Kind
@@ -72,7 +72,7 @@ class KnownLines:
             event = DECODE(raw)
         except REFUSED:
             return None
-        data = event.data
+        data: Any = event.data
         form = self._forms.get((*data, *map(type, data.values()))) or self._form(data)
         if form is None or event.kind not in form[0].kinds or event.actor != actor:
             return None
@@ -86,7 +86,7 @@ class KnownLines:
             _set(event, "data", data)
         held = getsizeof(data) + sum(map(getsizeof, data.values()))
         if form[1] or form[2]:
-            inner = self._settle(cast(dict[str, Any], data), form, _DEEPEST)
+            inner = self._settle(data, form, _DEEPEST)
             if inner is None:
                 return None
             held += inner

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, passed, verdict_of
@@ -165,7 +167,8 @@ def _agreed_by(
 ) -> tuple[int, int]:
     """Steps of the last agreement that the event's actor may have known of; -1: there was none."""
     until_ns = event.time_ns + evidence.log.clocks.bound_ns(event)
-    return next((steps for time_ns, steps in reversed(agreements) if time_ns <= until_ns), (-1, -1))
+    place = bisect.bisect_right(agreements, until_ns, key=itemgetter(0))
+    return agreements[place - 1][1] if place else (-1, -1)
 
 
 def _in_doubt(history: History, deleted: Event, step: int, saved_in: int) -> bool:

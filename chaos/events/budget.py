@@ -63,16 +63,16 @@ class Budget:
         self._left -= _FILE
 
     def read(self, raw: bytes, actor: str) -> Event:
-        """The event of a line of ``actor``, without its newline. Its memory is charged, whether or
+        """The event of a line of ``actor``, with its newline. Its memory is charged, whether or
         not it is an event. Raises LogError if it is none.
         """
-        length = len(raw) + 1
+        length = len(raw)
         if length <= _LONG_LINE and (known := self._known.read(raw, actor)) is not None:
             event, held = known
             self._left -= _EVENT + (held if held > length else length)
             return event
         try:
-            event = Event.from_line(raw.decode(errors="replace"), self._parse)
+            event = Event.from_line(raw[:-1].decode(errors="replace"), self._parse)
         except LogError:
             self._left -= _EVENT + length
             raise

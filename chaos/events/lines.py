@@ -33,6 +33,9 @@ _DEEPEST = 4
 _SHARED = 100_000
 _FEW = 8  # numbers: to share them takes longer than it is worth
 _INTEGERS = {int}
+_SIZES = {float: 24, int: 32}
+"""Bytes of values. A larger whole number than 2**60 takes less more than its text is long, for which
+the line is charged."""
 _CONTAINERS = frozenset({list, dict})
 _set = object.__setattr__  # events are frozen
 
@@ -49,9 +52,21 @@ class _Shape:
         self.kinds: list[Kind] = []
 
 
-_Form = tuple[_Shape, tuple[str, ...], tuple[str, ...]]
-"""Mappings with the same keys and types of values: their shape, the keys of mappings in them, and
-those of lists."""
+class _Form:
+    """Mappings with the same keys and types of values. ``held``: bytes that one takes with its
+    values, but for texts and containers; ``texts``, ``mappings``, ``lists``: keys of such values.
+    """
+
+    __slots__ = ("held", "keys", "kinds", "lists", "longest", "mappings", "texts")
+
+    def __init__(self, shape: _Shape, mapping: Mapping[str, Any]) -> None:
+        self.keys, self.kinds = shape.keys, shape.kinds
+        self.longest = max(map(getsizeof, shape.keys), default=0)
+        values = mapping.items()
+        self.texts, self.mappings, self.lists = (
+            tuple(key for key, value in values if type(value) is kind) for kind in (str, dict, list)
+        )
+        self.held = getsizeof(mapping) + sum(_SIZES.get(type(v), 0) for v in mapping.values())
 
 
 class KnownLines:
@@ -74,23 +89,14 @@ class KnownLines:
             return None
         data: Any = event.data
         form = self._forms.get((*data, *map(type, data.values()))) or self._form(data)
-        if form is None or event.kind not in form[0].kinds or event.actor != actor:
+        if form is None or event.kind not in form.kinds or event.actor != actor:
             return None
         numbers = event.seq | event.time_ns | event.generation | (event.step or 0)
         if not 0 <= numbers <= _LARGEST:
             return None
         _set(event, "actor", actor)
-        keys = form[0].keys
-        if not all(map(is_, data, keys)):
-            data = dict(zip(keys, data.values(), strict=True))
-            _set(event, "data", data)
-        held = getsizeof(data) + sum(map(getsizeof, data.values()))
-        if form[1] or form[2]:
-            inner = self._settle(data, form, _DEEPEST)
-            if inner is None:
-                return None
-            held += inner
-        return event, held
+        held = self._settle(data, form, _DEEPEST)
+        return None if held is None else (event, held)
 
     def learn(self, event: Event) -> int:
         """Remember the keys of an event from the exact reader; returns the bytes that takes."""
@@ -117,22 +123,23 @@ class KnownLines:
         if shape is None:
             return None
         shape.keys = shape.keys or tuple(mapping)
-        types = {key: type(mapping[key]) for key in shape.keys}
-        inner, lists = (tuple(k for k, t in types.items() if t is one) for one in (dict, list))
-        form = shape, inner, lists
+        form = _Form(shape, mapping)
         if len(self._forms) < _MOST_SHAPES:
-            self._forms[(*shape.keys, *types.values())] = form
+            self._forms[(*mapping, *map(type, mapping.values()))] = form
         return form
 
     def _settle(self, holder: dict[str, Any], form: _Form, deepest: int) -> int | None:
-        """Share keys and small numbers inside the values of a mapping; returns the bytes that they
-        hold, None: not like any before.
+        """Share the small numbers of long lists in a mapping; returns the bytes that it holds, None:
+        not like any before.
         """
-        held = 0
-        _, mappings, lists = form
-        for key in lists:
+        # msgspec makes most keys once: those that it had to make again are this mapping's own
+        held: int = form.held + form.longest * (len(holder) - sum(map(is_, holder, form.keys)))
+        for key in form.texts:
+            held += getsizeof(holder[key])
+        for key in form.lists:
             value = holder[key]
             kinds = set(map(type, value))
+            held += getsizeof(value)
             if len(value) < _FEW and not kinds & _CONTAINERS:
                 held += sum(map(getsizeof, value))
             elif kinds == _INTEGERS and min(value) >= 0 and max(value) < _SHARED:
@@ -142,19 +149,15 @@ class KnownLines:
                 return None
             else:
                 held += sum(map(getsizeof, value))
-        for key in mappings:
+        for key in form.mappings:
             value = holder[key]
             inside = self._forms.get((*value, *map(type, value.values()))) or self._form(value)
             if inside is None or not deepest:
                 return None
-            if not all(map(is_, value, inside[0].keys)):
-                value = holder[key] = dict(zip(inside[0].keys, value.values(), strict=True))
-            held += sum(map(getsizeof, value.values()))
-            if inside[1] or inside[2]:
-                inner = self._settle(value, inside, deepest - 1)
-                if inner is None:
-                    return None
-                held += inner
+            inner = self._settle(value, inside, deepest - 1)
+            if inner is None:
+                return None
+            held += inner
         return held
 
     def _numbers(self) -> list[int]:

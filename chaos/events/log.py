@@ -227,7 +227,7 @@ def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> Act
                 problems.add(f"{path.name}:{number}: a line of more than {MAX_LINE_BYTES} bytes")
             break  # anything after such a line is not read
         try:
-            event = budget.read(raw[:-1], actor)
+            event = budget.read(raw, actor)
         except LogError as error:
             problems.add(f"{path.name}:{number}: {error.message}")
             continue

@@ -34,8 +34,9 @@ _SHARED = 100_000
 _FEW = 8  # numbers: to share them takes longer than it is worth
 _INTEGERS = {int}
 _SIZES = {float: 24, int: 32}
-"""Bytes of values. A larger whole number than 2**60 takes less more than its text is long, for which
-the line is charged."""
+"""Bytes of values. What a larger whole number than 2**60 takes more is less than its text is long,
+for which the line is charged.
+"""
 _CONTAINERS = frozenset({list, dict})
 _set = object.__setattr__  # events are frozen
 
@@ -129,8 +130,8 @@ class KnownLines:
         return form
 
     def _settle(self, holder: dict[str, Any], form: _Form, deepest: int) -> int | None:
-        """Share the small numbers of long lists in a mapping; returns the bytes that it holds, None:
-        not like any before.
+        """Share the small numbers of long lists in a mapping; returns the bytes that it holds,
+        None: not like any before.
         """
         # msgspec makes most keys once: those that it had to make again are this mapping's own
         held: int = form.held + form.longest * (len(holder) - sum(map(is_, holder, form.keys)))

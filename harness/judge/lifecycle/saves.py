@@ -38,9 +38,7 @@ def saves(history: History) -> Iterator[str]:
 def _of_a_rank(history: History, name: str) -> Iterator[str]:
     open_: dict[_Key, Event] = {}
     lapsed: set[_Key] = set()  # given up with their generation; their end may be logged later
-    for event in history.log.actors[name].events:
-        if event.kind not in _SAVES:
-            continue
+    for event in [e for e in history.log.actors[name].events if e.kind in _SAVES]:
         key = str(event.data.get("checkpoint")), event.data.get("shard")
         part = event.data["state"] if event.kind is Kind.CHECKPOINT_PART else ""
         if event.kind is Kind.CHECKPOINT_SAVING or part == "begun":

@@ -163,10 +163,10 @@ def _account(history: History) -> Accounting:
     taken: Counter[int] = Counter()
     misplaced: int | None = None
     lost_in: dict[int, int] = {}
-    skipped, unseen = 0, 0
+    skipped, unseen, skips = 0, 0, bool(skips_of(history))
     for step in range(1, history.committed_step + 1):
         run = lineage.get(step)
-        required = _required(history, step)
+        required = _required(history, step) if skips else due_in(info, step)
         skipped += info.global_batch - len(required)
         took = run.samples if run is not None else []
         if len(took) == len(required) == len(alike := set(required)) and alike == set(took):
@@ -202,8 +202,6 @@ def _account(history: History) -> Accounting:
 def _required(history: History, step: int) -> Sequence[int]:
     """The samples that a step had to take: its batch, without what was left out by decision."""
     ids = due_in(history.info, step)
-    if history.log.first(Kind.SAMPLES_SKIPPED) is None:
-        return ids
     run = history.lineage.get(step)
     return without([*ids], step, skips_of(history, run.generation if run is not None else None))
 

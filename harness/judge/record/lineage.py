@@ -151,10 +151,9 @@ def _generations(log: Log, commits: Iterable[Event]) -> tuple[Generation, ...]:
     stated = {event.generation: event.time_ns for event in log.of(Kind.STATE_READY)}
     first_commit: dict[int, int] = {}
     for event in commits:
-        if event.step is not None:
-            first_commit[event.generation] = min(
-                event.step, first_commit.get(event.generation, event.step)
-            )
+        step = event.step
+        if step is not None and step < first_commit.get(event.generation, step + 1):
+            first_commit[event.generation] = step
     started = sorted(log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation)
     made: list[Generation] = []
     for index, event in enumerate(started):

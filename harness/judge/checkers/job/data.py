@@ -159,6 +159,8 @@ def _hidden(evidence: Evidence, claimed: int) -> bool:
 def _counters(run: StepRun) -> list[str]:
     problems = []
     for event in run.commits:
+        if event.data["optimizer_step"] == run.step == event.data["scheduler_step"]:
+            continue
         for name in ("optimizer_step", "scheduler_step"):
             value = event.data[name]
             if value is not None and value != run.step:

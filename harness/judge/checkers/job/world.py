@@ -21,6 +21,7 @@ from trainchaos.harness.judge.record.observed import unseen
 from trainchaos.harness.judge.results import Finding
 
 HEALTHY_STEPS = 5
+_NOBODY = object()
 HEALTHY_S = 1.0
 HEALTHY_RATE = 0.5
 
@@ -136,9 +137,15 @@ def _begins_anew(history: History, generation: Generation) -> bool:
 
 def _claimed(history: History, run: StepRun) -> list[str]:
     generation = history.generation(run.generation)
-    return (
-        [p for event in run.commits for p in _wrong_rank(generation, event)] if generation else []
-    )
+    if generation is None:
+        return []
+    world, ranks = generation.world, generation.ranks
+    odd = [
+        event
+        for event in run.commits
+        if event.data["rank"] != ranks.get(event.actor, _NOBODY) or event.data["world"] != world
+    ]
+    return [problem for event in odd for problem in _wrong_rank(generation, event)]
 
 
 def _ranks_taken(history: History) -> list[str]:

@@ -58,9 +58,8 @@ def _overdrawn(evidence: Evidence) -> list[str]:
             events = commits.get(actor)
             if not events:
                 continue
-            claimed = sum(
-                float(value) for event in events for value in event.data["seconds"].values()
-            )
+            seconds = (event.data["seconds"].values() for event in events)
+            claimed = sum(map(float, itertools.chain.from_iterable(seconds)))
             passed_s = (
                 events[-1].time_ns
                 - min(runs[0].start_ns, _first_batch(evidence, actor, generation.number))

@@ -5,8 +5,8 @@ charged its real size plus an allowance for what a judge derives from it; lines 
 are charged too, for the time they take. The order of reading is fixed, so the same part of a
 directory is read everywhere.
 
-A job of 8 ranks over 100,000 steps writes 1.65 million events (470 MB), its control as many: 4.1 GB
-by this account, of which judging takes 3.1.
+A job of 8 ranks over 100,000 steps writes 1.65 million events (470 MB), its control as many: 4.0 GB
+by this account. Judging takes 2.7 at the 0.82 kB an event that it took of 50,000 events.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from trainchaos.chaos.events.lines import KnownLines
 MOST_BYTES = 4 << 30
 MOST_TOLD = 100  # problems reported per file
 VARIABLE = "CHAOS_LOG_MEMORY_GIB"
-# the event itself (200), and what lineage, metrics and checkers keep of it, most in a job of one
-# rank
-_EVENT = 750
+# the event itself (180), and what lineage, metrics and checkers keep of it, most in a job of one
+# rank (330, measured)
+_EVENT = 600
 _FILE = 4096
 _NAMES = 10_000  # of keys and actors, each kept once; all kinds of events together have some 300
 _NAME = 200

@@ -55,16 +55,19 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
     if choices["preset"] and choices["rate"]:
         raise click.UsageError("--preset and --rate both say how often nodes fail")
     preset = KNOWN[choices["preset"] or "mid"]
-    runs, asked = read_stored(choices["runs"]), read_stored(choices["compare"])
+    jobs = choices["jobs"] or len(os.sched_getaffinity(0))
+    with _progress(quiet, "judging --runs") as each:
+        runs = read_stored(choices["runs"], each, jobs)
+    with _progress(quiet, "judging --compare") as each:
+        asked = read_stored(choices["compare"], each, jobs)
     costs = _costs(choices, runs)
     trace = _trace(choices)
     rate, said = choices["rate"] or preset.rate, projection.said_from(preset, choices["rate"])
     if trace:
         rate, said = _of_trace(trace, choices, rate, said)
     setting = _setting(choices, rate, trace)
-    with _progress(quiet) as each:
+    with _progress(quiet, "projecting") as each:
         try:
-            jobs = choices["jobs"] or len(os.sched_getaffinity(0))
             found = projection.project(setting, costs, said, each, jobs)
         except MemoryError as error:
             raise errors.ScenarioError("not enough memory", hint="fewer --trials") from error
@@ -235,7 +238,7 @@ def _setting(choices: dict[str, Any], rate: float, trace: FailureTrace | None) -
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[float], None]]:
+def _progress(quiet: bool, what: str) -> Iterator[Callable[[float], None]]:
     """A bar on a terminal's standard error, told the share that is done."""
     if quiet or not sys.stderr.isatty():
         yield lambda share: None
@@ -250,7 +253,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[float], None]]:
         def told(share: float) -> None:
             if not begun:
                 bar = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
-                begun.append((bar, bar.add_task("projecting", total=1.0)))
+                begun.append((bar, bar.add_task(what, total=1.0)))
             bar, task = begun[0]
             bar.update(task, completed=share)
 

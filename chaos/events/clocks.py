@@ -113,6 +113,11 @@ class Clocks:
         elif event.kind is Kind.PROCESS_SPAWNED and data.get("node") in self._now:
             self._home[data["process"]] = self._now[data["node"]]
 
+    @property
+    def one(self) -> bool:
+        """Whether all processes share a clock, as far as was measured: no time has an error."""
+        return not any(machine.measured for machine in self._home.values())
+
     def corrected(self, event: Event) -> Event:
         """The event with its time on the coordinator's clock; unchanged if no offset is known."""
         machine = self._home.get(event.actor)

@@ -10,6 +10,8 @@ from types import MappingProxyType
 class Kind(StrEnum):
     """Closed set of event kinds; ``REQUIRED`` lists the data keys each must carry."""
 
+    __hash__ = str.__hash__  # that of its text, as its equality is; Enum's own is slow
+
     # every actor
     ACTOR_STARTED = "actor_started"
     ACTOR_ENDED = "actor_ended"

@@ -10,11 +10,14 @@ of the writer's host's monotonic clock, shared by all processes of a host; for r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
+from operator import attrgetter, lt
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar, cast
 
 from trainchaos.chaos.errors import LogError, NewerVersion
 from trainchaos.chaos.events.budget import Budget, FileProblems
@@ -42,6 +45,7 @@ ORCHESTRATOR = "orchestrator"
 LOG_VERSION = 1
 """Version of event logs: a newer one has events that an older judge would misread."""
 MAX_LOG_BYTES = 512 << 20  # per actor; a larger file is not read
+_T = TypeVar("_T")
 _LONGEST = 200  # characters of a value quoted in a problem
 MOST_SAID = 500
 
@@ -75,15 +79,25 @@ class Log:
 
     def of(self, *kinds: Kind) -> Iterator[Event]:
         """Events of these kinds in time order."""
-        if (
-            kinds not in self._found
-        ):  # cached: scanning all events on each call is too slow with thousands of failures
-            self._found[kinds] = tuple(event for event in self.events if event.kind in kinds)
+        if kinds not in self._found:
+            places = [self._places[kind] for kind in {*kinds} if kind in self._places]
+            found = places[0] if len(places) == 1 else sorted(chain(*places))
+            self._found[kinds] = tuple(map(self.events.__getitem__, found))
         return iter(self._found[kinds])
 
     def by(self, actor: str) -> tuple[Event, ...]:
         """Events of an actor in time order."""
         return self._actors.get(actor, ())
+
+    def once(self, what: str, make: Callable[[Log], _T]) -> _T:
+        """What ``make`` derives from this log, made once and kept under the name ``what``."""
+        if what not in self._derived:
+            self._derived[what] = make(self)
+        return cast(_T, self._derived[what])
+
+    def forget(self) -> None:
+        """Let go of all that was derived, which may refer to this log in turn."""
+        self._derived.clear()
 
     @cached_property
     def _actors(self) -> Mapping[str, tuple[Event, ...]]:
@@ -93,7 +107,21 @@ class Log:
         return {actor: tuple(events) for actor, events in found.items()}
 
     @cached_property
+    def _places(self) -> Mapping[Kind, array[int]]:
+        """Kind -> where its events are in ``events``, found in one look through all of them."""
+        found: dict[Kind, array[int]] = {}
+        for place, event in enumerate(self.events):
+            if (places := found.get(event.kind)) is None:
+                places = found[event.kind] = array("I")
+            places.append(place)
+        return found
+
+    @cached_property
     def _found(self) -> dict[tuple[Kind, ...], tuple[Event, ...]]:
+        return {}
+
+    @cached_property
+    def _derived(self) -> dict[str, Any]:
         return {}
 
     def first(self, kind: Kind) -> Event | None:
@@ -141,6 +169,8 @@ class Log:
     @cached_property
     def clock_bounds_s(self) -> Mapping[str, float]:
         """Actor -> maximum error of its events' times; 0 where it shares our clock."""
+        if self.clocks.one:
+            return dict.fromkeys(self.actors, 0.0)
         bound = self.clocks.bound_ns
         return {
             name: max(map(bound, log.events), default=0) / 1e9 for name, log in self.actors.items()
@@ -183,7 +213,7 @@ def _unread(path: Path, problem: str) -> ActorLog:
 def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> ActorLog | None:
     """Read all lines; None: the budget is used up."""
     cut = skip_hole(stream, start)
-    torn = b""
+    torn, due, actor = b"", 0, path.stem
     events: list[Event] = []
     problems = FileProblems()
     if cut:
@@ -197,17 +227,16 @@ def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> Act
                 problems.add(f"{path.name}:{number}: a line of more than {MAX_LINE_BYTES} bytes")
             break  # anything after such a line is not read
         try:
-            event = Event.from_line(raw[:-1].decode(errors="replace"), budget.parse)
+            event = budget.read(raw, actor)
         except LogError as error:
-            budget.charge(None, len(raw))
             problems.add(f"{path.name}:{number}: {error.message}")
             continue
-        budget.charge(event.data, len(raw))
-        for problem in _out_of_place(
-            path.stem, event, events[-1].seq if events else None, bool(cut)
-        ):
-            problems.add(f"{path.name}:{number}: {problem}")
+        if event.seq != due or event.actor != actor or event.kind is Kind.EVENTS_DROPPED:
+            before = events[-1].seq if events else None
+            for problem in _out_of_place(actor, event, before, bool(cut)):
+                problems.add(f"{path.name}:{number}: {problem}")
         events.append(event)
+        due = event.seq + 1
     if torn:
         problems.add(f"{path.name}: last line is torn ({len(torn)} bytes)")
     if budget.spent:
@@ -243,19 +272,38 @@ def make_log(actors: Iterable[ActorLog]) -> Log:
     clocks = Clocks()
     for event in logs[ORCHESTRATOR].events if ORCHESTRATOR in logs else ():
         clocks.observe(event)
-    logs = {
-        name: replace(log, events=tuple(clocks.corrected(event) for event in log.events))
-        for name, log in logs.items()
-    }
-    merged = sorted(
-        (e for log in logs.values() for e in log.events), key=lambda e: (e.time_ns, e.actor, e.seq)
-    )
+    if not clocks.one:
+        logs = {
+            name: replace(log, events=tuple(map(clocks.corrected, log.events)))
+            for name, log in logs.items()
+        }
+    merged = _merged(logs)
     exits = {e.data["process"]: e.data["last_seq"] for e in merged if e.kind is Kind.PROCESS_EXITED}
     for name, log in logs.items():
         problem = _unexplained_end(log, exits)
         if problem:
             logs[name] = replace(log, problems=(*log.problems, problem))
     return Log(actors=logs, events=tuple(merged), clocks=clocks)
+
+
+def _merged(logs: Mapping[str, ActorLog]) -> list[Event]:
+    """All events by (time, actor, seq). Logs that are in order are merged by their times alone,
+    which compares and keeps less: a stable sort leaves the order of actors, and of each log.
+    """
+    named = [logs[name] for name in sorted(logs)]
+    merged = [event for log in named for event in log.events]
+    if all(map(_in_order, named)):
+        merged.sort(key=attrgetter("time_ns"))
+    else:
+        merged.sort(key=attrgetter("time_ns", "actor", "seq"))
+    return merged
+
+
+def _in_order(log: ActorLog) -> bool:
+    """Whether all lines are of one actor, and numbered upwards."""
+    numbers = [event.seq for event in log.events]
+    own = {event.actor for event in log.events} <= {log.actor}
+    return own and all(map(lt, numbers, numbers[1:]))
 
 
 def _unexplained_end(log: ActorLog, exits: Mapping[str, int | None]) -> str | None:

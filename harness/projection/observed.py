@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from trainchaos.harness.judge.results import ArmResult, Results
 from trainchaos.harness.judge.verdict.judge import judge
 from trainchaos.harness.projection.arrivals import Law, Poisson, Weibull
 from trainchaos.harness.projection.costs import PUBLISHED, alone, stall_of
+from trainchaos.harness.projection.parallel import in_processes
 
 OUTSIDE = ("initialisation", "shutdown", "spare_idle")
 """Classes of badput before the first step, after the last, and of processes that stand by."""
@@ -83,25 +84,14 @@ class Group:
         return sum(arm.failures for arm in self.faulted)
 
 
-def read_stored(paths: Iterable[Path]) -> list[Stored]:
-    """Judge runs again from their logs. Raises ScenarioError (exit code 2) where one was simulated,
-    an arm's log is not whole, or the runs are not all of one scenario.
+def read_stored(
+    paths: Iterable[Path], each: Callable[[float], None] = lambda share: None, jobs: int = 1
+) -> list[Stored]:
+    """Judge runs again from their logs, in so many processes; ``each`` is told the share done.
+    Raises ScenarioError (exit code 2) where one was simulated, an arm's log is not whole, or the
+    runs are not all of one scenario.
     """
-    found = []
-    for path in paths:
-        run = open_run(path)
-        results = judge(run)
-        broken = [
-            arm.id
-            for arm in results.arms
-            if (log := arm.invariants.get(WHOLE)) is not None and log.verdict != "pass"
-        ]
-        if broken or not results.arms:
-            raise ScenarioError(
-                f"{path}: the log of {broken[0] if broken else 'every arm'} is not whole",
-                hint="give a run that chaos analyze does not find fault with",
-            )
-        found.append(Stored(path=path, results=results, resolved=read_resolved(run)))
+    found = in_processes([*paths], _read_one, each, jobs)
     if len(names := sorted({one.results.scenario for one in found})) > 1:
         raise ScenarioError(
             f"the runs are of different scenarios: {', '.join(names)}",
@@ -132,6 +122,23 @@ def law_of_failures(cell: Cell) -> Law:
         " random",
         hint="give runs of a scenario with at: {mtbf: ...}, such as builtin:projection-mtbf",
     )
+
+
+def _read_one(path: Path, each: Callable[[float], None]) -> Stored:
+    run = open_run(path)
+    results = judge(run)
+    each(1.0)
+    broken = [
+        arm.id
+        for arm in results.arms
+        if (log := arm.invariants.get(WHOLE)) is not None and log.verdict != "pass"
+    ]
+    if broken or not results.arms:
+        raise ScenarioError(
+            f"{path}: the log of {broken[0] if broken else 'every arm'} is not whole",
+            hint="give a run that chaos analyze does not find fault with",
+        )
+    return Stored(path=path, results=results, resolved=read_resolved(run))
 
 
 def groups(

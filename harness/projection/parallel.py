@@ -1,4 +1,6 @@
-"""The parts of a projection on several processors, and whether there is memory for them."""
+"""The parts of a projection on several processors, and whether there is memory for them: the
+simulations, and the runs that are judged before.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 from trainchaos.chaos.errors import InfrastructureError, ScenarioError
 from trainchaos.harness.projection.costs import RecoveryCost
@@ -17,6 +20,8 @@ LOOK_S = 1.0
 MEMORY = Path("/proc/meminfo")
 SHARE = 0.8
 """Of the memory that is free; the rest is for what the estimate does not know."""
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
 Play = Callable[["Part", Callable[[float], None]], Projected]
 
 
@@ -33,27 +38,42 @@ def play_all(
     parts: Sequence[Part], play: Play, each: Callable[[float], None], jobs: int
 ) -> list[Projected]:
     """Play all, in order of ``parts``. Each draws from its own seed, so that the figures are the
-    same whatever ``jobs``. ``play``: a function of a module. Processes are forked, as the locks
-    of others have names, which whoever clears the machine's shared memory may remove; all are
-    forked before ``each`` is told anything, so that a bar of progress has no thread yet.
+    same whatever ``jobs``. ``play``: a function of a module.
 
     Raises what ``play`` raises, and InfrastructureError where a process was killed.
     """
-    if min(jobs, len(parts)) <= 1:
-        return [play(part, _inside(each, n, len(parts))) for n, part in enumerate(parts)]
     # the largest first, so that none is left alone at the end
-    order = sorted(range(len(parts)), key=lambda n: -parts[n].gpus)
-    pool = ProcessPoolExecutor(min(jobs, len(parts)), mp_context=get_context("fork"))
+    return in_processes(parts, play, each, jobs, size=lambda part: part.gpus)
+
+
+def in_processes(
+    items: Sequence[_Item],
+    work: Callable[[_Item, Callable[[float], None]], _Made],
+    each: Callable[[float], None],
+    jobs: int,
+    size: Callable[[_Item], float] = lambda item: 0.0,
+) -> list[_Made]:
+    """What ``work``, a function of a module, makes of each item, in their order; begun in the order
+    of their ``size``. ``each`` is told the share that is done.
+
+    Processes are forked, as the locks of others have names, which whoever clears the machine's
+    shared memory may remove; all are forked before ``each`` is told anything, so that a bar of
+    progress has no thread yet.
+
+    Raises what ``work`` raises, and InfrastructureError where a process was killed.
+    """
+    if min(jobs, len(items)) <= 1:
+        return [work(item, _inside(each, n, len(items))) for n, item in enumerate(items)]
+    order = sorted(range(len(items)), key=lambda n: -size(items[n]))
+    pool = ProcessPoolExecutor(min(jobs, len(items)), mp_context=get_context("fork"))
     try:
-        running: dict[Future[Projected], int] = {
-            pool.submit(play, parts[n], _silent): n for n in order
-        }
+        running: dict[Future[_Made], int] = {pool.submit(work, items[n], _silent): n for n in order}
         pending = set(running)
         while pending:
             done, pending = wait(pending, timeout=LOOK_S, return_when=FIRST_COMPLETED)
             for future in done:
                 future.result()
-            each(1.0 - len(pending) / len(parts))
+            each(1.0 - len(pending) / len(items))
         found = {n: future.result() for future, n in running.items()}
     except BrokenProcessPool as error:
         raise InfrastructureError(
@@ -61,7 +81,7 @@ def play_all(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
-    return [found[n] for n in range(len(parts))]
+    return [found[n] for n in range(len(items))]
 
 
 def _silent(share: float) -> None:

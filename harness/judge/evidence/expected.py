@@ -123,10 +123,14 @@ def twins_of(logs: Mapping[str, Log], simulated: Mapping[str, bool]) -> dict[str
     the seed, and all settings that matter, even if the cell or the kind of arm differs (a bound, a
     description, a fault that does not occur).
     """
-    alike: dict[str, list[str]] = {}
+    outlines: dict[tuple[Any, ...], list[str]] = {}
     for name, log in logs.items():
         if log.first(Kind.RUN_STARTED) is not None and any(True for _ in log.of(*_DONE)):
-            alike.setdefault(_content(log, simulated=simulated[name]), []).append(name)
+            outlines.setdefault(_outline(log), []).append(name)
+    alike: dict[str, list[str]] = {}
+    for names in outlines.values():
+        for name in names if len(names) > 1 else ():
+            alike.setdefault(_content(logs[name], simulated=simulated[name]), []).append(name)
     found: dict[str, tuple[str, ...]] = {}
     for names in alike.values():
         for one, other in itertools.permutations(names, 2):
@@ -140,6 +144,16 @@ def _may_be_alike(one: Log, other: Log) -> bool:
     assert first is not None and second is not None
     same = all(first.data[key] == second.data[key] for key in ("repeat", "seed"))
     return same and any(first.data[key] != second.data[key] for key in ("cell", "arm"))
+
+
+def _outline(log: Log) -> tuple[Any, ...]:
+    """What logs with the same content have in common, and few others: the last times of actors."""
+    started = log.first(Kind.RUN_STARTED)
+    start_ns = started.time_ns if started else 0
+    return tuple(
+        (name, len(actor.events), *(last.time_ns - start_ns for last in actor.events[-1:]))
+        for name, actor in sorted(log.actors.items())
+    )
 
 
 def _content(log: Log, *, simulated: bool) -> str:

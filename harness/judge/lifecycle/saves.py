@@ -16,6 +16,15 @@ from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.recovery.checkpoint.memory.header import is_memory
 
 _ENDS = (Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_FAILED)
+_SAVES = frozenset(
+    {
+        Kind.CHECKPOINT_SAVING,
+        Kind.CHECKPOINT_PART,
+        *_ENDS,
+        Kind.PARKED,
+        Kind.ACTOR_ENDED,
+    }
+)
 _Key = tuple[str, int | None]
 
 
@@ -29,7 +38,7 @@ def saves(history: History) -> Iterator[str]:
 def _of_a_rank(history: History, name: str) -> Iterator[str]:
     open_: dict[_Key, Event] = {}
     lapsed: set[_Key] = set()  # given up with their generation; their end may be logged later
-    for event in history.log.actors[name].events:
+    for event in [e for e in history.log.actors[name].events if e.kind in _SAVES]:
         key = str(event.data.get("checkpoint")), event.data.get("shard")
         part = event.data["state"] if event.kind is Kind.CHECKPOINT_PART else ""
         if event.kind is Kind.CHECKPOINT_SAVING or part == "begun":

@@ -123,6 +123,10 @@ def _is_of(failure: Event, agreed: tuple[int, int], digest: Event) -> bool:
 
 def final_digests(history: History) -> dict[int, dict[int, Event]]:
     """Step -> rank -> state digest, from the generation whose run of the step survived."""
+    return history.once(_final_digests)
+
+
+def _final_digests(history: History) -> dict[int, dict[int, Event]]:
     lineage = history.lineage
     found: dict[int, dict[int, Event]] = {}
     for event in sound_digests(history):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -27,7 +27,8 @@ from trainchaos.harness.judge.record.episodes import episodes_of
 from trainchaos.harness.judge.record.history import NS, History, StepRun
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.record.lost_node_evidence import witnessed
-from trainchaos.recovery.data.order import batch, without
+from trainchaos.harness.judge.record.reference import due_in
+from trainchaos.recovery.data.order import without
 
 __all__ = [
     "METRICS",
@@ -152,24 +153,27 @@ def goodput_of(history: History, split: WallTimePartition) -> float:
 
 def account(history: History) -> Accounting:
     """Compare the lineage's samples with the reference order, as multisets and step by step."""
+    return history.once(_account)
+
+
+def _account(history: History) -> Accounting:
     info, lineage = history.info, history.lineage
+    # of the steps in which the two differ; where they do not, neither is more than the other
     reference: Counter[int] = Counter()
     taken: Counter[int] = Counter()
     misplaced: int | None = None
     lost_in: dict[int, int] = {}
-    skipping, skipped, unseen = bool(skips_of(history)), 0, 0
+    skipped, unseen, skips = 0, 0, bool(skips_of(history))
     for step in range(1, history.committed_step + 1):
-        ids = batch(step, info.global_batch, info.order_samples, info.order_seed)
-        skips = (
-            skips_of(history, lineage[step].generation if step in lineage else None)
-            if skipping
-            else {}
-        )
-        due = Counter(without(ids, step, skips))
-        skipped += len(ids) - due.total()
-        got = Counter(lineage[step].samples if step in lineage else [])
-        if due - got and step in lineage:
-            rest = witnessed(history, lineage[step], due)
+        run = lineage.get(step)
+        required = _required(history, step) if skips else due_in(info, step)
+        skipped += info.global_batch - len(required)
+        took = run.samples if run is not None else []
+        if len(took) == len(required) == len(alike := set(required)) and alike == set(took):
+            continue
+        due, got = Counter(required), Counter(took)
+        if due - got and run is not None:
+            rest = witnessed(history, run, due)
             got += rest
             unseen += rest.total()
         reference.update(due)
@@ -179,7 +183,10 @@ def account(history: History) -> Accounting:
         if got - due and misplaced is None:
             misplaced = step
     extra = taken - reference
-    duplicated = sum(count for sample, count in extra.items() if sample in reference)
+    every = set[int]()
+    for step in range(1, history.committed_step + 1) if extra else ():
+        every.update(_required(history, step))
+    duplicated = sum(count for sample, count in extra.items() if sample in every)
     return Accounting(
         steps=history.committed_step,
         lost=(reference - taken).total(),
@@ -190,6 +197,13 @@ def account(history: History) -> Accounting:
         skipped=skipped,
         witnessed=unseen,
     )
+
+
+def _required(history: History, step: int) -> Sequence[int]:
+    """The samples that a step had to take: its batch, without what was left out by decision."""
+    ids = due_in(history.info, step)
+    run = history.lineage.get(step)
+    return without([*ids], step, skips_of(history, run.generation if run is not None else None))
 
 
 def _step_time(history: History) -> float | None:

@@ -179,7 +179,7 @@ def _context(history: History, run: StepRun, episodes: Iterable[Episode]) -> str
     return "straggling" if slow else "normal"
 
 
-def _training_start(generation: Generation, runs: list[StepRun]) -> int:
+def _training_start(generation: Generation, runs: Sequence[StepRun]) -> int:
     start = generation.stated_ns or generation.ready_ns or generation.started_ns
     return min(start, runs[0].end_ns) if runs else start
 
@@ -256,4 +256,6 @@ def _injection_of(failure: Event, episodes: Iterable[Episode]) -> Event | None:
 
 
 def _data_s(run: StepRun) -> float:
-    return statistics.fmean(float(event.data["seconds"].get("data", 0.0)) for event in run.commits)
+    return statistics.fmean(
+        [float(event.data["seconds"].get("data", 0.0)) for event in run.commits]
+    )

@@ -24,11 +24,15 @@ def checkpoint_stalls(history: History) -> Pauses:
     Rank 0 writes checkpoints, and the others wait for it in the next all-reduce, so its pause is
     the job's.
     """
+    return history.once(_checkpoint_stalls)
+
+
+def _checkpoint_stalls(history: History) -> Pauses:
     saving = {(event.generation, event.step) for event in history.log.of(Kind.CHECKPOINT_SAVING)}
     evaluated = evaluations(history)
     return {
         key: max(0.0, extra - evaluated.get(key, 0.0))
-        for key, extra in _extra(history).items()
+        for key, extra in history.once(_extra).items()
         if key in saving
     }
 
@@ -41,12 +45,18 @@ def evaluations(history: History) -> Pauses:
     if every is None:
         return {}
     return {
-        key: min(extra, takes_s) for key, extra in _extra(history).items() if key[1] % every == 0
+        key: min(extra, takes_s)
+        for key, extra in history.once(_extra).items()
+        if key[1] % every == 0
     }
 
 
 def pauses(history: History) -> Pauses:
     """Checkpoint stalls and evaluations together."""
+    return history.once(_pauses)
+
+
+def _pauses(history: History) -> Pauses:
     stalls, evaluated = checkpoint_stalls(history), evaluations(history)
     return {
         key: stalls.get(key, 0.0) + evaluated.get(key, 0.0)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from trainchaos.harness.judge.order.anchors import ROUNDED_NS, Pair, injection_pairs
@@ -32,6 +33,7 @@ from trainchaos.harness.judge.order.slip import SAME_CLOCK_S, Slip
 from trainchaos.harness.judge.record.history import NS, History
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 
+_time = attrgetter("time_ns")
 _ANSWERS = ("failure", "refill")
 
 
@@ -298,12 +300,15 @@ def _step_pairs(history: History) -> Iterator[Pair]:
     for run in history.runs:
         if not run.batches:
             continue
-        taken = max(run.batches, key=lambda event: event.time_ns)
-        done = min(run.commits, key=lambda event: event.time_ns)
-        text = (
-            f"{done.actor} committed step {run.step} before {taken.actor} had taken its batch of it"
-        )
-        yield taken, done, text, 0
+        taken, done = max(run.batches, key=_time), min(run.commits, key=_time)
+        if taken.time_ns > done.time_ns:  # of many steps, only such ones are put into words
+            yield (
+                taken,
+                done,
+                f"{done.actor} committed step {run.step} before {taken.actor} had taken its batch"
+                " of it",
+                0,
+            )
 
 
 def _informed_pairs(history: History) -> Iterator[Pair]:
@@ -315,17 +320,21 @@ def _informed_pairs(history: History) -> Iterator[Pair]:
             if one is not None:
                 yield one, event, f"{name} parked after the supervisor had heard of it", 0
     agreed = {(event.generation, event.step): event for event in log.of(Kind.REPLICAS_AGREED)}
-    finished = history.finished
+    finished, completed_ns = history.finished, None
+    if finished is not None and finished.data["outcome"] == "completed":
+        completed_ns = finished.time_ns
     for run in history.runs:
-        last = max(run.commits, key=lambda event: event.time_ns)
-        if (compared := agreed.get((run.generation, run.step))) is not None:
+        last = max(run.commits, key=_time)
+        if (
+            compared := agreed.get((run.generation, run.step))
+        ) is not None and last.time_ns > compared.time_ns:
             yield (
                 last,
                 compared,
                 f"{last.actor} committed step {run.step} after its digest had been compared",
                 0,
             )
-        if finished is not None and finished.data["outcome"] == "completed":
+        if completed_ns is not None and finished is not None and last.time_ns > completed_ns:
             yield (
                 last,
                 finished,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 
-from trainchaos.harness.judge.record.history import NS, History
+from trainchaos.harness.judge.record.history import NS, History, StepRun
 
 DRIFT_STEPS = 40
 
@@ -32,16 +33,17 @@ def drifts(history: History) -> list[str]:
     """Ranks whose clock runs at a different rate: their commits drift away from the others' commits
     of the same steps.
     """
-    commits: dict[str, list[tuple[int, int]]] = defaultdict(
-        list
-    )  # rank's process -> (others' time, own time minus others')
+    # rank's process -> (others' time, own time minus others')
+    commits: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    # no shift is more than twice the longest time between two commits of a step
+    if 2 * max(map(_spread_ns, history.runs), default=0) < DRIFT_S * NS:
+        return []
     for run in history.runs:
         times = {event.actor: event.time_ns for event in run.commits}
-        for name, time_ns in times.items():
-            others = [when for other, when in times.items() if other != name]
-            if others:
-                middle = round(statistics.median(others))
-                commits[name].append((middle, time_ns - middle))
+        ordered = sorted(times.values())
+        for name, time_ns in times.items() if len(ordered) > 1 else ():
+            middle = _median_of_others(ordered, time_ns)
+            commits[name].append((middle, time_ns - middle))
     bounds = history.log.clock_bounds_s
     found = []
     for name, rows in commits.items():
@@ -57,6 +59,23 @@ def drifts(history: History) -> list[str]:
     return [max(found)[1]] if found else []
 
 
+def _spread_ns(run: StepRun) -> int:
+    times = [event.time_ns for event in run.commits]
+    return max(times, default=0) - min(times, default=0)
+
+
+def _median_of_others(ordered: Sequence[int], own: int) -> int:
+    """The rounded median without one of ``own``, found without a list of the others."""
+    count, place = len(ordered) - 1, bisect_left(ordered, own)
+
+    def other(index: int) -> int:
+        return ordered[index if index < place else index + 1]
+
+    if count % 2:
+        return other(count // 2)
+    return round((other(count // 2 - 1) + other(count // 2)) / 2)
+
+
 def _rate(rows: Sequence[tuple[int, int]], *, slack_ns: float) -> float | None:
     """The rate at which the second numbers change with the first, if they change evenly and far
     beyond the noise; else None.
@@ -64,7 +83,8 @@ def _rate(rows: Sequence[tuple[int, int]], *, slack_ns: float) -> float | None:
     if len(rows) < DRIFT_STEPS:
         return None
     size = len(rows) // 4
-    parts = [sorted(rows)[index * size : (index + 1) * size] for index in range(4)]
+    ordered = sorted(rows)
+    parts = [ordered[index * size : (index + 1) * size] for index in range(4)]
     middles = [
         (statistics.median(x for x, _ in part), statistics.median(y for _, y in part))
         for part in parts

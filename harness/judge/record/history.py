@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, TypeVar, cast
 
 from trainchaos.chaos.events.log import Event, Log
 
 NS = 1e9
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,11 @@ class Generation:
     def world(self) -> int:
         """Number of members."""
         return len(self.members)
+
+    @cached_property
+    def ranks(self) -> Mapping[str, int]:
+        """Member -> its rank, the lowest if it has several."""
+        return {name: rank for rank, name in reversed([*enumerate(self.members)])}
 
     def shard_of(self, rank: int) -> int:
         """The part of the model that a rank holds."""
@@ -116,14 +126,24 @@ class History:
     foreign: tuple[Event, ...]
     unsure: tuple[Event, ...] = ()
 
-    @property
+    def once(self, make: Callable[[History], _T]) -> _T:
+        """What ``make`` derives from this history, derived when first asked for and then kept."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        return cast(_T, self._derived[make])
+
+    @cached_property
+    def _derived(self) -> dict[Callable[[History], Any], Any]:
+        return {}
+
+    @cached_property
     def lineage(self) -> Mapping[int, StepRun]:
         """Step -> the run of it that survived, in step order."""
         return {
             run.step: run for run in sorted(self.runs, key=lambda run: run.step) if run.survives
         }
 
-    @property
+    @cached_property
     def committed_step(self) -> int:
         """Highest step of the final lineage; 0 when nothing was committed."""
         return max((run.step for run in self.runs if run.survives), default=0)
@@ -150,7 +170,7 @@ class History:
         """
         return (self.end_ns - self.start_ns) / NS
 
-    @property
+    @cached_property
     def worked(self) -> tuple[Generation, ...]:
         """Generations that became ready (or, if the ready event is missing, committed a step)."""
         return tuple(g for g in self.generations if g.resume_step is not None)
@@ -162,18 +182,38 @@ class History:
 
     def generation(self, number: int) -> Generation | None:
         """The generation of that number, or None."""
-        return next((g for g in self.generations if g.number == number), None)
+        return self._numbered.get(number)
+
+    @cached_property
+    def _numbered(self) -> Mapping[int, Generation]:
+        return {one.number: one for one in reversed(self.generations)}
 
     def generation_at(self, time_ns: int) -> Generation | None:
         """The newest generation started at or before a time."""
         return next((g for g in reversed(self.generations) if g.started_ns <= time_ns), None)
 
-    def runs_of(self, generation: int) -> list[StepRun]:
+    def runs_of(self, generation: int) -> Sequence[StepRun]:
         """Step runs of one generation in step order."""
-        return [run for run in self.runs if run.generation == generation]
+        return self._runs.get(generation, ())
+
+    @cached_property
+    def _runs(self) -> Mapping[int, Sequence[StepRun]]:
+        found: dict[int, list[StepRun]] = {}
+        for run in self.runs:
+            found.setdefault(run.generation, []).append(run)
+        return found
+
+    @cached_property
+    def _waters(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Generations that committed steps, and the highest step up to each."""
+        numbers = sorted(self._runs)
+        highest = (max(run.step for run in self._runs[number]) for number in numbers)
+        return numbers, list(accumulate(highest, max))
 
     def high_water(self, last_generation: int) -> int:
         """Highest step that any member of any generation up to ``last_generation`` committed; 0
         when none.
         """
-        return max((run.step for run in self.runs if run.generation <= last_generation), default=0)
+        numbers, highest = self._waters
+        place = bisect_right(numbers, last_generation)
+        return highest[place - 1] if place else 0

@@ -20,17 +20,25 @@ Definitions, used by every metric and checker:
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
+from operator import attrgetter
 from typing import Any
 
 from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.harness.judge.record.history import Generation, History, RunInfo, StepRun
 
+_time = attrgetter("time_ns")
+
 
 def history_of(log: Log) -> History:
-    """Put one arm's log in order. Raises LogError when it has no ``run_started``."""
+    """One arm's log in order; put in order once. Raises LogError when it has no ``run_started``."""
+    return log.once("history", _history)
+
+
+def _history(log: Log) -> History:
     started = log.first(Kind.RUN_STARTED)
     if started is None:
         raise LogError(
@@ -95,13 +103,19 @@ def _split_commits(
     may be fenced too).
     """
     starts = sorted((event.generation, event.time_ns) for event in log.of(Kind.GENERATION_STARTED))
+    numbers = [number for number, _ in starts]
     own: list[Event] = []
     foreign: list[Event] = []
     unsure: list[Event] = []
+    number, fence, inside, one_clock = None, None, frozenset[str](), log.clocks.one
     for event in log.of(Kind.STEP_COMMITTED):
-        fence = next((time for number, time in starts if number > event.generation), None)
-        stranger = event.actor not in members.get(event.generation, ())
-        bound = log.clocks.bound_ns(event)
+        if event.generation != number:
+            number = event.generation
+            place = bisect.bisect_right(numbers, number)
+            fence = starts[place][1] if place < len(starts) else None
+            inside = frozenset(members.get(number, ()))
+        stranger = event.actor not in inside
+        bound = 0 if one_clock else log.clocks.bound_ns(event)
         if stranger or (fence is not None and event.time_ns - bound > fence):
             foreign.append(event)
             continue
@@ -137,10 +151,9 @@ def _generations(log: Log, commits: Iterable[Event]) -> tuple[Generation, ...]:
     stated = {event.generation: event.time_ns for event in log.of(Kind.STATE_READY)}
     first_commit: dict[int, int] = {}
     for event in commits:
-        if event.step is not None:
-            first_commit[event.generation] = min(
-                event.step, first_commit.get(event.generation, event.step)
-            )
+        step = event.step
+        if step is not None and step < first_commit.get(event.generation, step + 1):
+            first_commit[event.generation] = step
     started = sorted(log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation)
     made: list[Generation] = []
     for index, event in enumerate(started):
@@ -177,20 +190,23 @@ def _step_runs(
         done[(event.generation, event.step or 0)].append(event)
     for event in log.of(Kind.BATCH_TAKEN):
         taken[(event.generation, event.step or 0)].append(event)
+    steps_of: dict[int, list[int]] = defaultdict(list)
+    for number, step in done:
+        steps_of[number].append(step)
     worked = [g for g in generations if g.resume_step is not None]
     resumed = {g.number: g.resume_step or 0 for g in worked}
     surviving = owners(worked, [key for key in done if key[1] > resumed.get(key[0], 0)])
     runs: list[StepRun] = []
     for position, generation in enumerate(worked):
-        steps = sorted(
-            s for number, s in done if number == generation.number and s > resumed[number]
-        )
+        members, after = frozenset(generation.members), resumed[generation.number]
+        steps = sorted(step for step in steps_of[generation.number] if step > after)
+        following = worked[position + 1] if position + 1 < len(worked) else None
         cursor = generation.stated_ns or generation.ready_ns or generation.started_ns
         for step in steps:
             key = (generation.number, step)
-            events = sorted(done[key], key=lambda event: event.data["rank"])
-            end = max(event.time_ns for event in events)
-            committed = _job_commit(generation, worked[position + 1 :], step, events)
+            events = sorted(done[key], key=_rank)
+            end = max(map(_time, events))
+            committed = _job_commit(members, following, step, events, end)
             run = StepRun(
                 generation=generation.number,
                 step=step,
@@ -199,7 +215,7 @@ def _step_runs(
                 committed_ns=committed,
                 world=generation.world,
                 commits=tuple(events),
-                batches=tuple(taken[key]),
+                batches=tuple(taken.get(key, ())),
                 survives=surviving.get(step) == key[0] and committed is not None,
             )
             runs.append(run)
@@ -220,12 +236,16 @@ def owners(worked: Iterable[Generation], done: Iterable[tuple[int, int]]) -> dic
     return owner
 
 
+def _rank(event: Event) -> Any:
+    return event.data["rank"]
+
+
 def _job_commit(
-    generation: Generation, later: list[Generation], step: int, commits: list[Event]
+    members: Set[str], following: Generation | None, step: int, commits: list[Event], end_ns: int
 ) -> int | None:
-    if {event.actor for event in commits} >= set(generation.members):
-        return max(event.time_ns for event in commits)
-    for following in later[:1]:
-        if (following.resume_step or 0) >= step:
-            return following.ready_ns or following.started_ns
+    """When the job committed a step that its last member committed at ``end_ns``."""
+    if members <= {event.actor for event in commits}:
+        return end_ns
+    if following is not None and (following.resume_step or 0) >= step:
+        return following.ready_ns or following.started_ns
     return None

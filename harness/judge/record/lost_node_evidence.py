@@ -19,7 +19,7 @@ from trainchaos.harness.judge.record.node_attribution import homes, nodes_hit
 
 def silenced(log: Log) -> frozenset[str]:
     """Processes that ended with a lost node and whose logs have no orderly end."""
-    return _lost_with(log, log.of(Kind.NODE_LOST))
+    return log.once("silenced", lambda log: _lost_with(log, log.of(Kind.NODE_LOST)))
 
 
 def taken_away(log: Log, episodes: Iterable[Episode]) -> list[tuple[Event, frozenset[int]]]:
@@ -54,8 +54,10 @@ def taken_away(log: Log, episodes: Iterable[Episode]) -> list[tuple[Event, froze
 
 
 def _lost_with(log: Log, losses: Iterable[Event]) -> frozenset[str]:
-    home = homes(log)
     lost = {(event.data["node"], event.time_ns) for event in losses}
+    if not lost:
+        return frozenset()
+    home = homes(log)
     ended = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
     started = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_SPAWNED)}
     return frozenset(

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError, LogError
-from trainchaos.chaos.events.budget import Budget
-from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, Log, SenselessLog, read_log
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, Log
 from trainchaos.chaos.fault.base import Fault, Fidelity
 from trainchaos.chaos.fault.build import build
 from trainchaos.chaos.files import write_whole
@@ -44,6 +43,7 @@ from trainchaos.harness.judge.results import (
 )
 from trainchaos.harness.judge.verdict import gates
 from trainchaos.harness.judge.verdict.arms import JudgedArm, judge_arms, planned_arms
+from trainchaos.harness.judge.verdict.logs import logs_of
 from trainchaos.harness.launch.launcher import Launcher
 from trainchaos.harness.undo.ledger import read_open
 
@@ -58,12 +58,18 @@ def judge(run: RunDirectory) -> Results:
     """Judge a run. Raises LogError for an unreadable scenario, ScenarioError for its launcher."""
     resolved = read_resolved(run)
     refuse_unknown_launcher(resolved)
-    logs, unread = _read_logs(run, resolved)
+    with logs_of(run, resolved) as (logs, unread):
+        return _results(run, resolved, logs, unread)
+
+
+def _results(
+    run: RunDirectory, resolved: ResolvedRun, logs: Mapping[str, Log], unread: Mapping[str, str]
+) -> Results:
     system = read_system(run)
     arms, senseless = judge_arms(
         resolved, logs, complete=lambda arm: _make_all(arm, resolved, system)
     )
-    unread |= senseless
+    unread = {**unread, **senseless}
     names = labels(
         CellIdentity(id=c.id, strategy=c.scenario.recovery.strategy, params=c.params)
         for c in resolved.cells
@@ -123,28 +129,6 @@ def write_results(run: RunDirectory, results: Results) -> None:
         raise InfrastructureError(
             f"cannot write {run.results}: {error.strerror}", hint="free disk space"
         ) from error
-
-
-def _read_logs(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log], dict[str, str]]:
-    """(arm -> log, arm -> why its log was not read), for arms that at least started. All logs share
-    one read budget.
-    """
-    budget = Budget()
-    logs, unread = {}, {}
-    for cell in resolved.cells:
-        for name, _, _ in planned_arms(cell):
-            try:
-                log = read_log(run.events(name), budget)
-            except SenselessLog as error:
-                unread[name] = error.message
-                continue
-            except LogError:
-                continue
-            if log.unread:
-                unread[name] = log.unread
-            elif log.first(Kind.RUN_STARTED) is not None:
-                logs[name] = log
-    return logs, unread
 
 
 def _make_all(arm: JudgedArm, resolved: ResolvedRun, system: Mapping[str, Any]) -> None:

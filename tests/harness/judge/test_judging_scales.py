@@ -1,19 +1,28 @@
-"""Judging looks through a whole log a number of times that does not grow with the failures
-in it.
+"""Judging looks at each event a number of times that grows neither with the length of a log, nor
+with the ranks or failures in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from tests.support.search.simulate import Played, cell_of, evidence, play
-from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.events.log import Event, read_log
 from trainchaos.harness.judge.checkers import check_all
+from trainchaos.harness.judge.checkers.job.loss import _smooth
+from trainchaos.harness.judge.evidence.absurd import absurdity
+from trainchaos.harness.judge.measure.measure import measure
+
+LEAST = 300
+WATCHED = ("/harness/judge/", "/chaos/events/", "/chaos/fault/")
 
 
 class Counted(tuple[Event, ...]):
@@ -57,3 +66,84 @@ def test_many_failures_are_not_many_rounds(
 
     few, many = rounds(2), rounds(10)
     assert 0 < many <= few + 3
+
+
+# ---- visits: lines of code that are executed, of which a loop executes some for each event
+
+Visits = Counter[str]
+"""Function -> lines of it that were executed, each turn of a comprehension included."""
+
+
+def visits(act: Callable[[], object]) -> Visits:
+    """Of the judge, and of what it uses."""
+    found: Visits = Counter()
+
+    def inside(frame: FrameType, what: str, given: Any) -> Any:
+        found[f"{frame.f_code.co_filename}: {frame.f_code.co_qualname}"] += what == "line"
+        return inside
+
+    def entered(frame: FrameType, what: str, given: Any) -> Any:
+        watched = any(part in frame.f_code.co_filename for part in WATCHED)
+        return inside if watched else None
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return found
+
+
+def judged(root: Path, strategy: str, steps: int = 60, ranks: int = 4, failures: int = 1) -> Visits:
+    """Visits to read and judge the log of a job, with itself as its control."""
+    cell = cell_of(strategy, kills(failures), steps=steps, ranks=ranks)
+    played = play(cell, root, seed=3)
+    assert played.outcome == "completed"
+    (folder,) = {path.parent for path in root.rglob("orchestrator.jsonl")}
+
+    def act() -> None:
+        log, control = (replace(played, log=read_log(folder)) for _ in range(2))
+        assert not absurdity(log.log, cell.scenario)
+        check_all(evidence(log, control))
+        measure(control.log, None)
+
+    return visits(act)
+
+
+def steeper(few: Visits, more: Visits, most: Visits) -> dict[str, tuple[int, int]]:
+    """Functions that are visited far more than twice as often for twice as much more."""
+    grown = {name: (more[name] - few[name], most[name] - more[name]) for name in most}
+    return {name: (a, b) for name, (a, b) in grown.items() if b > max(2.5 * a, LEAST)}
+
+
+@pytest.mark.parametrize("strategy", ["hot-spare", "drop-replica", "checkpoint-restart"])
+def test_a_longer_log_is_not_read_and_judged_more_slowly(strategy: str, tmp_path: Path) -> None:
+    found = [judged(tmp_path / str(steps), strategy, steps=steps) for steps in (60, 120, 240)]
+    assert not steeper(*found)
+
+
+def test_a_log_of_more_ranks_is_not_judged_more_slowly(tmp_path: Path) -> None:
+    found = [judged(tmp_path / str(ranks), "hot-spare", ranks=ranks) for ranks in (6, 12, 24)]
+    assert not steeper(*found)
+
+
+class Sliced(list[float]):
+    """Counts the values that are taken from it."""
+
+    taken = 0
+
+    def __iter__(self) -> Iterator[float]:
+        Sliced.taken += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        Sliced.taken += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+def test_losses_are_smoothed_without_a_look_at_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sliced, "taken", 0)
+    losses = Sliced(1.0 / (1 + n) for n in range(1_000))
+    assert len(_smooth(losses, 50)) == 951 and Sliced.taken <= 5 * len(losses)

@@ -10,10 +10,10 @@ of it, the answer is inconclusive.
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event
@@ -182,15 +182,16 @@ def _seen(
     log = evidence.log
     all_actors = fault.where is Where.COORDINATOR or fault.everywhere
     whose = log.actors if all_actors else {ORCHESTRATOR, *occurrence.processes}
-    for event in heapq.merge(
-        *(log.by(actor) for actor in whose), key=lambda e: (e.time_ns, e.actor, e.seq)
-    ):
-        if event.actor == ORCHESTRATOR:
-            known = injected.seq <= event.seq < verdict.seq
+    bound_ns = (lambda _: 0) if log.clocks.one else log.clocks.bound_ns
+    known: list[Event] = []
+    for actor in whose:
+        lines = log.by(actor)
+        if actor == ORCHESTRATOR:
+            known += [event for event in lines if injected.seq <= event.seq < verdict.seq]
         else:
-            known = event.time_ns - log.clocks.bound_ns(event) <= verdict.time_ns
-        if known:
-            yield event
+            known += [e for e in lines if e.time_ns - bound_ns(e) <= verdict.time_ns]
+    known.sort(key=attrgetter("time_ns", "actor", "seq"))
+    yield from known
 
 
 def _missing_lines(evidence: Evidence, occurrence: Occurrence) -> str:

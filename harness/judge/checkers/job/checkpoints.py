@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, passed, verdict_of
@@ -21,6 +23,13 @@ _KNOWN_SINCE = (
     Kind.CHECKPOINT_DELETED,
 )
 """Events after which a damaged checkpoint is replaced, known to be bad, or gone."""
+_CONCERNS = (
+    *_KNOWN_SINCE,
+    Kind.CHECKPOINT_SAVING,
+    Kind.CHECKPOINT_FAILED,
+    Kind.FAULT_INJECTED,
+    Kind.GENERATION_READY,
+)
 
 
 def checkpoint_integrity(evidence: Evidence) -> Finding:
@@ -29,7 +38,7 @@ def checkpoint_integrity(evidence: Evidence) -> Finding:
     ``keep`` are left. A failed save ends no rank.
     """
     custody = _Custody(evidence=evidence, agreements=_agreements(evidence))
-    for event in evidence.log.events:
+    for event in evidence.log.of(*_CONCERNS):
         custody.see(event)
     problems = [*custody.problems, *_ended_by_a_save(evidence)]
     counts = custody.counts
@@ -158,7 +167,8 @@ def _agreed_by(
 ) -> tuple[int, int]:
     """Steps of the last agreement that the event's actor may have known of; -1: there was none."""
     until_ns = event.time_ns + evidence.log.clocks.bound_ns(event)
-    return next((steps for time_ns, steps in reversed(agreements) if time_ns <= until_ns), (-1, -1))
+    place = bisect.bisect_right(agreements, until_ns, key=itemgetter(0))
+    return agreements[place - 1][1] if place else (-1, -1)
 
 
 def _in_doubt(history: History, deleted: Event, step: int, saved_in: int) -> bool:
@@ -243,7 +253,9 @@ def _too_few(name: str, there: set[str], evidence: Evidence) -> list[str]:
 
 def _ended_by_a_save(evidence: Evidence) -> list[str]:
     """Ranks whose error follows directly on a failed save."""
-    problems = []
+    problems: list[str] = []
+    if evidence.log.first(Kind.CHECKPOINT_FAILED) is None:
+        return problems
     for name, log in evidence.log.actors.items():
         for event, following in itertools.pairwise(log.events):
             if event.kind is Kind.CHECKPOINT_FAILED and following.kind is Kind.ERROR_RAISED:

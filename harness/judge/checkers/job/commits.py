@@ -206,7 +206,9 @@ def single_writer(evidence: Evidence) -> Finding:
 
 def _after_parking(history: History) -> list[str]:
     parked: dict[tuple[str, int], Event] = {}
-    problems = []
+    problems: list[str] = []
+    if history.log.first(Kind.PARKED) is None:
+        return problems
     for event in history.log.of(Kind.PARKED, Kind.STEP_COMMITTED):
         key = (event.actor, event.generation)
         if event.kind is Kind.PARKED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from trainchaos.chaos.events.log import Kind, broken_logs
 from trainchaos.harness.judge.evidence.evidence import (
@@ -14,10 +15,11 @@ from trainchaos.harness.judge.evidence.evidence import (
     verdict_of,
 )
 from trainchaos.harness.judge.measure.measure import account, skips_of
-from trainchaos.harness.judge.record.history import History, StepRun
+from trainchaos.harness.judge.record.history import History, RunInfo, StepRun
 from trainchaos.harness.judge.record.lost_node_evidence import witnessed
+from trainchaos.harness.judge.record.reference import due_in
 from trainchaos.harness.judge.results import Finding
-from trainchaos.recovery.data.order import batch, without
+from trainchaos.recovery.data.order import without
 
 
 def sample_accounting(evidence: Evidence) -> Finding:
@@ -157,6 +159,8 @@ def _hidden(evidence: Evidence, claimed: int) -> bool:
 def _counters(run: StepRun) -> list[str]:
     problems = []
     for event in run.commits:
+        if event.data["optimizer_step"] == run.step == event.data["scheduler_step"]:
+            continue
         for name in ("optimizer_step", "scheduler_step"):
             value = event.data[name]
             if value is not None and value != run.step:
@@ -197,11 +201,11 @@ def _cut_off(evidence: Evidence, run: StepRun) -> bool:
 
 def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
     info, skips = evidence.history.info, skips_of(evidence.history, run.generation)
-    ids = batch(run.step, info.global_batch, info.order_samples, info.order_seed)
-    due = len(without(ids, run.step, skips))
-    taken = len(run.samples)
+    due = len(_without(info, run.step, skips)) if skips else info.global_batch
+    taken = sum(len(event.data["samples"]) for event in run.batches)
     if taken < due:
-        taken += witnessed(evidence.history, run, Counter(without(ids, run.step, skips))).total()
+        required = Counter(_without(info, run.step, skips))
+        taken += witnessed(evidence.history, run, required).total()
     problems = []
     for event in run.commits:
         count = event.data["samples"]
@@ -212,6 +216,10 @@ def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
         ):
             problems.append(f"step {run.step} had {count} samples instead of {due}")
     return problems[:1]
+
+
+def _without(info: RunInfo, step: int, skips: Mapping[int, int]) -> list[int]:
+    return without([*due_in(info, step)], step, skips)
 
 
 def _learning_rates(evidence: Evidence) -> list[str]:

@@ -157,6 +157,8 @@ def _errors(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
     end of the job.
     """
     history = evidence.history
+    if evidence.log.first(Kind.ERROR_RAISED) is None:
+        return
     for name, log in evidence.log.actors.items():
         for error, following in itertools.zip_longest(log.events, log.events[1:]):
             if error.kind is not Kind.ERROR_RAISED:
@@ -189,9 +191,9 @@ def _learned_nothing(evidence: Evidence) -> Iterator[str]:
     if len(clean) >= LEARNING_STEPS:
         if all(event.data["lr"] == 0 for run in clean for event in run.commits):
             yield f"the learning rate is zero in all of {len(clean)} steps"
-        losses = {repr(run.loss) for run in clean}
-        if len(losses) == 1:
-            yield f"the loss is {next(iter(losses))} in all of {len(clean)} steps"
+        loss = repr(clean[0].loss)
+        if all(repr(run.loss) == loss for run in clean):
+            yield f"the loss is {loss} in all of {len(clean)} steps"
     yield from _constant(evidence)
 
 

@@ -6,6 +6,7 @@ import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence import busy
@@ -20,6 +21,7 @@ from trainchaos.harness.judge.record.observed import unseen
 from trainchaos.harness.judge.results import Finding
 
 HEALTHY_STEPS = 5
+_NOBODY = object()
 HEALTHY_S = 1.0
 HEALTHY_RATE = 0.5
 
@@ -135,9 +137,15 @@ def _begins_anew(history: History, generation: Generation) -> bool:
 
 def _claimed(history: History, run: StepRun) -> list[str]:
     generation = history.generation(run.generation)
-    return (
-        [p for event in run.commits for p in _wrong_rank(generation, event)] if generation else []
-    )
+    if generation is None:
+        return []
+    world, ranks = generation.world, generation.ranks
+    odd = [
+        event
+        for event in run.commits
+        if event.data["rank"] != ranks.get(event.actor, _NOBODY) or event.data["world"] != world
+    ]
+    return [problem for event in odd for problem in _wrong_rank(generation, event)]
 
 
 def _ranks_taken(history: History) -> list[str]:
@@ -161,9 +169,10 @@ def _wrong_rank(generation: Generation, event: Event) -> list[str]:
         return [
             f"{event.actor} works in a world of {world}, generation {number} has {generation.world}"
         ]
-    if event.actor not in generation.members:
+    held = generation.ranks.get(event.actor)
+    if held is None:
         return [f"{event.actor} joined generation {number}, of which it is not a member"]
-    if generation.members.index(event.actor) != rank:
+    if held != rank:
         return [f"{event.actor} acts as rank {rank}, generation {number} gave it another"]
     return []
 
@@ -181,7 +190,7 @@ def replica_equality(evidence: Evidence) -> Finding:
     problems = [
         f"step {run.step}: ranks disagree on the loss"
         for run in history.runs
-        if len({repr(event.data["loss"]) for event in run.commits}) > 1
+        if not _alike([event.data["loss"] for event in run.commits])
     ]
     groups: dict[tuple[int, int, int], list[Event]] = defaultdict(list)
     for event in sound_digests(history):
@@ -209,6 +218,14 @@ def replica_equality(evidence: Evidence) -> Finding:
             "no step has digests from two ranks: lower workload.checkpoint.every, or raise steps"
         )
     return passed(f"{len(groups)} sets of digests agree")
+
+
+def _alike(values: list[Any]) -> bool:
+    """Whether all print alike, so that they agree to the last bit. Equal floats do, but for 0."""
+    first = values[0]
+    if first and type(first) is float and all(type(x) is float and x == first for x in values):
+        return True
+    return len({repr(value) for value in values}) == 1
 
 
 def _generators(evidence: Evidence) -> list[str]:

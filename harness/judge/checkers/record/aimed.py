@@ -12,6 +12,7 @@ from trainchaos.harness.judge.record.history import Generation, History
 SAVER = 0  # the rank whose next save is hit if the plan names no rank
 NEWEST_S = 1.0  # a checkpoint committed so shortly before the act may not be found as the newest
 _GONE = (Kind.CHECKPOINT_DELETED, Kind.CHECKPOINT_SET_ASIDE, Kind.CHECKPOINT_REFUSED)
+_ON_DISK = (*_GONE, Kind.CHECKPOINT_COMMITTED, Kind.FAULT_INJECTED)
 _WHO = ("ranks", "spares", "nodes", "links")
 _Facts = Mapping[str, Any]
 
@@ -160,7 +161,9 @@ def _checkpoint(evidence: Evidence, event: Event, due: str | int | None) -> Iter
     still = "phase" in event.data and spec.mode == "sync"  # all ranks hold, so no save is running
     far = log.first(Kind.NODE_JOINED) is not None or spec.memory
     there = (
-        {} if far else _on_disk(log.events, event.time_ns - (0 if still else int(NEWEST_S * 1e9)))
+        {}
+        if far
+        else _on_disk(log.of(*_ON_DISK), event.time_ns - (0 if still else int(NEWEST_S * 1e9)))
     )
     newer = [other for other, step in there.items() if step > (event.step or 0)]
     if newer:

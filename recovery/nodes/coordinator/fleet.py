@@ -20,6 +20,7 @@ from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     FleetReport,
+    NodeChecked,
     NodeEvent,
     NodeFound,
     NodeGone,
@@ -43,6 +44,7 @@ __all__ = [
     "Fleet",
     "FleetLimits",
     "FleetReport",
+    "NodeChecked",
     "NodeEvent",
     "NodeFound",
     "NodeGone",
@@ -233,6 +235,14 @@ class Fleet:
                 self._processes.asked(name)
             state.post.add(protocol.Signal(process=name, signum=signum))
             self._connections.flush(state)
+
+    def check(self, node: int, device: str) -> None:
+        """Have a node's agent find out whether a device, as torch names it there, is fit;
+        ``NodeChecked`` follows, unless the node is lost. Raises NodeGone.
+        """
+        state = self._connections.reachable(node)
+        state.post.add(protocol.Check(device=device))
+        self._connections.flush(state)
 
     def mark(self, name: str) -> Mark:
         """The last progress mark received, on our clock; readable after the process's death too."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
 
-VERSION = 7
+VERSION = 8
 MAX_LINE = 4 << 20
 
 
@@ -176,6 +176,15 @@ class Found(Frame):
     signs: tuple[Sign, ...]
 
 
+class Checked(Frame):
+    """The answer to ``Check`` (``recovery.health.care.place_check.Answer``)."""
+
+    type: Literal["checked"] = "checked"
+    device: str
+    fit: bool | None
+    said: str
+
+
 # ---- from the coordinator
 
 
@@ -248,6 +257,15 @@ class Ping(Frame):
     sent_ns: int
 
 
+class Check(Frame):
+    """Find out whether a device of the node is fit, ``cpu`` for its processors; answered by
+    ``Checked``, unless ``Clear`` comes first.
+    """
+
+    type: Literal["check"] = "check"
+    device: str = Field(pattern=r"^(cpu|(cpu|cuda):\d{1,5})$")
+
+
 class Clear(Frame):
     """The arm is over: kill and reap everything, forget its files; answered by ``Cleared``."""
 
@@ -274,8 +292,9 @@ FromAgent = (
     | Cleared
     | Warned
     | Found
+    | Checked
 )
-FromCoordinator = Welcome | Fence | Refused | Start | Tell | Signal | Ping | Clear | Bye
+FromCoordinator = Welcome | Fence | Refused | Start | Tell | Signal | Ping | Check | Clear | Bye
 
 FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])
 FROM_COORDINATOR: TypeAdapter[FromCoordinator] = TypeAdapter(

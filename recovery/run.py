@@ -141,9 +141,10 @@ def _health(given: argparse.Namespace, host: ProcessHost) -> HealthService:
 
 def _care(given: argparse.Namespace, host: ProcessHost) -> Care:
     checker: Checker | None = None
-    if given.preflight_rejoins:
-        there = isinstance(host, NodesProcessHost)
-        checker = host.checks if there else PlaceChecks(check_command())
+    if given.preflight_rejoins and isinstance(host, NodesProcessHost):
+        checker = host.checks
+    elif given.preflight_rejoins:
+        checker = PlaceChecks(check_command())
     return Care(checker=checker, taints=TaintList(given.taints) if given.taint_alarms else None)
 
 

@@ -15,9 +15,7 @@ from contextlib import suppress
 from typing import IO, Any, NamedTuple, Protocol
 
 LIMIT_S = 90.0
-"""For one check: ``harness.preflight.preflight.fit`` measures for 20 s at the most, after a start
-that imports torch, and ends its own processes within 25 s.
-"""
+"""For one check: ``harness.preflight.one`` has 55 s, and 25 s more to end its own processes."""
 MOST_OUTPUT = 65_536
 END_S = 1.0
 PROGRAM = "trainchaos.harness.preflight.one"

@@ -47,10 +47,11 @@ from trainchaos.recovery.cli.options import (
     strategy_of,
     timing_of,
 )
-from trainchaos.recovery.cli.place_care import Care
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost
 from trainchaos.recovery.cli.supervisor import Supervisor
 from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
+from trainchaos.recovery.health.care.place_care import Care
+from trainchaos.recovery.health.care.place_check import Checker, PlaceChecks, check_command
 from trainchaos.recovery.health.machine import machine_service
 from trainchaos.recovery.health.quarantine import TooFewPlaces, taints_now
 from trainchaos.recovery.health.service import HealthService
@@ -67,9 +68,6 @@ from trainchaos.recovery.supervise.supervision import StopFlag, Timing
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
-_CHECK = (sys.executable, "-m", "trainchaos.harness.preflight.one", "--parent", str(os.getpid()))
-"""Asked whether a suspect place is fit: the harness has the checks, which recovery does not import.
-"""
 
 
 COLLECTED = (50_000, 20, 50)
@@ -146,6 +144,15 @@ def _here(
 def _health(given: argparse.Namespace, host: ProcessHost) -> HealthService:
     devices = [spot.device for spot in host.spots()]
     return machine_service(devices, reports=given.health_reports)
+
+
+def _care(given: argparse.Namespace, host: ProcessHost) -> Care:
+    checker: Checker | None = None
+    if given.preflight_rejoins and isinstance(host, NodesProcessHost):
+        checker = host.checks
+    elif given.preflight_rejoins:
+        checker = PlaceChecks(check_command())
+    return Care(checker=checker, taints=TaintList(given.taints) if given.taint_alarms else None)
 
 
 def _on_nodes(
@@ -237,10 +244,7 @@ def _run(given: argparse.Namespace, strategy: Strategy, timing: Timing, stop: St
             takeover=takeover,
             health=health,
             avoided=avoided,
-            care=Care(
-                check=_CHECK if given.preflight_rejoins else None,
-                taints=TaintList(given.taints) if given.taint_alarms else None,
-            ),
+            care=_care(given, host),
         )
         outcome = supervisor.run()
     finally:

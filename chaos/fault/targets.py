@@ -302,3 +302,6 @@ class HealthTarget(Protocol):
 
     def report(self, *, what: str, code: int) -> None:
         """Make the source report an event, as a driver would."""
+
+    def spoil(self) -> None:
+        """Make every preflight of the place find it unfit."""

@@ -24,7 +24,9 @@ class HealthEvent(Fault):
     ``what``: kind of event, or what is read. ``code``: number of the XID (79: fallen off the bus,
     94: contained ECC), else a count or degrees; of a value: degrees Celsius, corrected errors a
     minute, % of the usual bandwidth, % of utilisation. A scenario with one of those has emulated
-    devices, all well before, in every arm. Landed: the reader of the health source reported it.
+    devices, all well before, in every arm. ``unfit``: a preflight of the place, where the job has
+    it checked (``health: {preflight_rejoins: true}``), finds it unfit from now on. Landed: the
+    reader of the health source reported it.
     """
 
     where: ClassVar[Where] = Where.HEALTH
@@ -44,9 +46,12 @@ class HealthEvent(Fault):
         "utilisation",
     ] = "xid"
     code: int = Field(default=94, ge=0, le=100_000)
+    unfit: bool = False
 
     def act(self, target: HealthTarget) -> Mapping[str, Any]:
         """Report the event."""
+        if self.unfit:
+            target.spoil()
         target.report(what=self.what, code=self.code)
         return {"what": self.what, "code": self.code}
 

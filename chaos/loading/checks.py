@@ -30,7 +30,7 @@ from trainchaos.chaos.schedule.blast import NO_COSTS
 from trainchaos.chaos.schedule.plan import most_occurrences
 from trainchaos.chaos.source.diagnostics import Loc, Problem, unknown
 
-ALWAYS_JUDGED = ("progress", "finished", "expectation", "alarms", "steady-state")
+ALWAYS_JUDGED = ("progress", "finished", "expectation", "alarms", "preflight", "steady-state")
 """Findings that no list of invariants selects: each is judged wherever it applies."""
 
 

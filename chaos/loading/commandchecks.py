@@ -200,6 +200,9 @@ def _fault(
             "health detectors read what built-in ranks log of their steps, which a command does not"
         )
         yield Problem(loc=(*loc, "expect", "alarm"), message=message)
+    if spec.expect.preflight is not None:
+        message = "a command chooses its places itself: none is checked before a process rejoins"
+        yield Problem(loc=(*loc, "expect", "preflight"), message=message)
 
 
 def _at_points(spec: FaultSpec, model: type[Fault], loc: Loc, points: bool) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ EventName = Literal[
     "regroup",
     "restore",
     "recovered",
+    "place_checked",
     "data",
 ]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=80)]
@@ -242,7 +243,9 @@ class ExpectSpec(Strict):
 
     ``blame: rank``: the failure must be blamed on the rank hit; ``none``: no rank may be blamed.
     ``alarm``: the health detector that must raise an alarm of the place hit, and no other place may
-    have one; ``alarm_within``: steps after the fault.
+    have one; ``alarm_within``: steps after the fault. ``preflight``: what a check of the place hit
+    must find before a process rejoins there; one that is ``unfit`` is not used again while there is
+    another, one that is ``fit`` is.
     """
 
     outcome: (
@@ -254,6 +257,7 @@ class ExpectSpec(Strict):
     blame: Literal["rank", "none"] | None = None
     alarm: Alarm | None = None
     alarm_within: int | None = Field(default=None, ge=1, le=1_000_000)
+    preflight: Literal["fit", "unfit"] | None = None
 
     @model_validator(mode="after")
     def _within_of_an_alarm(self) -> ExpectSpec:

@@ -36,6 +36,7 @@ __all__ = [
     "CountTarget",
     "ExpectSpec",
     "FaultSpec",
+    "HealthSpec",
     "InvariantExclusion",
     "LauncherSpec",
     "Matrix",
@@ -209,6 +210,21 @@ class Timeouts(Strict):
     )
 
 
+class HealthSpec(Strict):
+    """What the supervisor does about places that are suspect or about to fail, beside moving ranks
+    off them.
+    """
+
+    preflight_rejoins: bool = Field(
+        default=False,
+        description="check a suspect place; used again once found fit, or if there is no other",
+    )
+    taint_alarms: bool = Field(
+        default=False,
+        description="add places that are failing, or found unfit, to the list of tainted ones",
+    )
+
+
 class InvariantExclusion(Strict):
     """All invariants except these, which then do not affect the verdict."""
 
@@ -232,6 +248,7 @@ class Scenario(Strict):
     workload: WorkloadSpec
     recovery: RecoverySpec
     timeouts: Timeouts = Timeouts()
+    health: HealthSpec = HealthSpec()
     faults: list[FaultSpec] = Field(default_factory=list)
     sla: dict[str, list[SlaCheck]] = Field(default_factory=dict)
     invariants: Literal["default", "observable"] | list[str] | InvariantExclusion = "default"
@@ -254,6 +271,22 @@ class Scenario(Strict):
             raise ValueError(
                 "timeouts: a command is supervised by itself; leave them out, or use"
                 " workload.progress_deadline"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _places_are_ours(self) -> Scenario:
+        if self.workload.command is not None and self.health != HealthSpec():
+            raise ValueError("health: a command chooses its places itself; leave it out")
+        waits = {
+            fault.id: "expect.preflight" if fault.expect.preflight else "at.event place_checked"
+            for fault in self.faults
+            if fault.expect.preflight or fault.at.event == "place_checked"
+        }
+        for fault, what in waits.items() if not self.health.preflight_rejoins else ():
+            raise ValueError(
+                f"{what} of {fault}: no place is checked here; set health: {{preflight_rejoins:"
+                " true}"
             )
         return self
 

@@ -87,11 +87,20 @@ class EmulatedDevices:
         self._errors = dict.fromkeys(range(ranks), 0.0)
         self._places: dict[int, Place] = {}
         self._last_s: float | None = None
+        self._spoilt: set[tuple[int | None, str | None]] = set()
 
     def change(self, changed: Changed) -> None:
         """From now on the devices of a rank or node read another value."""
         self._changes.append(changed)
         self._unsaid.append(changed)
+
+    def spoil(self, node: int | None, device: str | None) -> None:
+        """From now on a preflight of that device, or of all devices of a node, finds it unfit."""
+        self._spoilt.add((None, device) if device is not None else (node, None))
+
+    def unfit(self, node: int, device: str) -> bool:
+        """Whether a preflight of a device of a node finds it unfit by a fault."""
+        return not self._spoilt.isdisjoint({(None, device), (node, None)})
 
     def read(self, now_s: float) -> Sequence[Reading]:
         """One read of all devices, once every rank has had one; the first also tells the reads of

@@ -12,6 +12,7 @@ from trainchaos.harness.arm.fault_context import Scene
 from trainchaos.harness.arm.placement import Placement
 from trainchaos.harness.launch.devices import DeviceBoard
 from trainchaos.harness.launch.launcher import Cluster, Exited, Leftovers
+from trainchaos.recovery.health.care.place_check import Spot
 from trainchaos.recovery.policy.backoff import Reputation
 
 PATIENCE_S = (
@@ -44,7 +45,7 @@ class Roster:
         self.device_of = self._board.device_of
         self.refuse_device = self._board.refuse
         self.accept_device = self._board.accept
-        self.distrust = self._board.distrust
+        self.distrust, self.doubt = self._board.distrust, self._board.doubt
         self.node_of = self._placement.node_of
 
     def spawn(self, role: str, mode: str) -> str:
@@ -118,6 +119,15 @@ class Roster:
         if report.process not in self.asked_ns and report.exit_code != 0:
             self._reputation.failed(self.node_of(report.process), self._scene.now_ns() / 1e9)
         return self._pids[report.process]
+
+    def spot_of(self, name: str) -> Spot | None:
+        """Node and device that a process was started at."""
+        node, device = self.node_of(name), self.device_of(name)
+        return None if node is None or device is None else (node, device)
+
+    def spots_in_use(self) -> set[Spot]:
+        """Those of processes whose exit is not known."""
+        return {spot for name in self.there() if (spot := self.spot_of(name)) is not None}
 
     def gone(self, name: str) -> bool:
         """Whether the exit is known."""

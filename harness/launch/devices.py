@@ -12,6 +12,7 @@ from typing import Any
 from trainchaos.chaos.scenario.model import Cell, WorkloadSpec
 from trainchaos.harness.host.slurm_facts import facts
 from trainchaos.harness.launch.capabilities import unmet
+from trainchaos.recovery.health.care.place_check import Spot
 from trainchaos.recovery.policy.jobconfig import Exchange, exchange_of
 
 ON_NODE = "@n"
@@ -89,6 +90,7 @@ class DeviceBoard:
         self._refused: set[str] = set()
         self._avoided: frozenset[str] = frozenset()
         self._distrusted: set[str] = set()
+        self._doubted: Callable[[Spot], bool] = lambda spot: False
         self._device_of: dict[str, str] = {}
 
     def takes(self, node: int) -> bool:
@@ -98,8 +100,8 @@ class DeviceBoard:
     def assign(self, process: str, living: Collection[str], node: int = 0) -> str:
         """The device for a process about to start on a node: of those not refused, and not avoided
         where there are others, the one with the fewest living processes, the first of equals, so
-        that a replacement gets the lost rank's device. One that is distrusted comes last, but a GPU
-        is not shared for that, since NCCL refuses two ranks on one.
+        that a replacement gets the lost rank's device. One that is distrusted or doubted comes
+        last, but a GPU is not shared for that, since NCCL refuses two ranks on one.
         """
         taken = [device for name, device in self._device_of.items() if name in living]
         free = self._free(node)
@@ -108,7 +110,7 @@ class DeviceBoard:
             key=lambda place: (
                 place in self._avoided,
                 taken.count(place) if place.startswith("cuda") else 0,
-                place in self._distrusted,
+                self._suspect(node, place),
                 taken.count(place),
                 free.index(place),
             ),
@@ -142,9 +144,18 @@ class DeviceBoard:
         if process in self._device_of:
             self._distrusted.add(self._device_of[process])
 
+    def doubt(self, doubted: Callable[[Spot], bool]) -> None:
+        """As ``distrust``, of nodes and devices that are ``doubted``, each time they are asked
+        for.
+        """
+        self._doubted = doubted
+
     def distrusts(self, node: int) -> bool:
-        """Whether each device that a node has left gave wrong values."""
-        return self._distrusted.issuperset(self._free(node))
+        """Whether each device that a node has left gave wrong values, or is doubted."""
+        return all(self._suspect(node, place) for place in self._free(node))
+
+    def _suspect(self, node: int, place: str) -> bool:
+        return place in self._distrusted or self._doubted((node, place))
 
     def accept(self, process: str) -> None:
         """Admit new processes on its device again."""

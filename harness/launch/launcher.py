@@ -26,6 +26,7 @@ from trainchaos.harness.launch.places.seats import Tainted
 from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.harness.undo.base import Undo
 from trainchaos.recovery.checkpoint.memory.keepers import KeeperStarted
+from trainchaos.recovery.health.care.place_check import Checker
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.process.local import Exited, MessageReceived, Report
 from trainchaos.recovery.process.starvation import Pulse
@@ -251,6 +252,12 @@ class Cluster(Protocol):
     @property
     def storage(self) -> StorageTarget | None:
         """The arm's own file system for checkpoints, if it has one."""
+
+    def checker(self) -> Checker:
+        """Finds out whether places are fit, on their machines. Whoever asks for it closes it."""
+
+    def taint_name(self, node: int) -> str:
+        """By which name a taint means a node of the arm, and no other of its nodes."""
 
     @property
     def simulated(self) -> bool:

@@ -29,7 +29,9 @@ from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import KillProcess, KillSession
 from trainchaos.recovery.checkpoint.memory.keeper_host import LocalKeeperHost
+from trainchaos.recovery.health.care.place_check import PlaceChecks, check_command
 from trainchaos.recovery.health.machine import machine_service
+from trainchaos.recovery.health.quarantine import names_of
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.process.node import Node
@@ -215,6 +217,15 @@ class LocalCluster:
         """A rank leads a session of its own."""
         self._sessions.append(KillSession.of(pid, name))
         return self._sessions[-1]
+
+    def checker(self) -> PlaceChecks:
+        """One check at a time, whichever node is meant."""
+        return PlaceChecks(check_command())
+
+    def taint_name(self, node: int) -> str:
+        """This host's, or the node's number where there are several."""
+        host = socket.gethostname()
+        return names_of(dict.fromkeys(self.usable(), host), emulated=True)[node][-1]
 
     def hardware(self) -> Sequence[Sign]:
         """What this machine's health service found, where there are GPUs."""

@@ -4,19 +4,40 @@ the coordinator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.arm.emulated_devices import EmulatedDevices
 from trainchaos.harness.arm.fault_context import RecordEvent
 from trainchaos.harness.launch.launcher import ArmSetup, Cluster
 from trainchaos.harness.run.coordinator import Coordinator
 from trainchaos.harness.run.scene import BuiltInScene
+from trainchaos.recovery.health.care.place_care import NOT_OF_A_PLACE, Care, PlaceCare
+from trainchaos.recovery.health.care.place_check import Answer, Checker
 from trainchaos.recovery.health.job_watch import job_service
 from trainchaos.recovery.health.readings.signs import Sign, event_of
 from trainchaos.recovery.health.service import HealthService, device_detectors
+from trainchaos.recovery.health.taints import TaintList, taints_path
 from trainchaos.recovery.health.warnings import PlaceWarnings
 
 NS = 1e9
+
+
+class ArmChecks:
+    """What ``checker`` finds, beside what faults have made of ``devices``."""
+
+    def __init__(self, checker: Checker, devices: EmulatedDevices) -> None:
+        self._checker, self._devices = checker, devices
+        self.begin, self.close = checker.begin, checker.close
+
+    def take(self) -> Sequence[Answer]:
+        """See ``Checker``."""
+        return [
+            Answer(found.spot, False, "an injected fault: unfit", emulated=True)
+            if self._devices.unfit(*found.spot)
+            else found
+            for found in self._checker.take()
+        ]
 
 
 class ArmHealth:
@@ -36,6 +57,17 @@ class ArmHealth:
             [scene.devices] if scene.devices.reads else [],
             device_detectors(),
             clock_s=lambda: cluster.now_ns() / NS,
+        )
+        wanted = setup.cell.scenario.health
+        checker = ArmChecks(cluster.checker(), scene.devices) if wanted.preflight_rejoins else None
+        real = wanted.taint_alarms and not cluster.simulated
+        self._care = PlaceCare(
+            Care(checker=checker, taints=TaintList(taints_path()) if real else None),
+            scene.roster,
+            record,
+            lambda: cluster.now_ns() / NS,
+            cluster.taint_name,
+            fit=lambda node, device: self._warnings.lift(device),
         )
         self._job, _ = job_service(
             setup.run.events(setup.id),
@@ -60,11 +92,20 @@ class ArmHealth:
             kind, data = event_of(sign)
             self._record(kind, **data)
             self._warnings.heard(sign)
+            holder = None if sign.rank is None else self._scene.process_of(sign.rank)
+            self._care.heard(sign, holder)
+        self._care.look()
         self._warnings.tell(coordinator.supervise)
 
     def close(self) -> None:
-        """End the thread. Safe to repeat."""
+        """End the threads, and checks of places. Safe to repeat."""
         self._job.close()
+        self._care.close()
+
+    def failed(self, process: str | None, cause: str, detail: str) -> None:
+        """A failure was declared: its place may be suspect."""
+        if process is not None and cause not in NOT_OF_A_PLACE:
+            self._care.failed(process, cause, detail)
 
     def _found(self) -> Iterator[Sign]:
         yield from self._cluster.hardware()

@@ -42,7 +42,11 @@ from trainchaos.recovery.transport.wire import CheckpointNote, Extra, Join, Mess
 TICK_S = 0.02
 DRAIN_LIMIT_S = 10.0
 _TRIGGER_KINDS: Mapping[Kind, str] = MappingProxyType(
-    {Kind.FAILURE_DETECTED: "recovery_started", Kind.GENERATION_STARTED: "regroup"}
+    {
+        Kind.FAILURE_DETECTED: "recovery_started",
+        Kind.GENERATION_STARTED: "regroup",
+        Kind.PLACE_CHECKED: "place_checked",
+    }
 )
 
 
@@ -356,6 +360,8 @@ class Orchestrator:
     ) -> Event:
         """Write an event; triggers of faults that wait for such an event fire."""
         event = self._loop.record(kind, step=step, generation=generation, **data)
+        if kind is Kind.FAILURE_DETECTED:
+            self._health.failed(data["process"], data["cause"], data["detail"])
         if kind in _TRIGGER_KINDS and self.generation > (kind is Kind.GENERATION_STARTED):
             self._injector.on_event(_TRIGGER_KINDS[kind])
         if kind is Kind.GENERATION_STARTED and data["state"] == "checkpoint":

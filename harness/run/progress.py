@@ -82,6 +82,12 @@ def describe(event: Event) -> str | None:
             return f"! node {data['node']} is lost: {data['why']}"
         case Kind.NODE_JOINED if event.generation > 0:
             return f"↻ node {data['node']} is there ({data['host']})"
+        case Kind.PLACE_CHECKED:
+            found = {True: "fit", False: "unfit"}.get(data["fit"], "not known to be fit")
+            what = f": {data['said']}" if data["said"] else ""
+            return f"↻ {data['device']} of node {data['node']} is {found}{what}"
+        case Kind.PLACE_TAINTED:
+            return f"! {data['place']} is tainted, by {data['by']}"
         case Kind.RUN_FINISHED if data["outcome"] != "completed":
             return f"✗ {data['outcome']}: {data['reason']}"
     return None

@@ -11,6 +11,7 @@ from trainchaos.chaos import plugins
 from trainchaos.harness.launch import devices
 from trainchaos.harness.launch.launcher import ArmSetup, Exited, Leftovers, MessageReceived, Report
 from trainchaos.harness.launch.places.seats import UNTAINTED, Tainted
+from trainchaos.harness.sim.checks import SimChecks
 from trainchaos.harness.sim.groups import SimGroups
 from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.harness.sim.rank.keepers import SimKeepers, SimMemoryCheckpointer
@@ -131,6 +132,14 @@ class SimCluster:
     def tainted(self) -> Tainted:
         """Nothing: simulated places are no hardware."""
         return UNTAINTED
+
+    def checker(self) -> SimChecks:
+        """Every place is fit."""
+        return SimChecks(self.now_ns)
+
+    def taint_name(self, node: int) -> str:
+        """Nothing is tainted: simulated places are no hardware."""
+        return "sim"
 
     def hardware(self) -> Sequence[Sign]:
         """Nothing: there is no hardware."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from trainchaos.chaos.events.log import Event
 from trainchaos.recovery.cli.job_spec import JobSpec
-from trainchaos.recovery.cli.place_care import PlaceCare
 from trainchaos.recovery.cli.processes import JobProcesses
+from trainchaos.recovery.health.care.place_care import PlaceCare
 from trainchaos.recovery.health.job_watch import job_service
 from trainchaos.recovery.health.readings.signs import MODELS, Sign, event_of
 from trainchaos.recovery.health.service import HealthService
@@ -80,6 +80,7 @@ class JobHealth:
         self._controller, self._service, self._write = controller, service, write
         self._care = care
         self._warnings = PlaceWarnings(JobPlaces(processes, controller))
+        care.when_fit(lambda node, device: self._warnings.lift(device_at(device, node)))
         self._watch, self._detectors = job_service(
             spec.events, shards=spec.shards, clock_s=time.monotonic
         )
@@ -116,10 +117,11 @@ class JobHealth:
             sign = sign.model_copy(update={"device": named})
         self._warnings.heard(sign)
 
-    def recall(self, events: Iterable[Event]) -> None:
+    def recall(self, events: Sequence[Event]) -> None:
         """Hear again what a lost supervisor had recorded of places: it may not have acted on it. A
         report about a rank is left out, as another process may hold the rank by now.
         """
+        self._care.recall(events)
         for event in events:
             if event.kind in MODELS and event.data.get("rank") is None:
                 with contextlib.suppress(ValidationError):  # written by another version

@@ -16,6 +16,7 @@ from trainchaos.recovery.cli.process_host import ProcessPlacement
 from trainchaos.recovery.detection.paced_look import PacedLook
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
 from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
+from trainchaos.recovery.nodes.coordinator.place_checks import NodeChecks
 from trainchaos.recovery.nodes.coordinator.software import refuse_other
 from trainchaos.recovery.process.output import say
 from trainchaos.recovery.rank.script import ScriptConfig
@@ -30,7 +31,7 @@ LOGS = "logs"
 class NodesProcessHost:
     """``nodes``: their number; ``size``: processes that the job begins with; ``device``: ``auto``,
     ``cpu`` or ``cuda``; ``events``: local directory for all event logs, with the output of ranks
-    below ``logs``; ``avoided``: places that are tainted.
+    below ``logs``; ``avoided``: places that are tainted. ``checks``: of suspect places.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class NodesProcessHost:
         self.close = fleet.close
         self.mark, self.os_state = fleet.mark, fleet.os_state  # asked for each rank in each look
         self.pulse, self.stacks = fleet.pulse, fleet.stacks
+        self.checks = NodeChecks(fleet.check)
 
     def await_ready(self, stopped: Callable[[], bool]) -> None:
         """Wait until an agent has connected for each node."""
@@ -146,7 +148,10 @@ class NodesProcessHost:
 
     def wait(self, timeout_s: float) -> Sequence[FleetReport]:
         """Reports on processes and nodes."""
-        return self._fleet.wait(timeout_s)
+        reports = self._fleet.wait(timeout_s)
+        for report in reports:
+            self.checks.hear(report)
+        return reports
 
 
 class _Arrivals:

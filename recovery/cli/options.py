@@ -338,8 +338,6 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
         )
     if given.taint_alarms and given.taints is None:
         raise UsageError("--taint-alarms: say which list, by --taints FILE")
-    if given.preflight_rejoins and given.nodes is not None:
-        raise UsageError("--preflight-rejoins is for the places of this machine: not with --nodes")
     if given.nodes is None:
         if given.adopt or given.listen or given.token_file:
             raise UsageError(

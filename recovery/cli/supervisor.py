@@ -16,17 +16,17 @@ from trainchaos.recovery.cli.console import JobListener, Outage
 from trainchaos.recovery.cli.job_health import JobHealth
 from trainchaos.recovery.cli.job_spec import JobSpec, script_config
 from trainchaos.recovery.cli.keepers import JobKeepers
-from trainchaos.recovery.cli.place_care import NO_CARE, Care, PlaceCare
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost, ProcessPlacement
 from trainchaos.recovery.cli.processes import JobProcesses
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
 from trainchaos.recovery.detection.paced_look import PacedLook
+from trainchaos.recovery.health.care.place_care import NO_CARE, NOT_OF_A_PLACE, Care, PlaceCare
 from trainchaos.recovery.health.service import HealthService
 from trainchaos.recovery.nodes.coordinator.node_events import event_of
 from trainchaos.recovery.nodes.coordinator.node_state import NodeFound
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.policy import strategies
-from trainchaos.recovery.policy.strategy import ANNOUNCED, Cause, StateFrom, Strategy
+from trainchaos.recovery.policy.strategy import ANNOUNCED, StateFrom, Strategy
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, start_store
 from trainchaos.recovery.process.logroom import LogRoom
 from trainchaos.recovery.process.stacks import STACK_SIGNAL, keep
@@ -39,7 +39,6 @@ from trainchaos.recovery.transport.wire import CheckpointNote, Failed, Ready
 # bytes: a failure takes about 2,500, so that many can be written down on a full disk
 LOG_RESERVE = 4 << 20
 LOST = "unknown: it was killed"
-_NOT_OF_A_PLACE = (*ANNOUNCED, Cause.NONFINITE)
 
 
 class Supervisor:
@@ -350,7 +349,7 @@ class Supervisor:
         """Write an event; notes when a failure that stops training began."""
         failed = kind is Kind.FAILURE_DETECTED
         stops = failed and data["rank"] is not None and data["cause"] not in ANNOUNCED
-        if failed and data["cause"] not in _NOT_OF_A_PLACE:
+        if failed and data["cause"] not in NOT_OF_A_PLACE:
             self._processes.failed(data["process"])
             if data["process"] is not None:
                 said = f"{data['detail']}\n{self._errors.get(data['process'], '')}"

@@ -18,6 +18,10 @@ EVERY_S = 10.0
 """Shortest time between two requests to one process: a dump takes it about a millisecond, and a
 rank that is often late must not pay for it with each step.
 """
+LATE_S = 0.6
+"""For what is seen of a process from outside after it was declared to hang: twice as long as its
+end is put off (``recovery.process.last_look``).
+"""
 MOST_ASKED = 4
 """Processes asked at one moment: in a stall of all ranks a few tell where they stand."""
 
@@ -62,6 +66,7 @@ class HangEvidence:
         self._asked: dict[str, _Asked] = {}
         self._asked_s: dict[str, float] = {}
         self._numbers = 0
+        self._late: dict[str, tuple[_Asked, float]] = {}  # declared to hang, and until when
         self._recalled: dict[str, Recalled] = {}  # the last answer of each that was asked
 
     def suspect(self, names: Collection[str], marks: Mapping[str, Mark]) -> None:
@@ -105,10 +110,21 @@ class HangEvidence:
         """
         asked = self._asked.pop(blamed, None)
         if asked is not None and asked.mark == mark:
-            self._tell(blamed, "hung", asked)
+            self._late[blamed] = (asked, self._hands.now_s() + LATE_S)
+            self.look()
             for name in asked.peers:
                 if (peer := self._asked.get(name)) is not None:
                     self._tell(name, "peer", peer)
+
+    def look(self) -> None:
+        """Write down what those say now that had not answered when they were declared to hang: a
+        stopped one is read from outside.
+        """
+        for name, (asked, until_s) in [*self._late.items()]:
+            found = self._hands.stacks(name)
+            if found is None or found[0] or self._hands.now_s() >= until_s:
+                del self._late[name]
+                self._write(name, "hung", asked, found)
 
     def stuck(self, marks: Mapping[str, Mark]) -> None:
         """No process can be blamed: write down what those say that have not moved since they were
@@ -118,7 +134,9 @@ class HangEvidence:
             self._tell(name, "stuck", self._asked.pop(name))
 
     def _tell(self, name: str, role: str, asked: _Asked) -> None:
-        found = self._hands.stacks(name)
+        self._write(name, role, asked, self._hands.stacks(name))
+
+    def _write(self, name: str, role: str, asked: _Asked, found: tuple[str, str] | None) -> None:
         if found is not None:
             text, file = found
             self._hands.record(

@@ -98,7 +98,7 @@ class HangDetector:
     due_s: float = math.inf
     """Seconds until the next process is late, if it does not move before."""
     suspects: set[str] = field(default_factory=set)
-    """Who was silent for ``SUSPECT_AT`` of its limit or longer at the last look, and may answer."""
+    """Who was silent for ``SUSPECT_AT`` of its limit or longer at the last look, or is stopped."""
     _last_step: int = -1
     _last_time_s: float = 0.0
     _last_look_s: float | None = None
@@ -241,8 +241,8 @@ class HangDetector:
         waits = in_collective and not missed
         if waits:
             limit = self.pace.patient_s(limit)
-        if late > SUSPECT_AT * limit and not held:
-            self.suspects.add(name)
+        if state in STOPPED or (late > SUSPECT_AT * limit and not held):
+            self.suspects.add(name)  # one that is stopped has a short limit
         if late <= limit:
             self.due_s = min(self.due_s, limit - late) if late else self.due_s
             return None

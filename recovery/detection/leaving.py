@@ -55,7 +55,7 @@ class LeaveWatch:
                 limit = self.least_s
             elif state == DISK:
                 limit *= self.pace.limits.disk_factor
-            if silence.behind_s > SUSPECT_AT * limit and state not in STOPPED:
+            if silence.behind_s > SUSPECT_AT * limit:
                 self.suspects.add(name)
             if silence.behind_s > limit:
                 late[name] = measured_of(silence.behind_s, limit, mark.last_seq)

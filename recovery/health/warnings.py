@@ -67,6 +67,11 @@ class PlaceWarnings:
         self._open |= {name: f"{why}, on {place}" for name in names if name not in self._open}
         return why
 
+    def lift(self, device: str) -> None:
+        """A device was found fit since: it is used again. Who was warned leaves it all the same."""
+        self._devices.discard(device)
+        self._places.avoid(nodes=self._nodes, devices=self._devices)
+
     def tell(self, supervise: Callable[[Callable[[Warned], None]], object]) -> None:
         """Tell the supervisor. ``supervise``: calls its argument with it, if there is one now."""
         if not self._nodes and not self._devices and not self._open:

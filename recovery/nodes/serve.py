@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError, ScenarioError
+from trainchaos.recovery.health.care.place_check import check_command
 from trainchaos.recovery.nodes.agent.agent import NodeAgent
 from trainchaos.recovery.nodes.agent.agent_config import LEASE_S, AgentConfig
 from trainchaos.recovery.nodes.coordinator.software import versions
@@ -111,6 +112,7 @@ def serve(
         recipe=recipe,
         coordinator_boot=coordinator_boot,
         reports=reports,
+        check=check_command(),
     )
     try:
         config.scratch.mkdir(parents=True, exist_ok=True)

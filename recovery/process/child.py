@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 
+from trainchaos.recovery.process.last_look import kill_after
 from trainchaos.recovery.process.stacks import StackReader
 from trainchaos.recovery.process.starvation import Starvation
 from trainchaos.recovery.transport.event_ring import LineRing
@@ -42,6 +45,19 @@ class ChildProcess:
         self.starvation = Starvation()
         self.stacks = StackReader(pid)
         self.watch: threading.Thread | None = None
+        self._last_look: threading.Thread | None = None
+
+    def signal(self, signum: int) -> None:
+        """Signal it through the pidfd; one that has exited is no error, nor is one that would not
+        answer ``STACK_SIGNAL``. SIGKILL comes a moment later to one that is stopped and being
+        looked at.
+        """
+        if signum == signal.SIGKILL and self.stacks.looks:
+            if self._last_look is None:
+                self._last_look = kill_after(self.pidfd, lambda: self.stacks.looks)
+        elif self.stacks.before(signum):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signum)
 
     def let_go(self) -> None:
         """Release everything held for it. Its watch, if there is one, closes the bell when it

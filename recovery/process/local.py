@@ -32,6 +32,7 @@ from trainchaos.recovery.transport.wire import Channel, Message, WireError
 REAP_LIMIT_S = 10.0
 SEND_LIMIT_S = 0.5
 KEPT_MARKS = 1024  # how many exited processes keep their last mark, the newest
+NOTHING = (progress_counters.NEVER, None)
 BACKLOG = 1024
 NCCL_WATCHDOG = {
     # a failed collective must neither end a process nor abort a communicator
@@ -99,14 +100,15 @@ class Children:
     ``named``: the memory that a process shares with this one is a file beside its event log while
     it lives (``recovery.nodes.coordinator.salvage``).
 
-    Of a process that has exited only its last progress mark is kept, and only for the newest
-    KEPT_MARKS. An unknown name is that of a process that exited long ago.
+    Of a process that has exited its last progress mark and its stacks are kept, and only for the
+    newest KEPT_MARKS. An unknown name is that of a process that exited long ago.
     """
 
     def __init__(self, *, named: bool = False) -> None:
         self._named = named
         self._children: dict[str, ChildProcess] = {}  # living processes
-        self._marks: dict[str, Mark] = {}  # of exited processes, the oldest first
+        # of exited processes, the oldest first: mark, and stacks of those that were asked
+        self._last: dict[str, tuple[Mark, str | None]] = {}
         self._sessions = LeftoverSessions()
         self._usage = Usage()
         self._watches: list[threading.Thread] = []
@@ -173,18 +175,13 @@ class Children:
         not answer ``STACK_SIGNAL``.
         """
         child = self._children.get(name)
-        if child is not None and child.stacks.before(signum):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(child.pidfd, signum)
+        if child is not None:
+            child.signal(signum)
 
     def mark(self, name: str) -> Mark:
         """The progress mark; readable after the process's death too."""
         child = self._children.get(name)
-        return (
-            child.page.read()
-            if child is not None
-            else self._marks.get(name, progress_counters.NEVER)
-        )
+        return child.page.read() if child is not None else self._last.get(name, NOTHING)[0]
 
     def os_state(self, name: str) -> str:
         """The process state as the kernel reports it, X when it has exited."""
@@ -192,9 +189,11 @@ class Children:
         return processes.state(child.pid) if child is not None else "X"
 
     def stacks(self, name: str) -> str | None:
-        """What it wrote since it was sent ``STACK_SIGNAL``; None: nothing can be read."""
+        """What it wrote since it was sent ``STACK_SIGNAL``, or was seen of it; None: nothing can be
+        read. Readable after the process's death too.
+        """
         child = self._children.get(name)
-        return child.stacks.read() if child is not None else None
+        return child.stacks.read() if child is not None else self._last.get(name, NOTHING)[1]
 
     def pulse(self, name: str) -> Pulse:
         """How much CPU time it got; measured from the first call on."""
@@ -309,9 +308,9 @@ class Children:
         if child.log is not None and self._named:
             with contextlib.suppress(OSError):
                 memory_beside(child.log).unlink()
-        self._marks[child.name] = child.page.read()
-        while len(self._marks) > KEPT_MARKS:
-            del self._marks[next(iter(self._marks))]
+        self._last[child.name] = child.page.read(), child.stacks.read()
+        while len(self._last) > KEPT_MARKS:
+            del self._last[next(iter(self._last))]
         child.let_go()
         del self._children[child.name]
         self._sessions.add(child.pid)

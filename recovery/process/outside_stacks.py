@@ -66,6 +66,12 @@ class OutsideStack:
         except OSError:
             self.close()
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a look has begun and is not over."""
+        process = self._process  # another thread may ask
+        return process is not None and process.poll() is None
+
     def read(self) -> str | None:
         """What was seen, as ``faulthandler`` writes it; empty: nothing yet, or it could not be
         read; None: nobody looked. Never waits.

@@ -25,10 +25,11 @@ STACK_SIGNAL = signal.SIGRTMIN + 11
 """Used by nothing else here: not by Python, torch or CUDA's tools. Its default ends a process, so
 it is sent only to one that the kernel shows to handle it.
 """
-MUTE = "D"
+MUTE = "DT"
 """States of the kernel in which a process does not handle a signal, and may be read from outside:
-it waits for a device. One that was stopped is not asked: it is declared within 0.08 s.
+it waits for a device, or is stopped.
 """
+STOPPED = "T"
 MEMORY = "trainchaos-stacks"
 MOST_READ = 64 << 10  # bytes: a dump of 10 threads has about 5,000
 MOST_FRAMES = 12
@@ -76,6 +77,11 @@ class StackReader:
             self._kept = self.read()
             self._outside.close()
         return True
+
+    @property
+    def looks(self) -> bool:
+        """Whether the process is stopped and being read from outside, which takes a moment."""
+        return self._outside.under_way and processes.state(self._pid) == STOPPED
 
     def read(self) -> str | None:
         """What the process wrote since it was asked, at most the first ``MOST_READ`` bytes, else

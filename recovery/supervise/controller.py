@@ -256,6 +256,7 @@ class Controller:
     def tick(self) -> None:
         """Check clocks and marks; call every few milliseconds to tens of milliseconds."""
         now, cycle = self.hands.now_s(), self._cycle
+        self.job.progress.evidence.look()
         match self.stage:
             case Stage.ADOPTING:
                 self._take_up()

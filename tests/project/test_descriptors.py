@@ -93,7 +93,7 @@ def test_only_the_newest_marks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     for number in range(5):
         children.spawn(f"w{number}", program("true"))
         await_exit(children, f"w{number}")
-    assert list(children._marks) == ["w2", "w3", "w4"]
+    assert list(children._last) == ["w2", "w3", "w4"]
     assert not children.close()
 
 

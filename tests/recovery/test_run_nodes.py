@@ -23,6 +23,7 @@ from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_ac
 from trainchaos.recovery.cli.process_host import ProcessPlacement, least_taken
 from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
 from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
+from trainchaos.recovery.health.taints import TaintList
 from trainchaos.recovery.nodes.link.clock import boot_id
 
 
@@ -171,6 +172,26 @@ def test_a_node_that_is_about_to_fail_is_left_without_a_failure(
     assert {node_of[name] for name in ready[0].data["members"]} == {0, 1}
     assert {node_of[name] for name in ready[-1].data["members"]} == {0}
     assert job.digest() == unharmed
+
+
+@pytest.mark.real
+@pytest.mark.long
+def test_a_node_that_is_about_to_fail_is_checked_by_its_agent_and_tainted(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    taints = tmp_path / "taints.yaml"
+    taints.write_text("version: 1\ntaints: []\n")
+    care = ("--taints", str(taints), "--taint-alarms", "--preflight-rejoins")
+    job = cluster.job("--spares", "2", *care, epochs="60")
+    job.wait_for(lambda: job.trained(30))
+    ReportFile(cluster.reports(1)).append(HealthReport(what="xid", code=79, source="nvml"))
+    assert job.end() == 0, job.said
+    (checked,) = job.of(ORCHESTRATOR, Kind.PLACE_CHECKED)
+    assert (checked.data["node"], checked.data["device"]) == (1, "cpu")
+    assert checked.data["fit"] is True, checked.data
+    (taint,) = TaintList(taints).read()
+    assert (taint.node, taint.by) == ("1", "alarm"), "two nodes of one host go by their numbers"
+    assert [e.data["place"] for e in job.of(ORCHESTRATOR, Kind.PLACE_TAINTED)] == ["1"]
 
 
 @pytest.mark.real

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.running import supervised
 from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.recovery.process.outside_stacks import PROGRAM
 
 SCRIPT = """
 import pathlib, sys, threading
@@ -65,3 +68,37 @@ def test_a_rank_that_hangs_leaves_its_stacks(tmp_path: Path) -> None:
 def _of(events: list[Event], kind: Kind, process: str) -> Event:
     """The event of that kind about a process."""
     return next(e for e in events if e.kind is kind and e.data["process"] == process)
+
+
+STAND_IN = f"""#!{sys.executable}
+import json, sys
+pid = int(sys.argv[sys.argv.index("--pid") + 1])
+frame = {{"name": "from_outside", "filename": "train.py", "line": 7}}
+print(json.dumps([{{"os_thread_id": pid, "frames": [frame]}}]))
+"""
+STOPS = SCRIPT.replace(
+    "            waits_for_ever()",
+    "            import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+)
+
+
+@pytest.mark.real
+def test_a_rank_that_is_stopped_is_read_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a stand-in for py-spy, before it is killed; the spare has taken over by then."""
+    program = tmp_path / PROGRAM
+    program.write_text(STAND_IN)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    options = ("--ranks", "2", "--spares", "1", "--logs", str(tmp_path / "logs"))
+    arguments = (str(tmp_path / "once"),)
+    events = supervised(tmp_path / "job", STOPS, *options, arguments=arguments)["orchestrator"]
+    (failure,) = [e for e in events if e.kind is Kind.FAILURE_DETECTED]
+    assert failure.data["cause"] == "hang" and failure.data["stopped"] is True
+    hung = next(e for e in events if e.kind is Kind.STACKS_DUMPED and e.data["role"] == "hung")
+    assert hung.data["process"] == failure.data["process"]
+    assert hung.data["answered"] is True
+    assert hung.data["frames"] == ["train.py:7 in from_outside"]
+    exited = _of(events, Kind.PROCESS_EXITED, hung.data["process"])
+    assert exited.data["signal"] == 9 and exited.data["expected"] is True

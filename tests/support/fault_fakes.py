@@ -493,6 +493,9 @@ class FakeHealth:
     def report(self, *, what: str, code: int) -> None:
         self.reports.append((what, code))
 
+    def spoil(self) -> None:
+        self.reports.append(("unfit", 0))
+
     def look(self) -> tuple[Any, ...]:
         return tuple(self.reports)
 

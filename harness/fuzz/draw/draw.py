@@ -23,7 +23,7 @@ from trainchaos.recovery.policy.strategy import Strategy
 Tree = dict[str, Any]
 
 MOST_FAULTS = 4
-EVENTS: tuple[str, ...] = get_args(EventName)
+EVENTS: tuple[str, ...] = tuple(name for name in get_args(EventName) if name != "place_checked")
 SELDOM = 0.7
 """How strongly rarely drawn options are preferred: 0 not at all, 1 in proportion."""
 

@@ -36,6 +36,10 @@ class HealthHandle:
         fields |= {"node": self.node, "rank": self.rank, "device": self.device}
         self.source.append(HealthReport.model_validate(fields))
 
+    def spoil(self) -> None:
+        """A preflight of the device, or of all devices of the node, finds it unfit."""
+        self.devices.spoil(self.node, self.device)
+
 
 class HealthSite:
     """One occurrence for each rank, or for each node."""

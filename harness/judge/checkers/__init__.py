@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from trainchaos.chaos.scenario.model import InvariantExclusion
-from trainchaos.harness.judge.checkers.faults import alarms, containment, landing
+from trainchaos.harness.judge.checkers.faults import alarms, containment, landing, rejoins
 from trainchaos.harness.judge.checkers.faults import noticed as faults
 from trainchaos.harness.judge.checkers.job import (
     checkpoints,
@@ -78,6 +78,7 @@ the logs that are there say.
 ALWAYS = "fault-landed"
 EXPECTATION = "expectation"
 ALARMS = "alarms"
+PREFLIGHT = "preflight"
 FINISHED = "finished"
 STEADY_STATE = "steady-state"
 
@@ -90,6 +91,7 @@ __all__ = [
     "NAMES",
     "OF_COMMANDS",
     "OTHERWISE_OF_COMMANDS",
+    "PREFLIGHT",
     "STEADY_STATE",
     "Checker",
     "Evidence",
@@ -204,6 +206,8 @@ def check_all(evidence: Evidence) -> dict[str, Finding]:
         findings[EXPECTATION] = _of_half_the_ranks(check(faults.expectations, evidence), evidence)
     if alarms.wanted(evidence):
         findings[ALARMS] = check(alarms.alarms, evidence)
+    if rejoins.wanted(evidence) and not evidence.is_control:
+        findings[PREFLIGHT] = check(rejoins.rejoins, evidence)
     if evidence.cell.scenario.steady_state and not evidence.is_control:
         findings[STEADY_STATE] = check(steady.steady_state, evidence)
     return findings

@@ -271,6 +271,7 @@ def _named(log: Log, name: str) -> Iterator[Event]:
         "checkpoint_committed": Kind.CHECKPOINT_COMMITTED,
         "recovery_started": Kind.FAILURE_DETECTED,
         "recovered": Kind.GENERATION_READY,
+        "place_checked": Kind.PLACE_CHECKED,
     }
     if name in kinds:
         yield from (e for e in log.of(kinds[name]) if name != "recovered" or e.generation > 1)

@@ -27,16 +27,19 @@ from trainchaos.harness.launch.memory import in_memory, keepers_for
 from trainchaos.harness.launch.nodes.by_process import GroupsByNode, LinksByNode
 from trainchaos.harness.launch.nodes.node_keepers import NodeKeepers
 from trainchaos.harness.launch.nodes.untainted import refuse_shortage, tainted_at
+from trainchaos.harness.launch.nodes.ways_around import refuse_ways_around
 from trainchaos.harness.launch.rank_setup import RankEnvironment, rank_config, strategy_of
 from trainchaos.harness.launch.requirements import needs_of
 from trainchaos.harness.launch.storage import mount_for
 from trainchaos.harness.launch.stores import StoreKeeper
 from trainchaos.harness.undo.base import Undo
+from trainchaos.recovery.health.quarantine import names_of
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.nodes.coordinator import node_events
 from trainchaos.recovery.nodes.coordinator.fleet import FleetReport, NodeGone
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
+    NodeChecked,
     NodeFound,
     NodeInfo,
     NodeJoined,
@@ -44,6 +47,7 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
     NodeWarned,
     NotKept,
 )
+from trainchaos.recovery.nodes.coordinator.place_checks import NodeChecks
 from trainchaos.recovery.nodes.coordinator.salvage import gather
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.policy.jobconfig import Exchange, NetworkAddresses, exchange_of
@@ -76,6 +80,7 @@ class NodesCluster:
         self._node_keepers = NodeKeepers(self)
         self._reports: list[Report] = []
         self._signs: list[Sign] = []
+        self._checks = NodeChecks(self._fleet.check)
         self._news: list[NodeNews] = []
         self._logs: dict[str, tuple[int, str]] = {}  # process -> its node and its event log
         self._orphans: dict[str, tuple[int, str]] = {}  # processes whose node was lost
@@ -92,6 +97,7 @@ class NodesCluster:
         if self._platform.emulates:  # containers have names that no taint can know
             hosts = dict.fromkeys(hosts, socket.gethostname())
         found = tainted_at(self._places, hosts, emulated=bool(self._platform.emulates))
+        self._names = names_of(hosts, emulated=bool(self._platform.emulates))
         self.tainted = refuse_shortage(setup, found, self._places)
         needs = needs_of(setup.cell)
         host = self._platform.host
@@ -218,6 +224,14 @@ class NodesCluster:
         found, self._signs = self._signs, []
         return found
 
+    def checker(self) -> NodeChecks:
+        """The agents check their nodes' places."""
+        return self._checks
+
+    def taint_name(self, node: int) -> str:
+        """Its host's, or its number where other nodes share that."""
+        return self._names[node][-1]
+
     def alive(self, name: str) -> bool:
         """Whether its exit has not been reported yet."""
         return self._fleet.alive(name)
@@ -324,6 +338,7 @@ class NodesCluster:
 
     def _sort(self, found: Sequence[FleetReport]) -> None:
         for report in found:
+            self._checks.hear(report)
             match report:
                 case NodeJoined() | NodeLost() | ClockMeasured() | NodeWarned() | NotKept():
                     if isinstance(report, NodeJoined):
@@ -335,31 +350,12 @@ class NodesCluster:
                 case NodeFound(node=node, sign=sign):
                     name = devices.on_node(sign.device, node) if sign.device is not None else None
                     self._signs.append(sign.model_copy(update={"device": name}))
+                case NodeChecked():
+                    pass  # heard above
                 case _ if self._node_keepers.owns(report.process):
                     self._node_keepers.reports.append(report)
                 case _:
                     self._reports.append(report)
-
-
-def refuse_ways_around(host: str, known: Mapping[int, NodeInfo]) -> None:
-    """Raise InfrastructureError if ranks of a node would bypass a link proxy at ``host``."""
-    for node, info in known.items():
-        if not _below(host, info.address):
-            raise InfrastructureError(
-                f"the link proxy is at {host}, and node {node} at {info.address}: gloo connects"
-                " only to lower addresses",
-                hint=(
-                    "give the coordinator an address below those of all nodes, or leave out"
-                    " faults on links"
-                ),
-            )
-
-
-def _below(one: str, other: str) -> bool:
-    try:
-        return socket.inet_aton(one) < socket.inet_aton(other)
-    except OSError:
-        return False  # not IPv4: gloo's order of these addresses is not known
 
 
 def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, list[str]], Exchange]:

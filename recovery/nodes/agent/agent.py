@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trainchaos.recovery.health.care.place_check import PlaceChecks
 from trainchaos.recovery.health.machine import machine_service
 from trainchaos.recovery.nodes.agent.agent_config import AgentConfig
 from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
@@ -78,6 +79,7 @@ class NodeAgent:
         self._read: list[Path] = []  # files of arms that are over
         self._pressure = PressureWatch()
         self._health = machine_service(config.devices, reports=config.reports, notify=self._ring)
+        self._checks = PlaceChecks(config.check)
         self._begin()
 
     def _begin(self) -> None:
@@ -93,6 +95,7 @@ class NodeAgent:
         self._processes = AgentProcesses(
             self._server, config.recipe, self._post, config.scratch, named=named
         )
+        self._checks.close()
         self._beats = Beats()
         self._looked_s = 0.0
 
@@ -199,7 +202,8 @@ class NodeAgent:
             self._lose(str(error))
 
     def _look_around(self, now_s: float) -> None:
-        self._strays.reap(now_s, {*self._processes.pids.values(), self._server.process.pid})
+        ours = {*self._processes.pids.values(), self._server.process.pid, *self._checks.pids}
+        self._strays.reap(now_s, ours)
         if now_s > self._turned_s + ASLEEP_S:  # this process slept
             self._heard_s = now_s
         self._turned_s = now_s
@@ -300,6 +304,8 @@ class NodeAgent:
                 self._processes.signal(frame.process, frame.signum)
             case protocol.Ping():
                 self._answer(frame)
+            case protocol.Check():
+                self._checks.begin((self._config.node, frame.device))
             case protocol.Clear():
                 self._clear()
             case protocol.Fence():
@@ -362,6 +368,8 @@ class NodeAgent:
             self._post.add(protocol.Found(signs=tuple(signs)))
         for problem in self._health.problems():
             self._say(f"health: {problem}")
+        for (_, device), fit, said, _ in self._checks.take():
+            self._post.add(protocol.Checked(device=device, fit=fit, said=said))
 
     # ---- helpers
 
@@ -374,6 +382,7 @@ class NodeAgent:
 
     def _close(self) -> None:
         self._health.close()
+        self._checks.close()
         self._processes.clear()
         if not len(self._post):
             self._forget_files()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,8 @@ class AgentConfig:
     ``lease_s``: how long it continues without a coordinator; ``devices``: as torch names them;
     ``coordinator_boot``: boot id of its machine: if it is this machine's too, memory that ranks
     share with their agent lies in files, so that nothing they wrote is lost with the node;
-    ``reports``: a file to which monitors of the node append health reports.
+    ``reports``: a file to which monitors of the node append health reports; ``check``: the program
+    that finds out whether a place is fit (``recovery.health.care.place_check.PlaceChecks``).
     """
 
     coordinator: tuple[str, int]
@@ -32,3 +33,4 @@ class AgentConfig:
     devices: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     reports: Path | None = None
+    check: Sequence[str] = ()

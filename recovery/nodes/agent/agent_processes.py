@@ -98,6 +98,8 @@ class AgentProcesses:
             self._post.add(protocol.Sinking(process=report.process))
         else:
             self._send_files(report.process, last=True)
+            if report.process in self._asked:
+                self._send_stacks(report.process)
             self.pids.pop(report.process, None)
             ended = protocol.Ended(
                 process=report.process,
@@ -109,7 +111,6 @@ class AgentProcesses:
             self.ended.append(ended)
             for book in (self._ranks, self._spoken, self._deaf):
                 book.discard(report.process)
-            self._asked.pop(report.process, None)
             self._post.add(ended, then=partial(self._forget, report.process))
 
     def _forget(self, process: str) -> None:
@@ -180,8 +181,8 @@ class AgentProcesses:
             self._node.signal(process, signum)
             if signum == STACK_SIGNAL:
                 self._asked[process] = ""
-            elif signum == signal.SIGKILL and process in self._asked:
-                self._send_stacks(process)
+            elif signum == signal.SIGKILL and process in self._asked and self._node.stacks(process):
+                self._send_stacks(process)  # else what is seen of it until it is dead
 
     def forward_stacks(self) -> None:
         """Send stacks that are complete: unchanged since the last look."""

@@ -17,15 +17,14 @@ from trainchaos.recovery.detection.paced_look import PacedLook
 from trainchaos.recovery.nodes.coordinator import pings
 from trainchaos.recovery.nodes.coordinator.admission import Admission
 from trainchaos.recovery.nodes.coordinator.loss import Absence, FleetLimits, How, TakenAway, judge
+from trainchaos.recovery.nodes.coordinator.node_events import told_of
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     FleetReport,
-    NodeFound,
     NodeGone,
     NodeInfo,
     NodeLost,
     NodeState,
-    NodeWarned,
 )
 from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from trainchaos.recovery.nodes.coordinator.switchboard import Switchboard
@@ -312,14 +311,8 @@ class Connections:
                 state.cleared = frame.left
             case protocol.Pressed():
                 state.feels(frame, self._clock_ns(), self._boot)
-            case protocol.Warned():
-                self._reports.append(NodeWarned(node=state.node))
-            case protocol.Found():
-                # an agent speaks of its own node
-                own = {"node": state.node, "rank": None}
-                for sign in frame.signs:
-                    said = sign.model_copy(update=own)
-                    self._reports.append(NodeFound(node=state.node, sign=said))
+            case protocol.Warned() | protocol.Found() | protocol.Checked():
+                self._reports += told_of(state.node, frame)
             case _:
                 self._processes.handle(state, frame)
 

@@ -20,6 +20,7 @@ from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     FleetReport,
+    NodeChecked,
     NodeEvent,
     NodeFound,
     NodeGone,
@@ -42,6 +43,7 @@ __all__ = [
     "Fleet",
     "FleetLimits",
     "FleetReport",
+    "NodeChecked",
     "NodeEvent",
     "NodeFound",
     "NodeGone",
@@ -235,6 +237,14 @@ class Fleet:
                 self._processes.asked(name)
             state.post.add(protocol.Signal(process=name, signum=signum))
             self._connections.flush(state)
+
+    def check(self, node: int, device: str) -> None:
+        """Have a node's agent find out whether a device, as torch names it there, is fit;
+        ``NodeChecked`` follows, unless the node is lost. Raises NodeGone.
+        """
+        state = self._connections.reachable(node)
+        state.post.add(protocol.Check(device=device))
+        self._connections.flush(state)
 
     def os_state(self, name: str) -> str:
         """The last process state received, as the kernel reports it, X when it has exited; "?"

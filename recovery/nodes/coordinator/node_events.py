@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.health.readings.signs import event_of as sign_event
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
+    NodeChecked,
     NodeEvent,
     NodeFound,
     NodeInfo,
     NodeJoined,
     NodeLost,
+    NodeWarned,
     NotKept,
 )
+from trainchaos.recovery.nodes.link import protocol
 
 EventData = tuple[Kind, Mapping[str, Any]]
 
@@ -35,6 +38,19 @@ def event_of(event: NodeEvent) -> EventData | None:
         case NotKept():
             return not_kept(event.file, event.bytes, event.why)
     return None
+
+
+def told_of(
+    node: int, frame: protocol.Warned | protocol.Found | protocol.Checked
+) -> Sequence[NodeEvent]:
+    """What an agent says of its own node: of no other, and of no rank."""
+    match frame:
+        case protocol.Warned():
+            return [NodeWarned(node=node)]
+        case protocol.Checked(device=device, fit=fit, said=said):
+            return [NodeChecked(node=node, device=device, fit=fit, said=said)]
+    own = {"node": node, "rank": None}
+    return [NodeFound(node=node, sign=sign.model_copy(update=own)) for sign in frame.signs]
 
 
 def clock_of(info: NodeInfo) -> list[EventData]:

@@ -83,6 +83,18 @@ class NodeFound:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeChecked:
+    """A node's agent has found out whether a device, as torch names it there, is fit
+    (``recovery.health.care.place_check.Answer``).
+    """
+
+    node: int
+    device: str
+    fit: bool | None
+    said: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClockMeasured:
     """Offset of a node's monotonic clock, as in ``NodeInfo``."""
 
@@ -102,7 +114,7 @@ class NotKept:
     why: str
 
 
-NodeEvent = NodeJoined | NodeLost | NodeWarned | NodeFound | ClockMeasured | NotKept
+NodeEvent = NodeJoined | NodeLost | NodeWarned | NodeFound | NodeChecked | ClockMeasured | NotKept
 FleetReport = MessageReceived | Dying | Exited | NodeEvent
 
 

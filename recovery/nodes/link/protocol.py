@@ -178,6 +178,15 @@ class Found(Frame):
     signs: tuple[Sign, ...]
 
 
+class Checked(Frame):
+    """The answer to ``Check`` (``recovery.health.care.place_check.Answer``)."""
+
+    type: Literal["checked"] = "checked"
+    device: str
+    fit: bool | None
+    said: str
+
+
 # ---- from the coordinator
 
 
@@ -250,6 +259,15 @@ class Ping(Frame):
     sent_ns: int
 
 
+class Check(Frame):
+    """Find out whether a device of the node is fit, ``cpu`` for its processors; answered by
+    ``Checked``, unless ``Clear`` comes first.
+    """
+
+    type: Literal["check"] = "check"
+    device: str = Field(pattern=r"^(cpu|(cpu|cuda):\d{1,5})$")
+
+
 class Clear(Frame):
     """The arm is over: kill and reap everything, forget its files; answered by ``Cleared``."""
 
@@ -276,8 +294,9 @@ FromAgent = (
     | Cleared
     | Warned
     | Found
+    | Checked
 )
-FromCoordinator = Welcome | Fence | Refused | Start | Tell | Signal | Ping | Clear | Bye
+FromCoordinator = Welcome | Fence | Refused | Start | Tell | Signal | Ping | Check | Clear | Bye
 
 FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])
 FROM_COORDINATOR: TypeAdapter[FromCoordinator] = TypeAdapter(

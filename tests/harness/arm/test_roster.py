@@ -129,6 +129,27 @@ def test_a_device_that_gave_wrong_values_comes_last_and_no_gpu_is_shared_for_tha
     gpus.distrust("unknown")
 
 
+def test_a_device_that_is_doubted_comes_last_as_long_as_it_is() -> None:
+    board, doubted = DeviceBoard(lambda _: ["cpu:0", "cpu:1"]), {(0, "cpu:0")}
+    board.doubt(doubted.__contains__)
+    assert [board.assign(name, ["a", "b"]) for name in "ab"] == ["cpu:1"] * 2
+    assert not board.distrusts(0)
+    doubted.add((0, "cpu:1"))
+    assert board.distrusts(0) and not board.distrusts(1), "of that node"
+    doubted.clear()
+    assert board.assign("c", ["a", "b"]) == "cpu:0"
+
+
+def test_where_processes_are_is_told_until_their_exit_is_known(roster: Roster) -> None:
+    roster.spawn("worker", "warm")
+    roster.spawn("worker", "warm")
+    assert roster.spots_in_use() == {(0, "cpu:0@n0"), (1, "cpu:0@n1")}
+    roster.note_exit(Exited(process="w1", exit_code=0, signal=None, time_ns=0))
+    assert roster.spots_in_use() == {(0, "cpu:0@n0")}
+    assert roster.spot_of("w1") == (1, "cpu:0@n1"), "its failure may be declared later"
+    assert roster.spot_of("nobody") is None
+
+
 def test_a_node_of_which_each_device_gave_wrong_values_comes_last(
     roster: Roster, nodes: FakeNodes
 ) -> None:

@@ -35,6 +35,28 @@ def test_whom_a_fault_hits(target: dict[str, Any], whom: str) -> None:
     assert describe(event) == f"✗ partition hits {whom} in step 20"
 
 
+@pytest.mark.parametrize(
+    ("fit", "said", "line"),
+    [
+        (True, "", "↻ cpu:2 of node 0 is fit"),
+        (False, "a word differs", "↻ cpu:2 of node 0 is unfit: a word differs"),
+        (None, "no answer", "↻ cpu:2 of node 0 is not known to be fit: no answer"),
+    ],
+)
+def test_what_a_check_of_a_place_found(fit: bool | None, said: str, line: str) -> None:
+    data = {"node": 0, "device": "cpu:2", "why": "", "fit": fit, "said": said, "seconds": 3.0}
+    event = Event(
+        seq=1,
+        actor=ORCHESTRATOR,
+        kind=Kind.PLACE_CHECKED,
+        time_ns=1,
+        generation=1,
+        step=None,
+        data=data,
+    )
+    assert describe(event) == line
+
+
 def test_a_keeper_that_ends_by_itself_is_said() -> None:
     data = {
         "process": "k0",

@@ -13,7 +13,7 @@ from tests.recovery.health.test_job_watch import Watched
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
 from trainchaos.recovery.cli import job_health
 from trainchaos.recovery.cli.job_health import JobHealth
-from trainchaos.recovery.cli.place_care import NO_CARE, PlaceCare
+from trainchaos.recovery.health.care.place_care import NO_CARE, PlaceCare
 from trainchaos.recovery.health.readings.reports import HealthReport
 
 SPOTS = {"w0": (0, "cuda:0"), "w1": (0, "cuda:1"), "w2": (1, "cuda:0"), "w3": (1, "cuda:1")}

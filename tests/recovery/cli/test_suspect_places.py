@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 
-from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
 from trainchaos.harness.preflight import one
 from trainchaos.harness.preflight.checks.findings import Finding, Findings
 from trainchaos.recovery.cli.process_host import ProcessPlacement
 from trainchaos.recovery.cli.processes import JobProcesses
-from trainchaos.recovery.cli.suspect_places import LIMIT_S, SuspectPlaces, why_suspect
+from trainchaos.recovery.health.care.place_check import LIMIT_S, Answer, PlaceChecks
+from trainchaos.recovery.health.care.suspect_places import SuspectPlaces, why_suspect
 from trainchaos.recovery.health.readings.reports import HealthReport
+from trainchaos.recovery.nodes.coordinator.node_state import NodeChecked, NodeGone, NodeLost
+from trainchaos.recovery.nodes.coordinator.place_checks import SLACK_S, NodeChecks
 
 BAD, GOOD = (0, "cuda:1"), (0, "cuda:0")
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."
@@ -33,12 +36,10 @@ class Bench:
     def __init__(self, program: str) -> None:
         self.now_s = 100.0
         self.events: list[dict[str, Any]] = []
-        self.unfit: list[tuple[int, str, str]] = []
+        self.found: list[Answer] = []
+        self.checks = PlaceChecks((sys.executable, "-c", program), now_s=lambda: self.now_s)
         self.places = SuspectPlaces(
-            (sys.executable, "-c", program),
-            record=self._record,
-            unfit=lambda *found: self.unfit.append(found),
-            now_s=lambda: self.now_s,
+            self.checks, record=self._record, found=self.found.append, now_s=lambda: self.now_s
         )
 
     def _record(self, kind: Kind, **data: Any) -> None:
@@ -46,8 +47,7 @@ class Bench:
         self.events.append(data)
 
     def pids(self) -> list[int]:
-        found = [check.process for check in self.places._waiting.values()]
-        return [process.pid for process in found if process is not None]
+        return list(self.checks.pids)
 
     def wait(self) -> None:
         """Until the programs that run have ended."""
@@ -103,7 +103,8 @@ def test_a_place_is_used_again_once_it_is_fit(bench: Callable[[str], Bench]) -> 
     assert here.places.avoids(BAD), "nobody waits for a check, or takes it for passed"
     here.now_s += 3.0
     here.wait()
-    assert not here.places.avoids(BAD) and not here.unfit
+    assert not here.places.avoids(BAD)
+    assert here.found == [Answer(BAD, True, "")], "what was warned of is used again, too"
     (said,) = here.events
     assert (said["fit"], said["node"], said["device"]) == (True, 0, "cuda:1")
     assert said["seconds"] == 3.0 and "differed" in said["why"]
@@ -114,7 +115,7 @@ def test_an_unfit_place_is_left_alone_for_good(bench: Callable[[str], Bench]) ->
     here.places.failed(BAD, "diverged", "")
     here.places.look()
     here.wait()
-    assert here.unfit == [(0, "cuda:1", "one word differs")] and here.places.avoids(BAD)
+    assert here.found == [Answer(BAD, False, "one word differs")] and here.places.avoids(BAD)
     here.places.failed(BAD, "diverged", "")
     here.places.look()
     assert not here.pids(), "it is not asked again"
@@ -131,12 +132,12 @@ def test_without_an_answer_the_place_is_used_as_before(
     here.places.look()
     here.wait()
     assert [said["fit"] for said in here.events] == [None]
-    assert not here.places.avoids(BAD) and not here.unfit
+    assert not here.places.avoids(BAD) and not here.found
 
 
 def test_a_program_that_is_not_there_is_said(bench: Callable[[str], Bench]) -> None:
     here = bench("")
-    here.places._command = ("/nowhere/to/be/found",)
+    here.checks._command = ("/nowhere/to/be/found",)
     here.places.failed(BAD, "diverged", "")
     here.places.look()
     assert "cannot be checked" in here.events[0]["said"] and not here.places.avoids(BAD)
@@ -154,7 +155,7 @@ def test_a_check_that_does_not_answer_is_ended_and_its_place_unfit(
     assert here.pids() == [pid]
     here.now_s += LIMIT_S
     here.places.look()
-    assert here.unfit and "no answer" in here.unfit[0][2]
+    assert [one.fit for one in here.found] == [False] and "no answer" in here.found[0].said
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -171,6 +172,83 @@ def test_one_at_a_time_and_none_is_left_behind(bench: Callable[[str], Bench]) ->
     here.places.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_what_a_lost_supervisor_had_found_unfit_stays_so(bench: Callable[[str], Bench]) -> None:
+    here = bench(says(True))
+    data = {"node": 0, "why": "", "said": "", "seconds": 1.0}
+    here.places.recall(
+        Event(
+            kind=Kind.PLACE_CHECKED,
+            actor=ORCHESTRATOR,
+            seq=seq,
+            time_ns=seq,
+            generation=1,
+            step=None,
+            data={**data, "device": device, "fit": fit},
+        )
+        for seq, (device, fit) in enumerate([("cuda:0", True), ("cuda:1", False)])
+    )
+    assert here.places.avoids(BAD) and not here.places.avoids(GOOD)
+    here.places.failed(BAD, "diverged", "")
+    here.places.look()
+    assert not here.pids()
+
+
+# ---- of nodes
+
+
+class Asked:
+    """The checks of two nodes, on a clock of the test's."""
+
+    def __init__(self) -> None:
+        self.now_s = 10.0
+        self.asked: list[tuple[int, str]] = []
+        self.lost: set[int] = set()
+        self.checks = NodeChecks(self._ask, now_s=lambda: self.now_s)
+
+    def _ask(self, node: int, device: str) -> None:
+        if node in self.lost:
+            raise NodeGone(node, "the power failed")
+        self.asked.append((node, device))
+
+    def answers(self) -> list[tuple[Any, ...]]:
+        return [(*one.spot, one.fit) for one in self.checks.take()]
+
+
+def test_agents_are_asked_by_the_names_of_their_own_devices() -> None:
+    nodes = Asked()
+    nodes.checks.begin((0, "cuda:0@n0"))
+    nodes.checks.begin((1, "cuda:0@n1"))
+    assert nodes.asked == [(0, "cuda:0"), (1, "cuda:0")] and not nodes.answers()
+    nodes.checks.hear(NodeChecked(node=1, device="cuda:0", fit=False, said="a word differs"))
+    assert nodes.answers() == [(1, "cuda:0@n1", False)], "node 0 has not answered"
+    nodes.checks.hear(NodeChecked(node=1, device="cuda:0", fit=True, said=""))
+    nodes.checks.hear(NodeChecked(node=0, device="cuda:3", fit=True, said=""))
+    assert not nodes.answers(), "nobody asked that"
+
+
+def test_a_node_that_goes_knows_nothing_of_its_places() -> None:
+    nodes = Asked()
+    nodes.checks.begin((0, "cpu"))
+    nodes.checks.begin((1, "cpu"))
+    nodes.checks.hear(NodeLost(node=0, why="the power failed"))
+    assert nodes.answers() == [(0, "cpu", None)]
+    nodes.lost.add(0)
+    nodes.checks.begin((0, "cpu"))
+    assert nodes.answers() == [(0, "cpu", None)]
+
+
+def test_an_agent_that_does_not_answer_is_not_waited_for_without_bound() -> None:
+    nodes = Asked()
+    nodes.checks.begin((0, "cuda:0"))
+    nodes.checks.begin((0, "cuda:1"))
+    nodes.now_s += LIMIT_S + 1
+    assert not nodes.answers(), "its agent ends it at the limit, and has to say so"
+    nodes.now_s += SLACK_S
+    assert nodes.answers() == [(0, "cuda:0", None)]
+    nodes.now_s += LIMIT_S
+    assert nodes.answers() == [(0, "cuda:1", None)], "one after the other"
 
 
 # ---- the program

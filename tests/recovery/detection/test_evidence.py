@@ -7,7 +7,7 @@ from typing import Any
 
 from trainchaos.chaos.events.kinds import REQUIRED
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.detection.evidence import EVERY_S, MOST_ASKED, HangEvidence
+from trainchaos.recovery.detection.evidence import EVERY_S, LATE_S, MOST_ASKED, HangEvidence
 from trainchaos.recovery.detection.hangs import SUSPECT_AT, HangDetector, HangLimits
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import CollectiveEntry, Message, Recall, Recalled
@@ -105,8 +105,26 @@ def test_no_answer_is_evidence_too() -> None:
     evidence = HangEvidence(hands)
     evidence.suspect({"w1"}, MARKS)
     evidence.hung("w1", WORKING)
-    assert hands.events[0]["answered"] is False
-    assert hands.events[0]["frames"] == []
+    assert hands.told == [("w0", "peer")], "one that is stopped is read from outside"
+    hands.now += LATE_S
+    evidence.look()
+    assert hands.told == [("w0", "peer"), ("w1", "hung")]
+    assert hands.events[1]["answered"] is False
+    assert hands.events[1]["frames"] == []
+    evidence.look()
+    assert len(hands.events) == 2, "once"
+
+
+def test_what_is_seen_of_a_stopped_rank_is_written_down_as_soon_as_it_is_there() -> None:
+    hands = Hands()
+    hands.dumps["w1"] = ("", "")
+    evidence = HangEvidence(hands)
+    evidence.suspect({"w1"}, MARKS)
+    evidence.hung("w1", WORKING)
+    hands.dumps["w1"] = (DUMP, "w1.stacks")
+    evidence.look()
+    assert hands.events[-1]["process"] == "w1" and hands.events[-1]["answered"] is True
+    assert hands.events[-1]["frames"] == ["train.py:3 in step"]
 
 
 def test_one_that_cannot_be_read_is_left_out() -> None:
@@ -176,14 +194,15 @@ def test_a_rank_is_suspected_at_half_of_its_limit() -> None:
     raise AssertionError("never declared")
 
 
-def test_a_stopped_rank_is_not_asked() -> None:
+def test_a_stopped_rank_is_suspected_at_once() -> None:
     detector, now_s = watched()
+    suspected_s: list[float] = []
     for _ in range(200):
         now_s += 0.01
         hang = detector.look(now_s, MARKS, lambda name: "T" if name == "w1" else "S")
-        assert not detector.suspects
+        suspected_s += [now_s] if detector.suspects == {"w1"} else []
         if hang is not None:
-            assert hang.stopped
+            assert hang.stopped and now_s - suspected_s[0] > 0.07, "to be read from outside"
             return
     raise AssertionError("never declared")
 

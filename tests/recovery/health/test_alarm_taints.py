@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainchaos.recovery.health.alarm_taints import AlarmTaints
+from trainchaos.recovery.health.care.alarm_taints import AlarmTaints
 from trainchaos.recovery.health.readings.reports import HealthReport
 from trainchaos.recovery.health.readings.signs import HealthAlarm, Sign
 from trainchaos.recovery.health.taints import TaintList

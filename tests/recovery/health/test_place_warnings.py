@@ -125,3 +125,16 @@ def test_who_starts_there_later_has_no_better_place() -> None:
     job.at["w4"] = (1, "cuda:0@1")
     job.hears()
     assert job.late == ["w4"] and "w4" not in job.warned
+
+
+def test_a_device_that_was_found_fit_is_used_again_and_a_node_is_not() -> None:
+    job = Job()
+    job.hears(xid(node=0, device="cuda:0@0"), xid(node=1))
+    assert job.avoided == ({1}, {"cuda:0@0"})
+    job.warnings.lift("cuda:0@0")
+    job.warnings.lift("cuda:0@1")
+    assert job.avoided == ({1}, set())
+    job.hears()
+    assert set(job.warned) == {"w0", "w2", "w3"}, "who was warned leaves it all the same"
+    job.hears(xid(node=0, device="cuda:0@0"))
+    assert job.avoided == ({1}, {"cuda:0@0"}), "until it is warned of again"

@@ -12,6 +12,8 @@ from trainchaos.harness.judge.results import Finding
 
 OF_TIMES = frozenset({"straggler", "throughput-drop", "hang"})
 """Alarms that say that something takes long, which other programs on the machine cause too."""
+IN_NOISE = frozenset({"straggler", "throughput-drop"})
+"""Of these, alarms that are told from the noise of times: other programs may hide a fault in it."""
 
 
 def wanted(evidence: Evidence) -> bool:
@@ -23,7 +25,8 @@ def alarms(evidence: Evidence) -> Finding:
     """Each occurrence of a fault with ``expect.alarm`` is followed by that alarm, of what it hit,
     within ``expect.alarm_within`` steps; and every alarm is of something that a fault had hit. In
     the control arm there is none. Where other programs used much of the machine, one that only says
-    that something took long is inconclusive.
+    that something took long is inconclusive, and so is one that has to be told from their noise and
+    is missing or late.
     """
     raised = alarms_of(evidence.history, () if evidence.is_control else evidence.measures.episodes)
     busy = evidence.log.first(Kind.MACHINE_BUSY) is not None
@@ -36,6 +39,7 @@ def alarms(evidence: Evidence) -> Finding:
     ]
     met: list[str] = []
     missing: list[str] = []
+    hidden: list[str] = []
     for episode in () if evidence.is_control else evidence.measures.episodes:
         fault = evidence.fault(episode.fault)
         if fault is None or fault.expect.alarm is None or episode.injected is None:
@@ -44,12 +48,15 @@ def alarms(evidence: Evidence) -> Finding:
             missing.append(f"{fault.id} never landed, so that no alarm was due")
             continue
         said, well = _answered(evidence, fault, episode, raised)
-        (met if well else problems).append(said)
+        drowned = busy and fault.expect.alarm in IN_NOISE
+        (met if well else hidden if drowned else problems).append(said)
     if problems:
         return failed(some(problems))
     if excused:
         said = ", ".join(dict.fromkeys(map(_said, excused)))
         return unknown(f"{TOO_BUSY}other programs used much of it, and an alarm says: {said}")
+    if hidden:
+        return unknown(f"{TOO_BUSY}other programs used much of it, and {some(hidden)}")
     if missing:
         return unknown(some(missing))
     return passed(some(met) or "no alarm was raised, and none was due")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.arms import evidence_of
+from tests.support.arms import evidence_of, inject, land, plan
 from tests.support.logs import Script
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers.faults.alarms import OF_TIMES, alarms
@@ -55,3 +55,30 @@ def test_what_takes_long_beside_other_programs_is_inconclusive(what: str) -> Non
 @pytest.mark.parametrize("what", ["loss-spike", "thermal-limit", "digest-mismatch"])
 def test_a_busy_machine_explains_no_other_alarm(what: str) -> None:
     assert found(what, "straggler", busy=True).verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("due", "busy", "verdict"),
+    [
+        ("straggler", False, "fail"),
+        ("straggler", True, "inconclusive"),
+        ("throughput-drop", True, "inconclusive"),
+        ("hang", True, "fail"),
+        ("digest-mismatch", True, "fail"),
+    ],
+)
+def test_an_alarm_that_has_to_be_told_from_noise_may_be_hidden_in_it(
+    due: str, busy: bool, verdict: str
+) -> None:
+    script = Script("drop-replica", arm="faulted")
+    plan(script, "slow", "straggler", rank=2)
+    script.train(26)
+    inject(script, "slow", "straggler", process="w2", rank=2)
+    land(script, "slow", "rank: time of its own", {"factor": 2})
+    script.train(script.steps)
+    if busy:
+        script.orchestrator(Kind.MACHINE_BUSY, others=1.5, cpus=2)
+    script.finish()
+    finding = alarms(evidence_of(script, [{**FAULT, "expect": {"alarm": due}}]))
+    assert finding.verdict == verdict and "and did not" in finding.witness
+    assert finding.witness.startswith("the machine was too busy:") == (verdict == "inconclusive")

@@ -23,11 +23,12 @@ from trainchaos.chaos.scenario.model import Cell, LauncherSpec, RecoverySpec, Sc
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import Stopped
 from trainchaos.harness.launch.nodes import renewal
-from trainchaos.harness.launch.nodes.cluster import places, refuse_ways_around
+from trainchaos.harness.launch.nodes.cluster import places
 from trainchaos.harness.launch.nodes.loopback import LoopbackPlatform
 from trainchaos.harness.launch.nodes.platform import PlatformNeeds
 from trainchaos.harness.launch.nodes.renewal import Renewal
 from trainchaos.harness.launch.nodes.session import REFUSALS, NodesSession, nodes_session
+from trainchaos.harness.launch.nodes.ways_around import refuse_ways_around
 from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger, read_open
 from trainchaos.recovery.nodes.coordinator.loss import TakenAway

@@ -4,60 +4,83 @@ has them checked before a process rejoins, and taints them for later jobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.cli.processes import JobProcesses
-from trainchaos.recovery.cli.suspect_places import Spot, SuspectPlaces
-from trainchaos.recovery.health.alarm_taints import AlarmTaints
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.recovery.health.care.alarm_taints import AlarmTaints
+from trainchaos.recovery.health.care.place_check import Answer, Checker, Spot
+from trainchaos.recovery.health.care.suspect_places import SuspectPlaces
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.health.taints import TaintList
+from trainchaos.recovery.policy.strategy import ANNOUNCED, Cause
 from trainchaos.recovery.process.output import say
+
+NOT_OF_A_PLACE = frozenset({*ANNOUNCED, Cause.NONFINITE})
+"""Causes of failures that say nothing of the place where the process was."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Care:
-    """What a user asks for. ``check``: the program of ``SuspectPlaces``, None: places are not
-    checked; ``taints``: the list to add to, None: nothing is tainted.
+    """What a user asks for. ``checker``: of suspect places, None: they are not checked; ``taints``:
+    the list to add to, None: nothing is tainted.
     """
 
-    check: Sequence[str] | None = None
+    checker: Checker | None = None
     taints: TaintList | None = None
 
 
 NO_CARE = Care()
 
 
+class Spots(Protocol):
+    """Where the processes of a job are."""
+
+    def spot_of(self, name: str) -> Spot | None:
+        """Node and device of a process whose exit is not answered yet."""
+
+    def spots_in_use(self) -> Collection[Spot]:
+        """Those of all such processes."""
+
+    def doubt(self, doubted: Callable[[Spot], bool]) -> None:
+        """Start processes at spots that are ``doubted`` only where there is no other place."""
+
+
 class PlaceCare:
-    """``record``: writes an event; ``name_of``: by which name a taint means a node. Always
-    ``close``.
+    """``record``: writes an event; ``name_of``: by which name a taint means a node; ``fit``: called
+    with the node and the device of a place that was found fit. Always ``close``.
     """
 
     def __init__(
         self,
         care: Care,
-        processes: JobProcesses,
+        spots: Spots,
         record: Callable[..., Any],
         now_s: Callable[[], float],
         name_of: Callable[[int], str],
+        fit: Callable[[int, str], None] = lambda node, device: None,
     ) -> None:
-        self._processes, self._record, self._name_of = processes, record, name_of
-        check, taints = care.check, care.taints
+        self._where, self._record, self._name_of = spots, record, name_of
+        self._fit = fit
+        checker, taints = care.checker, care.taints
         self._taints = None if taints is None else AlarmTaints(taints)
         self._suspects = (
             None
-            if check is None
-            else SuspectPlaces(check, record=record, unfit=self._unfit, now_s=now_s)
+            if checker is None
+            else SuspectPlaces(checker, record=record, found=self._found, now_s=now_s)
         )
         if self._suspects is not None:
-            processes.doubt(self._suspects.avoids)
+            spots.doubt(self._suspects.avoids)
+
+    def when_fit(self, fit: Callable[[int, str], None]) -> None:
+        """Set ``fit``."""
+        self._fit = fit
 
     def failed(self, process: str, cause: str, detail: str) -> None:
         """A process failed; ``cause`` and ``detail`` as in ``failure_detected``."""
         if self._suspects is not None:
-            self._suspects.failed(self._processes.spot_of(process), cause, detail)
+            self._suspects.failed(self._where.spot_of(process), cause, detail)
 
     def heard(self, sign: Sign, holder: str | None) -> None:
         """Something was found. ``holder``: the process that holds the rank that the sign names."""
@@ -72,6 +95,11 @@ class PlaceCare:
             return
         for node, device in spots:
             self._taints.heard(sign, self._name_of(node), _named(device))
+
+    def recall(self, events: Iterable[Event]) -> None:
+        """What a lost supervisor had found of places."""
+        if self._suspects is not None:
+            self._suspects.recall(events)
 
     def look(self) -> None:
         """Go on with checks, and record what was tainted. Never waits."""
@@ -94,15 +122,19 @@ class PlaceCare:
     def _spots(self, sign: Sign, holder: str | None) -> list[Spot]:
         """The places that a sign means: of the smallest that it names."""
         if sign.rank is not None:
-            spot = None if holder is None else self._processes.spot_of(holder)
+            spot = None if holder is None else self._where.spot_of(holder)
             return [] if spot is None else [spot]
         node = sign.node or 0
         if sign.device is not None:
             return [(node, sign.device)]
-        return [spot for spot in self._processes.spots_in_use() if spot[0] == node]
+        return [spot for spot in self._where.spots_in_use() if spot[0] == node]
 
-    def _unfit(self, node: int, device: str, said: str) -> None:
-        if self._taints is not None:
+    def _found(self, answer: Answer) -> None:
+        node, device = answer.spot
+        if answer.fit:
+            self._fit(node, device)
+        elif self._taints is not None and not answer.emulated:
+            said = answer.said or "unfit"
             evidence = {"check": "before a rejoin", "said": said[:200]}
             self._taints.taint(
                 self._name_of(node), _named(device), f"preflight: {said}", evidence, by="preflight"
@@ -110,5 +142,8 @@ class PlaceCare:
 
 
 def _named(device: str) -> str | None:
-    """A device as a taint names it; None: a host's processors are all one place."""
-    return None if device == "cpu" else device
+    """A device as a taint names it, without the node of ``cuda:3@n1``; None: a host's processors
+    are all one place.
+    """
+    name = device.partition("@")[0]
+    return None if name == "cpu" else name

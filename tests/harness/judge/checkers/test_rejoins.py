@@ -1,0 +1,120 @@
+"""The scenarios of places that are checked before a process rejoins: each passes because the place
+was checked, and used or left alone by what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.loading.test_scenarios import FOLDER, loaded, simulate
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.loading.overrides import of_option
+from trainchaos.harness.judge.checkers import PREFLIGHT
+from trainchaos.harness.judge.results import Finding
+from trainchaos.harness.launch.devices import DeviceBoard
+from trainchaos.harness.sim.checks import SimChecks
+from trainchaos.recovery.health.care.place_check import Answer, Spot
+from trainchaos.recovery.health.care.suspect_places import SuspectPlaces
+
+
+def played(name: str, memory: Path) -> Finding:
+    """What becomes of the preflight that a scenario expects, simulated."""
+    overrides = [
+        of_option("--launcher", "launcher", "sim"),
+        of_option("--set", "baseline", "none"),
+    ]
+    path = FOLDER / "health" / f"rejoin-{name}.yaml"
+    return simulate(loaded(path, overrides), memory).cells[0].invariants[PREFLIGHT]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fit", "cpu:2 of node 0 is fit, and s6 started there later"),
+        ("unfit", "cpu:2 of node 0 is unfit, and no process started there later"),
+    ],
+)
+def test_a_place_is_used_again_if_it_is_fit(name: str, said: str, memory: Path) -> None:
+    found = played(name, memory)
+    assert found.verdict == "pass" and said in found.witness
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "blind"), [("fit", "heard"), ("unfit", "failed")])
+def test_it_fails_if_nobody_is_suspect(
+    name: str, blind: str, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SuspectPlaces, blind, lambda *_: None)
+    found = played(name, memory)
+    assert found.verdict == "fail" and "was not checked" in found.witness
+
+
+@pytest.mark.slow
+def test_it_fails_if_processes_start_where_it_is_unfit(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceBoard, "doubt", lambda *_: None)
+    found = played("unfit", memory)
+    assert found.verdict == "fail" and "unfit, and s5 started there later" in found.witness
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fit", "verdict", "said"),
+    [(False, "fail", "is unfit, should be fit: a word"), (None, "inconclusive", "a word differs")],
+)
+def test_what_is_found_has_to_be_what_is_expected(
+    fit: bool | None, verdict: str, said: str, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SimChecks.take
+
+    def take(self: SimChecks) -> Sequence[Answer]:
+        return [Answer(one.spot, fit, "a word differs") for one in real(self)]
+
+    monkeypatch.setattr(SimChecks, "take", take)
+    found = played("fit", memory)
+    assert found.verdict == verdict and said in found.witness
+
+
+@pytest.mark.slow
+def test_it_fails_if_a_fit_place_stays_out_of_use(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set[Spot]()
+
+    def avoids(self: SuspectPlaces, spot: Spot) -> bool:
+        if spot in self._waiting:
+            seen.add(spot)
+        return spot in seen
+
+    monkeypatch.setattr(SuspectPlaces, "avoids", avoids)
+    found = played("fit", memory)
+    assert found.verdict == "fail" and "no process started there later" in found.witness
+
+
+@pytest.mark.parametrize(
+    ("workload", "at", "expect", "health", "said"),
+    [
+        ("{kind: mlp}", "{step: 9}", "{preflight: fit}", "{}", "no place is checked here"),
+        ("{kind: mlp}", "{event: place_checked}", "{}", "{}", "no place is checked here"),
+        ("{kind: mlp}", "{step: 9}", "{preflight: good}", "{}", "preflight"),
+        ("{kind: mlp}", "{step: 9}", "{}", "{preflight_rejoin: true}", "preflight_rejoins"),
+        ("{command: [sleep, '1'], ranks: 2}", "{step: 9}", "{}", "{taint_alarms: true}", "itself"),
+    ],
+)
+def test_a_preflight_that_there_cannot_be_is_an_error(
+    tmp_path: Path, workload: str, at: str, expect: str, health: str, said: str
+) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        f"version: 1\nname: x\nworkload: {workload}\nrecovery: hot-spare\nhealth: {health}\n"
+        "faults:\n  - id: a\n    kind: process-kill\n    target: {rank: 1}\n"
+        f"    at: {at}\n    expect: {expect}\n"
+    )
+    with pytest.raises(ScenarioError) as error:
+        loaded(path)
+    assert said in str(error.value)

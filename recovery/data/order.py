@@ -134,11 +134,13 @@ def micro_batches(
     full: int,
     shrink: bool = False,
     elastic: bool = False,
+    alike: int = 1,
 ) -> list[MicroBatch]:
     """The micro-batches of a global batch that a rank computes. ``full``: ranks of the full job;
     ``shrink``: shares of missing ranks are dropped; ``elastic``: the batch is cut as for the full
-    job, and the ranks present share the parts.
+    job, and the ranks present share the parts; ``alike``: so many neighbours have one share.
     """
+    rank, world, full = (number // alike for number in (rank, world, full))
     parts = full if shrink or elastic else world
     found = []
     for number in share(rank, world, parts) if elastic else (rank,):

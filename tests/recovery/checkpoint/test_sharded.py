@@ -164,7 +164,8 @@ def train(shards: int, steps: int, bucket_bytes: int, me: Self) -> Any:
         seen.append(reduced := part.attempt())
         part.apply(reduced)
     circles = [
-        list(circle.ranks) for circle in (part.group.everyone, part.group.shard, part.group.holders)
+        list(circle.ranks)
+        for circle in (part.group.everyone, part.group.circle("shard"), part.group.holders)
     ]
     return part.parameters(), seen, part.entered, len(part.reducer._buckets), part.waits, circles
 

@@ -69,6 +69,7 @@ def rank_config(
         "process": name,
         "world": spec.ranks,
         "shards": spec.shards,
+        "mesh": None if spec.mesh is None else spec.mesh.grid,
         "determinism": spec.determinism,
         "steps": spec.steps,
         "global_batch": spec.global_batch,
@@ -115,4 +116,5 @@ def rank_config(
         if setup.arm == "faulted"
         else (),
         evaluate=spec.evaluate,
+        pipeline=None if spec.mesh is None else (spec.mesh.schedule, spec.mesh.microbatches),
     )

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from trainchaos.chaos.scenario.parallelism import MeshShape
 from trainchaos.harness.host import corpus
 from trainchaos.harness.launch.workload import BuildContext, DataInfo, Trainable, Workload
 from trainchaos.harness.workloads._rules import Rules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
@@ -69,6 +71,22 @@ class Gpt(Rules, Workload):
         """Build the model on the context's device."""
         return _trainable(self, SIZES[self.size], context)
 
+    def misfit(self, mesh: MeshShape) -> str | None:
+        """Heads are spread over tensor ranks, blocks over stages."""
+        size = SIZES[self.size]
+        if size.heads % mesh.tensor:
+            return (
+                f"the {size.heads} heads of gpt {self.size} do not divide by tensor {mesh.tensor}"
+            )
+        if size.layers < mesh.pipeline:
+            return (
+                f"gpt {self.size} has {size.layers} layers, and pipeline {mesh.pipeline} would have"
+                " stages without any"
+            )
+        if mesh.pipeline > 1 and mesh.shard > 1:
+            return "gpt has no stages that are sharded too: use pipeline or shard"
+        return None
+
     def flops_per_sample(self) -> float:
         """Forward and twice that backward: 6 for each weight of a matrix product and token, 12 for
         each layer, position, token and width of attention (Chowdhery et al., "PaLM", 2022, appendix
@@ -113,6 +131,10 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
     ).to(context.device)
     text = numpy.memmap(context.data, dtype=numpy.uint8, mode="r")
 
+    def summed(logits: Tensor, targets: Tensor) -> Tensor:
+        total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return total / size.block
+
     class GptTrainable(Trainable):
         clip_norm = spec.clip_norm
 
@@ -136,6 +158,28 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
                 optimizer, lambda step: learning_rate(step, warmup=spec.warmup, total=context.steps)
             )
 
+        def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+            """Blocks by heads and columns; stages of blocks. The embedding is also the output's."""
+            from trainchaos.harness.workloads import _parallel
+
+            assert isinstance(model, Transformer)
+            self._mesh, self._pipeline = (
+                mesh,
+                _parallel.Pipeline(
+                    schedule=context.schedule,
+                    microbatches=context.microbatches,
+                    between=(size.block, size.width),
+                    vocabulary=VOCABULARY,
+                    loss_of=summed,
+                ),
+            )
+            self.model = _parallel.parallelize(model, mesh)
+            return self.model
+
+        def passes(self, batch: Any, as_loss: Callable[[Tensor], Tensor]) -> Tensor:
+            """All passes of this rank's stage."""
+            return self._pipeline.run(model, self._mesh, batch[:, :-1], batch[:, 1:], as_loss)
+
         def load(self, samples: Sequence[int]) -> Any:
             """Tokens of shape (samples, block + 1), int64."""
             windows = [text[i * size.block : i * size.block + size.block + 1] for i in samples]
@@ -143,10 +187,6 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
 
         def loss(self, batch: Any) -> Tensor:
             """Cross-entropy in nats per byte, mean over positions, summed over samples."""
-            logits = model(batch[:, :-1])
-            total = functional.cross_entropy(
-                logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum"
-            )
-            return total / size.block
+            return summed(model(batch[:, :-1]), batch[:, 1:])
 
     return GptTrainable()

@@ -1,7 +1,7 @@
 """Shards a model over the ranks that hold one copy of it, with torch's ``fully_shard`` (FSDP2).
 
-The mesh is the job's (``recovery.collectives.lasting.job_mesh``); what the model has to exchange goes
-to the circle of the current generation, through ``set_custom_all_gather`` and
+The mesh is the job's (``recovery.collectives.lasting.job_mesh``); what the model has to exchange
+goes to the circle of the current generation, through ``set_custom_all_gather`` and
 ``set_custom_reduce_scatter``. Nothing in the sharded model then belongs to a generation: when ranks
 are lost, the others' parameters, gradients and optimizer state stay as they are, and only the
 circle is another.

@@ -1,8 +1,8 @@
 """Where a rank stands in its replica, and with whom it computes. Pure.
 
 A replica is a grid of cells: shards (``fully_shard``) of pipeline stages of tensor-parallel ranks.
-Cells are numbered with ``tensor`` fastest, then ``pipeline``, then ``shard``: ranks that compute the
-same samples together are neighbours. To everything else a cell is what a shard is
+Cells are numbered with ``tensor`` fastest, then ``pipeline``, then ``shard``: those that compute
+the same samples together are neighbours. To everything else a cell is what a shard is
 (``recovery.policy.layout``).
 """
 
@@ -103,5 +103,5 @@ def circles_of(mesh: Mesh, layout: Layout, rank: int) -> dict[str, range]:
         line, base = mesh.line(cell, dim), replica * layout.shards
         ranks = range(line.start + base, line.stop + base, line.step)
         plain = dim == "shard" and mesh.plain
-        found[f"/replica-{replica}" if plain else f"/{dim}-{ranks[0]}"] = ranks
+        found[f"/replica-{replica}" if plain else f"/{dim}-of-{ranks[0]}"] = ranks
     return found

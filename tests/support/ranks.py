@@ -65,6 +65,7 @@ class Self:
         rank: int | None = None,
         world: int | None = None,
         shards: int = 1,
+        mesh: Mesh | None = None,
         link: StoreLink | None = None,
     ) -> Group:
         """A group not formed yet."""
@@ -76,7 +77,7 @@ class Self:
             backend="gloo",
             timeout_s=DEADLINE_S,
             check=self.check,
-            mesh=Mesh(shard=shards),
+            mesh=mesh or Mesh(shard=shards),
             link=link,
         )
         return self._group

@@ -161,14 +161,18 @@ class Attempt:
         job = self._job
         ids = order.without(job.behaviour.batch(job, self.number), self.number, job.skip)
         config = job.config
-        return order.micro_batches(
+        found = order.micro_batches(
             ids,
             rank=job.rank,
             world=job.world,
             full=config.world,
             shrink=config.batch == "shrink",
             elastic=config.determinism == "elastic",
+            alike=config.alike,
         )
+        if job.rank % config.alike == 0:
+            return found
+        return [replace(micro, count=0) for micro in found]  # another rank counts these samples
 
     def _work(self) -> float:
         """How long this rank's share takes, as a multiple of the share in a full world."""

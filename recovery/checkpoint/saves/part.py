@@ -31,7 +31,7 @@ Known = Callable[[int, str], Piece | None]
 class CheckpointPart:
     """What one rank wrote. ``tensors``: name -> {"dtype", "shape", "chunks": [{"at", "size",
     "offset"}]}, the offset being that in the stream of pieces; ``delta``: how many checkpoints on
-    from the last full one this is; ``stage``: scalars of parameters that other writers may not have.
+    from the last full one this is; ``stage``: scalars of parameters that others may not have.
     """
 
     file: str

@@ -122,15 +122,15 @@ class LastingGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> dist.Work:
         """See torch."""
-        part = own.contiguous()
+        whole, part = output.view(-1), own.contiguous().view(-1)  # gloo goes by shapes
         if self.size() == 1:
-            output.view(-1).copy_(part.view(-1))
+            whole.copy_(part)
             return _done(output)
         self._do(
-            output.nbytes,
-            lambda made: made._allgather_base(output, part),
+            whole.nbytes,
+            lambda made: made._allgather_base(whole, part),
             sent=[part],
-            got=[output],
+            got=[whole],
         )
         return _done(output)
 
@@ -155,7 +155,7 @@ class LastingGroup(dist.ProcessGroup):
         is an all-reduce of everything, whose wait knows no time limit.
         """
         op, size = getattr(opts, "reduceOp", dist.ReduceOp.SUM), self.size()
-        if op not in _SUMS:
+        if not any(op == one for one in _SUMS):
             _refuse(f"reduce_scatter with {op}", "a sum")
         parts = torch.empty_like(whole, memory_format=torch.contiguous_format)
         self.all_to_all_single(parts, whole.contiguous(), [], [])
@@ -181,7 +181,7 @@ class LastingGroup(dist.ProcessGroup):
             return _done(output)
         options, part = dist.AllToAllOptions(), own.contiguous()
         self._do(
-            own.nbytes,
+            part.nbytes,
             lambda made: made.alltoall_base(output, part, coming, going, options),
             sent=[part],
             got=[output],
@@ -231,6 +231,7 @@ class LastingGroup(dist.ProcessGroup):
 
     def scatter(self, *_: Any) -> NoReturn:
         """Refused."""
+        self._joined()
         _refuse("scatter", "broadcast, and take the part of this rank")
 
     def alltoall(self, *_: Any) -> NoReturn:
@@ -242,7 +243,7 @@ class LastingGroup(dist.ProcessGroup):
         _refuse("recv without a source", "recv(tensor, src=...)")
 
     def _reduce(self, tensor: Tensor, op: Any) -> None:
-        if op not in _KNOWN:
+        if not any(op == one for one in _KNOWN):
             _refuse(f"all_reduce with {op}", "SUM, AVG, MIN, MAX or PRODUCT")
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op
@@ -273,8 +274,9 @@ class LastingGroup(dist.ProcessGroup):
     def _joined(self) -> Circle:
         if self._circle is None:
             raise RuntimeError(
-                "torch.distributed was called while this process is in no generation of the job:"
-                " it is served inside `while job.running():`"
+                "torch.distributed was called while this process is in no generation of the job: it"
+                " is served inside `while job.running():`. A model is cut up without it, by each"
+                " process alone: parallelize_module(..., src_data_rank=None)"
             )
         return self._circle
 

@@ -109,6 +109,8 @@ def _number_by_place(cell: int) -> None:
     def get_rank(group: Any = None) -> int:
         return cell if group is None else dist.get_rank(group)
 
+    made_outside: Any = DeviceMesh
+    made_outside._setup_world_group_and_device = _refuse_new_group
     device_mesh.get_rank = get_rank  # type: ignore[attr-defined]
 
 

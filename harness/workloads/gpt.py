@@ -149,7 +149,9 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
                 {"params": plain, "weight_decay": 0.0},
             ]
             named = spec.named_optimizer(groups, spec.lr)
-            return named or torch.optim.AdamW(groups, lr=spec.lr, betas=(0.9, 0.95), fused=True)
+            # torch fuses parameters of one mesh, or of none
+            fused = len({getattr(p, "device_mesh", None) for p in parameters}) == 1
+            return named or torch.optim.AdamW(groups, lr=spec.lr, betas=(0.9, 0.95), fused=fused)
 
         def make_scheduler(self, optimizer: Optimizer) -> LRScheduler:
             return spec.named_schedule(

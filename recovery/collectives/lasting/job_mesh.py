@@ -49,9 +49,10 @@ class JobGroups:
         self._groups = {"replicate": LastingGroup(0, 1, "replicate", traffic)} | self._groups
         self.default = LastingGroup(rank, world, "everyone", traffic)
         _become_default(self.default)
-        for name, group in self._groups.items():
-            ranks = [0] if name == "replicate" else [*mesh.line(cell, name)]  # type: ignore[arg-type]
-            _register(group, f"{BACKEND}-{name}", ranks)
+        _register(self._groups["replicate"], f"{BACKEND}-replicate", [rank])
+        for dim in DIMS:
+            ranks = [rank - cell + each for each in mesh.line(cell, dim)]
+            _register(self._groups[dim], f"{BACKEND}-{dim}", ranks)
         places = torch.arange(mesh.cells).view(1, *(mesh.size(dim) for dim in DIMS))
         _number_by_place(cell)
         self.mesh = DeviceMesh.from_group(

@@ -28,13 +28,15 @@ def build(config: RankConfig, job: JobConfig) -> Trainable:
     if config.device.startswith("cuda"):
         torch.cuda.set_device(config.device)
     workload = plugins.one(plugins.WORKLOADS, Workload, config.workload)(**config.workload_params)
+    schedule, microbatches = config.pipeline or ("1f1b", 1)
     return workload.build(
         BuildContext(
             data=config.data,
             device=config.device,
             seed=job.seed,
             steps=job.steps,
-            **dict(zip(("schedule", "microbatches"), config.pipeline or (), strict=False)),
+            schedule=schedule,
+            microbatches=microbatches,
         )
     )
 

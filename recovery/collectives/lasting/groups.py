@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -21,11 +22,12 @@ from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 
 BACKEND = "recovery"
+_TorchGroup: Any = dist.ProcessGroup  # whose methods have several forms each
 _SUMS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 _KNOWN = (*_SUMS, dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT)
 
 
-class LastingGroup(dist.ProcessGroup):
+class LastingGroup(_TorchGroup):  # type: ignore[misc]
     """``name``: of the circle, as ``Group.circle`` has it. Used by the training thread.
 
     Rank and size are those of the current generation. Raises RuntimeError where there is none.
@@ -101,7 +103,7 @@ class LastingGroup(dist.ProcessGroup):
             whole = tensor if tensor.is_contiguous() else tensor.contiguous()
             self._do(
                 whole.nbytes,
-                lambda made, one=whole: made.broadcast([one], options),
+                partial(_broadcast, whole, options),
                 sent=mine,
                 got=[] if mine else [whole],
             )
@@ -246,7 +248,7 @@ class LastingGroup(dist.ProcessGroup):
         if not any(op == one for one in _KNOWN):
             _refuse(f"all_reduce with {op}", "SUM, AVG, MIN, MAX or PRODUCT")
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op
+        options.reduceOp = dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op  # type: ignore[assignment]
         whole = tensor if tensor.is_contiguous() else tensor.contiguous()
         self._do(
             2 * whole.nbytes,
@@ -343,7 +345,12 @@ def _begin(circle: Circle, operation: Callable[[Any], dist.Work]) -> Any:
 def _done(result: Any) -> dist.Work:
     future: Any = torch.futures.Future()
     future.set_result(result)
-    return torch._C._distributed_c10d._create_work_from_future(future)
+    made: Any = torch._C._distributed_c10d
+    return made._create_work_from_future(future)  # type: ignore[no-any-return]
+
+
+def _broadcast(tensor: Tensor, options: dist.BroadcastOptions, made: Any) -> Any:
+    return made.broadcast([tensor], options)
 
 
 def _refuse(what: str, instead: str) -> NoReturn:

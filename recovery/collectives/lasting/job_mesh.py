@@ -43,10 +43,11 @@ class JobGroups:
         require_no_group()
         self.traffic = traffic
         place = mesh.place(cell)
-        self._groups = {
-            dim: LastingGroup(getattr(place, dim), mesh.size(dim), dim, traffic) for dim in DIMS
+        self._groups: dict[str, LastingGroup] = {
+            "replicate": LastingGroup(0, 1, "replicate", traffic)
         }
-        self._groups = {"replicate": LastingGroup(0, 1, "replicate", traffic)} | self._groups
+        for dim in DIMS:
+            self._groups[dim] = LastingGroup(getattr(place, dim), mesh.size(dim), dim, traffic)
         self.default = LastingGroup(rank, world, "everyone", traffic)
         _become_default(self.default)
         _register(self._groups["replicate"], f"{BACKEND}-replicate", [rank])

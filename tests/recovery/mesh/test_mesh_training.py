@@ -60,9 +60,7 @@ class Part:
     def __init__(self, me: Self, mesh: Mesh, schedule: Any = "1f1b") -> None:
         self.me, self.mesh = me, mesh
         self.layout = Layout(world=me.world, shards=mesh.cells)
-        self.recipe = ModelRecipe(
-            net(), adam, lambda o: ExponentialLR(o, 0.9), None, self._cut_up
-        )
+        self.recipe = ModelRecipe(net(), adam, lambda o: ExponentialLR(o, 0.9), None, self._cut_up)
         self.state = TrainState(self.recipe.model, None, None, seed=1)
         self.waits = 0
         self.reducer = ShardedReducer(
@@ -202,7 +200,7 @@ def whole(found: list[Any], cells: int) -> dict[str, Tensor]:
 def test_a_mesh_trains_what_one_process_does(world: int, mesh: Mesh, schedule: str) -> None:
     found = results(partial(train, mesh, schedule), world)
     state, losses, norms = plainly()
-    for held, seen, waits in found:
+    for _, seen, waits in found:
         assert waits == 0
         assert [loss for loss, _, _ in seen] == pytest.approx(losses, rel=1e-5)
         assert [norm for _, norm, _ in seen] == pytest.approx(norms, rel=1e-5)
@@ -212,4 +210,6 @@ def test_a_mesh_trains_what_one_process_does(world: int, mesh: Mesh, schedule: s
     for name, tensor in state.items():
         keys = name.endswith("qkv.bias")  # of keys: a softmax takes no notice, but for rounding
         tolerance = 2e-2 if keys else 1e-4
-        torch.testing.assert_close(made[name], tensor.to(made[name]), rtol=tolerance, atol=1e-4 if not keys else 3e-2)
+        torch.testing.assert_close(
+            made[name], tensor.to(made[name]), rtol=tolerance, atol=1e-4 if not keys else 3e-2
+        )

@@ -15,10 +15,11 @@ from trainchaos.recovery.rank.script import ScriptConfig
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What to run. ``shards``: ranks that hold one copy of the model; ``mesh``: how they are arranged;
-    ``checkpoint_*`` None: as the script says; ``memory_every``: steps between checkpoints in memory, 0: none, and
-    ``memory_bytes`` for them; ``fresh``: begin with initial values, even if checkpoints exist;
-    ``log_limit_bytes``: for event logs, and for the output of ranks (in ``logs``).
+    """What to run. ``shards``: ranks that hold one copy of the model; ``mesh``: how they are
+    arranged; ``checkpoint_*`` None: as the script says; ``memory_every``: steps between checkpoints
+    in memory, 0: none, and ``memory_bytes`` for them; ``fresh``: begin with initial values, even if
+    checkpoints exist; ``log_limit_bytes``: for event logs, and for the output of ranks (in
+    ``logs``).
     """
 
     script: Path

@@ -38,6 +38,11 @@ class Generations:
         self._retired: Group | None = None
         self._lasting: JobGroups | None = None
 
+    @property
+    def member(self) -> bool:
+        """Whether this process is in a generation."""
+        return self._group is not None
+
     def join(self, order: Join, attached: Attached) -> None:
         """Join a generation once its ranks are connected and this one has its state; parks if the
         generation is lost meanwhile. Raises RuntimeError where this process cannot hold its part of

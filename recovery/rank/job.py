@@ -330,7 +330,7 @@ class Job:
         return self.blocks.begin(what, limit_s)
 
     def _lost_while_busy(self, error: GenerationLost) -> bool:
-        if not self.progress.inside:
+        if self.generations.member and not self.progress.inside:
             self.generations.park(self.member.why_lost(), error=str(error))
         return not self.progress.inside
 

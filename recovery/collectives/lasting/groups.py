@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainchaos.recovery.collectives.circle import Circle
+from trainchaos.recovery.collectives.circle import Circle, GenerationLost
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 
@@ -30,7 +30,8 @@ _KNOWN = (*_SUMS, dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT)
 class LastingGroup(_TorchGroup):  # type: ignore[misc]
     """``name``: of the circle, as ``Group.circle`` has it. Used by the training thread.
 
-    Rank and size are those of the current generation. Raises RuntimeError where there is none.
+    Rank and size are those of the current generation, or of the last. Operations raise
+    GenerationLost once it is left, RuntimeError before the first.
     """
 
     def __init__(self, rank: int, size: int, name: str, traffic: Traffic) -> None:
@@ -39,6 +40,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         self._at = rank, size
         self._traffic = traffic
         self._circle: Circle | None = None
+        self._left = False
 
     def join(self, group: Group) -> None:
         """What comes from now on goes to this generation."""
@@ -50,7 +52,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
 
     def leave(self) -> None:
         """There is no generation until the next ``join``."""
-        self._circle = None
+        self._left, self._circle = self._left or self._circle is not None, None
 
     def getBackendName(self) -> str:
         """As torch asks for it."""
@@ -274,6 +276,8 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
             self._traffic.exchange(circle, ring_bytes, operation, sent=sent, got=got)
 
     def _joined(self) -> Circle:
+        if self._circle is None and self._left:
+            raise GenerationLost("this process has left its generation, or the job is over")
         if self._circle is None:
             raise RuntimeError(
                 "torch.distributed was called while this process is in no generation of the job: it"

@@ -44,11 +44,16 @@ _TELLING: Mapping[str, str] = MappingProxyType(
         "CheckpointTargetSpec": "step",
         "TraceSpec": "file",
         "Hybrid": "hsdp",
+        "MeshShape": "replicate",
         "RegexProgress": "regex",
         "PresetProgress": "preset",
     }
 )
-_RIVALS = (frozenset({"count", "percent"}), frozenset({"regex", "preset"}))
+_RIVALS = (
+    frozenset({"count", "percent"}),
+    frozenset({"regex", "preset"}),
+    frozenset({"hsdp", "replicate"}),
+)
 """Keys of forms of one field."""
 _UNIT_WORDS: Mapping[str, str] = MappingProxyType(
     {

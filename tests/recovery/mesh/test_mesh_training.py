@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.ranks import Self, results
 from trainchaos.harness.workloads._parallel import Pipeline, parallelize
 from trainchaos.harness.workloads._transformer import Transformer
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
+from trainchaos.recovery.checkpoint.state_io import order_of, restore_newest, write
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.collectives.reducer import Reduced
@@ -25,6 +27,8 @@ from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.rank.recipe import ModelRecipe
 from trainchaos.recovery.state.state import TrainState
+
+pytestmark = pytest.mark.real
 
 BATCH, LENGTH, VOCABULARY, WIDTH = 8, 4, 11, 8
 LIMIT = 0.5
@@ -213,3 +217,55 @@ def test_a_mesh_trains_what_one_process_does(world: int, mesh: Mesh, schedule: s
         torch.testing.assert_close(
             made[name], tensor.to(made[name]), rtol=tolerance, atol=1e-4 if not keys else 3e-2
         )
+
+
+def spoil(mesh: Mesh, who: int, me: Self) -> Any:
+    part = Part(me, mesh, "gpipe")
+    part.join()
+    if me.rank == who:
+        last = next(m for m in reversed([*part.state.model.modules()]) if isinstance(m, nn.Linear))
+        last.register_forward_hook(lambda module, inputs, output: output * float("nan"))
+    return part.attempt().blamed
+
+
+@pytest.mark.parametrize(
+    ("world", "mesh", "who"),
+    [
+        (4, Mesh(tensor=2), 3),
+        pytest.param(2, Mesh(pipeline=2), 0, marks=pytest.mark.long),
+        pytest.param(2, Mesh(pipeline=2), 1, marks=pytest.mark.long),
+        pytest.param(4, Mesh(shard=2, tensor=2), 2, marks=pytest.mark.long),
+        pytest.param(4, Mesh(pipeline=2, tensor=2), 1, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_who_sends_what_is_not_finite_first_is_blamed_alone(
+    world: int, mesh: Mesh, who: int
+) -> None:
+    assert results(partial(spoil, mesh, who), world) == [(who,)] * world
+
+
+def save_and_restore(mesh: Mesh, folder: Path, me: Self) -> Any:
+    """What this rank holds after steps, and what one of another arrangement restores of it."""
+    part = Part(me, mesh)
+    part.join()
+    for _ in range(STEPS):
+        part.apply(part.attempt())
+    written, chunks = order_of(part.state, folder, generation=1, writer=me.rank, writers=mesh.cells)
+    write(written, chunks)
+    return part.held()
+
+
+@pytest.mark.parametrize("mesh", [Mesh(pipeline=2), Mesh(tensor=2)], ids=str)
+def test_a_checkpoint_of_a_mesh_loads_into_one_process(mesh: Mesh, tmp_path: Path) -> None:
+    found = results(partial(save_and_restore, mesh, tmp_path), mesh.cells)
+    model = net()
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 7.0)
+    optimizer = adam(list(model.parameters()))
+    state = TrainState(model, optimizer, ExponentialLR(optimizer, 0.9), seed=1)
+    assert restore_newest(state, tmp_path, refused=lambda *what: pytest.fail(str(what)))
+    assert state.step == STEPS
+    made = whole([[held] for held in found], mesh.cells)
+    for name, tensor in state.tensors().items():
+        assert torch.equal(tensor, made[name].to(tensor)), name

@@ -29,7 +29,8 @@ PLAN = {
 def parallelize(model: Transformer, mesh: DeviceMesh) -> Transformer:
     """This rank's part of the model, which is changed in place."""
     ranks = mesh["tensor"].size()
-    for block in model.blocks if ranks > 1 else ():
+    blocks: list[Any] = [*model.blocks] if ranks > 1 else []
+    for block in blocks:
         parallelize_module(block, mesh["tensor"], PLAN, src_data_rank=None)
         block.heads //= ranks
     stages, stage = mesh["pipeline"].size(), mesh.get_local_rank("pipeline")

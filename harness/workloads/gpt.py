@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
+
+    from trainchaos.harness.workloads._transformer import Transformer
 
 VOCABULARY = 256  # bytes
 
@@ -113,10 +115,42 @@ def learning_rate(step: int, *, warmup: int, total: int) -> float:
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+class _OnMesh(Trainable):
+    """What cuts the model up, and runs a stage of it."""
+
+    size: Size
+    context: BuildContext
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        """Blocks by heads and columns; stages of blocks. The embedding is also the output's."""
+        from trainchaos.harness.workloads import _parallel
+
+        self._mesh = mesh
+        self._pipeline = _parallel.Pipeline(
+            schedule=self.context.schedule,
+            microbatches=self.context.microbatches,
+            between=(self.size.block, self.size.width),
+            vocabulary=VOCABULARY,
+            loss_of=self.summed,
+        )
+        self._part = self.model = _parallel.parallelize(cast("Transformer", model), mesh)
+        return self.model
+
+    def passes(self, batch: Any, as_loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """All passes of this rank's stage."""
+        return self._pipeline.run(self._part, self._mesh, batch[:, :-1], batch[:, 1:], as_loss)
+
+    def summed(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy in nats per byte, mean over positions, summed over samples."""
+        from torch.nn import functional
+
+        total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return total / self.size.block
+
+
 def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
     import numpy
     import torch
-    from torch.nn import functional
 
     from trainchaos.harness.workloads._transformer import Transformer
 
@@ -131,15 +165,11 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
     ).to(context.device)
     text = numpy.memmap(context.data, dtype=numpy.uint8, mode="r")
 
-    def summed(logits: Tensor, targets: Tensor) -> Tensor:
-        total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        return total / size.block
-
-    class GptTrainable(Trainable):
+    class GptTrainable(_OnMesh):
         clip_norm = spec.clip_norm
 
         def __init__(self) -> None:
-            self.model = model
+            self.model, self.size, self.context = model, size, context
 
         def make_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
             decayed = [p for p in parameters if p.ndim >= 2]
@@ -160,28 +190,6 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
                 optimizer, lambda step: learning_rate(step, warmup=spec.warmup, total=context.steps)
             )
 
-        def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-            """Blocks by heads and columns; stages of blocks. The embedding is also the output's."""
-            from trainchaos.harness.workloads import _parallel
-
-            assert isinstance(model, Transformer)
-            self._mesh, self._pipeline = (
-                mesh,
-                _parallel.Pipeline(
-                    schedule=context.schedule,
-                    microbatches=context.microbatches,
-                    between=(size.block, size.width),
-                    vocabulary=VOCABULARY,
-                    loss_of=summed,
-                ),
-            )
-            self.model = _parallel.parallelize(model, mesh)
-            return self.model
-
-        def passes(self, batch: Any, as_loss: Callable[[Tensor], Tensor]) -> Tensor:
-            """All passes of this rank's stage."""
-            return self._pipeline.run(model, self._mesh, batch[:, :-1], batch[:, 1:], as_loss)
-
         def load(self, samples: Sequence[int]) -> Any:
             """Tokens of shape (samples, block + 1), int64."""
             windows = [text[i * size.block : i * size.block + size.block + 1] for i in samples]
@@ -189,6 +197,6 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
 
         def loss(self, batch: Any) -> Tensor:
             """Cross-entropy in nats per byte, mean over positions, summed over samples."""
-            return summed(model(batch[:, :-1]), batch[:, 1:])
+            return self.summed(model(batch[:, :-1]), batch[:, 1:])
 
     return GptTrainable()

@@ -161,7 +161,7 @@ class Attempt:
         job = self._job
         ids = order.without(job.behaviour.batch(job, self.number), self.number, job.skip)
         config = job.config
-        found = order.micro_batches(
+        return order.micro_batches(
             ids,
             rank=job.rank,
             world=job.world,
@@ -169,10 +169,8 @@ class Attempt:
             shrink=config.batch == "shrink",
             elastic=config.determinism == "elastic",
             alike=config.alike,
+            counts=job.rank % config.alike == 0,
         )
-        if job.rank % config.alike == 0:
-            return found
-        return [replace(micro, count=0) for micro in found]  # another rank counts these samples
 
     def _work(self) -> float:
         """How long this rank's share takes, as a multiple of the share in a full world."""

@@ -20,9 +20,11 @@ from torch import Tensor
 from trainchaos.recovery.collectives.circle import Circle, GenerationLost
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
+from trainchaos.recovery.policy.jobconfig import COLLECTIVE_TIMEOUT_S
 
 BACKEND = "recovery"
 _TorchGroup: Any = dist.ProcessGroup  # whose methods have several forms each
+_LAST_RESORT = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
 _SUMS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 _KNOWN = (*_SUMS, dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT)
 
@@ -335,7 +337,7 @@ class _Waiting:
 
     def _await(self) -> None:
         try:
-            self._work.wait()
+            self._work.wait(_LAST_RESORT)
         except RuntimeError as error:
             self._error = error
         self._over.set()

@@ -167,7 +167,7 @@ class ShardedReducer(Buckets):
         """See Reducer."""
         super().broken_off()
         if self._underway and self._buckets:
-            reset(self._model)
+            reset(self._model, self._parameters)
         self._underway = False
         return self._complete
 

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from trainchaos.recovery.collectives.circle import require_no_group
 
@@ -92,13 +91,15 @@ def rehearse(shards: int, device: str) -> None:
         dist.destroy_process_group()
 
 
-def reset(model: nn.Module) -> None:
+def reset(model: nn.Module, parts: Iterable[nn.Parameter]) -> None:
     """Make the model usable after a forward or backward pass that was broken off; its gradients are
-    lost.
+    lost. ``parts``: its parameters as this rank holds them.
     """
+    own = {id(part) for part in parts}
     for parameter in model.parameters():
-        if not isinstance(parameter, DTensor):
-            # of a unit that was whole at the time; the next pass would add to it
+        if id(parameter) not in own:
+            # of a unit that was whole at the time (under ``tensor`` a DTensor, too); the next pass
+            # would add to it
             parameter.grad = None
     for root in [part for part in _fsdp(model)][:1]:
         root.reset_iter_state()

@@ -18,6 +18,7 @@ from trainchaos.harness.workloads._parallel import Pipeline, parallelize
 from trainchaos.harness.workloads._transformer import Transformer
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
 from trainchaos.recovery.checkpoint.state_io import order_of, restore_newest, write
+from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.collectives.reducer import Reduced
@@ -67,8 +68,9 @@ class Part:
         self.recipe = ModelRecipe(net(), adam, lambda o: ExponentialLR(o, 0.9), None, self._cut_up)
         self.state = TrainState(self.recipe.model, None, None, seed=1)
         self.waits = 0
+        self.lose_at = 0  # number of the collective of a generation at which it is lost
         self.reducer = ShardedReducer(
-            self.recipe.model, entering=lambda number: None, waiting=self._waiting
+            self.recipe.model, entering=self._entering, waiting=self._waiting
         )
         self.groups = JobGroups(
             mesh,
@@ -98,6 +100,11 @@ class Part:
     def _cut_up(self, model: nn.Module, mesh: Any) -> nn.Module:
         assert isinstance(model, Transformer)
         return parallelize(model, mesh)
+
+    def _entering(self, number: int) -> None:
+        if number == self.lose_at:
+            self.lose_at = 0
+            raise GenerationLost("as the test wants it")
 
     def _waiting(self, begins: bool) -> None:
         self.waits += 1 if begins else -1
@@ -269,3 +276,32 @@ def test_a_checkpoint_of_a_mesh_loads_into_one_process(mesh: Mesh, tmp_path: Pat
     made = whole([[held] for held in found], mesh.cells)
     for name, tensor in state.tensors().items():
         assert torch.equal(tensor, made[name].to(tensor)), name
+
+
+def lose_and_redo(mesh: Mesh, numbers: range, me: Self) -> Any:
+    """Gradients of a step in one go, and after it was broken off at each of some collectives."""
+    part = Part(me, mesh)
+    part.join()
+    found = [part.attempt().grad_norm]
+    for number in numbers:
+        part.join()
+        part.lose_at = number
+        with pytest.raises(GenerationLost):
+            part.attempt()
+        part.reducer.broken_off()
+        part.join()
+        found.append(part.attempt().grad_norm)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mesh", "numbers"),
+    [
+        (Mesh(shard=2, tensor=2), range(9, 22, 4)),
+        pytest.param(Mesh(tensor=2), range(2, 12, 3), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_a_step_that_was_broken_off_leaves_nothing_behind(mesh: Mesh, numbers: range) -> None:
+    for norms in results(partial(lose_and_redo, mesh, numbers), mesh.cells):
+        assert set(norms) == {norms[0]}

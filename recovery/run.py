@@ -118,6 +118,7 @@ def _spec(given: argparse.Namespace, events: Path, exchange: Exchange) -> JobSpe
         args=tuple(given.args),
         ranks=given.ranks,
         shards=given.shards,
+        mesh=given.mesh,
         events=events,
         exchange=exchange,
         checkpoint_dir=given.checkpoint_dir,

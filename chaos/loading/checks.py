@@ -18,6 +18,7 @@ from trainchaos.chaos.loading.faultchecks import Setting, check_fault, check_tog
 from trainchaos.chaos.loading.placechecks import check_limits
 from trainchaos.chaos.scenario.catalogue import Catalogue
 from trainchaos.chaos.scenario.model import BlastRadius, FaultSpec, LauncherSpec, WorkloadSpec
+from trainchaos.chaos.scenario.parallelism import MeshShape
 from trainchaos.chaos.scenario.sla import (
     ClauseError,
     parse_clause,
@@ -191,7 +192,8 @@ def _workload(raw: Any, catalogue: Catalogue) -> list[Problem]:
         return []
     params = raw.get("params", {})
     locs: tuple[Loc, Loc] = (("workload", "kind"), ("workload", "params"))
-    _, problems = _plugin(raw.get("kind"), params, catalogue.workloads, "workload", locs)
+    made, problems = _plugin(raw.get("kind"), params, catalogue.workloads, "workload", locs)
+    problems += _mesh(raw.get("parallelism"), made)
     moved = ("workload", "params", "size")
     return [
         (
@@ -201,6 +203,14 @@ def _workload(raw: Any, catalogue: Catalogue) -> list[Problem]:
         )
         for p in problems
     ]
+
+
+def _mesh(raw: Any, workload: BaseModel | None) -> list[Problem]:
+    """Whether the model of the workload can be cut up like that."""
+    mesh = valid(MeshShape, raw) if isinstance(raw, dict) and "hsdp" not in raw else None
+    misfit = getattr(workload, "misfit", None)
+    why = misfit(mesh) if mesh is not None and misfit is not None else None
+    return [] if why is None else [Problem(loc=("workload", "parallelism"), message=why)]
 
 
 def _launcher(raw: Any, catalogue: Catalogue) -> list[Problem]:

@@ -28,7 +28,10 @@ _FORMS: Mapping[str, str] = MappingProxyType(
         "trace": "the name of a CSV or JSON file",
         "invariants": "default, observable, a list of checker names, or {leave_out: [names]}",
         "progress": "beacon, {regex: '...'} or {preset: name}",
-        "parallelism": "ddp, fsdp or {hsdp: {replicas: R, shards: S}}",
+        "parallelism": (
+            "ddp, fsdp, {hsdp: {replicas: R, shards: S}}, or a mesh: {replicate: R, shard: S,"
+            " pipeline: P, tensor: T}"
+        ),
     }
 )
 # Model of one form of such a field -> the key that identifies it.
@@ -41,11 +44,16 @@ _TELLING: Mapping[str, str] = MappingProxyType(
         "CheckpointTargetSpec": "step",
         "TraceSpec": "file",
         "Hybrid": "hsdp",
+        "MeshShape": "replicate",
         "RegexProgress": "regex",
         "PresetProgress": "preset",
     }
 )
-_RIVALS = (frozenset({"count", "percent"}), frozenset({"regex", "preset"}))
+_RIVALS = (
+    frozenset({"count", "percent"}),
+    frozenset({"regex", "preset"}),
+    frozenset({"hsdp", "replicate"}),
+)
 """Keys of forms of one field."""
 _UNIT_WORDS: Mapping[str, str] = MappingProxyType(
     {

@@ -167,9 +167,12 @@ def _layout(work: WorkloadSpec) -> str:
     """How the ranks share the model, if they do."""
     if work.shards == 1:
         return ""
+    mesh, what = work.mesh, f"{work.shards} shards"
+    if mesh is not None:
+        what = " x ".join(f"{dim} {size}" for dim, size in mesh.grid.items() if size > 1)
     if work.shards == work.ranks:
-        return " (one copy of the model)"
-    return f" ({work.ranks // work.shards} replicas of {work.shards} shards)"
+        return " (one copy of the model)" if mesh is None else f" (one copy, {what})"
+    return f" ({work.ranks // work.shards} replicas of {what})"
 
 
 def target_text(fault: PlannedFault) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from trainchaos.chaos.scenario.fault import Strict
+from trainchaos.chaos.scenario.parallelism import Hybrid, MeshShape, Parallelism
 from trainchaos.chaos.scenario.progress import Progress
 from trainchaos.chaos.scenario.sla import parse_duration
 
@@ -178,19 +179,6 @@ class EvaluateSpec(Strict):
         return {"every": self.every, "takes": self.takes}
 
 
-class HybridShape(Strict):
-    """``replicas`` copies of the model, each over ``shards`` ranks."""
-
-    replicas: int = Field(ge=1, description="copies of the model")
-    shards: int = Field(ge=1, description="ranks that hold one copy together")
-
-
-class Hybrid(Strict):
-    """Hybrid sharding: copies of the model, each spread over several ranks."""
-
-    hsdp: HybridShape
-
-
 class WorkloadSpec(Strict):
     """The training job: ``kind`` names a built-in workload and ``params`` its parameters (``size``
     is a shorthand); or ``command`` is any training program, run unchanged, that recovers by itself.
@@ -214,11 +202,12 @@ class WorkloadSpec(Strict):
             " gloo; nccl on fewer GPUs: ranks share them, slowly"
         ),
     )
-    parallelism: Literal["ddp", "fsdp"] | Hybrid = Field(
+    parallelism: Parallelism = Field(
         default="ddp",
         description=(
-            "every rank holds the model (ddp), all hold one copy together (fsdp), or "
-            "{hsdp: {replicas: R, shards: S}}"
+            "every rank holds the model (ddp), all hold one copy together (fsdp),"
+            " {hsdp: {replicas: R, shards: S}}, or a mesh: {replicate: R, shard: S, pipeline: P,"
+            " tensor: T}"
         ),
     )
     determinism: Literal["default", "elastic"] = Field(
@@ -317,38 +306,29 @@ class WorkloadSpec(Strict):
         return self
 
     @model_validator(mode="after")
-    def _batch_covers_ranks(self) -> WorkloadSpec:
-        if self.command is not None:
-            return self
-        if self.global_batch < self.ranks:
-            raise ValueError(
-                f"global_batch {self.global_batch} cannot feed {self.ranks} ranks: "
-                f"use global_batch >= {self.ranks} or ranks <= {self.global_batch}"
-            )
-        if self.global_batch % self.ranks:
-            below = self.global_batch // self.ranks * self.ranks
-            raise ValueError(
-                f"global_batch {self.global_batch} does not divide over {self.ranks} ranks: "
-                f"use {below} or {below + self.ranks}"
-            )
+    def _shape_covers_ranks(self) -> WorkloadSpec:
+        if isinstance(self.parallelism, Hybrid | MeshShape):
+            problem = self.parallelism.misfit(self.ranks)
+            if problem is not None:
+                raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
-    def _shape_covers_ranks(self) -> WorkloadSpec:
-        if not isinstance(self.parallelism, Hybrid):
+    def _batch_covers_ranks(self) -> WorkloadSpec:
+        if self.command is not None:
             return self
-        replicas, shards = self.parallelism.hsdp.replicas, self.parallelism.hsdp.shards
-        if replicas * shards != self.ranks:
-            fits = [
-                (self.ranks // size, size)
-                for size in range(2, self.ranks)
-                if self.ranks % size == 0
-            ]
-            shapes = " or ".join(f"{{replicas: {copies}, shards: {size}}}" for copies, size in fits)
+        shares = self.ranks // self.alike
+        what = f"{self.ranks} ranks" if self.alike == 1 else f"{shares} shares of ranks"
+        if self.global_batch < shares:
             raise ValueError(
-                f"parallelism hsdp with {replicas} replicas of {shards} shards is"
-                f" {replicas * shards} ranks, not {self.ranks}: use ranks: {replicas * shards}"
-                + (f", or {shapes}" if shapes else "")
+                f"global_batch {self.global_batch} cannot feed {what}: "
+                f"use global_batch >= {shares} or ranks <= {self.global_batch * self.alike}"
+            )
+        if self.global_batch % max(1, shares):
+            below = self.global_batch // shares * shares
+            raise ValueError(
+                f"global_batch {self.global_batch} does not divide over {what}: "
+                f"use {below} or {below + shares}"
             )
         return self
 
@@ -379,9 +359,19 @@ class WorkloadSpec(Strict):
     @property
     def shards(self) -> int:
         """Ranks that hold one copy of the model together."""
-        if isinstance(self.parallelism, Hybrid):
-            return self.parallelism.hsdp.shards
+        if isinstance(self.parallelism, Hybrid | MeshShape):
+            return self.parallelism.cells
         return self.ranks if self.parallelism == "fsdp" else 1
+
+    @property
+    def mesh(self) -> MeshShape | None:
+        """The mesh, if the scenario has one."""
+        return self.parallelism if isinstance(self.parallelism, MeshShape) else None
+
+    @property
+    def alike(self) -> int:
+        """Ranks that compute the same samples together: neighbours."""
+        return self.mesh.alike if self.mesh is not None else 1
 
     @property
     def title(self) -> str:

@@ -13,7 +13,8 @@ from trainchaos.recovery.process.entry import Birth
 class RankConfig(Birth):
     """The configuration that a rank process starts with. ``job``: a JobConfig; ``link_proxy``:
     address of the link proxy, if connections to peers go through one; ``group``: name of the arm's
-    control groups, if its faults need some; ``faults``: kinds that may act in this arm.
+    control groups, if its faults need some; ``faults``: kinds that may act in this arm;
+    ``pipeline``: its schedule and the parts of a rank's samples in it.
     """
 
     role: Literal["worker", "spare"]
@@ -27,3 +28,4 @@ class RankConfig(Birth):
     link_proxy: Address | None = None
     group: str | None = None
     faults: tuple[str, ...] = ()
+    pipeline: tuple[Literal["1f1b", "gpipe"], int] | None = None

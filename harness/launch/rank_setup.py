@@ -69,6 +69,7 @@ def rank_config(
         "process": name,
         "world": spec.ranks,
         "shards": spec.shards,
+        "mesh": spec.mesh and spec.mesh.grid,
         "determinism": spec.determinism,
         "steps": spec.steps,
         "global_batch": spec.global_batch,
@@ -79,9 +80,7 @@ def rank_config(
         "shared_gpus": environment.exchange.shared_gpus,
         "device": device,
         "net": environment.net.model_dump(),
-        "memory": environment.memory.model_dump(mode="json")
-        if environment.memory is not None
-        else None,
+        "memory": environment.memory and environment.memory.model_dump(mode="json"),
         "job_id": f"{setup.id}-{setup.seed}",
         "checkpoint_dir": str(setup.checkpoints.absolute()),
         "checkpoint_every": spec.checkpoint.every,
@@ -115,4 +114,5 @@ def rank_config(
         if setup.arm == "faulted"
         else (),
         evaluate=spec.evaluate,
+        pipeline=spec.mesh and (spec.mesh.schedule, spec.mesh.microbatches),
     )

@@ -8,16 +8,19 @@ functions import torch, so that listing and validating stay fast.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from trainchaos.chaos.scenario.parallelism import MeshShape
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
@@ -48,12 +51,16 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """Inputs of ``build`` in a rank. ``device``: ``cpu`` or ``cuda:<index>``."""
+    """Inputs of ``build`` in a rank. ``device``: ``cpu`` or ``cuda:<index>``; ``schedule``,
+    ``microbatches``: of a pipeline.
+    """
 
     data: Path
     device: str
     seed: int
     steps: int
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    microbatches: int = 4
 
 
 class Trainable:
@@ -90,6 +97,14 @@ class Trainable:
         """The data phase: fetch these samples; the result goes to ``loss``."""
         raise TypeError(f"{type(self).__name__} does not load samples")
 
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        """The model cut up for this rank of a mesh, or its stage; see ``Job.attach``."""
+        raise TypeError(f"{type(self).__name__} cannot be cut up")
+
+    def passes(self, batch: Any, as_loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """Of a stage: all forward and backward passes; see ``Step.run``."""
+        raise TypeError(f"{type(self).__name__} has no stages")
+
     def loss(self, batch: Any) -> Tensor:
         """The forward phase: the *sum* over the batch of each sample's mean loss, a scalar."""
         raise TypeError(f"{type(self).__name__} has no loss")
@@ -108,6 +123,11 @@ class Workload(BaseModel):
     """
 
     cuts_batches: ClassVar[bool] = True
+
+    def misfit(self, mesh: MeshShape) -> str | None:
+        """Why its model cannot be cut up like that."""
+        kind = type(self).__name__.lower()
+        return None if mesh.alike == 1 else f"{kind} has no tensor or pipeline parallelism"
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

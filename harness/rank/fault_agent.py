@@ -53,7 +53,11 @@ class FaultAgent(AgentCore):
         self.body = BodyShim(job)
         self.signs = SignsShim(job.marks, self._agenda.wanted)
         self._tensors = TensorShim(job)
-        self.model = job.state.model
+
+    @property
+    def model(self) -> Any:
+        """See chaos.fault.targets.RankTarget."""
+        return self._job.state.model
 
     @property
     def optimizer(self) -> Any:

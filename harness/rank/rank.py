@@ -66,6 +66,7 @@ def _train_built(config: RankConfig, channel: Channel, page: MarkPage, writer: E
         trainable.make_scheduler,
         clip_norm=trainable.clip_norm,
         units=trainable.units,
+        parallelize=None if job_config.arranged.plain else trainable.parallelize,
     )
     warm_up(job, trainable)
     train(job, trainable, config.evaluate)

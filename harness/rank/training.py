@@ -6,6 +6,7 @@ import os
 import time
 import warnings
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 
@@ -27,8 +28,16 @@ def build(config: RankConfig, job: JobConfig) -> Trainable:
     if config.device.startswith("cuda"):
         torch.cuda.set_device(config.device)
     workload = plugins.one(plugins.WORKLOADS, Workload, config.workload)(**config.workload_params)
+    schedule, microbatches = config.pipeline or ("1f1b", 1)
     return workload.build(
-        BuildContext(data=config.data, device=config.device, seed=job.seed, steps=job.steps)
+        BuildContext(
+            data=config.data,
+            device=config.device,
+            seed=job.seed,
+            steps=job.steps,
+            schedule=schedule,
+            microbatches=microbatches,
+        )
     )
 
 
@@ -43,11 +52,16 @@ def warm_up(job: Job, trainable: Trainable) -> None:
 
 def train(job: Job, trainable: Trainable, evaluate: EvaluateSpec | None = None) -> None:
     """Train until the supervisor says stop."""
-    job.loss_of = lambda samples: trainable.loss(trainable.load(samples))
+    pipelined = job.arranged.pipeline > 1
+    if not pipelined:
+        job.loss_of = lambda samples: trainable.loss(trainable.load(samples))
     while job.running():
         with job.step() as step:
             for samples in step.batches():
                 batch = trainable.load(samples)
+                if pipelined:
+                    step.run(partial(trainable.passes, batch, step.as_loss))
+                    continue
                 step.phase("forward")
                 loss = trainable.loss(batch)
                 step.backward(loss)

@@ -265,6 +265,7 @@ def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
         events=setup.run.events(setup.id),
         world=spec.ranks,
         shards=spec.shards,
+        alike=spec.alike,
         steps=spec.steps,
         global_batch=spec.global_batch,
         samples=setup.data.samples,

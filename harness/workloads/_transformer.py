@@ -10,7 +10,8 @@ from torch.nn import functional
 class _Block(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads = heads  # of this rank
+        self.of_head = width // heads
         self.dropout = dropout
         self.norm_attention = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
@@ -20,13 +21,11 @@ class _Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        qkv = self.qkv(self.norm_attention(x)).view(
-            batch, length, 3, self.heads, width // self.heads
-        )
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        batch, length, _ = x.shape
+        qkv = self.qkv(self.norm_attention(x)).view(batch, length, self.heads, 3, self.of_head)
+        q, k, v = qkv.permute(3, 0, 2, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        mixed = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+        mixed = self.project(mixed.transpose(1, 2).flatten(2))
         x = x + functional.dropout(mixed, self.dropout, self.training)
         hidden = self.down(functional.gelu(self.up(self.norm_mlp(x)), approximate="tanh"))
         return x + functional.dropout(hidden, self.dropout, self.training)
@@ -34,7 +33,8 @@ class _Block(nn.Module):
 
 class Transformer(nn.Module):
     """Decoder-only language model; maps tokens (batch, length) to logits (batch, length,
-    vocabulary).
+    vocabulary). ``first``, ``last``: whether it begins with tokens and ends with logits, as a whole
+    one does; else with what passes between blocks, (batch, length, width).
     """
 
     def __init__(
@@ -45,15 +45,17 @@ class Transformer(nn.Module):
         self.positions = nn.Embedding(block, width)
         self.blocks = nn.ModuleList(_Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
+        self.first = self.last = True
         self.apply(_initialise)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Logits; the output projection shares the token embedding's weights."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.tokens(tokens) + self.positions(positions)
+        if self.first:
+            positions = torch.arange(x.shape[1], device=x.device)
+            x = self.tokens(x) + self.positions(positions)
         for block in self.blocks:
             x = block(x)
-        return functional.linear(self.norm(x), self.tokens.weight)
+        return functional.linear(self.norm(x), self.tokens.weight) if self.last else x
 
 
 def _initialise(module: nn.Module) -> None:

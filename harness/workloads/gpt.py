@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import Field
 
+from trainchaos.chaos.scenario.parallelism import MeshShape
 from trainchaos.harness.host import corpus
 from trainchaos.harness.launch.workload import BuildContext, DataInfo, Trainable, Workload
 from trainchaos.harness.workloads._rules import Rules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
+
+    from trainchaos.harness.workloads._transformer import Transformer
 
 VOCABULARY = 256  # bytes
 
@@ -69,6 +73,22 @@ class Gpt(Rules, Workload):
         """Build the model on the context's device."""
         return _trainable(self, SIZES[self.size], context)
 
+    def misfit(self, mesh: MeshShape) -> str | None:
+        """Heads are spread over tensor ranks, blocks over stages."""
+        size = SIZES[self.size]
+        if size.heads % mesh.tensor:
+            return (
+                f"the {size.heads} heads of gpt {self.size} do not divide by tensor {mesh.tensor}"
+            )
+        if size.layers < mesh.pipeline:
+            return (
+                f"gpt {self.size} has {size.layers} layers, and pipeline {mesh.pipeline} would have"
+                " stages without any"
+            )
+        if mesh.pipeline > 1 and mesh.shard > 1:
+            return "gpt has no stages that are sharded too: use pipeline or shard"
+        return None
+
     def flops_per_sample(self) -> float:
         """Forward and twice that backward: 6 for each weight of a matrix product and token, 12 for
         each layer, position, token and width of attention (Chowdhery et al., "PaLM", 2022, appendix
@@ -95,10 +115,42 @@ def learning_rate(step: int, *, warmup: int, total: int) -> float:
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+class _OnMesh(Trainable):
+    """What cuts the model up, and runs a stage of it."""
+
+    size: Size
+    context: BuildContext
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        """Blocks by heads and columns; stages of blocks. The embedding is also the output's."""
+        from trainchaos.harness.workloads import _parallel
+
+        self._mesh = mesh
+        self._pipeline = _parallel.Pipeline(
+            schedule=self.context.schedule,
+            microbatches=self.context.microbatches,
+            between=(self.size.block, self.size.width),
+            vocabulary=VOCABULARY,
+            loss_of=self.summed,
+        )
+        self._part = self.model = _parallel.parallelize(cast("Transformer", model), mesh)
+        return self.model
+
+    def passes(self, batch: Any, as_loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """All passes of this rank's stage."""
+        return self._pipeline.run(self._part, self._mesh, batch[:, :-1], batch[:, 1:], as_loss)
+
+    def summed(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy in nats per byte, mean over positions, summed over samples."""
+        from torch.nn import functional
+
+        total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return total / self.size.block
+
+
 def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
     import numpy
     import torch
-    from torch.nn import functional
 
     from trainchaos.harness.workloads._transformer import Transformer
 
@@ -113,11 +165,11 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
     ).to(context.device)
     text = numpy.memmap(context.data, dtype=numpy.uint8, mode="r")
 
-    class GptTrainable(Trainable):
+    class GptTrainable(_OnMesh):
         clip_norm = spec.clip_norm
 
         def __init__(self) -> None:
-            self.model = model
+            self.model, self.size, self.context = model, size, context
 
         def make_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
             decayed = [p for p in parameters if p.ndim >= 2]
@@ -127,7 +179,9 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
                 {"params": plain, "weight_decay": 0.0},
             ]
             named = spec.named_optimizer(groups, spec.lr)
-            return named or torch.optim.AdamW(groups, lr=spec.lr, betas=(0.9, 0.95), fused=True)
+            # torch fuses parameters of one mesh, or of none
+            fused = len({getattr(p, "device_mesh", None) for p in parameters}) == 1
+            return named or torch.optim.AdamW(groups, lr=spec.lr, betas=(0.9, 0.95), fused=fused)
 
         def make_scheduler(self, optimizer: Optimizer) -> LRScheduler:
             return spec.named_schedule(
@@ -143,10 +197,6 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
 
         def loss(self, batch: Any) -> Tensor:
             """Cross-entropy in nats per byte, mean over positions, summed over samples."""
-            logits = model(batch[:, :-1])
-            total = functional.cross_entropy(
-                logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum"
-            )
-            return total / size.block
+            return self.summed(model(batch[:, :-1]), batch[:, 1:])
 
     return GptTrainable()

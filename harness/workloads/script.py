@@ -9,6 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.scenario.parallelism import MeshShape
 from trainchaos.harness.launch.workload import BuildContext, DataInfo, Program, Trainable, Workload
 
 
@@ -21,6 +22,10 @@ class Script(Workload):
     """
 
     cuts_batches: ClassVar[bool] = False  # the script's loop is its own
+
+    def misfit(self, mesh: MeshShape) -> str | None:
+        """None: the script says to ``job.attach`` how its model is cut up."""
+        return None
 
     path: str = Field(description="the script, from the directory the run is started in")
     args: list[str] = Field(default_factory=list)

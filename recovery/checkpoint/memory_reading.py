@@ -83,7 +83,7 @@ class MemoryReading:
                 self.slots = planned(self.name, state, header.scalars, table)
                 wanted = chunks_of(state.tensors(self.slots))
                 missing = {chunk.name: chunk.data.numel() for chunk in wanted}
-                refuse_foreign(self.name, table, wanted)
+                refuse_foreign(self.name, table, wanted, partial=state.partial)
             self._match(header, file, wanted, missing)
             if not any(missing.values()):
                 return

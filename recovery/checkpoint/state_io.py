@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ class SaveOrder:
     the step from which the generation went on (-1: unknown); ``job``: its name, if it has one;
     ``progress``: called, by any thread, at least every 32 MB and for each file that is deleted;
     ``enter``: called before the first byte, returns the epoch; ``still``: called by writer 0 while
-    it waits for others, and raises when it may not write any more; ``guard``: around each rename.
+    it waits for others, and raises when it may not write any more; ``guard``: around each rename;
+    ``partial``: other writers hold other parameters.
     """
 
     directory: Path
@@ -43,6 +44,7 @@ class SaveOrder:
     generation: int
     scalars: dict[str, Any]
     tensors: dict[str, dict[str, Any]]
+    partial: bool = False
     writer: int = 0
     writers: int = 1
     delta: int = 1
@@ -82,6 +84,7 @@ def order_of(
         generation=generation,
         scalars=state.scalars(),
         tensors=described(held),
+        partial=state.partial,
         writer=writer,
         writers=writers,
         delta=delta_every,
@@ -94,6 +97,10 @@ def order_of(
         still=still,
         guard=guard,
     )
+    cell = state.cell
+    if cell is not None:  # of what several cells hold, one of them writes all
+        mine = [c for c in held if c.bytes and cell.speaks(c.name, tensors[c.name])]
+        return order, mine
     return order, share(held, writer, writers)
 
 
@@ -138,6 +145,8 @@ def _written(order: SaveOrder, chunks: Sequence[Chunk]) -> tuple[Checkpoint, int
             delta=number,
             progress=shown,
         )
+        if order.partial:
+            part = replace(part, stage=sharded.stage_of(order.scalars))
         if order.writer:
             sharded.announce(staging, order.writer, part, disk=order.disk)
             return None
@@ -185,7 +194,7 @@ def _merged(
         "generation": order.generation,
         "since": order.since,
         **({"job": order.job} if order.job else {}),
-        "scalars": order.scalars,
+        "scalars": sharded.with_stages(order.scalars, [part.stage for part in others]),
     }
     return facts, streams
 
@@ -220,6 +229,7 @@ def prepared(
         chunks_of(state.tensors(slots)),
         manifest=manifest,
         slots=slots,
+        partial=state.partial,
         progress=progress,
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainchaos.recovery.cli.process_host import ProcessPlacement
 from trainchaos.recovery.policy.jobconfig import Exchange, InMemory, NetworkAddresses, Saves
+from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.rank.joining import SupervisorSettings
 from trainchaos.recovery.rank.script import ScriptConfig
@@ -14,10 +15,11 @@ from trainchaos.recovery.rank.script import ScriptConfig
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What to run. ``shards``: ranks that hold one copy of the model; ``checkpoint_*`` None: as the
-    script says; ``memory_every``: steps between checkpoints in memory, 0: none, and
-    ``memory_bytes`` for them; ``fresh``: begin with initial values, even if checkpoints exist;
-    ``log_limit_bytes``: for event logs, and for the output of ranks (in ``logs``).
+    """What to run. ``shards``: ranks that hold one copy of the model; ``mesh``: how they are
+    arranged; ``checkpoint_*`` None: as the script says; ``memory_every``: steps between checkpoints
+    in memory, 0: none, and ``memory_bytes`` for them; ``fresh``: begin with initial values, even if
+    checkpoints exist; ``log_limit_bytes``: for event logs, and for the output of ranks (in
+    ``logs``).
     """
 
     script: Path
@@ -29,6 +31,7 @@ class JobSpec:
     checkpoint_every: int | str | None
     checkpoint_keep: int | None
     shards: int = 1
+    mesh: Mesh | None = None
     saves: Saves | None = None
     verify_every: int | None = None
     log_limit_bytes: int = 10_000_000_000
@@ -56,6 +59,7 @@ def script_config(
         process=name,
         world=spec.ranks,
         shards=spec.shards,
+        mesh=spec.mesh,
         batch=strategy.batch_policy,
         backend=spec.exchange.backend,
         shared_gpus=spec.exchange.shared_gpus,

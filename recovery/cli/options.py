@@ -13,6 +13,7 @@ from trainchaos.recovery.cli.values import count, interval, listen, positive, ro
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.policy import strategies
 from trainchaos.recovery.policy.jobconfig import Saves
+from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.supervise import limits
 from trainchaos.recovery.supervise.supervision import Timing
@@ -85,6 +86,13 @@ def _add_job_options(add: Callable[..., object]) -> None:
         default=1,
         metavar="N",
         help="ranks that hold one copy of the model together (default 1: each holds all of it)",
+    )
+    add(
+        "--mesh",
+        type=mesh_of,
+        metavar="tensor=T,pipeline=P,shard=S",
+        help="how the ranks of a copy are arranged, instead of --shards, for a script that says to"
+        " job.attach how its model is cut up",
     )
     add(
         "--spares",
@@ -279,6 +287,18 @@ def _add_node_options(add: Callable[..., object]) -> None:
     )
 
 
+def mesh_of(said: str) -> Mesh:
+    """A mesh from NAME=N,NAME=N. Raises argparse.ArgumentTypeError."""
+    try:
+        return Mesh.model_validate(dict(word.partition("=")[::2] for word in said.split(",")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise argparse.ArgumentTypeError(
+            f"{'.'.join(map(str, first['loc']))}: {first['msg']}; there are shard, pipeline and"
+            " tensor"
+        ) from error
+
+
 def saves_of(said: Sequence[str]) -> Saves | None:
     """How checkpoints are written, from NAME=VALUE; None: the user gave none. Raises UsageError."""
     try:
@@ -321,6 +341,15 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
     """Check options against each other, before anything is created. Raises UsageError."""
     if not given.script.is_file():
         raise UsageError(f"no script {given.script}")
+    if given.mesh is not None:
+        if given.shards not in (1, given.mesh.cells):
+            raise UsageError("--mesh says how many shards there are: leave --shards out")
+        given.shards = given.mesh.cells
+        if given.ranks % given.shards:
+            raise UsageError(
+                f"{given.ranks} ranks do not make copies of {given.mesh.described()}: use a"
+                f" multiple of {given.shards}"
+            )
     if given.ranks % given.shards:
         raise UsageError(
             f"{given.ranks} ranks do not make copies of {given.shards} shards: use a multiple of"
@@ -331,7 +360,9 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
     if given.backend == "nccl" and given.device not in found:
         raise UsageError("--backend nccl exchanges what is on GPUs: use --device cuda, or gloo")
     if strategy.spare_sync.sync == "live" and (given.shards > 1 or given.device == "cuda"):
-        raise UsageError("sync=live serves whole models on CPUs: no --shards, no --device cuda")
+        raise UsageError(
+            "sync=live serves whole models on CPUs: no --shards or --mesh, no --device cuda"
+        )
     if given.memory_limit * 1e6 < 1:
         raise UsageError(
             f"--memory-limit {given.memory_limit:g} holds nothing: three times the state, or more"

@@ -101,3 +101,23 @@ class Circle:
 def first_line(error: Exception) -> str:
     """What an error says, cut to a line."""
     return str(error).split("\n", 1)[0][:200]
+
+
+def require_no_group() -> None:
+    """Raise RuntimeError if the process has a default process group."""
+    if dist.is_initialized():
+        raise RuntimeError(
+            "torch.distributed.init_process_group was called: the job makes the default process"
+            " group and its mesh; leave the call out, and use job.mesh"
+        )
+
+
+def lost_in(error: BaseException | None) -> GenerationLost | None:
+    """The lost generation that another error was raised for, as torch's schedules do."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, GenerationLost):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None

@@ -167,7 +167,7 @@ class ElasticReducer(Buckets):
         exchange.sent = sent
         coming = [len(order.share(rank, world, self._parts)) * size for rank in range(world)]
         going = [len(rows) * size] * world
-        exchange.work = self._enter(
+        exchange.work = self.enter(
             sent.nbytes,
             circle.ranks,
             lambda: circle.start(
@@ -195,7 +195,7 @@ class ElasticReducer(Buckets):
             circle.wait(gather)
 
     def _gather(self, circle: Circle, whole: Tensor, own: Tensor) -> dist.Work | None:
-        return self._enter(
+        return self.enter(
             whole.nbytes,
             circle.ranks,
             lambda: circle.start(lambda made: made._allgather_base(whole, own)),

@@ -34,6 +34,7 @@ from trainchaos.recovery.collectives.storelink import (
 )
 from trainchaos.recovery.policy.jobconfig import NetworkAddresses
 from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.policy.mesh import DIMS, Mesh, circles_of
 
 POLL = timedelta(milliseconds=20)
 LAST_CHANCE_S = 0.02
@@ -42,9 +43,9 @@ SEE_OFF_PAUSE_S = 0.05
 
 
 class Group:
-    """The process group of one generation, whose ranks meet in up to three circles: ``everyone``;
-    ``shard``, the ranks that hold one copy of the model together with this one; ``holders``, those
-    that hold the same part as this one.
+    """The process group of one generation, whose ranks meet in circles: ``everyone``; ``holders``,
+    those that hold the same part of the model as this one; and those of this one's replica that
+    stand on a line with it, for each dimension of the mesh.
 
     ``form``, ``leave`` and the collectives are called by the training thread, ``abort`` by any
     other. ``check`` raises GenerationLost once the generation is aborted. ``timeout_s`` bounds the
@@ -68,7 +69,7 @@ class Group:
         backend: str,
         timeout_s: float,
         check: Callable[[], None],
-        shards: int = 1,
+        mesh: Mesh = Mesh(),
         name: str = "",
         dial: Callable[[str, Address], Address] | None = None,
         link: StoreLink | None = None,
@@ -79,9 +80,9 @@ class Group:
         self.generation = generation
         self.rank = rank
         self.world = world
-        self.layout = Layout(world=world, shards=shards)
+        self.layout = Layout(world=world, shards=mesh.cells)
+        self._mesh = mesh
         self.everyone: Circle
-        self.shard: Circle
         self.holders: Circle
         self.abandoned = False
         self._aborted = False
@@ -149,25 +150,19 @@ class Group:
                 # alike
                 raise
             raise GenerationLost(f"could not form the group: {first_line(error)}") from error
-        self.everyone, self.shard, self.holders = self._circles
+        self.everyone, self.holders = self._circles[:2]
         if self.backend != "nccl":
             for each in self._made:
                 each._set_default_timeout(self._patience)
         self._own = socket_inodes() - self._foreign - self._linked()
 
     def _make(self, probe: Tensor | None = None) -> list[Circle]:
-        """Everyone, this rank's replica, and the holders of its shard; two of the same ranks are
-        one. ``probe``: a value on the device, by which NCCL is connected.
+        """Everyone, the holders of this rank's cell, and its lines; two of the same ranks are one.
+        ``probe``: a value on the device, by which NCCL is connected.
         """
         if probe is not None:
             torch.cuda.set_device(self.device)  # a thread's own: it begins on GPU 0
-        layout, client = self.layout, self._client()
-        replica, shard = layout.replica_of(self.rank), layout.shard_of(self.rank)
-        wanted = {
-            "": range(self.world),
-            f"/replica-{replica}": layout.replica(replica),
-            f"/shard-{shard}": layout.holders(shard),
-        }
+        client, wanted = self._client(), circles_of(self._mesh, self.layout, self.rank)
         if self._dial is not None:
             names = dist.PrefixStore(f"generation-{self.generation}/names", client)
             self._roll = RankNames(names, self.rank, self._name)
@@ -224,6 +219,12 @@ class Group:
             kept.set_timeout(self._timeout)
             return kept
         return connect(self._store_at, self._timeout, self._check, lambda: self._aborted)
+
+    def circle(self, name: str) -> Circle:
+        """By name: ``everyone``, ``replicate`` for the holders, or a dimension."""
+        if name == "everyone":
+            return self.everyone
+        return self.holders if name == "replicate" else self._circles[2 + DIMS.index(name)]
 
     def start_all_reduce(self, tensor: Tensor) -> dist.Work:
         """Begin to sum ``tensor`` over all ranks, in place. Raises GenerationLost."""

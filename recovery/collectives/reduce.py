@@ -49,6 +49,7 @@ class Buckets:
         self._next = 0
         self._group: Group | None = None
         self._armed = False
+        self._pipelined = False  # passes of several micro-batches, of which none has come half way
         self._guarded = False  # gradients that come now belong to a step
         self._expected = False  # and come from a pass that the step was told of
         self._passes = 0
@@ -140,6 +141,11 @@ class Buckets:
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.here = [False] * len(bucket.parameters)
+
+    def expect_several(self) -> None:
+        """See Reducer."""
+        self.expect(last=False)
+        self._pipelined = True
 
     def require(self) -> None:
         """See Reducer."""
@@ -267,6 +273,9 @@ class Buckets:
             bucket = self._buckets[place]
             bucket.take(number)
             if not self._armed:
+                if is_middle and self._pipelined and self.reached:
+                    self._pipelined = False
+                    self.reached()
                 return
             if bucket.here[number]:
                 raise RuntimeError(
@@ -293,19 +302,28 @@ class Buckets:
             self._flaws.look(bucket.gradients)
         bucket.seal()
         circle = self._circle()
-        bucket.work = self._enter(
+        bucket.work = self.enter(
             2 * bucket.flat.nbytes, circle.ranks, lambda: circle.start_all_reduce(bucket.sent)
         )
 
-    def _enter(
+    def _count(self) -> None:
+        self._collectives += 1
+
+    def goes(self, sent: Sequence[Tensor]) -> None:
+        """Values go to other ranks in the midst of a pass."""
+
+    def came(self, got: Sequence[Tensor]) -> None:
+        """And come from them."""
+
+    def enter(
         self, ring_bytes: int, ranks: Sequence[int], start: Callable[[], dist.Work | None]
     ) -> dist.Work | None:
         """Begin a collective of these ranks; ``ring_bytes``: what each would send in a ring without
-        end.
+        end. Raises GenerationLost.
         """
         if self.instead and (other := self.instead()):
             return other  # type: ignore[no-any-return]
-        self._collectives += 1
+        self._count()
         self._entering(self._collectives)
         # In a ring an all-reduce sends each element 2 (n - 1) / n times, a gathering or scattering
         # one half of that (Patarasuk and Yuan, 2009).

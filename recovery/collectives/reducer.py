@@ -73,6 +73,11 @@ class Reducer(Protocol):
         a step.
         """
 
+    def expect_several(self) -> None:
+        """Backward passes of several micro-batches come now, in an order that is not known here;
+        nothing is reduced before ``finish``.
+        """
+
     def require(self) -> None:
         """The optimizer is about to use the gradients. Raises RuntimeError when they are gone."""
 

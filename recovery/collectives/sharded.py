@@ -1,5 +1,5 @@
-"""Reduces the gradients of a sharded model: within a replica part by part, then over the replicas,
-shard by shard.
+"""Reduces the gradients of a model that several ranks hold together: within a replica part by part,
+then over the replicas, cell by cell.
 
 ``fully_shard`` sums a unit's gradients over the ranks of the replica and adds this rank's part to
 buckets that do not depend on a generation; each is then summed over the ranks that hold the same
@@ -11,8 +11,8 @@ data-parallel training.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,18 @@ from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
 from trainchaos.recovery.collectives.reduce import Buckets
 from trainchaos.recovery.collectives.reducer import Reduced
 from trainchaos.recovery.collectives.sharding import reset
+from trainchaos.recovery.state.cell import Cell
 from trainchaos.recovery.state.finite import Amount, NonFiniteCheck
+from trainchaos.recovery.state.parts import local
 
 _SQUARES, _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(6)
+
+
+class Tied(Protocol):
+    """Parameters that several stages hold."""
+
+    def add_up(self, group: Group) -> None:
+        """Sum their gradients over the stages. Raises GenerationLost."""
 
 
 class ShardedReducer(Buckets):
@@ -43,10 +52,22 @@ class ShardedReducer(Buckets):
         self._settled = False
         self._sent = NonFiniteCheck()  # of each unit's own gradients
         self._got = NonFiniteCheck()  # and of what the replica made of them
+        self._came = NonFiniteCheck()  # of what this rank computes with
+        self._guilt: Amount = 0.0  # sent something not finite before any had come
+        self._cell: Cell | None = None
+        self._tied: Tied | None = None
 
-    def adopt(self) -> None:
-        """The model is sharded now: make buckets for this rank's parts."""
+    def adopt(self, model: nn.Module | None = None, cell: Cell | None = None) -> None:
+        """The model is cut up now: make buckets for this rank's parts. ``model``: another than
+        before, where this rank has a stage; ``cell``: where ranks compute the same samples.
+        """
+        self._model = model or self._model
+        self._cell = cell
         self.fill(list(self._model.parameters()))
+
+    def ties(self, tied: Tied) -> None:
+        """Some parameters may be held by several stages."""
+        self._tied = tied
 
     def new_generation(self, group: Group) -> None:
         """See Reducer."""
@@ -60,6 +81,8 @@ class ShardedReducer(Buckets):
         self._underway = True
         self._sent.clear()
         self._got.clear()
+        self._came.clear()
+        self._guilt = 0.0
         super().begin()
         if not self._buckets:  # not sharded yet
             self._model.zero_grad()
@@ -78,8 +101,8 @@ class ShardedReducer(Buckets):
         """See Exchange."""
         # Looked at before it is mixed with the others' values: that is how the rank to blame is
         # known.
-        self._sent.look(whole)
-        shard = self._joined().shard
+        self._offer(whole)
+        shard = self._joined().circle("shard")
         if shard.backend == "nccl":
             self._exchange(whole.nbytes, lambda made: made._reduce_scatter_base(output, whole))
         else:
@@ -96,16 +119,23 @@ class ShardedReducer(Buckets):
         self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False
     ) -> Reduced:
         """See Reducer."""
-        self._underway = False
         self._take_all()
+        if self._tied is not None:
+            self._tied.add_up(self._joined())
+        self._underway = False
         while self._next < len(self._buckets) - 1:
             self._launch()
         self._flaws.look(self._buckets[-1].gradients)
         self._launch()
-        self._sent.look(loss_sum)
+        self._offer(loss_sum)
         # What is not finite here and was when the replica was done with it, this rank has spoilt
         # itself.
-        bad = self._sent.flag() + self._flaws.flag() * (1 - self._got.flag())
+        own = self._flaws.flag() * (1 - self._got.flag()) * (1 - self._came.flag())
+        bad = self._sent.flag() + self._guilt + own
+        if self._cell is not None:
+            mesh = self._cell.mesh
+            loss_sum = loss_sum if mesh.says_loss(rank) else 0.0
+            count = count if mesh.leads(rank) else 0
         circle = self._circle()
         for bucket in self._buckets:
             circle.wait(bucket.work)
@@ -137,7 +167,7 @@ class ShardedReducer(Buckets):
         """See Reducer."""
         super().broken_off()
         if self._underway and self._buckets:
-            reset(self._model)
+            reset(self._model, self._parameters)
         self._underway = False
         return self._complete
 
@@ -153,7 +183,7 @@ class ShardedReducer(Buckets):
         flat = self._buckets[0].flat
         word = torch.zeros(_FLAGS + group.world, dtype=torch.float64, device=flat.device)
         if group.layout.replica_of(rank) == 0:  # the other replicas hold the same sums
-            word[_SQUARES] = self._norms().double().square().sum()
+            word[_SQUARES] = self._squares()
         for place, value in enumerate(values, start=_LOSS):
             word[place] = value
         word[_FLAGS + rank] = self._with_start(bad)
@@ -161,18 +191,69 @@ class ShardedReducer(Buckets):
         # may have missed a step that others apply, and holds all that is needed to follow.
         self._complete = True
         everyone = group.everyone
+        self._collectives += self._uneven
         everyone.wait(
-            self._enter(2 * word.nbytes, group.ranks, lambda: everyone.start_all_reduce(word))
+            self.enter(2 * word.nbytes, group.ranks, lambda: everyone.start_all_reduce(word))
         )
         return self._read(word)
 
     def _circle(self) -> Circle:
         return self._joined().holders
 
+    def goes(self, sent: Sequence[Tensor]) -> None:
+        """See Buckets."""
+        for tensor in sent if self._underway else ():
+            if tensor.is_floating_point():
+                self._offer(tensor)
+
+    def came(self, got: Sequence[Tensor]) -> None:
+        """See Buckets."""
+        for tensor in got if self._underway else ():
+            if tensor.is_floating_point():
+                self._came.look(tensor)
+
+    @property
+    def _uneven(self) -> bool:
+        """Whether ranks of a replica enter collectives that others of it do not have. Who has
+        entered fewer is then not late, so that only whole steps are counted.
+        """
+        return self._cell is not None and self._cell.partial
+
+    def _count(self) -> None:
+        if not self._uneven:
+            super()._count()
+
+    def _offer(self, values: Amount) -> None:
+        """This rank sends values. It has spoilt those that are not finite, unless it computed them
+        with others that were not.
+        """
+        if self._cell is None:
+            self._sent.look(values)
+            return
+        check = NonFiniteCheck()
+        check.look(values)
+        guilt = self._guilt + check.flag() * (1 - self._came.flag())
+        self._guilt = guilt.clamp(max=1) if isinstance(guilt, Tensor) else min(1.0, guilt)
+
+    def _squares(self) -> Tensor:
+        """Of the norm of the gradients that this rank speaks for."""
+        cell = self._cell
+        if cell is None:
+            return self._norms().double().square().sum()
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        norms = [
+            torch.linalg.vector_norm(local(view))
+            for bucket in self._buckets
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True)
+            if cell.speaks(names[id(parameter)], parameter)
+        ]
+        none = torch.zeros(1, device=self._buckets[0].flat.device)
+        return torch.stack(norms or [none[0]]).double().square().sum()
+
     def _exchange(self, ring_bytes: int, operation: Callable[[Any], dist.Work]) -> None:
         if self.check:
             self.check()
-        circle = self._joined().shard
+        circle = self._joined().circle("shard")
         self._waiting(True)
-        circle.wait(self._enter(ring_bytes, circle.ranks, lambda: circle.start(operation)))
+        circle.wait(self.enter(ring_bytes, circle.ranks, lambda: circle.start(operation)))
         self._waiting(False)

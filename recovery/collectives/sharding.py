@@ -1,10 +1,10 @@
 """Shards a model over the ranks that hold one copy of it, with torch's ``fully_shard`` (FSDP2).
 
-The mesh has the shard dimension only, and its process group is a name without connections: whatever
-the model has to exchange goes to the circle of the current generation, through
-``set_custom_all_gather`` and ``set_custom_reduce_scatter``. Nothing in the sharded model then
-belongs to a generation: when ranks are lost, the others' parameters, gradients and optimizer state
-stay as they are, and only the circle is another.
+The mesh is the job's (``recovery.collectives.lasting.job_mesh``); what the model has to exchange
+goes to the circle of the current generation, through ``set_custom_all_gather`` and
+``set_custom_reduce_scatter``. Nothing in the sharded model then belongs to a generation: when ranks
+are lost, the others' parameters, gradients and optimizer state stay as they are, and only the
+circle is another.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
-_BACKEND = "recovery"
+from trainchaos.recovery.collectives.circle import require_no_group
+
+_BACKEND = "rehearsal"
 
 
 class ShardExchange(Protocol):
@@ -46,19 +47,15 @@ def shard_model(
     model: nn.Module,
     units: Sequence[nn.Module],
     *,
-    shard: int,
-    shards: int,
-    device: str,
+    mesh: DeviceMesh,
     exchange: ShardExchange,
 ) -> None:
-    """Keep one part of ``shards`` of each parameter, in place. What is in no unit makes one of its
-    own.
+    """Keep one part of each parameter, in place, of those along ``mesh``. What is in no unit makes
+    one of its own.
 
-    Raises RuntimeError when the process is in a process group already, or torch is too old to
-    recover.
+    Raises RuntimeError when torch is too old to recover.
     """
     require_torch()
-    mesh = _mesh(shard, shards, device)
     for module in [*units, model]:
         fully_shard(module, mesh=mesh)
     gather: Any = _Gather(exchange)
@@ -73,13 +70,13 @@ def shard_model(
 def rehearse(shards: int, device: str) -> None:
     """Shard and train a small model that is thrown away, alone: what torch does the first time only
     takes a quarter of a second, in which all others would wait for a spare that takes a place.
-    Raises RuntimeError as ``shard_model``.
+    Raises RuntimeError as ``shard_model``, and when the process is in a process group already.
     """
-    _require_no_group()
+    require_no_group()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device)
     try:
-        shard_model(model, [model[0]], shard=0, shards=shards, device=device, exchange=_Echo())
+        shard_model(model, [model[0]], mesh=_mesh(shards, device), exchange=_Echo())
         parameters = list(model.parameters())
         # Those that are common; a first step of another takes what it takes.
         for optimizer in (
@@ -94,13 +91,15 @@ def rehearse(shards: int, device: str) -> None:
         dist.destroy_process_group()
 
 
-def reset(model: nn.Module) -> None:
+def reset(model: nn.Module, parts: Iterable[nn.Parameter]) -> None:
     """Make the model usable after a forward or backward pass that was broken off; its gradients are
-    lost.
+    lost. ``parts``: its parameters as this rank holds them.
     """
+    own = {id(part) for part in parts}
     for parameter in model.parameters():
-        if not isinstance(parameter, DTensor):
-            # of a unit that was whole at the time; the next pass would add to it
+        if id(parameter) not in own:
+            # of a unit that was whole at the time (under ``tensor`` a DTensor, too); the next pass
+            # would add to it
             parameter.grad = None
     for root in [part for part in _fsdp(model)][:1]:
         root.reset_iter_state()
@@ -145,19 +144,10 @@ class _NoGroup(dist.ProcessGroup):
         return dist.distributed_c10d._world.pg_names[self]
 
 
-def _require_no_group() -> None:
-    if dist.is_initialized():
-        raise RuntimeError(
-            "torch.distributed.init_process_group was called: the job makes the process groups of"
-            " sharded models"
-        )
-
-
-def _mesh(shard: int, shards: int, device: str) -> DeviceMesh:
-    _require_no_group()
+def _mesh(shards: int, device: str) -> DeviceMesh:
     kind = torch.device(device).type
     dist.Backend.register_backend(_BACKEND, _no_group, devices=["cpu", "cuda"])
-    dist.init_process_group(_BACKEND, store=dist.HashStore(), rank=shard, world_size=shards)
+    dist.init_process_group(_BACKEND, store=dist.HashStore(), rank=0, world_size=shards)
     group = dist.group.WORLD
     assert group is not None
     return DeviceMesh.from_group(group, kind)

@@ -134,17 +134,25 @@ def micro_batches(
     full: int,
     shrink: bool = False,
     elastic: bool = False,
+    alike: int = 1,
+    counts: bool = True,
 ) -> list[MicroBatch]:
     """The micro-batches of a global batch that a rank computes. ``full``: ranks of the full job;
     ``shrink``: shares of missing ranks are dropped; ``elastic``: the batch is cut as for the full
-    job, and the ranks present share the parts.
+    job, and the ranks present share the parts; ``alike``: so many neighbours have one share;
+    ``counts``: False where another one of them counts it.
     """
+    rank, world, full = (number // alike for number in (rank, world, full))
     parts = full if shrink or elastic else world
     found = []
     for number in share(rank, world, parts) if elastic else (rank,):
         part = share(number, parts, len(ids))
         samples = list(ids[part.start : part.stop])
         found.append(
-            MicroBatch(number=number, samples=samples or list(ids[:1]), count=len(samples))
+            MicroBatch(
+                number=number,
+                samples=samples or list(ids[:1]),
+                count=len(samples) if counts else 0,
+            )
         )
     return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trainchaos.recovery.policy.mesh import Mesh
 
 FORM_TIMEOUT_S = 300.0
 COLLECTIVE_TIMEOUT_S = 86_400.0
@@ -86,8 +88,9 @@ def exchange_of(asked: Literal["auto", "gloo", "nccl"], *, own_gpus: bool) -> Ex
 
 class JobConfig(BaseModel):
     """Configuration of a rank. ``world``: full world size; ``shards``: ranks that hold one copy of
-    the model (see ``recovery.policy.layout``); ``samples``: size of the data set; ``batch``: see
-    Strategy; ``determinism``: ``elastic`` gives bit-identical results whatever the world size.
+    the model (see ``recovery.policy.layout``); ``mesh``: how those are arranged, None: all along
+    ``shard``; ``samples``: size of the data set; ``batch``: see Strategy; ``determinism``:
+    ``elastic`` gives bit-identical results whatever the world size.
 
     ``shared_gpus``: see Exchange.
 
@@ -104,6 +107,7 @@ class JobConfig(BaseModel):
     process: str
     world: int
     shards: int = 1
+    mesh: Mesh | None = None
     determinism: Literal["default", "elastic"] = "default"
     steps: int
     global_batch: int
@@ -127,3 +131,14 @@ class JobConfig(BaseModel):
     job_id: str = ""
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
     form_timeout_s: float = FORM_TIMEOUT_S
+
+    @model_validator(mode="after")
+    def _mesh_is_a_replica(self) -> JobConfig:
+        if self.mesh is not None and self.mesh.cells != self.shards:
+            raise ValueError(f"a mesh of {self.mesh.described()} is not {self.shards} ranks")
+        return self
+
+    @property
+    def arranged(self) -> Mesh:
+        """How the ranks of a replica are arranged."""
+        return self.mesh or Mesh(shard=self.shards)

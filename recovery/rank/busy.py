@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.collectives.circle import GenerationLost
 
 LIMIT_S = 3600.0
 LONGEST = 200  # characters kept of the description
@@ -18,7 +19,8 @@ LONGEST = 200  # characters kept of the description
 
 class Busy:
     """Lasts from its creation to the end of its ``with`` block or, without a block, to the next
-    phase of a step. ``ended``: called once, with the duration in seconds.
+    phase of a step. ``ended``: called once, with the duration in seconds; ``lost``: called when the
+    generation is lost within the block, returns whether that ends the block without an error.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class Busy:
         wanted: Callable[[], bool],
         outer: Busy | None = None,
         ended: Callable[[Busy, float], None] = lambda busy, seconds: None,
+        lost: Callable[[GenerationLost], bool] = lambda error: False,
     ) -> None:
         if not 0 < limit_s < float("inf"):
             raise ValueError(
@@ -42,6 +45,7 @@ class Busy:
         self._wanted = wanted
         self.inside = False
         self._ended = ended
+        self._lost = lost
         self._since_s: float | None = time.monotonic()
         note(self.limit_s)
 
@@ -61,10 +65,11 @@ class Busy:
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> bool:
         self.inside = False
         self._note(self.outer.limit_s if self.outer is not None else 0)
         self.end()
+        return self.outer is None and isinstance(error, GenerationLost) and self._lost(error)
 
     def end(self) -> None:
         """End it, if it has not ended yet."""
@@ -78,7 +83,8 @@ class BusyBlocks:
     phase of a step.
 
     ``note``: tells the supervisor for how many seconds the rank may be busy; ``write``: logs an
-    event; ``rank``: its number, negative in a spare; ``wanted``: whether the generation is over.
+    event; ``rank``: its number, negative in a spare; ``wanted``: whether the generation is over;
+    ``lost``: see Busy.
     """
 
     def __init__(
@@ -88,7 +94,9 @@ class BusyBlocks:
         write: Callable[..., Any],
         rank: Callable[[], int],
         wanted: Callable[[], bool],
+        lost: Callable[[GenerationLost], bool] = lambda error: False,
     ) -> None:
+        self._lost = lost
         self._note = note
         self._write = write
         self._rank = rank
@@ -99,7 +107,13 @@ class BusyBlocks:
         """The rank is busy from now on. Raises ValueError for a limit that is not above 0 s."""
         outer = self.entered()
         busy = Busy(
-            what, limit_s, note=self._note, wanted=self._wanted, outer=outer, ended=self._ended
+            what,
+            limit_s,
+            note=self._note,
+            wanted=self._wanted,
+            outer=outer,
+            ended=self._ended,
+            lost=self._lost,
         )
         if self._innermost is not None and self._innermost is not outer:
             self._innermost.end()  # a call without a block lasts until the next call

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.group import GenerationLost, Group
+from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.storelink import StoreLink
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.acquire_state import take_state
@@ -15,7 +19,8 @@ from trainchaos.recovery.rank.fingerprint import tell_joined
 from trainchaos.recovery.rank.membership import Why, rewinds_in, stays_connected
 from trainchaos.recovery.rank.recipe import Attached
 from trainchaos.recovery.transport import progress_counters
-from trainchaos.recovery.transport.wire import Join
+from trainchaos.recovery.transport.versions import versions
+from trainchaos.recovery.transport.wire import Join, Ready
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
@@ -31,6 +36,12 @@ class Generations:
         self._link = StoreLink()
         self._group: Group | None = None
         self._retired: Group | None = None
+        self._lasting: JobGroups | None = None
+
+    @property
+    def member(self) -> bool:
+        """Whether this process is in a generation."""
+        return self._group is not None
 
     def join(self, order: Join, attached: Attached) -> None:
         """Join a generation once its ranks are connected and this one has its state; parks if the
@@ -65,6 +76,9 @@ class Generations:
         job.member.begins(job.state.step)
         job.checkpoints.began(job.state.step)
         job.reducer.new_generation(group)
+        self._lasting = attached.groups
+        if self._lasting is not None:
+            self._lasting.join(group)
         job.marks.commit(job.state.step)
         tell_joined(job, checkpoint)
         job.member.joined()
@@ -82,7 +96,7 @@ class Generations:
             collective_timeout_s=config.collective_timeout_s,
             check=job.check,
             device=config.device,
-            shards=order.shards,
+            mesh=config.arranged,
             dial=job.dial,
             name=config.process,
             link=self._link,
@@ -143,6 +157,28 @@ class Generations:
         self._out()
 
     def _out(self) -> None:
+        if self._lasting is not None:
+            self._lasting.leave()
         self._job.member.left()
         self._job.agent.left()
         self._job.marks.enter(progress_counters.IDLE)
+
+
+def announce(job: Job, live: str) -> None:
+    """Tell the supervisor that this process is built. ``live``: where it is fed, if it is."""
+    config = job.config
+    mine = versions(
+        torch=torch.__version__, backend=config.backend, dtype=str(torch.get_default_dtype())
+    )
+    facts = config.model_dump(include={"steps", "samples", "global_batch", "seed"})
+    job.agent.channel.send(Ready(**facts, versions=mine, live=live))
+
+
+def refuse_end(job: Job, bad: str) -> None:
+    """Refuse to end the job with a bad state: no step follows whose loss or gradient would show
+    it.
+    """
+    text = f"after the last step {bad} is not finite: the state is refused"
+    print(text, file=sys.stderr, flush=True)
+    job.caught(job.state.step, [job.rank], "state")
+    job.generations.park("nonfinite", blamed=[job.rank])

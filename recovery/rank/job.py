@@ -15,13 +15,13 @@ takes part in the new generation, and the step is done again.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
@@ -36,16 +36,23 @@ from trainchaos.recovery.collectives.reducer import Reducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.data.loader import LIMIT_S as LOADER_LIMIT_S
 from trainchaos.recovery.data.loader import Loader
+from trainchaos.recovery.data.plan import SamplePlan
 from trainchaos.recovery.detection.flight_recorder import recalled
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.rank.busy import LIMIT_S, Busy, BusyBlocks
 from trainchaos.recovery.rank.examine import LossOf, samples_to_blame
-from trainchaos.recovery.rank.generation import Generations
+from trainchaos.recovery.rank.generation import Generations, announce, refuse_end
 from trainchaos.recovery.rank.membership import Membership
 from trainchaos.recovery.rank.promotion import listen, live_of
-from trainchaos.recovery.rank.recipe import Attached, MakeOptimizer, MakeScheduler, ModelRecipe
+from trainchaos.recovery.rank.recipe import (
+    Attached,
+    MakeOptimizer,
+    MakeScheduler,
+    ModelRecipe,
+    Parallelize,
+)
 from trainchaos.recovery.rank.step import NonFinite, Step, StepInProgress, StepProbe
 from trainchaos.recovery.spares.live import Live
 from trainchaos.recovery.state.misuse import guard_scaling, in_step
@@ -53,8 +60,7 @@ from trainchaos.recovery.state.registered import Stateful
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.progress_counters import MarkPage
-from trainchaos.recovery.transport.versions import versions
-from trainchaos.recovery.transport.wire import Abort, LeaveOut, Ready, Stop
+from trainchaos.recovery.transport.wire import Abort, LeaveOut, Stop
 
 __all__ = ["Job", "JobConfig"]
 
@@ -91,15 +97,18 @@ class Job:
         self.rank = -1
         self.world = 0
         self.layout = Layout(world=1)
+        self.arranged = config.arranged
+        self._plan = SamplePlan(config)
         self.member = Membership(agent.heard, steps=config.steps)
         self.blocks = BusyBlocks(
             note=page.busy,
             write=self.write,
             rank=lambda: self.rank,
             wanted=lambda: self.member.lost,
+            lost=self._lost_while_busy,
         )
         self.progress = StepInProgress(marks=page, blocks=self.blocks)
-        self._generations = Generations(self)
+        self.generations = Generations(self)
         self._attached: Attached | None = None
         self._announced = False
         if config.device.startswith("cuda"):
@@ -116,6 +125,7 @@ class Job:
         clip_norm: float = 0.0,
         loss_of: LossOf | None = None,
         units: Sequence[nn.Module] | None = None,
+        parallelize: Parallelize | None = None,
     ) -> None:
         """Register what training changes. ``clip_norm``: limit of the gradients' norm, 0 for none;
         ``loss_of``: returns the summed loss of given samples; it is used to find and leave out a
@@ -124,13 +134,15 @@ class Job:
         ``optimizer`` and ``scheduler`` may be functions that make them, from the list of parameters
         and from the optimizer; a sharded model requires functions. ``units``: modules of a sharded
         model that are gathered one at a time (default: the children of each ModuleList).
+        ``parallelize``: of the model and ``job.mesh``, returns the model cut up for this rank, or
+        its stage.
 
         Raises TypeError, naming the parameter, when gradients cannot be reduced in one
         floating-point type, and for a model wrapped in DistributedDataParallel, whose own reduction
         would get in the way.
         """
         attached = Attached(
-            ModelRecipe(model=model, optimizer=optimizer, scheduler=scheduler, units=units),
+            ModelRecipe(model, optimizer, scheduler, units, parallelize),
             self.config,
             entering=self.marks.collective,
             forward=self.progress.forward,
@@ -139,7 +151,7 @@ class Job:
         self.state, self.reducer = attached.state, attached.reducer
         self.live = live_of(self)
         self.reducer.check = self.check
-        self.reducer.reached = lambda: self._at(self.state.step + 1, "backward")
+        self.reducer.reached = lambda: self.current.half_way()
         self.checkpoints = Checkpointer(
             self.config,
             self.state,
@@ -210,19 +222,13 @@ class Job:
         """Start to listen to the supervisor, and report that this process is built; ``running``
         does so if the script did not.
         """
-        config = self.config
         self._require_attached("ready()").rehearse()
-        where = listen(self)
+        where, back = listen(self), self.config.backend
         self.agent.status = lambda number: self.member.status(self.state.step, number, where)
-        back = config.backend
         self.agent.recall = lambda n: recalled(n, back, self.generation, self.rank, recorder)
         self.agent.start()
         self._announced = True
-        mine = versions(
-            torch=torch.__version__, backend=config.backend, dtype=str(torch.get_default_dtype())
-        )
-        facts = config.model_dump(include={"steps", "samples", "global_batch", "seed"})
-        self.agent.channel.send(Ready(**facts, versions=mine, live=where))
+        announce(self, where)
 
     def running(self) -> bool:
         """True when a step should be trained; waits for the supervisor where needed. False: end of
@@ -243,32 +249,24 @@ class Job:
                 if bad is None:
                     self.agent.channel.send(finished)
                 else:
-                    self._refuse_end(bad)
+                    refuse_end(self, bad)
             order = self.agent.orders.get()
             if isinstance(order, Stop):
-                self._generations.end()
+                self.generations.end()
                 self.checkpoints.close()
                 self.reducer.let_go()
                 self.over = True
                 return False
             if isinstance(order, Abort):
                 if self.member.must_park(order):
-                    self._generations.park("aborted")
+                    self.generations.park("aborted")
             elif isinstance(order, LeaveOut):
                 self.member.note_exclusions(order)
             else:
-                self._generations.join(order, attached)
+                self.generations.join(order, attached)
 
-    def _refuse_end(self, bad: str) -> None:
-        """Refuse to end the job with a bad state: no step follows whose loss or gradient would show
-        it.
-        """
-        text = f"after the last step {bad} is not finite: the state is refused"
-        print(text, file=sys.stderr, flush=True)
-        self._caught(self.state.step, [self.rank], "state")
-        self._generations.park("nonfinite", blamed=[self.rank])
-
-    def _caught(self, step: int, blamed: list[int], what: str) -> None:
+    def caught(self, step: int, blamed: list[int], what: str) -> None:
+        """Log values that are not finite."""
         self.write(Kind.NONFINITE_CAUGHT, step=step, rank=self.rank, blamed=blamed, what=what)
 
     @contextmanager
@@ -287,26 +285,26 @@ class Job:
                 Kind.BATCH_TAKEN,
                 step=number,
                 rank=self.rank,
-                samples=step.samples[: step.count],
+                samples=step.samples[: step.count] if self.arranged.leads(self.rank) else [],
                 epoch=(number - 1) * self.config.global_batch // self.config.samples,
             )
             try:
                 self._at(number, "data")
             except GenerationLost:
                 pass  # the block cannot be skipped: its first phase() or its reduction raises again
-            self.state.seed_step(self.rank, number)
+            self.state.seed_step(self.arranged.draws(self.rank), number)
             self.reducer.begin()
             with in_step():
                 yield step
             step.require_commit()
             if self.pausing and self.state.step < self.config.steps:
-                self._generations.park("pause")
+                self.generations.park("pause")
         except GenerationLost as error:
-            self._generations.park(self.member.why_lost(), error=str(error))
+            self.generations.park(self.member.why_lost(), error=str(error))
         except NonFinite as error:
-            self._caught(number, list(error.blamed), "loss or gradient")
+            self.caught(number, list(error.blamed), "loss or gradient")
             samples = samples_to_blame(self, step, error.blamed)
-            self._generations.park("nonfinite", blamed=error.blamed, samples=samples)
+            self.generations.park("nonfinite", blamed=error.blamed, samples=samples)
         finally:
             self.progress.end()
 
@@ -330,6 +328,20 @@ class Job:
         ``busy_ended``). Raises ValueError.
         """
         return self.blocks.begin(what, limit_s)
+
+    def _lost_while_busy(self, error: GenerationLost) -> bool:
+        if self.generations.member and not self.progress.inside:
+            self.generations.park(self.member.why_lost(), error=str(error))
+        return not self.progress.inside
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of this process, from its first generation on: ``replicate``, ``shard``,
+        ``pipeline`` and ``tensor``. Raises RuntimeError before.
+        """
+        if self._attached is None or self._attached.groups is None:
+            raise RuntimeError("job.mesh is there once job.running() has returned True")
+        return self._attached.groups.mesh
 
     @property
     def generation(self) -> int:
@@ -370,29 +382,14 @@ class Job:
 
     def due(self, number: int) -> list[int]:
         """The global batch of a step, without excluded samples."""
-        return list(self._batch(number))
-
-    def _batch(self, number: int) -> order.Batch:
-        config = self.config
-        return order.Batch(
-            number, config.global_batch, config.samples, config.seed, self.state.skip
-        )
+        return list(self._plan.batch(number, self.state.skip))
 
     def micro_batches(self, number: int, rank: int | None = None) -> list[order.MicroBatch]:
         """The micro-batches of a step that a rank (default: this one) computes. Raises RuntimeError
         when none is left.
         """
-        config, ids = self.config, self._batch(number)
-        if not ids:
-            raise RuntimeError(f"every sample of step {number} is left out")
-        return order.micro_batches(
-            ids,
-            rank=self.rank if rank is None else rank,
-            world=self.world,
-            full=config.world,
-            shrink=config.batch == "shrink",
-            elastic=config.determinism == "elastic",
-        )
+        asked = self.rank if rank is None else rank
+        return self._plan.micro_batches(number, self.state.skip, rank=asked, world=self.world)
 
     def write(self, kind: Kind, /, **data: Any) -> None:
         """Log an event of this rank."""

@@ -28,6 +28,7 @@ from trainchaos.recovery.policy.jobconfig import (
     Saves,
     Sync,
 )
+from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.transport.progress_counters import MarkPage
 from trainchaos.recovery.transport.wire import Channel
@@ -67,7 +68,7 @@ class SupervisorSettings(BaseModel):
 
     ``supervisor``: its name for error messages; ``world``: ranks of the full job; ``shards``: ranks
     that hold one copy of the model; ``batch``: see Strategy; ``restores``: the strategy needs
-    checkpoints; ``memory``: set if checkpoints are kept in memory; ``fresh``, ``job_id``,
+    checkpoints; ``memory``: set if checkpoints are kept in memory; ``mesh``, ``fresh``, ``job_id``,
     ``shared_gpus``: see JobConfig.
     """
 
@@ -77,6 +78,7 @@ class SupervisorSettings(BaseModel):
     process: str
     world: int
     shards: int = 1
+    mesh: Mesh | None = None
     determinism: Determinism | None = None
     batch: Literal["constant", "shrink"] = "constant"
     backend: Backend = "gloo"
@@ -227,6 +229,7 @@ def settle(
         process=settings.process,
         world=settings.world,
         shards=settings.shards,
+        mesh=settings.mesh,
         determinism=(
             _agree("determinism", determinism, settings.determinism, settings)
             if said
@@ -284,10 +287,11 @@ def _check_together(config: JobConfig, *, restores: bool) -> None:
             f"determinism is elastic, and {why}",
             hint=f"use determinism=default, or {'one shard' if sharded else 'batch=constant'}",
         )
-    if config.global_batch < config.world:
+    shares = config.arranged.shares(config.world)
+    if config.global_batch < shares:
         raise JoinError(
-            f"global_batch {config.global_batch} cannot feed {config.world} ranks",
-            hint=f"use global_batch={config.world} or more, or fewer ranks",
+            f"global_batch {config.global_batch} cannot feed {shares} ranks",
+            hint=f"use global_batch={shares} or more, or fewer ranks",
         )
     if restores and config.checkpoint_dir is None and config.memory is None:
         raise JoinError(

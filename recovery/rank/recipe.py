@@ -1,7 +1,8 @@
 """What a script attaches: a model, and an optimizer and a scheduler or functions that make them.
 
-A sharded model has other parameters than the model as built, and a process learns which part it
-holds only when it gets a rank. Its optimizer is made then, by the script's function.
+A model that several ranks hold together has other parameters than the model as built, and a process
+learns which part it holds only when it gets a rank. It is cut up, and its optimizer made, then, by
+the script's functions.
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainchaos.recovery.collectives.circle import require_no_group
 from trainchaos.recovery.collectives.elastic import ElasticReducer
+from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
+from trainchaos.recovery.collectives.lasting.tied import TiedParameters
+from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.collectives.reduce import GradientReducer
-from trainchaos.recovery.collectives.reducer import Reducer
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.policy.mesh import Mesh
+from trainchaos.recovery.state.cell import Cell
 from trainchaos.recovery.state.state import TrainState
 
 if TYPE_CHECKING:
@@ -26,24 +34,33 @@ if TYPE_CHECKING:
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 MakeScheduler = Callable[[Optimizer], LRScheduler | None]
+Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ModelRecipe:
     """``optimizer``, ``scheduler``: objects, or functions of the model's parameters and of the
-    optimizer; ``units``: the parts of a sharded model that are gathered at once.
+    optimizer; ``units``: the parts of a sharded model that are gathered at once; ``parallelize``:
+    returns the model, or this rank's stage of it, for the mesh of the job.
     """
 
     model: nn.Module
     optimizer: Optimizer | MakeOptimizer
     scheduler: LRScheduler | MakeScheduler | None
     units: Sequence[nn.Module] | None
+    parallelize: Parallelize | None = None
     _shard: int | None = field(default=None, init=False)
 
-    def check(self, *, shards: int) -> None:
-        """Raise TypeError where the script has made what only the job can make, RuntimeError for a
-        torch that is too old.
+    def check(self, *, shards: int, mesh: Mesh | None = None) -> None:
+        """Raise TypeError where the script has made what only the job can make, or has not said how
+        its model is cut up, RuntimeError for a torch that is too old.
         """
+        if mesh is not None and not mesh.plain and self.parallelize is None:
+            raise TypeError(
+                f"a replica is {mesh.described()}, and only the script knows how its model is cut"
+                " up: give job.attach a function of the model and the mesh that returns it, as in"
+                " parallelize=lambda model, mesh: parallelize_module(model, mesh['tensor'], plan)"
+            )
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             raise TypeError(
                 "attach the model itself, not DistributedDataParallel: the job reduces gradients"
@@ -81,14 +98,19 @@ class ModelRecipe:
         return optimizer, scheduler(optimizer)
 
     def take_part(
-        self, rank: int, layout: Layout, *, state: TrainState, reducer: ShardedReducer, device: str
+        self,
+        rank: int,
+        layout: Layout,
+        *,
+        state: TrainState,
+        reducer: ShardedReducer,
+        groups: JobGroups,
+        mesh: Mesh,
     ) -> bool:
-        """Shard the model as this rank needs it; False if that was done before.
+        """Cut the model up as this rank needs it; False if that was done before.
 
         Raises RuntimeError when the process already holds another part, which it keeps for life.
         """
-        from trainchaos.recovery.collectives.sharding import default_units, shard_model
-
         shard = layout.shard_of(rank)
         if self._shard is not None:
             if shard != self._shard:
@@ -96,19 +118,27 @@ class ModelRecipe:
                     f"this process holds shard {self._shard}, and is to be shard {shard}"
                 )
             return False
-        units = default_units(self.model) if self.units is None else self.units
-        shard_model(
-            self.model, units, shard=shard, shards=layout.shards, device=device, exchange=reducer
-        )
+        whole = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        if self.parallelize is not None:
+            self.model = self.parallelize(self.model, groups.mesh)
+        if mesh.shard > 1:
+            from trainchaos.recovery.collectives.sharding import default_units, shard_model
+
+            units = default_units(self.model) if self.units is None else self.units
+            shard_model(self.model, units, mesh=groups.mesh["shard"], exchange=reducer)
         self._shard = shard
-        state.adopt(*self.make())
-        reducer.adopt()
+        cell = None if mesh.plain else Cell(mesh=mesh, number=shard)
+        state.adopt(*self.make(), model=self.model, cell=cell)
+        reducer.adopt(self.model, cell)
+        if cell is not None and cell.partial:
+            reducer.ties(TiedParameters(whole, state.trained, cell, groups.traffic))
         return True
 
 
 class Attached:
-    """What training changes on this rank: ``state`` (the model with its optimizer and scheduler)
-    and ``reducer``, which sums its gradients over the ranks.
+    """What training changes on this rank: ``state`` (the model with its optimizer and scheduler),
+    ``reducer``, which sums its gradients over the ranks, and ``groups``, what torch calls through:
+    None before the first generation, and where the script has a process group of its own.
 
     ``entering``: called with a running number before each collective; ``forward``: called when the
     model is called; ``exchange``: see ``ShardedReducer``. Raises TypeError as ``Job.attach``.
@@ -123,7 +153,9 @@ class Attached:
         forward: Callable[..., None],
         exchange: Callable[[bool], None],
     ) -> None:
-        recipe.check(shards=config.shards)
+        recipe.check(shards=config.shards, mesh=config.mesh)
+        self.groups: JobGroups | None = None
+        self._exchange = exchange
         self._recipe = recipe
         self._config = config
         self._sharded: ShardedReducer | None = None
@@ -135,7 +167,7 @@ class Attached:
 
     def _make_reducer(
         self, entering: Callable[[int], None], exchange: Callable[[bool], None]
-    ) -> Reducer:
+    ) -> ShardedReducer | GradientReducer | ElasticReducer:
         model, config = self._recipe.model, self._config
         if config.shards == 1:
             chosen = ElasticReducer if config.determinism == "elastic" else GradientReducer
@@ -147,22 +179,37 @@ class Attached:
 
     def rehearse(self) -> None:
         """Do what is slow the first time, before other ranks wait for it."""
-        if self._sharded is not None:
+        shard = self._config.arranged.shard
+        if shard > 1:
             from trainchaos.recovery.collectives import sharding
 
-            sharding.rehearse(self._config.shards, self._config.device)
+            sharding.rehearse(shard, self._config.device)
+        elif self._sharded is not None:
+            require_no_group()
         self.reducer.rehearse()
 
     def take_part(self, rank: int, layout: Layout) -> None:
-        """Shard the model, if it has to be and is not yet. Raises RuntimeError when this process
-        cannot hold the part that the rank needs.
+        """Make the groups that torch calls through, and cut the model up, where it has to be and is
+        not yet. Raises RuntimeError when this process cannot hold the part that the rank needs.
         """
-        if layout.shards != self._config.shards:
+        config, mesh = self._config, self._config.arranged
+        if layout.shards != config.shards:
             raise RuntimeError(
-                f"a job of {self._config.shards} shards is told that there are {layout.shards}"
+                f"a job of {config.shards} shards is told that there are {layout.shards}"
             )
-        if self._sharded is not None and self._recipe.take_part(
-            rank, layout, state=self.state, reducer=self._sharded, device=self._config.device
+        if self.groups is None and (layout.shards > 1 or not dist.is_initialized()):
+            self.groups = JobGroups(
+                mesh,
+                layout.shard_of(rank),
+                rank=rank,
+                world=layout.world,
+                traffic=Traffic(self.reducer, self._exchange),
+                device=config.device,
+            )
+        if self._sharded is None or self.groups is None:
+            return
+        if self._recipe.take_part(
+            rank, layout, state=self.state, reducer=self._sharded, groups=self.groups, mesh=mesh
         ):
             self._hook.remove()  # the sharded model's own hook comes before this one
             self._hook = self.state.model.register_forward_pre_hook(self._forward, prepend=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from trainchaos.recovery.collectives.circle import lost_in
 from trainchaos.recovery.collectives.reducer import Reduced
 from trainchaos.recovery.data.order import MicroBatch
 from trainchaos.recovery.rank.busy import BusyBlocks
@@ -174,11 +175,51 @@ class Step:
             job.reducer.keep(rank=job.rank, loss_sum=value, count=micro.count)
             self._kept += 1
             return
+        self._reduce(value, micro.count)
+
+    def run(self, passes: Callable[[], Tensor]) -> None:
+        """Have a pipeline's schedule make all forward and backward passes of the step, and reduce
+        gradients over the ranks. ``passes`` returns the summed loss of the samples, where this rank
+        knows it, else zero; it gives each loss that it back-propagates to ``as_loss`` first.
+
+        Raises RuntimeError the second time: a step has one reduction.
+        """
+        if self._reduced is not None:
+            raise RuntimeError("step.run() was called twice in one step")
+        if len(self._micros) > 1:
+            raise RuntimeError("step.run() is not for determinism: elastic")
+        self.phase("forward")
+        self._job.reducer.expect_several()
+        try:
+            loss = passes()
+        except RuntimeError as error:  # torch's schedules raise their own
+            lost = lost_in(error)
+            if lost is None:
+                raise
+            raise lost from None
+        if self.change_loss is not None:  # of a rank that has back-propagated none
+            loss = self.as_loss(loss)
+        self._reduce(amount_of(loss), self._micros[0].count)
+
+    def as_loss(self, loss: Tensor) -> Tensor:
+        """The loss of some of this rank's samples, as it is to be back-propagated."""
+        return self._as_faults_have_it(loss, 0)
+
+    def half_way(self) -> None:
+        """The backward pass is in its middle; of several, the first one that gets there."""
+        if self._phase == "forward":
+            self.phase("backward")
+        probe = self._job.probe
+        if probe is not None and probe.active:
+            probe.at(self.number, "backward")
+
+    def _reduce(self, loss_sum: Amount, count: int) -> None:
+        job = self._job
         self.phase("collective")
         self._reduced = job.reducer.finish(
             rank=job.rank,
-            loss_sum=value,
-            count=micro.count,
+            loss_sum=loss_sum,
+            count=count,
             pause=job.member.heard.pause_wanted,
             save=job.member.heard.save_wanted
             or (job.rank == 0 and job.checkpoints.wants(self.number)),
@@ -254,6 +295,9 @@ class StepInProgress:
         """A sharded model starts or stops waiting for the other ranks of its replica, in the midst
         of a pass.
         """
+        if not self.inside:  # in code of the script's between two steps
+            self._marks.enter(progress_counters.COLLECTIVE if begins else progress_counters.BETWEEN)
+            return
         if begins:
             self._marks.enter(progress_counters.COLLECTIVE)
         self.current.wait(begins)

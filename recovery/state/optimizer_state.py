@@ -113,6 +113,17 @@ class OptimizerState:
             "made": self._made,
         }
 
+    def only_mine(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """What ``scalars`` returned in several processes, put together, without the parameters that
+        this one does not have.
+        """
+        groups = [
+            {**group, "params": [name for name in group["params"] if name in self._trained]}
+            for group in saved["groups"]
+        ]
+        state = {name: slots for name, slots in saved["state"].items() if name in self._trained}
+        return {**saved, "groups": groups, "state": state}
+
     def rules(self) -> str:
         """The same as text, which is equal for equal state."""
         held = ((name, self._slots_of(name)) for name in self._trained)

@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainchaos.recovery.data.exclusion_index import ExclusionIndex
 from trainchaos.recovery.state import misuse, typed
+from trainchaos.recovery.state.cell import Cell
 from trainchaos.recovery.state.digest import Digester
 from trainchaos.recovery.state.finite import NonFiniteCheck
 from trainchaos.recovery.state.optimizer_state import OptimizerState, Slots
@@ -54,13 +55,24 @@ class TrainState:
         self.last: list[float] = []  # what all ranks knew of the step applied last; see Job
         self.scheduler = scheduler
         self.registered = Registered()
+        self.cell: Cell | None = None
         if optimizer is not None:
             self.adopt(optimizer, scheduler)
 
-    def adopt(self, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
-        """Use these from now on; ``optimizer`` gets its state, which is then received or
-        restored.
+    def adopt(
+        self,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
+        *,
+        model: nn.Module | None = None,
+        cell: Cell | None = None,
+    ) -> None:
+        """Use these from now on; ``optimizer`` gets its state, which is then received or restored.
+        ``model``: another than before, where this rank has a stage; ``cell``: its place, where
+        ranks compute the same samples.
         """
+        self.model = model or self.model
+        self.cell = cell
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.trained = dict(
@@ -70,6 +82,11 @@ class TrainState:
         self._scheduler_scalars()  # raises TypeError for what cannot be saved
         self._scheduled = self.scheduler_step()
         misuse.guard_optimizer(optimizer)
+
+    @property
+    def partial(self) -> bool:
+        """Whether this is a stage: a checkpoint of the job holds parameters that are not here."""
+        return self.cell is not None and self.cell.partial
 
     def parts(self) -> dict[str, Tensor]:
         """``tensors``, of each the part that this rank holds."""
@@ -253,7 +270,8 @@ class TrainState:
         learning rates that are there.
         """
         if "optimizer" in scalars:
-            return dict(scalars["optimizer"])
+            found = dict(scalars["optimizer"])
+            return self._slots.only_mine(found) if self.partial else found
         mine = self._slots.scalars() | {"state": self._slots.expected()}
         for group, lr in zip(mine["groups"], scalars["lr"], strict=True):
             group["fields"]["lr"] = lr

@@ -60,6 +60,7 @@ TORCH_AT_TOP = (
     "recovery.checkpoint.together",
     "recovery.spares",
     "recovery.rank",
+    "harness.workloads._parallel",
     "harness.workloads._transformer",
     "harness.rank.training",
     "harness.rank.fault_agent",

@@ -23,6 +23,7 @@ import torch
 from trainchaos.recovery.collectives.abandoned import LEAVING
 from trainchaos.recovery.collectives.group import GenerationLost, Group
 from trainchaos.recovery.collectives.storelink import StoreLink
+from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.process.local import start_store
 
 DEADLINE_S = 30.0
@@ -64,6 +65,7 @@ class Self:
         rank: int | None = None,
         world: int | None = None,
         shards: int = 1,
+        mesh: Mesh | None = None,
         link: StoreLink | None = None,
     ) -> Group:
         """A group not formed yet."""
@@ -75,7 +77,7 @@ class Self:
             backend="gloo",
             timeout_s=DEADLINE_S,
             check=self.check,
-            shards=shards,
+            mesh=mesh or Mesh(shard=shards),
             link=link,
         )
         return self._group

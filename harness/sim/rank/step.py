@@ -158,9 +158,8 @@ class Attempt:
         return after_each_other(parts)
 
     def _share(self) -> list[MicroBatch]:
-        job = self._job
+        job, config = self._job, self._job.config
         ids = order.without(job.behaviour.batch(job, self.number), self.number, job.skip)
-        config = job.config
         return order.micro_batches(
             ids,
             rank=job.rank,
@@ -168,6 +167,8 @@ class Attempt:
             full=config.world,
             shrink=config.batch == "shrink",
             elastic=config.determinism == "elastic",
+            alike=config.alike,
+            counts=job.rank % config.alike == 0,
         )
 
     def _work(self) -> float:
@@ -224,13 +225,12 @@ class Attempt:
         self._wire_bytes = int(job.config.timings.wire_bytes * 2 * (job.world - 1) / job.world)
         yield from job.faults.paced(self._wire_bytes)
         assert job.group is not None
-        heard = job.member.heard
-        asks = heard.save_wanted or (job.rank == 0 and self._wants_save())
-        part = replace(self.part, pause=heard.pause_wanted, save=asks)
+        asks = job.member.heard.save_wanted or (job.rank == 0 and self._wants_save())
+        part = replace(self.part, pause=job.member.heard.pause_wanted, save=asks)
         takes_ns = job.config.timings.phase_ns("collective")
         combine = partial(job.behaviour.combine, job)
-        rings = rings_of(job.layout)
         job.check()
+        rings = rings_of(job.layout)
         job.group.meet(job.rank, part, combine, takes_ns, self._wire_bytes, rings=rings)
         reduced: Reduced = yield None
         if job.layout.shards > 1:

@@ -45,6 +45,7 @@ class RankConfig:
     events: Path
     world: int
     shards: int
+    alike: int
     steps: int
     global_batch: int
     samples: int

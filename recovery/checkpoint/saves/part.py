@@ -31,13 +31,14 @@ Known = Callable[[int, str], Piece | None]
 class CheckpointPart:
     """What one rank wrote. ``tensors``: name -> {"dtype", "shape", "chunks": [{"at", "size",
     "offset"}]}, the offset being that in the stream of pieces; ``delta``: how many checkpoints on
-    from the last full one this is.
+    from the last full one this is; ``stage``: scalars of parameters that others may not have.
     """
 
     file: str
     stream: list[Piece]
     tensors: dict[str, dict[str, Any]]
     delta: int = 0
+    stage: dict[str, Any] | None = None
 
 
 def file_of(writer: int) -> str:

@@ -81,8 +81,8 @@ class _Stream:
 
 class ChunkRestore:
     """The restore of some chunks from one checkpoint, in three steps: construction (compares names,
-    types and shapes), ``verify``, ``load``. ``progress``: called meanwhile. Raises
-    CorruptCheckpoint and CheckpointMismatch.
+    types and shapes), ``verify``, ``load``. ``partial``: see ``refuse_foreign``; ``progress``:
+    called meanwhile. Raises CorruptCheckpoint and CheckpointMismatch.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class ChunkRestore:
         *,
         manifest: Mapping[str, Any] | None = None,
         slots: Slots | None = None,
+        partial: bool = False,
         progress: Callable[[], None] | None = None,
     ) -> None:
         self.checkpoint = checkpoint
@@ -101,7 +102,7 @@ class ChunkRestore:
         self._streams: dict[str, _Stream] = {}
         self._boxes: list[tuple[Tensor, Tensor]] = []  # (a box of a copy, the live box it goes to)
         tensors = table_of(self.manifest)
-        refuse_foreign(checkpoint.name, tensors, wanted)
+        refuse_foreign(checkpoint.name, tensors, wanted, partial=partial)
         for name in self.manifest["files"]:
             stream = stream_of(self.manifest, name)
             ends = list(itertools.accumulate((piece.size for piece in stream), initial=0))
@@ -225,13 +226,21 @@ def _is_whole(chunk: Chunk, saved: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def refuse_foreign(
-    name: str, saved: Mapping[str, Mapping[str, Any]], wanted: Sequence[Chunk]
+    name: str,
+    saved: Mapping[str, Mapping[str, Any]],
+    wanted: Sequence[Chunk],
+    *,
+    partial: bool = False,
 ) -> None:
     """Raise CheckpointMismatch, naming the first differences, unless names, types and shapes are
-    the same.
+    the same. ``partial``: more may be saved than is wanted here.
     """
     here = {chunk.name: (chunk.dtype, list(chunk.shape)) for chunk in wanted}
-    there = {key: (entry["dtype"], list(entry["shape"])) for key, entry in saved.items()}
+    there = {
+        key: (entry["dtype"], list(entry["shape"]))
+        for key, entry in saved.items()
+        if key in here or not partial
+    }
     if here == there:
         return
     differ = [
@@ -283,10 +292,11 @@ def planned(
     model = {
         key: (entry["dtype"], list(entry["shape"]))
         for key, entry in table.items()
-        if key[:6] == "model."
+        if key[:6] == "model." and (key in wanted or not state.partial)
     }
     if theirs != ours or model != {key: (c.dtype, list(c.shape)) for key, c in wanted.items()}:
-        refuse_foreign(name, table, chunks_of(state.tensors(state.expected())))
+        expected = chunks_of(state.tensors(state.expected()))
+        refuse_foreign(name, table, expected, partial=state.partial)
     problem = (
         f"the optimizer keeps {', '.join(theirs)} there, {', '.join(ours)} here"
         if theirs != ours

@@ -33,6 +33,7 @@ def announce(staging: Path, writer: int, part: CheckpointPart, *, disk: Disk) ->
         "pieces": pieces.dump(part.stream),
         "tensors": part.tensors,
         "delta": part.delta,
+        **({} if part.stage is None else {"stage": part.stage}),
     }
     data = json.dumps(record).encode()
     hidden = staging / f".{_record(writer)}"
@@ -137,6 +138,41 @@ def merge(parts: Sequence[CheckpointPart]) -> tuple[dict[str, Any], dict[str, li
     return facts, {part.file: part.stream for part in parts}
 
 
+def stage_of(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """What the scalars of a stage of a pipeline say of its own parameters alone."""
+    optimizer = scalars["optimizer"]
+    return {
+        "params": [group["params"] for group in optimizer["groups"]],
+        "state": optimizer["state"],
+        "frozen": scalars["frozen"],
+    }
+
+
+def with_stages(
+    scalars: Mapping[str, Any], stages: Sequence[Mapping[str, Any] | None]
+) -> dict[str, Any]:
+    """The scalars of the first writer with what other stages say of theirs. Raises RuntimeError
+    where their optimizers have other parameter groups.
+    """
+    optimizer = dict(scalars["optimizer"])
+    groups = [{**group, "params": list(group["params"])} for group in optimizer["groups"]]
+    state, frozen = dict(optimizer["state"]), dict.fromkeys(scalars["frozen"])
+    for stage in stages:
+        if stage is None:
+            continue
+        if len(stage["params"]) != len(groups):
+            raise RuntimeError(
+                f"the optimizers of two stages have {len(groups)} and {len(stage['params'])}"
+                " parameter groups: make as many on each, empty ones too"
+            )
+        for group, names in zip(groups, stage["params"], strict=True):
+            group["params"] += [name for name in names if name not in group["params"]]
+        state |= stage["state"]
+        frozen |= dict.fromkeys(stage["frozen"])
+    optimizer |= {"groups": groups, "state": state}
+    return {**scalars, "optimizer": optimizer, "frozen": list(frozen)}
+
+
 def _read(path: Path) -> CheckpointPart:
     raw: Mapping[str, Any] = json.loads(path.read_bytes())
     record = raw["record"]
@@ -147,6 +183,7 @@ def _read(path: Path) -> CheckpointPart:
         stream=pieces.parse(record["pieces"]),
         tensors=record["tensors"],
         delta=record["delta"],
+        stage=record.get("stage"),
     )
 
 

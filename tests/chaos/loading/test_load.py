@@ -406,7 +406,12 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
         (
             "size: nano",
             "size: nano, parallelism: tp",
-            ["4:48: parallelism needs ddp, fsdp or {hsdp: {replicas: R, shards: S}}, not 'tp'"],
+            [
+                (
+                    "4:48: parallelism needs ddp, fsdp, {hsdp: {replicas: R, shards: S}}, or a"
+                    " mesh: {replicate: R, shard: S, pipeline: P, tensor: T}, not 'tp'"
+                ),
+            ],
         ),
         (
             "size: nano",
@@ -427,6 +432,21 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
             "size: nano",
             "size: nano, parallelism: {hsdp: {replicas: 0, shards: 2}}",
             ["4:66: replicas must be at least 1, not 0"],
+        ),
+        (
+            "size: nano",
+            "size: nano, parallelism: {replicate: 1, tensor: 3}",
+            [
+                (
+                    "4:35: parallelism of replicate 1 x shard 1 x pipeline 1 x tensor 3 is 3"
+                    " ranks, not 4: use ranks: 3"
+                ),
+            ],
+        ),
+        (
+            "size: nano",
+            "size: nano, parallelism: {replicate: 2, tensor: 0}",
+            ["4:71: tensor must be at least 1, not 0"],
         ),
         ("role: worker", "rank: 1, replica: 1", ["7:54: give a rank or a replica, not both"]),
         (

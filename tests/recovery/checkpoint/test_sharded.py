@@ -19,11 +19,14 @@ from tests.support.ranks import Self, ranks, results
 from trainchaos.harness.workloads._transformer import Transformer
 from trainchaos.recovery.collectives import buckets, sharding
 from trainchaos.recovery.collectives.group import GenerationLost, Group
+from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
+from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.collectives.reducer import Reduced
 from trainchaos.recovery.collectives.sharded import ShardedReducer
 from trainchaos.recovery.collectives.transfer import copy_state
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.rank.complete_step import exchange_totals, figures_of
 from trainchaos.recovery.rank.examine import spoilt_samples
 from trainchaos.recovery.rank.recipe import ModelRecipe
@@ -88,13 +91,27 @@ class Part:
         self.reducer = ShardedReducer(model, entering=self._entering, waiting=self._waiting)
         self.reducer.check = me.check
         self.recipe = ModelRecipe(model=model, optimizer=adam, scheduler=decay, units=None)
+        self.mesh = Mesh(shard=shards)
+        self.groups = JobGroups(
+            self.mesh,
+            self.shard,
+            rank=me.rank,
+            world=me.world,
+            traffic=Traffic(self.reducer, self._waiting),
+            device="cpu",
+        )
         assert self.take_part(me.rank)
         self.generation = 0
         self.group: Group
 
     def take_part(self, rank: int) -> bool:
         return self.recipe.take_part(
-            rank, self.layout, state=self.state, reducer=self.reducer, device="cpu"
+            rank,
+            self.layout,
+            state=self.state,
+            reducer=self.reducer,
+            groups=self.groups,
+            mesh=self.mesh,
         )
 
     def join(self) -> None:
@@ -164,7 +181,8 @@ def train(shards: int, steps: int, bucket_bytes: int, me: Self) -> Any:
         seen.append(reduced := part.attempt())
         part.apply(reduced)
     circles = [
-        list(circle.ranks) for circle in (part.group.everyone, part.group.shard, part.group.holders)
+        list(circle.ranks)
+        for circle in (part.group.everyone, part.group.circle("shard"), part.group.holders)
     ]
     return part.parameters(), seen, part.entered, len(part.reducer._buckets), part.waits, circles
 

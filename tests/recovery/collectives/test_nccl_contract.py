@@ -30,6 +30,7 @@ from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.sharded import ShardedReducer
 from trainchaos.recovery.data import order
+from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.process.local import NCCL_WATCHDOG, rank_environment, start_store
 from trainchaos.recovery.rank.complete_step import exchange_totals
 from trainchaos.recovery.rank.fingerprint import fingerprint
@@ -279,7 +280,7 @@ def groups_of(port: int, *, shards: int = 1) -> list[Group]:
             backend="nccl",
             timeout_s=WAIT_S,
             check=lambda: None,
-            shards=shards,
+            mesh=Mesh(shard=shards),
             device=f"cuda:{rank}",
         )
         for rank in range(2)

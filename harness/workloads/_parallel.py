@@ -1,0 +1,118 @@
+"""The transformer of ``gpt`` over a mesh: blocks cut by heads and columns, and stages of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from trainchaos.harness.workloads._transformer import Transformer
+from trainchaos.recovery.data.order import share
+
+PLAN = {
+    "qkv": ColwiseParallel(),
+    "project": RowwiseParallel(),
+    "up": ColwiseParallel(),
+    "down": RowwiseParallel(),
+}
+
+
+def parallelize(model: Transformer, mesh: DeviceMesh) -> Transformer:
+    """This rank's part of the model, which is changed in place."""
+    ranks = mesh["tensor"].size()
+    blocks: list[Any] = [*model.blocks] if ranks > 1 else []
+    for block in blocks:
+        parallelize_module(block, mesh["tensor"], PLAN, src_data_rank=None)
+        block.heads //= ranks
+    stages, stage = mesh["pipeline"].size(), mesh.get_local_rank("pipeline")
+    mine = share(stage, stages, len(model.blocks))
+    for place in range(len(model.blocks)):
+        if place not in mine:
+            model.blocks[place] = nn.Identity()  # names go by place
+    model.first, model.last = stage == 0, stage == stages - 1
+    if not model.first:
+        model.positions = None  # type: ignore[assignment]
+    if not model.last:
+        model.norm = None  # type: ignore[assignment]
+    if not (model.first or model.last):
+        model.tokens = None  # type: ignore[assignment]
+    return model
+
+
+class Pipeline:
+    """Runs a stage. ``loss_of``: the summed loss of logits and targets; ``between``: length and
+    width of what goes from stage to stage.
+    """
+
+    def __init__(
+        self,
+        *,
+        schedule: Literal["1f1b", "gpipe"],
+        microbatches: int,
+        between: tuple[int, int],
+        vocabulary: int,
+        loss_of: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        self._schedule = schedule
+        self._microbatches = microbatches
+        self._between = between
+        self._vocabulary = vocabulary
+        self._loss_of = loss_of
+        self._made: tuple[int, Any] | None = None
+        self._as_loss: Callable[[Tensor], Tensor] = lambda loss: loss
+
+    def run(
+        self,
+        model: Transformer,
+        mesh: DeviceMesh,
+        inputs: Tensor,
+        targets: Tensor,
+        as_loss: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """See ``Step.run``. Samples are cut into the largest number of equal parts."""
+        size, self._as_loss = len(inputs), as_loss
+        made, self._made = self._made, None
+        if made is None or made[0] != size:  # what a lost generation has left is not used again
+            made = size, self._make(model, mesh, inputs)
+        losses: list[Tensor] = []
+        if model.last:
+            made[1].step(*([inputs] if model.first else []), target=targets, losses=losses)
+        elif model.first:
+            made[1].step(inputs)
+        else:
+            made[1].step()
+        self._made = made
+        return torch.stack(losses).sum() if losses else torch.zeros((), device=inputs.device)
+
+    def _make(self, model: Transformer, mesh: DeviceMesh, inputs: Tensor) -> Any:
+        stages = mesh["pipeline"].size()
+        size = len(inputs)
+        parts = next(n for n in range(min(size, self._microbatches), 0, -1) if size % n == 0)
+        between = torch.empty(size // parts, *self._between, device="meta", requires_grad=True)
+        logits = torch.empty(
+            size // parts, self._between[0], self._vocabulary, device="meta", requires_grad=True
+        )
+        stage = PipelineStage(
+            model,
+            mesh.get_local_rank("pipeline"),
+            stages,
+            inputs.device,
+            input_args=inputs[: size // parts].to("meta") if model.first else between,
+            output_args=logits if model.last else between,
+            group=mesh.get_group("pipeline"),
+        )
+        # 1F1B is for as many parts as there are stages or more
+        kind = Schedule1F1B if self._schedule == "1f1b" and parts >= stages else ScheduleGPipe
+        return kind(stage, parts, loss_fn=self._loss, scale_grads=False)
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return self._as_loss(self._loss_of(logits, targets))

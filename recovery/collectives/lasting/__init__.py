@@ -1,0 +1,1 @@
+"""What torch and user code hold for as long as the job lives: process groups and a device mesh."""

@@ -1,0 +1,107 @@
+"""Where a rank stands in its replica, and with whom it computes. Pure.
+
+A replica is a grid of cells: shards (``fully_shard``) of pipeline stages of tensor-parallel ranks.
+Cells are numbered with ``tensor`` fastest, then ``pipeline``, then ``shard``: those that compute
+the same samples together are neighbours. To everything else a cell is what a shard is
+(``recovery.policy.layout``).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainchaos.recovery.policy.layout import Layout
+
+Dim = Literal["shard", "pipeline", "tensor"]
+DIMS: tuple[Dim, ...] = ("shard", "pipeline", "tensor")
+"""The slowest first."""
+
+
+class Place(NamedTuple):
+    """The coordinates of a cell."""
+
+    shard: int
+    pipeline: int
+    tensor: int
+
+
+class Mesh(BaseModel):
+    """How a replica is made up: parts of each parameter that are gathered to be used (``shard``),
+    stages of layers (``pipeline``), ranks that compute each layer together (``tensor``).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shard: int = Field(default=1, ge=1)
+    pipeline: int = Field(default=1, ge=1)
+    tensor: int = Field(default=1, ge=1)
+
+    @property
+    def cells(self) -> int:
+        """Ranks that hold one copy of the model together."""
+        return self.shard * self.alike
+
+    @property
+    def alike(self) -> int:
+        """Ranks that compute the same samples: neighbours, beginning at a multiple of it."""
+        return self.pipeline * self.tensor
+
+    @property
+    def plain(self) -> bool:
+        """Whether ranks share nothing but parameters: all of them compute samples of their own."""
+        return self.alike == 1
+
+    def size(self, dim: Dim) -> int:
+        """Ranks along a dimension."""
+        return int(getattr(self, dim))
+
+    def place(self, cell: int) -> Place:
+        """The coordinates of a cell."""
+        rest, tensor = divmod(cell, self.tensor)
+        shard, pipeline = divmod(rest, self.pipeline)
+        return Place(shard=shard, pipeline=pipeline, tensor=tensor)
+
+    def line(self, cell: int, dim: Dim) -> range:
+        """The cells that differ from this one in one coordinate only, in its order."""
+        stride = {"tensor": 1, "pipeline": self.tensor, "shard": self.alike}[dim]
+        first = cell - getattr(self.place(cell), dim) * stride
+        return range(first, first + self.size(dim) * stride, stride)
+
+    def leads(self, rank: int) -> bool:
+        """Whether a rank is the first of those that compute the same samples: it counts them."""
+        return rank % self.alike == 0
+
+    def says_loss(self, rank: int) -> bool:
+        """Whether the loss of a rank's samples is known to it, and added up from it: the first
+        tensor rank of the last stage.
+        """
+        return rank % self.alike == self.alike - self.tensor
+
+    def draws(self, rank: int) -> int:
+        """The number by which a rank seeds its random generators: tensor ranks draw alike."""
+        return rank - rank % self.tensor
+
+    def shares(self, ranks: int) -> int:
+        """How many ranks' samples differ, of so many ranks; also: whose share a rank has."""
+        return ranks // self.alike
+
+    def described(self) -> str:
+        """For people, such as ``tensor 2 x pipeline 2``."""
+        return " x ".join(f"{dim} {self.size(dim)}" for dim in DIMS if self.size(dim) > 1) or "1"
+
+
+def circles_of(mesh: Mesh, layout: Layout, rank: int) -> dict[str, range]:
+    """The ranks that a rank meets with, by the name of each circle: everyone, the holders of its
+    cell, and its line of each of ``DIMS``. All ranks have them in this order: each waits for the
+    other members of one circle before it comes to the next.
+    """
+    cell, replica = layout.shard_of(rank), layout.replica_of(rank)
+    found = {"": range(layout.world), f"/shard-{cell}": layout.holders(cell)}
+    for dim in DIMS:
+        line, base = mesh.line(cell, dim), replica * layout.shards
+        ranks = range(line.start + base, line.stop + base, line.step)
+        plain = dim == "shard" and mesh.plain
+        found[f"/replica-{replica}" if plain else f"/{dim}-of-{ranks[0]}"] = ranks
+    return found

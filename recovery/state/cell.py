@@ -1,0 +1,66 @@
+"""Which cell of a replica speaks for a tensor that several of them hold: it writes it into a
+checkpoint, and counts it in the norm of the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from trainchaos.recovery.policy.mesh import Mesh, Place
+from trainchaos.recovery.state.parts import is_part
+
+
+@dataclass(kw_only=True)
+class Cell:
+    """``number``: of this process in its replica; ``tied``: parameters that several stages hold;
+    ``firsts``: those of them that no earlier stage holds.
+    """
+
+    mesh: Mesh
+    number: int
+    tied: Collection[str] = ()
+    firsts: Collection[str] = ()
+
+    @property
+    def place(self) -> Place:
+        """Its coordinates."""
+        return self.mesh.place(self.number)
+
+    @property
+    def partial(self) -> bool:
+        """Whether other cells hold parameters of which this one holds nothing."""
+        return self.mesh.pipeline > 1
+
+    def speaks(self, name: str, tensor: Tensor) -> bool:
+        """Whether no other cell of the replica speaks for what this one holds of a tensor of the
+        state, or for a parameter by its name. The first of those that hold the same does.
+        """
+        spread, place = _spread(tensor), self.place
+        if (place.tensor and "tensor" not in spread) or (place.shard and "shard" not in spread):
+            return False
+        whose = next((one for one in self.tied if _belongs(name, one)), None)
+        return whose is None or whose in self.firsts
+
+
+def _belongs(name: str, parameter: str) -> bool:
+    """Whether a name is that of a parameter, of its value in the state, or of what the optimizer
+    keeps for it.
+    """
+    return name in (parameter, f"model.{parameter}") or name.startswith(f"optimizer.{parameter}.")
+
+
+def _spread(tensor: Tensor) -> set[str]:
+    """The dimensions along which ranks hold different parts of a tensor."""
+    if not is_part(tensor):
+        return set()
+    whole: Any = tensor
+    names = whole.device_mesh.mesh_dim_names or ()
+    return {
+        name
+        for name, placement in zip(names, whole.placements, strict=False)
+        if not placement.is_replicate()
+    }

@@ -1,0 +1,77 @@
+"""``torch.distributed`` in the loop of a script: one group for life, another size when ranks are
+lost.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.running import supervised
+
+STEPS = 12
+LOST_AT = 5
+
+SCRIPT = f"""
+import json, os, signal, torch, torch.distributed as dist
+from trainchaos import recovery
+
+job = recovery.join(samples=64, steps={STEPS}, global_batch=6, seed=3)
+torch.manual_seed(job.seed)
+model = torch.nn.Linear(3, 1)
+job.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+seen, held, said = [], set(), []
+
+def refused(call):
+    try:
+        call()
+    except (NotImplementedError, RuntimeError) as error:
+        said.append(str(error))
+
+while job.running():
+    held.add(id(dist.group.WORLD))
+    with job.step() as step:
+        x = torch.stack([torch.tensor([i, 1.0, i % 3]) / 64 for i in step.samples])
+        step.backward(model(x).square().sum())
+        step.commit()
+    with job.busy("metric"):
+        if job.generation == 1 and job.rank == 1 and job.done == {LOST_AT}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        dist.barrier()
+        seen.append((job.done, int(total), job.world, dist.get_world_size(), dist.get_rank()))
+    if job.done == {STEPS}:
+        refused(lambda: dist.all_gather_object([None] * job.world, 1))
+        refused(lambda: dist.new_group([job.rank]))
+        refused(lambda: dist.new_group([job.rank], backend="gloo"))
+        refused(lambda: dist.init_device_mesh("cpu", (job.world,)))
+name = f"{{os.getpid()}}.json"
+with open(name, "w") as stream:
+    json.dump([seen, len(held), said], stream)
+"""
+
+
+@pytest.mark.real
+def test_the_default_group_is_one_for_life_and_follows_the_ranks(tmp_path: Path) -> None:
+    options = ("--ranks", "3", "--strategy", "drop-replica")
+    job = tmp_path / "job"
+    supervised(job, SCRIPT, *options)
+    found = [json.loads(path.read_text()) for path in job.glob("*.json")]
+    assert len(found) >= 2
+    sizes = set()
+    for seen, groups, said in found:
+        assert groups == 1
+        for _, total, world, size, rank in seen:
+            assert total == world == size
+            assert 0 <= rank < size
+            sizes.add(size)
+        assert len(said) == 4
+        assert "all_gather_object unpickles what other ranks send" in said[0]
+        assert all("outside the job's mesh" in text for text in said[1:])
+    assert sizes >= {2, 3}
+    longest = max((seen for seen, _, _ in found), key=len)
+    steps = [step for step, *_ in longest]
+    assert steps == sorted(steps) and {1, STEPS} <= set(steps)

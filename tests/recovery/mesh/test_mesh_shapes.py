@@ -1,0 +1,75 @@
+"""Meshes that a workload's model cannot be cut up for are refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.loading.load import load
+from trainchaos.recovery.cli.options import mesh_of
+from trainchaos.recovery.policy.mesh import Mesh
+from trainchaos.recovery.rank.recipe import ModelRecipe
+
+SCENARIO = """
+version: 1
+name: mesh
+workload: {{kind: {kind}, ranks: {ranks}, steps: 4, global_batch: {batch}, parallelism: {shape}}}
+recovery: {strategy}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "shape", "strategy", "complaint"),
+    [
+        ("gpt", 3, "{tensor: 3}", "hot-spare", "the 4 heads of gpt nano do not divide by tensor 3"),
+        ("gpt", 4, "{pipeline: 4}", "hot-spare", "has 3 layers, and pipeline 4 would have stages"),
+        ("gpt", 4, "{pipeline: 2, shard: 2}", "hot-spare", "no stages that are sharded too"),
+        ("mlp", 2, "{tensor: 2}", "hot-spare", "mlp has no tensor or pipeline parallelism"),
+        (
+            "gpt",
+            4,
+            "{replicate: 2, tensor: 2}",
+            "{strategy: hot-spare, sync: live}",
+            "sync: live serves models that each rank holds whole",
+        ),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(
+    tmp_path: Path, kind: str, ranks: int, shape: str, strategy: str, complaint: str
+) -> None:
+    path = tmp_path / "mesh.yaml"
+    path.write_text(
+        SCENARIO.format(kind=kind, ranks=ranks, batch=12, shape=shape, strategy=strategy)
+    )
+    with pytest.raises(ScenarioError) as refused:
+        load(path, build_catalogue(), overrides=(), env={})
+    assert complaint in str(refused.value)
+
+
+def test_a_batch_is_divided_over_those_that_compute_other_samples(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.yaml"
+    text = SCENARIO.format(
+        kind="gpt", ranks=8, batch=2, shape="{replicate: 2, tensor: 4}", strategy="hot-spare"
+    )
+    path.write_text(text)
+    load(path, build_catalogue(), overrides=(), env={})
+    path.write_text(text.replace("global_batch: 2", "global_batch: 3"))
+    with pytest.raises(ScenarioError, match="3 does not divide over 2 shares of ranks"):
+        load(path, build_catalogue(), overrides=(), env={})
+
+
+def test_a_script_has_to_say_how_its_model_is_cut_up() -> None:
+    from torch import nn
+
+    recipe = ModelRecipe(nn.Linear(2, 2), lambda parameters: None, None, None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="a replica is pipeline 2 x tensor 2, and only the script"):
+        recipe.check(shards=4, mesh=Mesh(pipeline=2, tensor=2))
+
+
+def test_the_option_names_what_it_takes() -> None:
+    assert mesh_of("tensor=2,pipeline=3") == Mesh(tensor=2, pipeline=3)
+    with pytest.raises(Exception, match="there are shard, pipeline and tensor"):
+        mesh_of("tensors=2")

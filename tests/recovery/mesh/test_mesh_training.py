@@ -1,0 +1,307 @@
+"""A model over a mesh of real gloo groups: the same training as in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.lr_scheduler import ExponentialLR
+
+from tests.support.ranks import Self, results
+from trainchaos.harness.workloads._parallel import Pipeline, parallelize
+from trainchaos.harness.workloads._transformer import Transformer
+from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
+from trainchaos.recovery.checkpoint.state_io import order_of, restore_newest, write
+from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
+from trainchaos.recovery.collectives.lasting.traffic import Traffic
+from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.sharded import ShardedReducer
+from trainchaos.recovery.data import order
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.policy.mesh import Mesh
+from trainchaos.recovery.rank.recipe import ModelRecipe
+from trainchaos.recovery.state.state import TrainState
+
+pytestmark = pytest.mark.real
+
+BATCH, LENGTH, VOCABULARY, WIDTH = 8, 4, 11, 8
+LIMIT = 0.5
+STEPS = 3
+
+
+def net() -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(
+        vocabulary=VOCABULARY, layers=3, heads=4, width=WIDTH, block=LENGTH, dropout=0.0
+    )
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def rows(step: int, share: Sequence[int]) -> Tensor:
+    made = [torch.Generator().manual_seed(99 * step + i) for i in share]
+    return torch.stack(
+        [torch.randint(0, VOCABULARY, (LENGTH + 1,), generator=each) for each in made]
+    )
+
+
+def summed(logits: Tensor, targets: Tensor) -> Tensor:
+    total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    return total / LENGTH
+
+
+class Part:
+    """What a rank of a job holds, without the job."""
+
+    def __init__(self, me: Self, mesh: Mesh, schedule: Any = "1f1b") -> None:
+        self.me, self.mesh = me, mesh
+        self.layout = Layout(world=me.world, shards=mesh.cells)
+        self.recipe = ModelRecipe(net(), adam, lambda o: ExponentialLR(o, 0.9), None, self._cut_up)
+        self.state = TrainState(self.recipe.model, None, None, seed=1)
+        self.waits = 0
+        self.lose_at = 0  # number of the collective of a generation at which it is lost
+        self.reducer = ShardedReducer(
+            self.recipe.model, entering=self._entering, waiting=self._waiting
+        )
+        self.groups = JobGroups(
+            mesh,
+            self.layout.shard_of(me.rank),
+            rank=me.rank,
+            world=me.world,
+            traffic=Traffic(self.reducer, self._waiting),
+            device="cpu",
+        )
+        self.recipe.take_part(
+            me.rank,
+            self.layout,
+            state=self.state,
+            reducer=self.reducer,
+            groups=self.groups,
+            mesh=mesh,
+        )
+        self.pipeline = Pipeline(
+            schedule=schedule,
+            microbatches=4,
+            between=(LENGTH, WIDTH),
+            vocabulary=VOCABULARY,
+            loss_of=summed,
+        )
+        self.generation = 0
+
+    def _cut_up(self, model: nn.Module, mesh: Any) -> nn.Module:
+        assert isinstance(model, Transformer)
+        return parallelize(model, mesh)
+
+    def _entering(self, number: int) -> None:
+        if number == self.lose_at:
+            self.lose_at = 0
+            raise GenerationLost("as the test wants it")
+
+    def _waiting(self, begins: bool) -> None:
+        self.waits += 1 if begins else -1
+
+    def join(self) -> None:
+        if self.generation:
+            self.groups.leave()
+            self.me.leave()
+        self.generation += 1
+        self.me.entered()
+        self.group = self.me.group(self.generation, mesh=self.mesh)
+        self.group.form()
+        self.reducer.new_generation(self.group)
+        self.groups.join(self.group)
+
+    def attempt(self) -> Reduced:
+        """Up to the reduced gradients of the next step."""
+        me, mesh = self.me, self.mesh
+        step = self.state.step + 1
+        share = order.share(mesh.shares(me.rank), mesh.shares(me.world), BATCH)
+        tokens = rows(step, share)
+        self.reducer.begin()
+        if mesh.pipeline > 1:
+            self.reducer.expect_several()
+            loss = self.pipeline.run(
+                self.state.model,  # type: ignore[arg-type]
+                self.groups.mesh,
+                tokens[:, :-1],
+                tokens[:, 1:],
+                lambda loss: loss,
+            )
+        else:
+            loss = summed(self.state.model(tokens[:, :-1]), tokens[:, 1:])
+            self.reducer.expect()
+            loss.backward()
+        value = float(loss.detach())
+        return self.reducer.finish(rank=me.rank, loss_sum=value, count=len(share), pause=False)
+
+    def apply(self, reduced: Reduced) -> None:
+        self.reducer.clip(reduced.grad_norm, LIMIT)
+        self.state.apply(0.0)
+        self.state.step += 1
+
+    def held(self) -> list[Any]:
+        """Of each tensor: name, shape of the whole, place of this rank's box, and the box."""
+        return [
+            (c.name, c.shape, c.at, c.size, c.data.numpy().copy())
+            for c in chunks_of(self.state.tensors())
+        ]
+
+
+def plainly() -> tuple[dict[str, Tensor], list[float], list[float]]:
+    """The same training by one process that holds everything: state, losses and norms."""
+    model = net()
+    optimizer = adam(list(model.parameters()))
+    state = TrainState(model, optimizer, ExponentialLR(optimizer, 0.9), seed=1)
+    losses, norms = [], []
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad()
+        tokens = rows(step, range(BATCH))
+        loss = summed(model(tokens[:, :-1]), tokens[:, 1:]) / BATCH
+        loss.backward()
+        losses.append(float(loss.detach()))
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), LIMIT)))
+        state.apply(0.0)
+        state.step = step
+    return state.tensors(), losses, norms
+
+
+def train(mesh: Mesh, schedule: str, me: Self) -> Any:
+    part = Part(me, mesh, schedule)
+    part.join()
+    seen = []
+    for _ in range(STEPS):
+        seen.append(reduced := part.attempt())
+        part.apply(reduced)
+    return part.held(), [(r.loss, r.grad_norm, r.samples) for r in seen], part.waits
+
+
+def whole(found: list[Any], cells: int) -> dict[str, Tensor]:
+    """The tensors of one replica, put together."""
+    made: dict[str, Tensor] = {}
+    for held in found[:cells]:
+        for name, shape, at, size, data in held[0]:
+            target = made.setdefault(name, torch.full(shape, float("nan")))
+            for dim, (start, length) in enumerate(zip(at, size, strict=True)):
+                target = target.narrow(dim, start, length)
+            target.copy_(torch.from_numpy(data))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("world", "mesh", "schedule"),
+    [
+        (2, Mesh(tensor=2), "-"),
+        (2, Mesh(pipeline=2), "1f1b"),
+        pytest.param(4, Mesh(tensor=2), "-", marks=pytest.mark.long),
+        pytest.param(3, Mesh(pipeline=3), "gpipe", marks=pytest.mark.long),
+        pytest.param(4, Mesh(shard=2, tensor=2), "-", marks=pytest.mark.long),
+        pytest.param(8, Mesh(tensor=2, pipeline=2), "1f1b", marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_a_mesh_trains_what_one_process_does(world: int, mesh: Mesh, schedule: str) -> None:
+    found = results(partial(train, mesh, schedule), world)
+    state, losses, norms = plainly()
+    for _, seen, waits in found:
+        assert waits == 0
+        assert [loss for loss, _, _ in seen] == pytest.approx(losses, rel=1e-5)
+        assert [norm for _, norm, _ in seen] == pytest.approx(norms, rel=1e-5)
+        assert [count for _, _, count in seen] == [BATCH] * STEPS
+    made = whole(found, mesh.cells)
+    assert set(made) == set(state)
+    for name, tensor in state.items():
+        keys = name.endswith("qkv.bias")  # of keys: a softmax takes no notice, but for rounding
+        tolerance = 2e-2 if keys else 1e-4
+        torch.testing.assert_close(
+            made[name], tensor.to(made[name]), rtol=tolerance, atol=1e-4 if not keys else 3e-2
+        )
+
+
+def spoil(mesh: Mesh, who: int, me: Self) -> Any:
+    part = Part(me, mesh, "gpipe")
+    part.join()
+    if me.rank == who:
+        last = next(m for m in reversed([*part.state.model.modules()]) if isinstance(m, nn.Linear))
+        last.register_forward_hook(lambda module, inputs, output: output * float("nan"))
+    return part.attempt().blamed
+
+
+@pytest.mark.parametrize(
+    ("world", "mesh", "who"),
+    [
+        (4, Mesh(tensor=2), 3),
+        pytest.param(2, Mesh(pipeline=2), 0, marks=pytest.mark.long),
+        pytest.param(2, Mesh(pipeline=2), 1, marks=pytest.mark.long),
+        pytest.param(4, Mesh(shard=2, tensor=2), 2, marks=pytest.mark.long),
+        pytest.param(4, Mesh(pipeline=2, tensor=2), 1, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_who_sends_what_is_not_finite_first_is_blamed_alone(
+    world: int, mesh: Mesh, who: int
+) -> None:
+    assert results(partial(spoil, mesh, who), world) == [(who,)] * world
+
+
+def save_and_restore(mesh: Mesh, folder: Path, me: Self) -> Any:
+    """What this rank holds after steps, and what one of another arrangement restores of it."""
+    part = Part(me, mesh)
+    part.join()
+    for _ in range(STEPS):
+        part.apply(part.attempt())
+    written, chunks = order_of(part.state, folder, generation=1, writer=me.rank, writers=mesh.cells)
+    write(written, chunks)
+    return part.held()
+
+
+@pytest.mark.parametrize("mesh", [Mesh(pipeline=2), Mesh(tensor=2)], ids=str)
+def test_a_checkpoint_of_a_mesh_loads_into_one_process(mesh: Mesh, tmp_path: Path) -> None:
+    found = results(partial(save_and_restore, mesh, tmp_path), mesh.cells)
+    model = net()
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 7.0)
+    optimizer = adam(list(model.parameters()))
+    state = TrainState(model, optimizer, ExponentialLR(optimizer, 0.9), seed=1)
+    assert restore_newest(state, tmp_path, refused=lambda *what: pytest.fail(str(what)))
+    assert state.step == STEPS
+    made = whole([[held] for held in found], mesh.cells)
+    for name, tensor in state.tensors().items():
+        assert torch.equal(tensor, made[name].to(tensor)), name
+
+
+def lose_and_redo(mesh: Mesh, numbers: range, me: Self) -> Any:
+    """Gradients of a step in one go, and after it was broken off at each of some collectives."""
+    part = Part(me, mesh)
+    part.join()
+    found = [part.attempt().grad_norm]
+    for number in numbers:
+        part.join()
+        part.lose_at = number
+        with pytest.raises(GenerationLost):
+            part.attempt()
+        part.reducer.broken_off()
+        part.join()
+        found.append(part.attempt().grad_norm)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mesh", "numbers"),
+    [
+        (Mesh(shard=2, tensor=2), range(9, 22, 4)),
+        pytest.param(Mesh(tensor=2), range(2, 12, 3), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_a_step_that_was_broken_off_leaves_nothing_behind(mesh: Mesh, numbers: range) -> None:
+    for norms in results(partial(lose_and_redo, mesh, numbers), mesh.cells):
+        assert set(norms) == {norms[0]}

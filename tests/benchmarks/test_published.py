@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from benchmarks import published, stated
-from benchmarks.published import REGISTER, RESULTS, ROOT, TABLE_IN
-from benchmarks.register import Figure, Register, load
+from benchmarks.published import check as published
+from benchmarks.published import stated
+from benchmarks.published.check import REGISTER, RESULTS, ROOT, TABLE_IN
+from benchmarks.published.register import Figure, Register, load
 from tests.harness.compare.test_compare_rules import comparison, runs_in
 from tests.support.pages.sample_comparison import build
 from tests.support.portions import long_but

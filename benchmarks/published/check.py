@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 
-from benchmarks import stated
-from benchmarks.register import Figure, Measurement, Register, load
+from benchmarks.published import stated
+from benchmarks.published.register import Figure, Measurement, Register, load
 from trainchaos.chaos.errors import ChaosError
 from trainchaos.chaos.events import figures
 from trainchaos.harness.compare.plan.directory import Directory
@@ -30,7 +30,7 @@ from trainchaos.harness.compare.result.archive import unpack
 from trainchaos.harness.compare.result.gather import gather
 from trainchaos.harness.compare.result.model import Comparison
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path("docs/results")
 REGISTER = RESULTS / "recovery-times.yaml"
 TABLE_IN = "docs/performance.md"
@@ -324,7 +324,3 @@ def main() -> int:
         or f"{sum(1 for _ in register.every())} figures, each where the register says"
     )
     return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,7 @@ from trainchaos.chaos.fault.targets import ProcessTarget
 from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.fault_context import Scene
 from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
-from trainchaos.harness.inject.sites.process import ProcessHandle, release, stopped
+from trainchaos.harness.inject.sites.process import DEAD, ProcessHandle, release, stopped
 from trainchaos.harness.launch.launcher import MachineControl
 
 RUNS = ("running", "unknown", None)
@@ -148,7 +148,7 @@ def _changed(
     scene: Scene, before: Mapping[int, Mapping[str, Any]], names: Sequence[str]
 ) -> Mapping[str, Any] | None:
     """Evidence from the platform that none of the machines runs, or from the kernel that the
-    processes are stopped.
+    processes are stopped, but for those that were ending as they were to be stopped.
     """
     if scene.machines is not None:
         states = {
@@ -156,8 +156,11 @@ def _changed(
         }
         if not any(seen.get("state") in RUNS for seen in states.values()):
             return {"nodes": states}
-    seen = [stopped(scene, name) for name in names]
-    return {"os_state": "T", "processes": list(names)} if seen and all(seen) else None
+    still = [name for name in names if stopped(scene, name)]
+    others = (name for name in names if name not in still)
+    if not still or any(scene.os_state(name) not in DEAD for name in others):
+        return None
+    return {"os_state": "T", "processes": still}
 
 
 def _since(now: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -154,6 +154,8 @@ def with_stages(
     """The scalars of the first writer with what other stages say of theirs. Raises RuntimeError
     where their optimizers have other parameter groups.
     """
+    if not any(stages):
+        return dict(scalars)
     optimizer = dict(scalars["optimizer"])
     groups = [{**group, "params": list(group["params"])} for group in optimizer["groups"]]
     state, frozen = dict(optimizer["state"]), dict.fromkeys(scalars["frozen"])

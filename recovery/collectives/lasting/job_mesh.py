@@ -27,6 +27,7 @@ NAMES = ("replicate", *DIMS)
 many there are changes. Its group has them all."""
 
 _c10d: Any = dist.distributed_c10d
+_set_up_as_torch_does: Any = DeviceMesh._setup_world_group_and_device
 
 
 class JobGroups:
@@ -104,16 +105,27 @@ def _register(group: LastingGroup, name: str, ranks: list[int]) -> None:
 
 
 def _number_by_place(cell: int) -> None:
-    """Let every DeviceMesh of this process take this process for number ``cell``: a mesh asks for
-    the rank anew whenever a part of it is made, and ranks change.
+    """Let every DeviceMesh of this process take this process for number ``cell``, as long as the
+    default group is a job's: a mesh asks for the rank anew whenever a part of it is made, and ranks
+    change.
     """
 
     def get_rank(group: Any = None) -> int:
-        return cell if group is None else dist.get_rank(group)
+        return cell if group is None and _is_a_jobs() else dist.get_rank(group)
+
+    def set_up(mesh: DeviceMesh) -> Any:
+        if _is_a_jobs():
+            _refuse_new_group()
+        return _set_up_as_torch_does(mesh)
 
     made_outside: Any = DeviceMesh
-    made_outside._setup_world_group_and_device = _refuse_new_group
+    made_outside._setup_world_group_and_device = set_up
     device_mesh.get_rank = get_rank  # type: ignore[attr-defined]
+
+
+def _is_a_jobs() -> bool:
+    """Whether the default group is a job's."""
+    return dist.is_initialized() and isinstance(_c10d._get_default_group(), LastingGroup)
 
 
 def _no_pickles(original: Any) -> Any:

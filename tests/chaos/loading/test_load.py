@@ -1027,6 +1027,7 @@ def test_what_no_list_selects_is_called_as_the_judge_calls_it() -> None:
         checkers.FINISHED,
         checkers.EXPECTATION,
         checkers.ALARMS,
+        checkers.PREFLIGHT,
         checkers.STEADY_STATE,
     }
     assert names == set(checks.ALWAYS_JUDGED) and not names & set(checkers.NAMES)

@@ -6,10 +6,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from tests.support.running import supervised
+from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
+from trainchaos.recovery.collectives.lasting.traffic import Traffic
+from trainchaos.recovery.policy.mesh import Mesh
 
 STEPS = 12
 LOST_AT = 5
@@ -75,3 +80,31 @@ def test_the_default_group_is_one_for_life_and_follows_the_ranks(tmp_path: Path)
     longest = max((seen for seen, _, _ in found), key=len)
     steps = [step for step, *_ in longest]
     assert steps == sorted(steps) and {1, STEPS} <= set(steps)
+
+
+def test_what_torch_is_taught_holds_as_long_as_the_default_group_is_a_jobs() -> None:
+    """Other code of the process, such as a test after this one, has torch's own meshes again."""
+    reducer: Any = None
+    groups = JobGroups(
+        Mesh(tensor=2),
+        1,
+        rank=3,
+        world=4,
+        traffic=Traffic(reducer, waiting=lambda _: None),
+        device="cpu",
+    )
+    try:
+        assert groups.mesh["tensor"].get_local_rank() == 1 and dist.get_rank() == 3
+        with pytest.raises(RuntimeError, match="outside the job's mesh"):
+            dist.init_device_mesh("cpu", (4,))
+    finally:
+        dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.init_device_mesh("cpu", (1,)).get_local_rank() == 0
+        assert dist.device_mesh.get_rank() == 0
+        said: list[Any] = [None]
+        dist.all_gather_object(said, {"what": "a pickle of its own"})
+        assert said == [{"what": "a pickle of its own"}]
+    finally:
+        dist.destroy_process_group()

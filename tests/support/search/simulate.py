@@ -145,6 +145,7 @@ def rank_config(directory: Path, *, world: int, steps: int) -> RankConfig:
         events=directory / "events",
         world=world,
         shards=world,
+        alike=1,
         steps=steps,
         global_batch=4,
         samples=64,

@@ -289,8 +289,11 @@ def _add_node_options(add: Callable[..., object]) -> None:
 
 def mesh_of(said: str) -> Mesh:
     """A mesh from NAME=N,NAME=N. Raises argparse.ArgumentTypeError."""
+    words = [word.strip().partition("=")[::2] for word in said.split(",")]
+    if len(dict(words)) < len(words):
+        raise argparse.ArgumentTypeError(f"{said} gives a dimension twice")
     try:
-        return Mesh.model_validate(dict(word.partition("=")[::2] for word in said.split(",")))
+        return Mesh.model_validate(dict(words))
     except ValidationError as error:
         first = error.errors()[0]
         raise argparse.ArgumentTypeError(

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainchaos.recovery.state.parts import local, wrapped
+from trainchaos.recovery.state.parts import local, spread_as, wrapped
 
 BUCKET_BYTES = 25 * 1024 * 1024  # the default of DistributedDataParallel
 
@@ -93,7 +93,7 @@ class Bucket:
         gradient = parameter.grad
         if gradient is not view:
             if gradient is not None:
-                local(view).copy_(local(gradient.detach()))
+                local(view).copy_(local(spread_as(gradient.detach(), view)))
             parameter.grad = view
 
     @property

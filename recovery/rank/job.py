@@ -340,7 +340,10 @@ class Job:
         ``pipeline`` and ``tensor``. Raises RuntimeError before.
         """
         if self._attached is None or self._attached.groups is None:
-            raise RuntimeError("job.mesh is there once job.running() has returned True")
+            raise RuntimeError(
+                "job.mesh is there once job.running() has returned True, unless the script has"
+                " called init_process_group"
+            )
         return self._attached.groups.mesh
 
     @property

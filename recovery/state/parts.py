@@ -18,6 +18,17 @@ def local(tensor: Tensor) -> Tensor:
     return part
 
 
+def spread_as(tensor: Tensor, like: Tensor) -> Tensor:
+    """``tensor`` spread over the ranks as ``like`` is; a collective where it is not. The gradient
+    of a weight that all ranks hold is a summand of its own on each, where they have cut up what it
+    is applied to (``SequenceParallel``).
+    """
+    if not (is_part(tensor) and is_part(like)) or tensor.placements == like.placements:  # type: ignore[attr-defined]
+        return tensor
+    moved: Tensor = tensor.redistribute(placements=like.placements)  # type: ignore[attr-defined]
+    return moved
+
+
 def wrapped(part: Tensor, like: Tensor) -> Tensor:
     """``part`` as a tensor that is sharded as ``like`` is, if it is; both share memory."""
     if not is_part(like):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
@@ -12,6 +13,7 @@ from trainchaos.chaos.loading.load import load
 from trainchaos.recovery.cli.options import mesh_of
 from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.rank.recipe import ModelRecipe
+from trainchaos.recovery.state.cell import Cell
 
 SCENARIO = """
 version: 1
@@ -71,5 +73,19 @@ def test_a_script_has_to_say_how_its_model_is_cut_up() -> None:
 
 def test_the_option_names_what_it_takes() -> None:
     assert mesh_of("tensor=2,pipeline=3") == Mesh(tensor=2, pipeline=3)
+    assert mesh_of("tensor=2, pipeline=3") == Mesh(tensor=2, pipeline=3)
     with pytest.raises(Exception, match="there are shard, pipeline and tensor"):
         mesh_of("tensors=2")
+    with pytest.raises(Exception, match="gives a dimension twice"):
+        mesh_of("tensor=2,tensor=4")
+
+
+def test_one_stage_writes_what_every_stage_has_registered() -> None:
+    mesh = Mesh(pipeline=2, tensor=2)
+    cells = [Cell(mesh=mesh, number=number) for number in range(mesh.cells)]
+    assert [cell.speaks("user.average.weight", torch.zeros(1)) for cell in cells] == [
+        True,
+        False,
+        False,
+        False,
+    ]

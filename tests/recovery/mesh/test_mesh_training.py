@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 from torch.optim.lr_scheduler import ExponentialLR
 
@@ -18,6 +19,7 @@ from trainchaos.harness.workloads._parallel import Pipeline, parallelize
 from trainchaos.harness.workloads._transformer import Transformer
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
 from trainchaos.recovery.checkpoint.state_io import order_of, restore_newest, write
+from trainchaos.recovery.collectives.buckets import Bucket
 from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
@@ -305,3 +307,20 @@ def lose_and_redo(mesh: Mesh, numbers: range, me: Self) -> Any:
 def test_a_step_that_was_broken_off_leaves_nothing_behind(mesh: Mesh, numbers: range) -> None:
     for norms in results(partial(lose_and_redo, mesh, numbers), mesh.cells):
         assert set(norms) == {norms[0]}
+
+
+def take_summand(me: Self) -> Any:
+    """What a bucket makes of a gradient of which each rank has a summand."""
+    part = Part(me, Mesh(tensor=2))
+    part.join()
+    along = part.groups.mesh["tensor"]
+    weight = nn.Parameter(DTensor.from_local(torch.zeros(2), along, [Replicate()], run_check=False))
+    bucket = Bucket([weight], tail=0)
+    # as after optimizer.zero_grad(): autograd makes another tensor than the bucket's
+    weight.grad = DTensor.from_local(torch.full((2,), me.rank + 1.0), along, [Partial()])
+    bucket.take(0)
+    return bucket.gradients.tolist()
+
+
+def test_a_gradient_of_which_ranks_hold_summands_is_added_up() -> None:
+    assert results(take_summand, 2) == [[3.0, 3.0]] * 2

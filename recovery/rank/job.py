@@ -332,7 +332,7 @@ class Job:
     def _lost_while_busy(self, error: GenerationLost) -> bool:
         if self.generations.member and not self.progress.inside:
             self.generations.park(self.member.why_lost(), error=str(error))
-        return not self.progress.inside
+        return not (self.progress.inside or self.over)  # over: nothing is done again
 
     @property
     def mesh(self) -> DeviceMesh:

@@ -22,6 +22,7 @@ LOST_AT = 5
 SCRIPT = f"""
 import json, os, signal, torch, torch.distributed as dist
 from trainchaos import recovery
+from trainchaos.recovery.collectives.circle import GenerationLost
 
 job = recovery.join(samples=64, steps={STEPS}, global_batch=6, seed=3)
 torch.manual_seed(job.seed)
@@ -53,6 +54,11 @@ while job.running():
         refused(lambda: dist.new_group([job.rank]))
         refused(lambda: dist.new_group([job.rank], backend="gloo"))
         refused(lambda: dist.init_device_mesh("cpu", (job.world,)))
+try:
+    with job.busy("after the loop"):
+        dist.all_reduce(torch.ones(1))
+except GenerationLost as error:
+    said.append(str(error))
 name = f"{{os.getpid()}}.json"
 with open(name, "w") as stream:
     json.dump([seen, len(held), said], stream)
@@ -73,6 +79,7 @@ def test_the_default_group_is_one_for_life_and_follows_the_ranks(tmp_path: Path)
             assert total == world == size
             assert 0 <= rank < size
             sizes.add(size)
+        assert "or the job is over" in said.pop()
         assert len(said) == 4
         assert "all_gather_object unpickles what other ranks send" in said[0]
         assert all("outside the job's mesh" in text for text in said[1:])

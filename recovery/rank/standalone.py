@@ -8,7 +8,10 @@ import time
 import uuid
 from typing import Any
 
+import torch.distributed as dist
+
 from trainchaos.chaos.events.log import Event, EventWriter, Kind
+from trainchaos.recovery.collectives.lasting.job_mesh import is_a_jobs
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.rank.agent import RankAgent
@@ -44,6 +47,8 @@ class _OwnAgent(RankAgent):
         super().left()
         if self.channel.over:
             self.channel.hang_up()
+            if is_a_jobs():
+                dist.destroy_process_group()
 
 
 class _Answers(Channel):

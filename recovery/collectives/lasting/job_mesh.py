@@ -111,10 +111,10 @@ def _number_by_place(cell: int) -> None:
     """
 
     def get_rank(group: Any = None) -> int:
-        return cell if group is None and _is_a_jobs() else dist.get_rank(group)
+        return cell if group is None and is_a_jobs() else dist.get_rank(group)
 
     def set_up(mesh: DeviceMesh) -> Any:
-        if _is_a_jobs():
+        if is_a_jobs():
             _refuse_new_group()
         return _set_up_as_torch_does(mesh)
 
@@ -123,7 +123,7 @@ def _number_by_place(cell: int) -> None:
     device_mesh.get_rank = get_rank  # type: ignore[attr-defined]
 
 
-def _is_a_jobs() -> bool:
+def is_a_jobs() -> bool:
     """Whether the default group is a job's."""
     return dist.is_initialized() and isinstance(_c10d._get_default_group(), LastingGroup)
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.support.running import supervised
+from trainchaos import recovery
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.policy.mesh import Mesh
@@ -115,3 +117,18 @@ def test_what_torch_is_taught_holds_as_long_as_the_default_group_is_a_jobs() -> 
         assert said == [{"what": "a pickle of its own"}]
     finally:
         dist.destroy_process_group()
+
+
+def test_each_of_two_jobs_without_a_supervisor_has_a_default_group_of_its_own() -> None:
+    for _ in range(2):
+        job = recovery.join(samples=4, steps=1, global_batch=2)
+        model = torch.nn.Linear(1, 1)
+        job.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        while job.running():
+            with job.step() as step:
+                step.backward(model(torch.ones(2, 1)).sum())
+                step.commit()
+            with job.busy("metric"):
+                dist.all_reduce(total := torch.ones(1))
+            assert float(total) == 1 and job.mesh.get_group("replicate").size() == 1
+        assert not dist.is_initialized()

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError, ScenarioError
@@ -172,13 +173,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         environment=usual.environment,
     )
     try:
-        with tempfile.TemporaryDirectory(prefix="recovery-agent-") as own:
+        with ExitStack() as stack:
+            # One that is killed leaves it behind: it is made where nobody else has one for it.
+            scratch = args.scratch or Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="recovery-agent-"))
+            )
             return serve(
                 coordinator=args.coordinator,
                 node=args.node,
                 address=args.address,
                 token_file=args.token_file,
-                scratch=args.scratch or Path(own),
+                scratch=scratch,
                 lease_s=args.lease,
                 recipe=recipe,
                 coordinator_boot=args.boot,

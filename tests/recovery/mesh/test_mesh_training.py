@@ -70,7 +70,7 @@ class Part:
         self.recipe = ModelRecipe(net(), adam, lambda o: ExponentialLR(o, 0.9), None, self._cut_up)
         self.state = TrainState(self.recipe.model, None, None, seed=1)
         self.waits = 0
-        self.lose_at = 0  # number of the collective of a generation at which it is lost
+        self.lose_at = -1  # number of the collective of a generation at which it is lost
         self.reducer = ShardedReducer(
             self.recipe.model, entering=self._entering, waiting=self._waiting
         )
@@ -105,7 +105,7 @@ class Part:
 
     def _entering(self, number: int) -> None:
         if number == self.lose_at:
-            self.lose_at = 0
+            self.lose_at = -1
             raise GenerationLost("as the test wants it")
 
     def _waiting(self, begins: bool) -> None:

@@ -108,6 +108,7 @@ def test_a_rank_that_is_told_to_end_soon_is_replaced_without_a_failure(
     assert job.digest() == unharmed
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_rank_whose_device_is_about_to_fail_is_replaced_without_a_failure(
     start: Callable[..., Running], unharmed: dict[str, object], tmp_path: Path

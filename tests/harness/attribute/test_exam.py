@@ -26,6 +26,7 @@ def small(seed: int, names: list[str] = SOME) -> Exam:
     return sit(asked, catalogue=build_catalogue(), launcher="sim", playbook=playbook())
 
 
+@pytest.mark.long
 def test_the_catalogue_is_told_from_its_logs(sittings: list[Sitting]) -> None:
     keys, answers = [], {}
     for number, sitting in enumerate(sittings):

@@ -225,6 +225,7 @@ def test_a_check_that_raises_is_found_and_small(monkeypatch: pytest.MonkeyPatch)
     assert len(found.data) < 200, found.data
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_check_that_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def quadratic(faults: list[Any]) -> Iterator[Problem]:

@@ -90,6 +90,7 @@ def test_a_run_against_itself_passes_and_leaves_its_files(
     assert (played / "gate.md").read_text().startswith("## ✓ PASS, simulated gated")
 
 
+@pytest.mark.long
 def test_every_output_of_a_simulation_says_that_it_is_one(
     chaos: Say, played: Path, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_every_output_of_a_simulation_says_that_it_is_one(
     assert samples and all('simulated="true"' in line for line in samples)
 
 
+@pytest.mark.long
 def test_a_baseline_may_be_a_run(chaos: Say, played: Path) -> None:
     assert chaos("gate", played, "--baseline", played, "-q")[0] == 0
 
@@ -367,6 +369,7 @@ def test_repeats_added_after_a_look_have_no_level_left(
     assert code == 2 and "cannot be changed afterwards" in err
 
 
+@pytest.mark.long
 def test_planned_looks_share_the_level(chaos: Say, played: Path, tmp_path: Path) -> None:
     extended = looked_at(played, tmp_path / "planned", [0, 1, 2], 2)
     code, out, _ = chaos("gate", extended)
@@ -394,6 +397,7 @@ def test_judging_an_extended_run_again_forgets_no_look(
     assert code == 3 and "extended from 3 to 5 arms: look 2 of 1 planned" in out
 
 
+@pytest.mark.long
 def test_a_look_in_between_is_counted_too(chaos: Say, played: Path, tmp_path: Path) -> None:
     """Looked at after two repeats by the gate, after three by the end of a run, now after five:
     three looks.
@@ -417,6 +421,7 @@ def test_a_record_that_is_gone_is_made_up_for_by_what_the_gate_said(
     assert "look 3 of 3 planned" in chaos("gate", extended)[1], "the same arms are no new look"
 
 
+@pytest.mark.long
 def test_judging_a_run_again_is_no_look_of_its_own(
     chaos: Say, played: Path, tmp_path: Path
 ) -> None:

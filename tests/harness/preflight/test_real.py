@@ -162,7 +162,11 @@ def family(process: subprocess.Popen[str], least: int) -> list[tuple[int, int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.long),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_nothing_is_left_however_it_is_ended(tmp_path: Path, signum: int, code: int) -> None:
     process = doctor(tmp_path)

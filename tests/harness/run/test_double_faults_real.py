@@ -199,13 +199,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("unfaulted")
 
 
-def marks_of(name: str, shards: int) -> pytest.MarkDecorator | tuple[()]:
-    """One of the quick ones is for ``make test``, the others for ``make test-long``, and the rest
-    for ``make soak``.
+def marks_of(name: str, shards: int) -> pytest.MarkDecorator:
+    """The quick ones are for ``make test-long``, as simulations of all are in ``make test``, and the
+    rest for ``make soak``.
     """
-    if (name, shards) not in QUICK:
-        return pytest.mark.soak
-    return () if name == "two at once" else pytest.mark.long
+    return pytest.mark.long if (name, shards) in QUICK else pytest.mark.soak
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def only(results: Results) -> Incident:
     return incident
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "recovery",
     [
@@ -108,6 +109,7 @@ def test_a_crash_loop_ends_with_a_clear_word(tmp_path: Path) -> None:
     assert arm.reason.startswith("rank 2 died 4 times in a row at step 20: ")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}")
 def test_the_kernel_kills_for_memory_and_the_group_is_removed(tmp_path: Path) -> None:
     code, results = play(tmp_path, "oom-kill", "hot-spare", params="{spare_mib: 24}")

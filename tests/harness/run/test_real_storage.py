@@ -48,6 +48,7 @@ def mounted(path: Path) -> list[str]:
     return [place for place, _ in mounts() if place.startswith(str(path))]
 
 
+@pytest.mark.long
 @NEEDS_MOUNT
 @pytest.mark.parametrize(
     ("kind", "params", "says"),

@@ -37,6 +37,7 @@ def corrupt(number: int, op: str, surface: str, more: str = "") -> str:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "workload",
     [

@@ -340,13 +340,20 @@ ALONE = [sys.executable, "-c", ENDLESS]
             2,
             r"s\.yaml:8 .*look like steps: give progress: ",
         ),
-        (
+        pytest.param(
             ALONE,
             "beacon",
             1,
             r"s\.yaml:\d+ .*no beacon was heard: call .* \d+ steps were printed",
+            marks=pytest.mark.long,
         ),
-        (ALONE, r"{regex: 'step (?P<step>\d+)'}", 2, r"s\.yaml:6 .*0 of 2 ranks were found"),
+        pytest.param(
+            ALONE,
+            r"{regex: 'step (?P<step>\d+)'}",
+            2,
+            r"s\.yaml:6 .*0 of 2 ranks were found",
+            marks=pytest.mark.long,
+        ),
         (
             command("--steps", "5000", "--step-s", "0.01"),
             r"{regex: 'step (?P<step>\d+)'}",

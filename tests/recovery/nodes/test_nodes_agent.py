@@ -591,6 +591,7 @@ def test_a_wrong_token_is_not_laid_to_the_charge_of_another_node(yard: Yard) -> 
     )
 
 
+@pytest.mark.long
 def test_an_agent_that_is_never_admitted_says_so_once_and_ends(yard: Yard) -> None:
     """For a number that is taken and for a wrong token: it dials on for its lease, as it may be the
     successor of one that is not known to be dead yet.

@@ -254,6 +254,7 @@ def test_an_agent_says_its_exit_code_though_its_terminal_is_gone(tmp_path: Path)
     assert Unread.start(tmp_path, "-m", "trainchaos.recovery.nodes.serve", *words).hang_up() == 2
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_job_whose_terminal_is_gone_trains_to_its_end(tmp_path: Path) -> None:
     script = tmp_path / "prints.py"

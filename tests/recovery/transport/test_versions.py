@@ -105,6 +105,7 @@ def test_a_simulated_job_goes_on_without_those_that_do_not_fit(memory: Path) -> 
     assert len(of(played, Kind.PROCESS_SPAWNED)) == 6
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_real_spare_with_another_torch_is_refused(
     start: Callable[..., Running], tmp_path: Path

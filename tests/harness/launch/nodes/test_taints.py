@@ -230,6 +230,7 @@ def test_a_replacement_does_not_fill_a_tainted_node_that_lacks_a_process() -> No
 # ---- real runs
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_local_run_avoids_a_tainted_device_also_for_its_spare_and_says_so(
     tmp_path: Path, tainted: Callable[..., None]

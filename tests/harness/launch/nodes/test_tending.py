@@ -56,6 +56,7 @@ def test_an_error_is_that_of_the_next_arm_and_the_one_after_has_none() -> None:
     assert tending.end() == []
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_agents_are_admitted_and_asked_while_other_cells_are_played(
     tmp_path: Path, cell: Cell

@@ -174,10 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         with ExitStack() as stack:
-            # One that is killed leaves it behind: it is made where nobody else has one for it.
-            scratch = args.scratch or Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="recovery-agent-"))
-            )
+            # An agent that is killed leaves it behind: it is made only where nobody gave one.
+            scratch = args.scratch or Path(stack.enter_context(_directory()))
             return serve(
                 coordinator=args.coordinator,
                 node=args.node,
@@ -192,6 +190,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ChaosError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
+
+
+def _directory() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="recovery-agent-")
 
 
 if __name__ == "__main__":

@@ -200,8 +200,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def marks_of(name: str, shards: int) -> pytest.MarkDecorator:
-    """The quick ones are for ``make test-long``, as simulations of all are in ``make test``, and the
-    rest for ``make soak``.
+    """The quick ones are for ``make test-long``, since simulations of all are in ``make test``; the
+    rest is for ``make soak``.
     """
     return pytest.mark.long if (name, shards) in QUICK else pytest.mark.soak
 

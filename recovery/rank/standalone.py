@@ -25,6 +25,7 @@ TIMEOUT_S = 60.0
 
 def lone_job(config: JobConfig) -> Job:
     """A job that is its own supervisor: it starts or resumes, and ends, but never recovers."""
+    _let_group_go()  # of one before it in this process, which an error ended
     channel = _Answers(restore=config.checkpoint_dir is not None)
     agent = channel.agent = _OwnAgent(channel)
     config = config.model_copy(update={"job_id": config.job_id or uuid.uuid4().hex})
@@ -32,6 +33,12 @@ def lone_job(config: JobConfig) -> Job:
     page = MarkPage(mark_fd)
     os.close(mark_fd)  # the page has its own
     return Job(config, agent, page, _Unwritten())
+
+
+def _let_group_go() -> None:
+    """Destroy the default process group if it is a job's."""
+    if is_a_jobs():
+        dist.destroy_process_group()
 
 
 class _OwnAgent(RankAgent):
@@ -47,8 +54,7 @@ class _OwnAgent(RankAgent):
         super().left()
         if self.channel.over:
             self.channel.hang_up()
-            if is_a_jobs():
-                dist.destroy_process_group()
+            _let_group_go()
 
 
 class _Answers(Channel):

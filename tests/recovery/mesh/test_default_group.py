@@ -5,6 +5,7 @@ lost.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from tests.support.running import supervised
 from trainchaos import recovery
-from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
+from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups, is_a_jobs
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.policy.mesh import Mesh
 
@@ -93,6 +94,8 @@ def test_the_default_group_is_one_for_life_and_follows_the_ranks(tmp_path: Path)
 
 def test_what_torch_is_taught_holds_as_long_as_the_default_group_is_a_jobs() -> None:
     """Other code of the process, such as a test after this one, has torch's own meshes again."""
+    if is_a_jobs():  # of a job without a supervisor that an error ended
+        dist.destroy_process_group()
     reducer: Any = None
     groups = JobGroups(
         Mesh(tensor=2),
@@ -132,3 +135,20 @@ def test_each_of_two_jobs_without_a_supervisor_has_a_default_group_of_its_own() 
                 dist.all_reduce(total := torch.ones(1))
             assert float(total) == 1 and job.mesh.get_group("replicate").size() == 1
         assert not dist.is_initialized()
+
+
+def test_a_job_after_one_that_an_error_ended_has_a_default_group_of_its_own() -> None:
+    """As in a notebook, where a cell is run again."""
+    groups = []
+    for fails in (True, False):
+        job = recovery.join(samples=4, steps=1, global_batch=2)
+        model = torch.nn.Linear(1, 1)
+        job.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+            while job.running():
+                groups.append(dist.group.WORLD)
+                with job.step() as step:
+                    step.backward(model(torch.ones(2, 1)).sum() / (0 if fails else 1))
+                    1 / (0 if fails else 1)
+                    step.commit()
+    assert groups[0] is not groups[1]

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.fault.base import Landed, Occurrence
+from trainchaos.chaos.fault.witness import commits_timed
 
 
 def probed(occurrence: Occurrence, events: Sequence[Event]) -> Mapping[str, Any] | None:
@@ -33,7 +34,7 @@ def collectives_s(
     occurrence: Occurrence, events: Sequence[Event]
 ) -> tuple[list[float], list[float]]:
     """Collective times of the target in seconds, for steps before and after the injection."""
-    commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process]
+    commits = commits_timed(events, occurrence.process, "collective")
     before = [e.data["seconds"]["collective"] for e in commits if e.time_ns < occurrence.time_ns]
     since = [e.data["seconds"]["collective"] for e in commits if e.time_ns > occurrence.time_ns]
     return before, since

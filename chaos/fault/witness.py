@@ -223,3 +223,16 @@ def refused_write(occurrence: Occurrence, events: Sequence[Event], errno: str) -
         if event.data["occurrence"] == occurrence.number and seen == errno:
             return Landed(witness="kernel: write from outside", evidence={"errno": errno})
     return None
+
+
+def commits_timed(events: Sequence[Event], process: str | None, *phases: str) -> list[Event]:
+    """Steps that a process committed, and of which it says how long these phases took: of one that
+    was broken off and completed later it may not say that of each.
+    """
+    return [
+        event
+        for event in events
+        if event.kind is Kind.STEP_COMMITTED
+        and event.actor == process
+        and event.data["seconds"].keys() >= {*phases}
+    ]

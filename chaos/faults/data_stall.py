@@ -10,6 +10,7 @@ from pydantic import Field
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
 from trainchaos.chaos.fault.targets import RankTarget
+from trainchaos.chaos.fault.witness import commits_timed
 
 
 class DataStall(Fault):
@@ -50,9 +51,7 @@ class DataStall(Fault):
         """Compares the first step under the fault with those before; or a declared hang of the
         rank.
         """
-        commits = [
-            e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process
-        ]
+        commits = commits_timed(events, occurrence.process, "data")
         before = [
             float(e.data["seconds"]["data"]) for e in commits if e.time_ns < occurrence.time_ns
         ]

@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.events.log import Event
 from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
 from trainchaos.chaos.fault.links import probed
 from trainchaos.chaos.fault.targets import LinkShape, LinkTarget
+from trainchaos.chaos.fault.witness import commits_timed
 
 TOLERANCE = 0.25  # of the requested rate; the collective itself takes time on top of the bucket's
 
@@ -63,9 +64,7 @@ class LinkThrottle(Fault):
         """Collective bandwidth of the target's first three whole steps under the fault,
         and before.
         """
-        commits = [
-            e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process
-        ]
+        commits = commits_timed(events, occurrence.process, "collective")
         before = [e for e in commits if e.time_ns < occurrence.time_ns]
         # The step in which the fault began may have had its collective already.
         during = [e for e in commits if e.time_ns > occurrence.time_ns][1:4]

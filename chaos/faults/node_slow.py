@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.events.log import Event
 from trainchaos.chaos.fault.base import Fault, Landed, Need, Occurrence, Where
 from trainchaos.chaos.fault.targets import NodeTarget
-from trainchaos.chaos.fault.witness import effects_of
+from trainchaos.chaos.fault.witness import commits_timed, effects_of
 
 LEAST = 1.25  # slowdown factor
 
@@ -68,7 +68,7 @@ class NodeSlow(Fault):
 
 def _grown(occurrence: Occurrence, events: Sequence[Event], process: str) -> float:
     """A process's worst slowdown factor of its compute phases since the injection; 0: unknown."""
-    commits = [e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == process]
+    commits = commits_timed(events, process, "forward", "backward")
     before = [_compute_s(e) for e in commits if e.time_ns < occurrence.time_ns]
     after = [_compute_s(e) for e in commits if e.time_ns > occurrence.time_ns][1:]
     windows = [median(after[first : first + 3]) for first in range(len(after) - 2)]

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.events.log import Event
 from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
 from trainchaos.chaos.fault.targets import RankTarget
+from trainchaos.chaos.fault.witness import commits_timed
 
 
 class Straggler(Fault):
@@ -57,9 +58,7 @@ class Straggler(Fault):
 
         Real contention takes a while to have an effect, so there any three consecutive steps count.
         """
-        commits = [
-            e for e in events if e.kind is Kind.STEP_COMMITTED and e.actor == occurrence.process
-        ]
+        commits = commits_timed(events, occurrence.process, "forward", "backward")
         before = [_compute_s(e) for e in commits if e.time_ns < occurrence.time_ns]
         after = [_compute_s(e) for e in commits if e.time_ns > occurrence.time_ns][1:]
         rows = 1 if self.mode == "duty-cycle" else len(after)

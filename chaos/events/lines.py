@@ -7,6 +7,8 @@ not depend on it. Without msgspec, the exact reader reads everything.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Mapping
 from operator import is_
 from sys import getsizeof
@@ -39,6 +41,17 @@ for which the line is charged.
 """
 _CONTAINERS = frozenset({list, dict})
 _set = object.__setattr__  # events are frozen
+
+
+def _has_long_number(raw: bytes) -> bool:
+    """Whether a line may have a number that ``int`` refuses for its length. msgspec does not read
+    the values of keys that an event does not have.
+    """
+    most = sys.get_int_max_str_digits()
+    if not 0 < most < len(raw):
+        return False
+    # every 64th byte: to look at each takes longer than to read the line
+    return re.search(rb"[0-9]{%d}" % (most // 64), raw[::64]) is not None
 
 
 class _Shape:
@@ -82,7 +95,7 @@ class KnownLines:
         """The event of a line and the memory of its data in bytes; None: not like any before, or
         not of ``actor``.
         """
-        if DECODE is None:
+        if DECODE is None or _has_long_number(raw):
             return None
         try:
             event = DECODE(raw)

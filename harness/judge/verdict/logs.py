@@ -27,8 +27,9 @@ def logs_of(
     """
     searched = gc.isenabled()
     gc.disable()
-    logs, unread = _read(run, resolved)
+    logs: dict[str, Log] = {}
     try:
+        logs, unread = _read(run, resolved)
         yield logs, unread
     finally:
         for log in logs.values():

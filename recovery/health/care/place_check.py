@@ -84,9 +84,10 @@ class PlaceChecks:
     def take(self) -> Sequence[Answer]:
         """See ``Checker``; begins the next check where none runs."""
         if self._process is not None:
-            late = self._now_s() - self._since_s > LIMIT_S
-            if late or _ended(self._process):
-                self._over(self._process, late=late)
+            # An answer that is there counts, even if nobody looked for it in time.
+            ended = _ended(self._process)
+            if ended or self._now_s() - self._since_s > LIMIT_S:
+                self._over(self._process, late=not ended)
         while self._process is None and self._due:
             self._start(self._due.popleft())
         answers, self._answers = self._answers, []

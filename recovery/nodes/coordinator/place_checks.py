@@ -12,7 +12,6 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
     FleetReport,
     NodeChecked,
     NodeGone,
-    NodeJoined,
     NodeLost,
 )
 
@@ -46,15 +45,16 @@ class NodeChecks:
             self._answer(spot, None, error.why)
 
     def hear(self, report: FleetReport) -> None:
-        """Something happened; most of it is no answer. An agent that is lost or anew does not know
-        what the one before was asked.
+        """Something happened; most of it is no answer. An agent that is lost answers nothing, nor
+        does the next one for it. That an agent joined may be heard after it was asked, by a
+        coordinator that takes over.
         """
         match report:
             case NodeChecked(node=node, device=device, fit=fit, said=said):
                 for spot in self._asked(node):
                     if _torch_name(spot[1]) == device:
                         self._answer(spot, fit, said)
-            case NodeLost(node=node) | NodeJoined(node=node):
+            case NodeLost(node=node):
                 for spot in self._asked(node):
                     self._answer(spot, None, "its agent has gone")
 

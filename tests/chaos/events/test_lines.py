@@ -165,6 +165,10 @@ def odd_ones() -> Iterator[bytes]:
         yield text.replace("{", f'{{"other": {json.dumps(value)}, ', 1).encode()
     for odd in ODD:
         yield text.replace("{", f'{{"other": {odd}, ', 1).encode()
+        yield text.replace("{", f'{{"other": [{odd}], ', 1).encode()
+    long = "9" * 5_000  # more digits than a whole number may have
+    yield text.replace("{", f'{{"other": {long}, ', 1).encode()
+    yield text.replace("0.25", long, 1).encode()
     yield text.encode() + b" "
     yield b"\xef\xbb\xbf" + text.encode()
     yield text.replace('"w0"', '"w1"').encode()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,7 +23,12 @@ from trainchaos.recovery.cli.processes import JobProcesses
 from trainchaos.recovery.health.care.place_check import LIMIT_S, Answer, PlaceChecks
 from trainchaos.recovery.health.care.suspect_places import SuspectPlaces, why_suspect
 from trainchaos.recovery.health.readings.reports import HealthReport
-from trainchaos.recovery.nodes.coordinator.node_state import NodeChecked, NodeGone, NodeLost
+from trainchaos.recovery.nodes.coordinator.node_state import (
+    NodeChecked,
+    NodeGone,
+    NodeJoined,
+    NodeLost,
+)
 from trainchaos.recovery.nodes.coordinator.place_checks import SLACK_S, NodeChecks
 
 BAD, GOOD = (0, "cuda:1"), (0, "cuda:0")
@@ -160,6 +165,17 @@ def test_a_check_that_does_not_answer_is_ended_and_its_place_unfit(
         os.kill(pid, 0)
 
 
+def test_an_answer_that_was_there_in_time_counts_though_nobody_looked(
+    bench: Callable[[str], Bench],
+) -> None:
+    here = bench(says(True))
+    here.places.failed(BAD, "diverged", "")
+    here.places.look()
+    here.now_s += 2 * LIMIT_S
+    here.wait()
+    assert [one.fit for one in here.found] == [True] and not here.places.avoids(BAD)
+
+
 def test_one_at_a_time_and_none_is_left_behind(bench: Callable[[str], Bench]) -> None:
     here = bench("import signal; signal.pause()")
     report = HealthReport(what="xid", code=79, node=0, source="nvml")
@@ -237,6 +253,15 @@ def test_a_node_that_goes_knows_nothing_of_its_places() -> None:
     nodes.lost.add(0)
     nodes.checks.begin((0, "cpu"))
     assert nodes.answers() == [(0, "cpu", None)]
+
+
+def test_that_an_agent_joined_is_heard_after_it_was_asked_by_one_that_takes_over() -> None:
+    nodes = Asked()
+    nodes.checks.begin((0, "cpu"))
+    nodes.checks.hear(NodeJoined(node=0, info=cast(Any, None)))
+    assert not nodes.answers(), "it is the agent that was asked"
+    nodes.checks.hear(NodeChecked(node=0, device="cpu", fit=False, said="a word differs"))
+    assert nodes.answers() == [(0, "cpu", False)]
 
 
 def test_an_agent_that_does_not_answer_is_not_waited_for_without_bound() -> None:

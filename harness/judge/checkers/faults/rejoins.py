@@ -32,7 +32,10 @@ def rejoins(evidence: Evidence) -> Finding:
         if episode.landed is None:
             missing.append(f"{fault.id} never landed, so that no preflight was due")
             continue
-        for spot in _spots(evidence, episode):
+        spots = _spots(evidence, episode)
+        if not spots:
+            missing.append(f"{fault.id} hit no process, so that no place was suspect")
+        for spot in spots:
             checked = _checked(evidence, episode, spot)
             if checked is None:
                 problems.append(f"{fault.id}: {_said(spot)} was not checked")

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from tests.chaos.loading.test_scenarios import FOLDER, loaded, simulate
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.overrides import of_option
 from trainchaos.harness.judge.checkers import PREFLIGHT
+from trainchaos.harness.judge.checkers.faults.rejoins import rejoins
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.launch.devices import DeviceBoard
 from trainchaos.harness.sim.checks import SimChecks
@@ -118,3 +121,15 @@ def test_a_preflight_that_there_cannot_be_is_an_error(
     with pytest.raises(ScenarioError) as error:
         loaded(path)
     assert said in str(error.value)
+
+
+def test_a_fault_that_hit_no_process_leaves_its_preflight_open() -> None:
+    fault = SimpleNamespace(id="cut", expect=SimpleNamespace(preflight="fit"))
+    episode = SimpleNamespace(fault="cut", injected=1, landed=1, processes=())
+    evidence: Any = SimpleNamespace(
+        measures=SimpleNamespace(episodes=[episode]),
+        fault=lambda name: fault,
+        log=SimpleNamespace(of=lambda *kinds: iter(())),
+    )
+    found = rejoins(evidence)
+    assert found.verdict == "inconclusive" and "hit no process" in found.witness

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.cli.job_spec import JobSpec
 from trainchaos.recovery.cli.processes import JobProcesses
 from trainchaos.recovery.health.care.place_care import PlaceCare
@@ -119,13 +119,21 @@ class JobHealth:
 
     def recall(self, events: Sequence[Event]) -> None:
         """Hear again what a lost supervisor had recorded of places: it may not have acted on it. A
-        report about a rank is left out, as another process may hold the rank by now.
+        report about a rank is left out, as another process may hold the rank by now, and one about
+        a device that was found fit since.
         """
         self._care.recall(events)
-        for event in events:
-            if event.kind in MODELS and event.data.get("rank") is None:
-                with contextlib.suppress(ValidationError):  # written by another version
-                    self.heard(MODELS[event.kind].model_validate(event.data))
+        fit: set[tuple[Any, Any]] = set()  # found so later
+        told: list[Event] = []
+        for event in reversed(events):
+            spot = event.data.get("node") or 0, event.data.get("device")
+            if event.kind is Kind.PLACE_CHECKED and event.data["fit"]:
+                fit.add(spot)
+            elif event.kind in MODELS and event.data.get("rank") is None and spot not in fit:
+                told.append(event)
+        for event in reversed(told):
+            with contextlib.suppress(ValidationError):  # written by another version
+                self.heard(MODELS[event.kind].model_validate(event.data))
 
     def close(self) -> None:
         """Read no more."""

@@ -109,7 +109,8 @@ class ModelRecipe:
     ) -> bool:
         """Cut the model up as this rank needs it; False if that was done before.
 
-        Raises RuntimeError when the process already holds another part, which it keeps for life.
+        Raises RuntimeError when the process already holds another part, which it keeps for life, or
+        is given a part without parameters.
         """
         shard = layout.shard_of(rank)
         if self._shard is not None:
@@ -121,6 +122,11 @@ class ModelRecipe:
         whole = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         if self.parallelize is not None:
             self.model = self.parallelize(self.model, groups.mesh)
+            if next(self.model.parameters(), None) is None:
+                raise RuntimeError(
+                    f"what parallelize returned for {mesh.described()}, cell {shard}, has no"
+                    " parameters: give each stage some of the model"
+                )
         if mesh.shard > 1:
             from trainchaos.recovery.collectives.sharding import default_units, shard_model
 
@@ -138,7 +144,8 @@ class ModelRecipe:
 class Attached:
     """What training changes on this rank: ``state`` (the model with its optimizer and scheduler),
     ``reducer``, which sums its gradients over the ranks, and ``groups``, what torch calls through:
-    None before the first generation, and where the script has a process group of its own.
+    None before this process is ready, of a sharded model before the first generation, and where the
+    script has a process group of its own.
 
     ``entering``: called with a running number before each collective; ``forward``: called when the
     model is called; ``exchange``: see ``ShardedReducer``. Raises TypeError as ``Job.attach``.
@@ -186,6 +193,8 @@ class Attached:
             sharding.rehearse(shard, self._config.device)
         elif self._sharded is not None:
             require_no_group()
+        else:
+            self._make_groups(Layout(world=self._config.world), rank=0)  # rank and world follow
         self.reducer.rehearse()
 
     def take_part(self, rank: int, layout: Layout) -> None:
@@ -197,15 +206,7 @@ class Attached:
             raise RuntimeError(
                 f"a job of {config.shards} shards is told that there are {layout.shards}"
             )
-        if self.groups is None and (layout.shards > 1 or not dist.is_initialized()):
-            self.groups = JobGroups(
-                mesh,
-                layout.shard_of(rank),
-                rank=rank,
-                world=layout.world,
-                traffic=Traffic(self.reducer, self._exchange),
-                device=config.device,
-            )
+        self._make_groups(layout, rank)
         if self._sharded is None or self.groups is None:
             return
         if self._recipe.take_part(
@@ -213,3 +214,17 @@ class Attached:
         ):
             self._hook.remove()  # the sharded model's own hook comes before this one
             self._hook = self.state.model.register_forward_pre_hook(self._forward, prepend=True)
+
+    def _make_groups(self, layout: Layout, rank: int) -> None:
+        """Once, unless the script has a process group of its own. Raises RuntimeError where it has
+        and must not.
+        """
+        if self.groups is None and (layout.shards > 1 or not dist.is_initialized()):
+            self.groups = JobGroups(
+                self._config.arranged,
+                layout.shard_of(rank),
+                rank=rank,
+                world=layout.world,
+                traffic=Traffic(self.reducer, self._exchange),
+                device=self._config.device,
+            )

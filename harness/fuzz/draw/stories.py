@@ -106,8 +106,11 @@ STORIES: tuple[Story, ...] = (
     Story(
         name="a checkpoint is bad, and is needed",
         faults=(
-            StoryFault(what=("checkpoint", "checkpoint", "storage")),
-            StoryFault(when=("soon", "later")),
+            StoryFault(
+                what=("checkpoint", "checkpoint", "storage"),
+                when=("after a save", "after a save", "midway"),
+            ),
+            StoryFault(when=("soon", "soon", "later")),
             StoryFault(when=MENDING, share=0.3),
         ),
         needs=("saves", "keeps few"),

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainchaos.chaos.events.log import Event, Kind, Log
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
+from trainchaos.chaos.planning.load import WORTH_SAYING
 
 TOO_BUSY = "the machine was too busy: "
 """Prefix of a finding that a quieter machine would decide."""
@@ -291,3 +292,15 @@ def _odd_machine(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_
                 f" {some:.2f} s"
             )
     return ""
+
+
+def others_of(log: Log) -> float | None:
+    """Processors that other programs used while the arm was played, where that is much of the
+    machine, by the word of who measures it: the orchestrator. None: it was not.
+    """
+    for event in log.of(Kind.MACHINE_BUSY):
+        others, cpus = event.data["others"], event.data["cpus"]
+        known = all(type(value) in (int, float) for value in (others, cpus))
+        if event.actor == ORCHESTRATOR and known and others >= WORTH_SAYING * cpus > 0:
+            return float(others)
+    return None

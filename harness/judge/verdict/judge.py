@@ -26,6 +26,7 @@ from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.flops import mfu, work_of
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels
 from trainchaos.harness.judge.measure.measure import METRICS, ArmMeasures, goodput_of, summarise
+from trainchaos.harness.judge.measure.pressure import others_of
 from trainchaos.harness.judge.measure.reliability import false_alarms, spares_of, survival
 from trainchaos.harness.judge.measure.samples import chances, why_absent
 from trainchaos.harness.judge.record.episodes import NEVER_FIRED
@@ -290,13 +291,8 @@ def _arm_result(arm: JudgedArm) -> ArmResult:
         provisioned_ranks=history.info.ranks + history.info.spares,
         invariants={name: f for name, f in arm.findings.items() if name not in left_out},
         nodes=nodes_of(arm.evidence.log),
-        others=_others(arm.evidence.log),
+        others=others_of(arm.evidence.log),
     )
-
-
-def _others(log: Log) -> float | None:
-    busy = log.first(Kind.MACHINE_BUSY)
-    return None if busy is None else float(busy.data["others"])
 
 
 def _end_reason(history: History) -> str:

@@ -120,6 +120,8 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
     ) -> dist.Work:
         """See torch."""
         for parts, own in zip(outputs, inputs, strict=True):
+            if other := [part.shape for part in parts if part.shape != own.shape]:
+                raise ValueError(f"all_gather of {own.shape} into {other[0]}")
             whole = own.new_empty((self.size(), *own.shape))
             self.all_gather_single(whole, own)
             for part, value in zip(parts, whole.unbind(), strict=True):
@@ -236,7 +238,9 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         _refuse("gather", "all_gather_into_tensor")
 
     def scatter(self, *_: Any) -> NoReturn:
-        """Refused."""
+        """Refused; outside a generation it is parallelize_module's, for which there is another
+        answer.
+        """
         self._joined()
         _refuse("scatter", "broadcast, and take the part of this rank")
 

@@ -14,9 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, NamedTuple, Protocol
 
+from trainchaos.recovery.process import processes
+
 LIMIT_S = 90.0
 """For one check: ``harness.preflight.one`` has 55 s, and 25 s more to end its own processes."""
+MOST_LOOK_S = 1.0
+"""Of the time between two looks that counts: in a longer one this process stood still, and perhaps
+the machine.
+"""
 MOST_OUTPUT = 65_536
+STOPPED = "Tt"
 END_S = 1.0
 PROGRAM = "trainchaos.harness.preflight.one"
 """The harness has the checks, which recovery does not import."""
@@ -70,7 +77,7 @@ class PlaceChecks:
         self._spot: Spot | None = None  # that is being checked
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
-        self._since_s = 0.0
+        self._taken_s = self._looked_s = 0.0
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -84,9 +91,12 @@ class PlaceChecks:
     def take(self) -> Sequence[Answer]:
         """See ``Checker``; begins the next check where none runs."""
         if self._process is not None:
+            now_s = self._now_s()
+            self._taken_s += min(now_s - self._looked_s, MOST_LOOK_S)
+            self._looked_s = now_s
             # An answer that is there counts, even if nobody looked for it in time.
             ended = _ended(self._process)
-            if ended or self._now_s() - self._since_s > LIMIT_S:
+            if ended or self._taken_s > LIMIT_S:
                 self._over(self._process, late=not ended)
         while self._process is None and self._due:
             self._start(self._due.popleft())
@@ -102,7 +112,7 @@ class PlaceChecks:
         self._rest()
 
     def _start(self, spot: Spot) -> None:
-        self._spot, self._since_s = spot, self._now_s()
+        self._spot, self._taken_s, self._looked_s = spot, 0.0, self._now_s()
         try:
             self._output = _new_file()
             self._process = subprocess.Popen(
@@ -116,10 +126,13 @@ class PlaceChecks:
             self._answer(None, [f"cannot be checked: {error.strerror}"])
 
     def _over(self, process: subprocess.Popen[bytes], *, late: bool) -> None:
+        stopped = processes.state(process.pid) in STOPPED
         _end(process)
         if late:
-            # a device that does not answer is what the check looks for
-            self._answer(False, [f"no answer within {LIMIT_S:g} s"])
+            # A device that does not answer is what the check looks for; a stopped check asks none.
+            why = f"no answer within {LIMIT_S:g} s"
+            more = ": its check was stopped" if stopped else ""
+            self._answer(None if stopped else False, [why + more])
             return
         assert self._output is not None
         self._output.seek(0)

@@ -27,7 +27,7 @@ from trainchaos.recovery.transport.progress_counters import PHASES, Mark
 from trainchaos.recovery.transport.wire import Message
 
 SILENT_NS = 100_000_000
-LONGEST_HEARD = 1 << 20  # characters of messages that are passed on as one; one alone may have more
+LONGEST_HEARD = 1 << 20  # bytes of messages that are passed on as one; one alone may have more
 KEPT_ENDED = 1024  # reported again to a coordinator that takes over
 
 
@@ -75,7 +75,7 @@ class AgentProcesses:
         for report in reports:
             if isinstance(report, MessageReceived):
                 self._spoken.add(report.process)
-                length = len(report.message.model_dump_json())
+                length = len(report.message.model_dump_json().encode())
                 if size + length > LONGEST_HEARD:
                     self._pass_on(heard)
                     size = 0

@@ -25,8 +25,10 @@ def report(**place: int | str) -> dict[str, Any]:
     ).model_dump()
 
 
-def warned(folder: Path, *reports: Mapping[str, Any]) -> set[str]:
-    """Who is warned by a supervisor that recalls these, of four ranks on two nodes."""
+def warned(folder: Path, *said: Mapping[str, Any] | tuple[Kind, Mapping[str, Any]]) -> set[str]:
+    """Who is warned by a supervisor that recalls these reports, and events of other kinds, of four
+    ranks on two nodes.
+    """
     told: dict[str, str] = {}
 
     def on_warnings(warnings: Mapping[str, str]) -> None:
@@ -47,7 +49,7 @@ def warned(folder: Path, *reports: Mapping[str, Any]) -> set[str]:
     care = PlaceCare(NO_CARE, processes, print, lambda: 0.0, str)
     spec: Any = SimpleNamespace(events=folder, shards=1)
     health = JobHealth(processes, controller, None, lambda *_, **__: None, spec, care)
-    kind = Kind.HEALTH_REPORTED
+    known = [one if isinstance(one, tuple) else (Kind.HEALTH_REPORTED, one) for one in said]
     events = [
         Event(
             kind=kind,
@@ -58,7 +60,7 @@ def warned(folder: Path, *reports: Mapping[str, Any]) -> set[str]:
             step=None,
             data=dict(data),
         )
-        for seq, data in enumerate(reports)
+        for seq, (kind, data) in enumerate(known)
     ]
     health.recall(events)
     health.look()
@@ -79,6 +81,20 @@ def test_places_that_were_known_to_fail_are_recalled_and_ranks_are_not(
 ) -> None:
     """Another process may hold the rank by now; every node has a first device."""
     assert warned(tmp_path, data) == who
+
+
+def checked(*, fit: bool | None, node: int = 1, device: str = "cuda:0") -> Any:
+    return Kind.PLACE_CHECKED, {"node": node, "device": device, "fit": fit}
+
+
+def test_a_device_that_was_found_fit_since_warns_nobody_again(tmp_path: Path) -> None:
+    bad = report(node=1, device="cuda:0")
+    assert warned(tmp_path, bad, checked(fit=True)) == set()
+    assert warned(tmp_path, checked(fit=True), bad) == {"w2"}, "it was found afterwards"
+    assert warned(tmp_path, bad, checked(fit=None)) == {"w2"}
+    assert warned(tmp_path, bad, checked(fit=True, device="cuda:1")) == {"w2"}
+    whole = report(node=1)
+    assert warned(tmp_path, whole, checked(fit=True)) == warned(tmp_path, whole) != set()
 
 
 def test_an_alarm_of_the_job_is_recorded_and_moves_nobody(

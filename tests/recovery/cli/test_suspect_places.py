@@ -15,12 +15,18 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.running import until
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
 from trainchaos.harness.preflight import one
 from trainchaos.harness.preflight.checks.findings import Finding, Findings
 from trainchaos.recovery.cli.process_host import ProcessPlacement
 from trainchaos.recovery.cli.processes import JobProcesses
-from trainchaos.recovery.health.care.place_check import LIMIT_S, Answer, PlaceChecks
+from trainchaos.recovery.health.care.place_check import (
+    LIMIT_S,
+    MOST_LOOK_S,
+    Answer,
+    PlaceChecks,
+)
 from trainchaos.recovery.health.care.suspect_places import SuspectPlaces, why_suspect
 from trainchaos.recovery.health.readings.reports import HealthReport
 from trainchaos.recovery.nodes.coordinator.node_state import (
@@ -30,6 +36,7 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
     NodeLost,
 )
 from trainchaos.recovery.nodes.coordinator.place_checks import SLACK_S, NodeChecks
+from trainchaos.recovery.process.processes import state
 
 BAD, GOOD = (0, "cuda:1"), (0, "cuda:0")
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."
@@ -53,6 +60,12 @@ class Bench:
 
     def pids(self) -> list[int]:
         return list(self.checks.pids)
+
+    def looks(self, seconds: float) -> None:
+        """As the supervisor does for so long."""
+        for _ in range(round(seconds / MOST_LOOK_S)):
+            self.now_s += MOST_LOOK_S
+            self.places.look()
 
     def wait(self) -> None:
         """Until the programs that run have ended."""
@@ -155,14 +168,33 @@ def test_a_check_that_does_not_answer_is_ended_and_its_place_unfit(
     here.places.failed(BAD, "diverged", "")
     here.places.look()
     (pid,) = here.pids()
-    here.now_s += LIMIT_S / 2
-    here.places.look()
+    here.looks(LIMIT_S)
     assert here.pids() == [pid]
-    here.now_s += LIMIT_S
-    here.places.look()
+    here.looks(2)
     assert [one.fit for one in here.found] == [False] and "no answer" in here.found[0].said
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_time_in_which_nobody_looks_is_not_the_places(bench: Callable[[str], Bench]) -> None:
+    """The machine of supervisor, check and device stood still, such as a paused node."""
+    here = bench("import signal; signal.pause()")
+    here.places.failed(BAD, "diverged", "")
+    here.places.look()
+    here.now_s += 10 * LIMIT_S
+    here.places.look()
+    assert len(here.pids()) == 1 and not here.found
+
+
+def test_a_place_whose_check_was_stopped_is_not_unfit(bench: Callable[[str], Bench]) -> None:
+    here = bench("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    here.places.failed(BAD, "diverged", "")
+    here.places.look()
+    (pid,) = here.pids()
+    until(lambda: state(pid) == "T")
+    here.looks(LIMIT_S + 2)
+    assert not here.found and not here.places.avoids(BAD)
+    assert [one["fit"] for one in here.events] == [None] and "was stopped" in here.events[0]["said"]
 
 
 def test_an_answer_that_was_there_in_time_counts_though_nobody_looked(
@@ -171,6 +203,7 @@ def test_an_answer_that_was_there_in_time_counts_though_nobody_looked(
     here = bench(says(True))
     here.places.failed(BAD, "diverged", "")
     here.places.look()
+    here.looks(LIMIT_S - 1)
     here.now_s += 2 * LIMIT_S
     here.wait()
     assert [one.fit for one in here.found] == [True] and not here.places.avoids(BAD)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.running import ROOT, Running, kill
 from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.results import Results
 
 pytestmark = pytest.mark.real
@@ -39,3 +41,36 @@ def test_a_lost_cell_changes_no_bit(tmp_path: Path, shape: str, rank: int, strat
     assert code == 0, text
     (cell,) = Results.model_validate_json(text).cells
     assert cell.verdict == "pass"
+
+
+EXAMPLE = ROOT / "examples" / "mesh_recoverable.py"
+OPTIONS = ("--ranks", "4", "--mesh", "tensor=2", "--fresh", "--strategy")
+STEPS = 96
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "strategy", [("hot-spare", "--spares", "1"), ("checkpoint-restart",)], ids=lambda s: s[0]
+)
+def test_the_example_ends_after_a_kill_as_without(
+    tmp_path: Path, strategy: tuple[str, ...]
+) -> None:
+    """Which calls collectives of its own between the steps."""
+    ends = []
+    for name in ("plain", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        job = Running(folder, *OPTIONS, *strategy, EXAMPLE, "3")
+        try:
+            if name == "killed":
+                job.wait_for(lambda job=job: job.trained(30))  # type: ignore[misc]
+                kill(job.pid_of("w2"))
+            assert job.end() == 0, job.said
+        finally:
+            job.process.kill()
+        logs = [path.stem for path in job.events.glob("[ws]*.jsonl")]
+        digests = [event for log in logs for event in job.of(log, Kind.STATE_DIGEST)]
+        ends.append({one.data["rank"]: one.data for one in digests if one.step == STEPS})
+        generations = len(job.of("orchestrator", Kind.GENERATION_STARTED))
+        assert generations == (1 if name == "plain" else 2)
+    assert len(ends[0]) == 4 and ends[0] == ends[1]

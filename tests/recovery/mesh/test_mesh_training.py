@@ -254,6 +254,28 @@ def test_who_sends_what_is_not_finite_first_is_blamed_alone(
     assert results(partial(spoil, mesh, who), world) == [(who,)] * world
 
 
+def give_nothing(mesh: Mesh, me: Self) -> str:
+    """What is said to a rank whose part has no parameters."""
+    recipe = ModelRecipe(net(), adam, None, None, lambda model, mesh: nn.Identity())
+    state = TrainState(recipe.model, None, None, seed=1)
+    part = Part(me, mesh)
+    with pytest.raises(RuntimeError) as told:
+        recipe.take_part(
+            me.rank,
+            part.layout,
+            state=state,
+            reducer=part.reducer,
+            groups=part.groups,
+            mesh=mesh,
+        )
+    return str(told.value)
+
+
+def test_a_part_without_parameters_is_refused_by_its_cell() -> None:
+    said = results(partial(give_nothing, Mesh(pipeline=2)), 2)
+    assert all(f"cell {cell}, has no parameters" in text for cell, text in enumerate(said))
+
+
 def save_and_restore(mesh: Mesh, folder: Path, me: Self) -> Any:
     """What this rank holds after steps, and what one of another arrangement restores of it."""
     part = Part(me, mesh)

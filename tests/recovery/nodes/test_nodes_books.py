@@ -227,3 +227,12 @@ def test_what_ranks_say_in_one_turn_is_one_line_and_an_exit_comes_after_it(
     monkeypatch.setattr(module, "LONGEST_HEARD", 10)
     processes.tell_of(parked)
     assert said(processes) == [("heard", "w0"), ("heard", "w1"), ("heard", "w2")]
+    confirm(processes)
+    text = "\N{SLIGHTLY SMILING FACE}" * 1000  # four bytes each, and a line has so many bytes
+    wide = [
+        MessageReceived(process=name, message=parked[0].message.model_copy(update={"error": text}))
+        for name in ("w0", "w1")
+    ]
+    monkeypatch.setattr(module, "LONGEST_HEARD", 5000)
+    processes.tell_of(wide)
+    assert said(processes) == [("heard", "w0"), ("heard", "w1")]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.fault import FaultSpec
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from trainchaos.harness.judge.measure.pressure import TOO_BUSY
+from trainchaos.harness.judge.measure.pressure import TOO_BUSY, others_of
 from trainchaos.harness.judge.record.alarms import AlarmRaised, alarms_of, steps_until
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.results import Finding
@@ -29,7 +28,7 @@ def alarms(evidence: Evidence) -> Finding:
     is missing or late.
     """
     raised = alarms_of(evidence.history, () if evidence.is_control else evidence.measures.episodes)
-    busy = evidence.log.first(Kind.MACHINE_BUSY) is not None
+    busy = others_of(evidence.log) is not None
     alien = [alarm for alarm in raised if not alarm.by]
     excused = [alarm for alarm in alien if busy and alarm.what in OF_TIMES]
     problems = [

@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.arms import evidence_of, inject, land, plan
 from tests.support.logs import Script
-from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 from trainchaos.harness.judge.checkers.faults.alarms import OF_TIMES, alarms
+from trainchaos.harness.judge.measure.pressure import others_of
 from trainchaos.harness.judge.results import Finding
 
 FAULT: dict[str, Any] = {
@@ -50,6 +51,18 @@ def test_what_takes_long_beside_other_programs_is_inconclusive(what: str) -> Non
     beside = found(what, busy=True)
     assert beside.verdict == "inconclusive"
     assert beside.witness.startswith("the machine was too busy:") and what in beside.witness
+
+
+@pytest.mark.parametrize(
+    ("actor", "others"),
+    [("w1", 1.5), (ORCHESTRATOR, 0), (ORCHESTRATOR, "much"), (ORCHESTRATOR, 0.1)],
+)
+def test_a_rank_or_a_little_use_excuses_nothing(actor: str, others: Any) -> None:
+    script = Script("drop-replica", arm="faulted")
+    script.train(script.steps)
+    script.write(actor, Kind.MACHINE_BUSY, others=others, cpus=2)
+    script.finish()
+    assert others_of(script.log()) is None
 
 
 @pytest.mark.parametrize("what", ["loss-spike", "thermal-limit", "digest-mismatch"])

@@ -23,7 +23,10 @@ from trainchaos.recovery.policy.strategy import Strategy
 Tree = dict[str, Any]
 
 MOST_FAULTS = 4
-EVENTS: tuple[str, ...] = tuple(name for name in get_args(EventName) if name != "place_checked")
+CHECKED = "place_checked"
+EVENTS: tuple[str, ...] = tuple(name for name in get_args(EventName) if name != CHECKED)
+"""Those of every job."""
+SHAPES = ("ddp", "fsdp", "hsdp", "mesh")
 SELDOM = 0.7
 """How strongly rarely drawn options are preferred: 0 not at all, 1 in proportion."""
 
@@ -75,8 +78,20 @@ def scenario(dice: Dice, world: World) -> Tree:
         fault(dice, world, made["workload"], made["recovery"], place, number)
         for number in range(_count(dice))
     ]
+    checks_of_places(made, dice)
+    for one in made["faults"]:
+        if "health" in made and "event" in one["at"] and dice.chance(0.3):
+            one["at"]["event"] = CHECKED
     made["seed"] = dice.rng.randrange(10_000)
     return made
+
+
+def checks_of_places(made: Tree, dice: Dice) -> None:
+    """In some jobs suspect places are checked."""
+    if dice.chance(0.15):
+        made["health"] = {"preflight_rejoins": True}
+        if dice.chance(0.5):
+            made["health"]["taint_alarms"] = True
 
 
 def job(dice: Dice, world: World) -> Tree:
@@ -86,7 +101,7 @@ def job(dice: Dice, world: World) -> Tree:
     steps = rng.randint(*scale.steps)
     nodes = dice.pick("nodes", [n for n in scale.nodes if n <= ranks])
     workload: Tree = {
-        "kind": "mlp",
+        "kind": "gpt" if is_mesh(shape) else "mlp",
         "ranks": ranks,
         "steps": steps,
         "parallelism": shape,
@@ -125,14 +140,48 @@ def _count(dice: Dice) -> int:
     return int(dice.pick("faults", range(1, MOST_FAULTS + 1)))
 
 
+def is_mesh(shape: Any) -> bool:
+    """Whether a model is spread over a mesh, which one kind of workload supports."""
+    return isinstance(shape, dict) and "hsdp" not in shape
+
+
+def replicas_of(shape: Any) -> int:
+    """Copies of the model; 0 where the shape does not say so."""
+    if not isinstance(shape, dict):
+        return 0
+    return int(shape["replicate"] if is_mesh(shape) else shape["hsdp"]["replicas"])
+
+
 def _shape(dice: Dice, sizes: Sequence[int]) -> tuple[int, Any]:
     """The number of ranks, and how the model is spread over them."""
-    word = dice.pick("parallelism", ("ddp", "fsdp", "hsdp"))
+    most = max(sizes)
+    word = dice.pick("parallelism", SHAPES)
+    if word == "mesh":
+        return _mesh(dice, most)
     if word != "hsdp":
         return dice.rng.choice(sizes), word
-    shards = dice.rng.randint(1, min(3, max(sizes) // 2))
-    replicas = dice.rng.randint(2, max(sizes) // shards)
+    shards = dice.rng.randint(1, min(3, most // 2))
+    replicas = dice.rng.randint(2, most // shards)
     return replicas * shards, {"hsdp": {"replicas": replicas, "shards": shards}}
+
+
+def _mesh(dice: Dice, most: int) -> tuple[int, Any]:
+    """Dimensions of a mesh of at most so many ranks, one of them above 1."""
+    rng = dice.rng
+    grids = [
+        {"shard": shard, "pipeline": stages, "tensor": tensor}
+        for shard in (1, 2)
+        for stages in (1, 2, 3)
+        for tensor in (1, 2, 4)
+        if 1 < shard * stages * tensor <= most and (shard == 1 or stages == 1)
+    ]
+    shape: Tree = dict(dice.pick("mesh", grids))
+    cells = shape["shard"] * shape["pipeline"] * shape["tensor"]
+    shape["replicate"] = rng.randint(1, most // cells)
+    if shape["pipeline"] > 1:
+        shape["schedule"] = dice.pick("schedule", ("1f1b", "gpipe"))
+        shape["microbatches"] = rng.randint(1, 5)
+    return shape["replicate"] * cells, shape
 
 
 def checkpoint(dice: Dice, steps: int) -> Tree:
@@ -262,8 +311,8 @@ def _target(dice: Dice, kind: type[Fault], workload: Tree, recovery: Tree, place
         src, dst = rng.sample(range(ranks), 2)
         return {"link": {"src": src, "dst": dst} if dice.chance(0.7) else {"src": src}}
     how = dice.pick("target", ("rank", "rank", "select", "replica", "node", "spare", "any"))
-    if how == "replica" and isinstance(workload["parallelism"], dict):
-        return {"replica": rng.randrange(workload["parallelism"]["hsdp"]["replicas"])}
+    if how == "replica" and (replicas := replicas_of(workload["parallelism"])):
+        return {"replica": rng.randrange(replicas)}
     if how == "select":
         several = (
             "one",

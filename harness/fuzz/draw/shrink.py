@@ -8,6 +8,8 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from trainchaos.harness.fuzz.draw.draw import is_mesh
+
 Tree = dict[str, Any]
 Path = tuple[str | int, ...]
 
@@ -17,6 +19,8 @@ OPTIONAL: tuple[Path, ...] = (
     ("workload", "verify_every"),
     ("workload", "evaluate"),
     ("launcher", "nodes_per_rack"),
+    ("health",),
+    ("health", "taint_alarms"),
     ("workload", "checkpoint", "delta"),
     ("workload", "checkpoint", "sharded"),
     ("workload", "checkpoint", "memory"),
@@ -81,6 +85,10 @@ def _smaller_job(tree: Tree) -> Iterator[Tree]:
     job = tree["workload"]
     if job["parallelism"] != "ddp":
         yield _with(tree, ("workload", "parallelism"), "ddp")
+    if is_mesh(job["parallelism"]):
+        yield from _smaller_mesh(tree)
+    elif job["kind"] != "mlp":
+        yield _with(tree, ("workload", "kind"), "mlp")
     for nodes in _lower(tree["launcher"].get("nodes", 1), 1):
         yield _with(tree, ("launcher", "nodes"), nodes)
     if isinstance(job["parallelism"], str):
@@ -99,6 +107,19 @@ def _smaller_job(tree: Tree) -> Iterator[Tree]:
         yield _with(tree, ("workload", "checkpoint", "every"), value)
     if tree["seed"] != 0:
         yield _with(tree, ("seed",), 0)
+
+
+def _smaller_mesh(tree: Tree) -> Iterator[Tree]:
+    shape = tree["workload"]["parallelism"]
+    for name in ("schedule", "microbatches"):
+        yield from _if_there(tree, ("workload", "parallelism", name))
+    for dim in ("shard", "pipeline", "tensor", "replicate"):
+        for size in _lower(shape[dim], 1):
+            smaller = _with(tree, ("workload", "parallelism", dim), size)
+            job = smaller["workload"]
+            job["ranks"] = job["ranks"] // shape[dim] * size
+            job["global_batch"] = max(job["ranks"], job["global_batch"])
+            yield smaller
 
 
 def _simpler_trigger(tree: Tree, number: int) -> Iterator[Tree]:

@@ -17,7 +17,15 @@ from types import MappingProxyType
 
 from trainchaos.chaos.fault.aftermath import Ends, EndsWithin, HangsUntilDeclared, StandsStill
 from trainchaos.chaos.fault.base import Fault, Where
-from trainchaos.harness.fuzz.draw.draw import Dice, Tree, World, fault_of, job, phase
+from trainchaos.harness.fuzz.draw.draw import (
+    Dice,
+    Tree,
+    World,
+    checks_of_places,
+    fault_of,
+    job,
+    phase,
+)
 from trainchaos.harness.fuzz.draw.values import params_of
 
 FAILURE = ("loss", "hang", "values", "apart")
@@ -179,6 +187,7 @@ def scenario_from_stories(dice: Dice, world: World, stories: Sequence[Story] = S
         NEEDS[need](made, dice, world)
     for name in names:
         telling.tell(possible[name])
+    checks_of_places(made, dice)
     made["seed"] = dice.rng.randrange(10_000)
     return made
 

@@ -312,6 +312,23 @@ def test_a_scenario_is_made_as_small_as_what_it_shows_allows() -> None:
     assert (small["workload"]["ranks"], small["workload"]["steps"]) == (2, 4) and plays < 100
 
 
+def test_a_mesh_is_made_smaller_by_dimension_and_then_goes() -> None:
+    mesh = {"replicate": 2, "shard": 1, "pipeline": 2, "tensor": 2, "schedule": "gpipe"}
+    tree = tree_of(KILL, health={"preflight_rejoins": True, "taint_alarms": True})
+    tree["workload"] |= {"kind": "gpt", "ranks": 8, "global_batch": 16, "parallelism": mesh}
+
+    def staged(one: draw.Tree) -> bool:
+        shape = one["workload"]["parallelism"]
+        return draw.is_mesh(shape) and shape["pipeline"] > 1
+
+    small, _ = shrunk(tree, staged)
+    job = small["workload"]
+    assert job["parallelism"] == {"replicate": 1, "shard": 1, "pipeline": 2, "tensor": 1}
+    assert job["ranks"] == 2 and "health" not in small
+    plain, _ = shrunk(tree, lambda one: True)
+    assert (plain["workload"]["kind"], plain["workload"]["parallelism"]) == ("mlp", "ddp")
+
+
 def test_it_stops_asking_after_so_many() -> None:
     asked = []
     shrunk(trees(1)[0], lambda one: bool(asked.append(one)), most=7)

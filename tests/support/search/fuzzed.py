@@ -10,6 +10,7 @@ from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.fuzz.draw import draw
+from trainchaos.harness.fuzz.draw.draw import CHECKED, is_mesh
 from trainchaos.harness.fuzz.draw.text import as_yaml
 from trainchaos.harness.fuzz.play.play import PlayResult, kinds, strategies
 from trainchaos.harness.judge.results import Finding
@@ -71,7 +72,13 @@ def assert_all_drawn(trees: Iterable[Mapping[str, Any]]) -> None:
     faults = [fault for tree in trees for fault in tree["faults"]]
     assert {fault["kind"] for fault in faults} == set(kinds())
     assert {tree["recovery"]["strategy"] for tree in trees} == set(strategies()) - {"none"}
-    assert {str(tree["workload"]["parallelism"])[:6] for tree in trees} == {"ddp", "fsdp", "{'hsdp"}
+    shapes = [tree["workload"]["parallelism"] for tree in trees]
+    assert {str(shape)[:6] for shape in shapes} == {"ddp", "fsdp", "{'hsdp", "{'shar"}
+    for dim in ("shard", "pipeline", "tensor", "replicate"):
+        assert any(shape[dim] > 1 for shape in shapes if is_mesh(shape)), dim
+    checked = [tree for tree in trees if "health" in tree]
+    assert len(checked) < len(trees) / 2
+    assert any(fault["at"].get("event") == CHECKED for tree in checked for fault in tree["faults"])
     assert {key for fault in faults for key in fault["at"]} >= {
         "step",
         "steps",

@@ -269,8 +269,8 @@ def restart(view: ClusterView, *, why: str, without: Collection[str] = ()) -> De
     """Fill the world from ready processes, survivors and new ones, and restore the newest good
     checkpoint. ``without``: survivors that are to leave.
 
-    Unless a checkpoint is known to exist, the first replica is made of processes that have never
-    trained: if there is none, the job begins anew with their state.
+    Unless a checkpoint is known to exist, the first replica is made of processes that have neither
+    trained nor followed: if there is none, the job begins anew with their state.
     """
     step = view.failures[-1].step if view.failures else -1
     back = {
@@ -285,7 +285,7 @@ def restart(view: ClusterView, *, why: str, without: Collection[str] = ()) -> De
         return Decision(actions=(GiveUp(),), reason=reason)
     living = (*view.survivors, *view.benched)
     used = [p for p in living if not p.noticed and p.name not in without]
-    outside = [p.name for p in (*view.fresh, *view.starting)]
+    outside = [p.name for p in (*view.fresh, *view.starting) if view.saved or not p.live]
     most = view.replicas if view.saved else view.replicas - 1
     reserve = itertools.chain(outside, (f"new-{number}" for number in itertools.count()))
     columns = []

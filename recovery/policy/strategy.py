@@ -68,7 +68,7 @@ class ProcessView:
     usable; ``noticed``: it was told that it will be ended soon; ``warned``: the place it runs on is
     about to fail; ``shard``: the part of the model it holds for life, None before it held a rank;
     ``pending``: the step whose reduced gradients it holds and has not applied (0: none);
-    ``age_s``: seconds since it was started.
+    ``age_s``: seconds since it was started; ``live``: it follows the job's steps as a spare.
     """
 
     name: str
@@ -82,6 +82,7 @@ class ProcessView:
     shard: int | None = None
     pending: int = 0
     age_s: float = 0.0
+    live: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -340,6 +340,7 @@ class ProcessTable:
                 shard=p.shard,
                 pending=p.pending,
                 age_s=0.0 if p.started_s is None else now_s - p.started_s,
+                live=bool(p.live),
             )
             for p in sorted(seen, key=lambda process: process.name in unheard)
         )

@@ -108,6 +108,12 @@ class Episode:
         return kind is not None and kind.seems_still
 
     @property
+    def harmless(self) -> bool:
+        """Whether it leaves nothing to recover from."""
+        kind = self._of
+        return kind is not None and kind.harmless
+
+    @property
     def _of(self) -> type[Fault] | None:
         return load(FAULTS, Fault).get(self.kind)
 

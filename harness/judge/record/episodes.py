@@ -290,7 +290,7 @@ def _ends_of_any(
         def until(failure: Event) -> float:
             if failure.data["cause"] not in _STUCK:
                 return whole
-            newer = partial(_stops, history, failure=failure, seen_ns=seen[id(failure)])
+            newer = partial(_stops, history, one, failure=failure, seen_ns=seen[id(failure)])
             stuck = _until(episodes, index, hit, same_target=False, newer=newer)
             stuck = float("-inf") if _stops_nothing(one) else stuck
             hidden = one.seems_still and _nameless_stall(failure)
@@ -303,11 +303,15 @@ def _ends_of_any(
     return lambda failure: each.get(failure.data["process"], whole)
 
 
-def _stops(history: History, other: Episode, *, failure: Event, seen_ns: int) -> bool:
-    """Whether it can have stopped the progress of a failure's generation until that was seen: what
-    hit only processes that are no members of it cannot.
+def _stops(history: History, one: Episode, other: Episode, *, failure: Event, seen_ns: int) -> bool:
+    """Whether ``other`` can have stopped the progress of a failure's generation until that was
+    seen, rather than ``one``: what hit only processes that are no members of it cannot, and what
+    slows a rank down is less likely than what breaks one in the same generation.
     """
     if _stops_nothing(other) or _was_over(other, failure, seen_ns):
+        return False
+    here = one.injected is not None and one.injected.generation == failure.generation
+    if other.harmless and here and not one.harmless:
         return False
     generation = history.generation(failure.generation)
     hit = set(other.processes)

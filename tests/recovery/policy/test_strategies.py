@@ -409,6 +409,15 @@ def test_a_restart_is_led_by_a_process_that_still_holds_the_initial_state() -> N
     assert sum(isinstance(action, Spawn) for action in decision.actions) == 1
 
 
+def test_a_spare_that_followed_does_not_begin_a_job_anew() -> None:
+    view = view_of(HotSpare(sync="live"), "DttD", outside="R")
+    following = tuple(replace(p, live=p.name == "s0") for p in view.processes)
+    for saved, first in ((False, "new-0"), (True, "s0")):
+        seen = replace(view, processes=following, saved=saved)
+        form = one_form(HotSpare(sync="live").on_failure(seen))
+        assert (form.state, form.members[0]) == (StateFrom.CHECKPOINT, first)
+
+
 def test_checkpoint_restart_keeps_nobody() -> None:
     strategy = CheckpointRestart(restart="cold")
     decision = strategy.on_failure(view_of(strategy, "PDPP", outside="S"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.fault import FaultSpec
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
@@ -19,8 +21,9 @@ def wanted(evidence: Evidence) -> bool:
 
 def rejoins(evidence: Evidence) -> Finding:
     """The place of each occurrence of a fault with ``expect.preflight`` was checked, and found as
-    expected. No process started there while it was checked, nor after if it was unfit; at least one
-    did after if it was fit. What cannot be measured on a machine is inconclusive.
+    expected. No process started there while it was checked, nor after if it was unfit, as long as
+    there was another place; at least one did after if it was fit. What cannot be measured on a
+    machine is inconclusive.
     """
     problems: list[str] = []
     met: list[str] = []
@@ -63,10 +66,13 @@ def _used(
     started = [event for event in _started(evidence, spot) if event.time_ns > since_ns]
     early = [event for event in started if event.time_ns < checked.time_ns]
     later = [event for event in started if event.time_ns >= checked.time_ns]
-    if early:
-        return True, f"{early[0].data['process']} started on {_said(spot)} before it was checked"
+    for event in early if found == "fit" else started:
+        if other := _other_place(evidence, spot, event.time_ns):
+            when = "before it was checked" if event in early else f"though it is {found}"
+            name = event.data["process"]
+            return True, f"{name} started on {_said(spot)} {when}, and not on {_said(other)}"
     if found == "unfit":
-        return bool(later), f"{said}, and {_names(later)} there later"
+        return False, f"{said}, and {_names(later)} there later"
     return not later, f"{said}, and {_names(later)} there later"
 
 
@@ -83,6 +89,46 @@ def _checked(evidence: Evidence, episode: Episode, spot: tuple[int, str]) -> Eve
         if event.time_ns > episode.injected.time_ns and _spot(event) == spot:
             return event
     return None
+
+
+def _other_place(evidence: Evidence, spot: tuple[int, str], at_ns: int) -> tuple[int, str] | None:
+    """A place that could have been taken instead, of those that processes of this job ever had:
+    its node is there, nothing is held against it, and, if it is a GPU, nobody has it.
+    """
+    for other in sorted({_spot(event) for event in evidence.log.of(Kind.PROCESS_SPAWNED)}):
+        taken = other[1].startswith("cuda") and _occupied(evidence, other, at_ns)
+        if other != spot and not (
+            taken or _suspect(evidence, other, at_ns) or _node_lost(evidence, other[0], at_ns)
+        ):
+            return other
+    return None
+
+
+def _suspect(evidence: Evidence, spot: tuple[int, str], at_ns: int) -> bool:
+    """Whether a place was being checked, or had been found unfit."""
+    return any(
+        _spot(event) == spot
+        and event.time_ns - round(event.data["seconds"] * NS) <= at_ns
+        and (at_ns < event.time_ns or event.data["fit"] is False)
+        for event in evidence.log.of(Kind.PLACE_CHECKED)
+    )
+
+
+def _occupied(evidence: Evidence, spot: tuple[int, str], at_ns: int) -> bool:
+    ended = {event.data["process"]: event.time_ns for event in evidence.log.of(Kind.PROCESS_EXITED)}
+    return any(
+        event.time_ns < at_ns < ended.get(event.data["process"], math.inf)
+        for event in _started(evidence, spot)
+    )
+
+
+def _node_lost(evidence: Evidence, node: int, at_ns: int) -> bool:
+    told = [
+        event
+        for event in evidence.log.of(Kind.NODE_JOINED, Kind.NODE_LOST)
+        if event.data["node"] == node and event.time_ns < at_ns
+    ]
+    return bool(told) and told[-1].kind is Kind.NODE_LOST
 
 
 def _started(evidence: Evidence, spot: tuple[int, str]) -> list[Event]:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.chaos.loading.test_scenarios import FOLDER, loaded, simulate
 from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.loading.overrides import of_option
 from trainchaos.harness.judge.checkers import PREFLIGHT
 from trainchaos.harness.judge.checkers.faults.rejoins import rejoins
@@ -62,7 +63,7 @@ def test_it_fails_if_processes_start_where_it_is_unfit(
 ) -> None:
     monkeypatch.setattr(DeviceBoard, "doubt", lambda *_: None)
     found = played("unfit", memory)
-    assert found.verdict == "fail" and "unfit, and s5 started there later" in found.witness
+    assert found.verdict == "fail" and "s5 started on cpu:2 of node 0 though it is unfit" in found.witness
 
 
 @pytest.mark.slow
@@ -133,3 +134,60 @@ def test_a_fault_that_hit_no_process_leaves_its_preflight_open() -> None:
     )
     found = rejoins(evidence)
     assert found.verdict == "inconclusive" and "hit no process" in found.witness
+
+
+def unfit_and_used(*others: str, device: str = "cpu", lost: bool = False) -> Finding:
+    """Device 0 of node 0 failed, was found unfit, and a process started there all the same; what
+    the ``others`` were: "free", "taken", "unfit" or "checked" (that is under way).
+    """
+    events: list[Any] = []
+
+    def write(kind: Kind, second: float, **data: Any) -> None:
+        events.append(SimpleNamespace(kind=kind, time_ns=round(second * 1e9), data=data))
+
+    def check(number: int, second: float) -> None:
+        place = {"node": 0 if number == 0 else 1, "device": f"{device}:{number}"}
+        write(Kind.PLACE_CHECKED, second, **place, fit=False, said="bad", seconds=1.0)
+
+    for number, what in enumerate(("failed", *others)):
+        place = {"node": 0 if number == 0 else 1, "device": f"{device}:{number}"}
+        write(Kind.PROCESS_SPAWNED, 1, process=f"w{number}", **place)
+        if what != "taken":
+            write(Kind.PROCESS_EXITED, 3, process=f"w{number}")
+        if what in ("unfit", "checked"):
+            check(number, {"unfit": 5, "checked": 10.5}[what])
+    check(0, 5)
+    if lost:
+        write(Kind.NODE_JOINED, 0, node=1)
+        write(Kind.NODE_LOST, 6, node=1)
+    write(Kind.PROCESS_SPAWNED, 10, process="new", node=0, device=f"{device}:0")
+    events.sort(key=lambda event: event.time_ns)
+    episode = SimpleNamespace(
+        fault="bad", injected=SimpleNamespace(time_ns=2e9), landed=1, processes=("w0",)
+    )
+    evidence: Any = SimpleNamespace(
+        measures=SimpleNamespace(episodes=[episode]),
+        fault=lambda name: SimpleNamespace(id="bad", expect=SimpleNamespace(preflight="unfit")),
+        log=SimpleNamespace(of=lambda *kinds: iter([e for e in events if e.kind in kinds])),
+    )
+    return rejoins(evidence)
+
+
+@pytest.mark.parametrize(
+    ("others", "device", "lost", "verdict"),
+    [
+        (("free",), "cpu", False, "fail"),
+        (("taken",), "cpu", False, "fail"),  # which two processes can share
+        (("unfit",), "cpu", False, "pass"),
+        (("checked",), "cpu", False, "pass"),
+        (("unfit", "free"), "cpu", False, "fail"),
+        (("free",), "cpu", True, "pass"),
+        ((), "cpu", False, "pass"),
+        (("free",), "cuda", False, "fail"),
+        (("taken",), "cuda", False, "pass"),
+    ],
+)
+def test_an_unfit_place_is_used_only_if_there_is_no_other(
+    others: tuple[str, ...], device: str, lost: bool, verdict: str
+) -> None:
+    assert unfit_and_used(*others, device=device, lost=lost).verdict == verdict

@@ -361,9 +361,8 @@ def test_ctrl_c_ends_the_job_that_is_under_way(tmp_path: Path) -> None:
     assert "at a time, as each takes 4 cores" in said
     assert not [path for path in tmp_path.iterdir() if path.name != "x"]
     assert left_by(before, None, tmp_path, set()) == ()
-    assert not any(
-        f"{MARK}=".encode() in environment(pid) for pid in os.listdir("/proc") if pid.isdigit()
-    )
+    theirs = [environment(pid) for pid in os.listdir("/proc") if pid.isdigit()]
+    assert not any(f"{MARK}=".encode() in one and bytes(tmp_path) in one for one in theirs)
 
 
 def environment(pid: str) -> bytes:

@@ -201,12 +201,12 @@ def _describe(event: Event) -> str:
 
 
 def _hit_together(evidence: Evidence, episode: Episode) -> set[str]:
-    """Processes that a fault hit in the same step and generation, over all its occurrences."""
+    """Processes that faults of its kind hit in the same step and generation."""
     at = (episode.injected.generation, episode.injected.step) if episode.injected else None
     return {
         name
         for other in evidence.measures.episodes
-        if other.fault == episode.fault
+        if other.kind == episode.kind
         and other.injected
         and (other.injected.generation, other.injected.step) == at
         for name in other.processes

@@ -120,15 +120,8 @@ def compare(evidence: Evidence) -> tuple[Exactness, str]:
         )
         return _by_band(evidence, mine, theirs, steps, why)
     if evidence.promises_exact and skipped is not None:
-        # The loss of a step whose whole batch was left out is of nothing.
-        left = [s for s in steps if any(c.data["samples"] for c in history.lineage[s].commits)]
-        return _by_band(
-            evidence,
-            mine,
-            theirs,
-            left,
-            f"judged by band (samples left out from step {skipped} on), ",
-        )
+        why = f"judged by band (samples left out from step {skipped} on), "
+        return _by_band(evidence, mine, theirs, steps, why)
     if evidence.promises_exact and not shrunk:
         return "differs", different
     if shrunk and skipped is None and not corrupt:
@@ -168,6 +161,9 @@ def _first_difference(history: History, control: History, before: float = math.i
 def _by_band(
     evidence: Evidence, mine: dict[int, float], theirs: dict[int, float], steps: list[int], why: str
 ) -> tuple[Exactness, str]:
+    # The loss of a step whose whole batch was left out is of nothing.
+    lineage = evidence.history.lineage
+    steps = [s for s in steps if any(commit.data["samples"] for commit in lineage[s].commits)]
     window = max(5, len(steps) // 20)
     if len(steps) < 2 * window:
         return (

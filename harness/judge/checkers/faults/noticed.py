@@ -200,17 +200,18 @@ def _describe(event: Event) -> str:
     return f"{blamed}, cause {event.data['cause']}"
 
 
-def _hit_together(evidence: Evidence, episode: Episode) -> set[str]:
-    """Processes that faults of its kind hit in the same step and generation."""
+def _hit_together(evidence: Evidence, episode: Episode) -> list[set[str]]:
+    """Processes that were hit in the same step and generation, for each kind of fault that breaks
+    ranks: a stall may have been declared for any of these.
+    """
     at = (episode.injected.generation, episode.injected.step) if episode.injected else None
-    return {
-        name
-        for other in evidence.measures.episodes
-        if other.kind == episode.kind
-        and other.injected
-        and (other.injected.generation, other.injected.step) == at
-        for name in other.processes
-    }
+    hit: dict[str, set[str]] = {episode.kind: set()}
+    for other in evidence.measures.episodes:
+        breaks = other.kind == episode.kind or not (other.harmless or other.corrupts)
+        here = other.injected and (other.injected.generation, other.injected.step) == at
+        if breaks and here:
+            hit.setdefault(other.kind, set()).update(other.processes)
+    return list(hit.values())
 
 
 def _whole_replicas(struck: set[str], generation: Generation | None) -> bool:
@@ -237,13 +238,14 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
         return []
     hit = named if episode.may_be_blamed(event) or named in changed else episode.process
     rank = members.index(hit) if hit in members else None
-    struck = _hit_together(evidence, episode) & set(members)
+    together = [struck & set(members) for struck in _hit_together(evidence, episode)]
     # No process can be named where replicas differ without a majority, or where all members or
     # exactly half of them were hit: neither side is the odd one out.
-    alike = len(members) > 1 and 2 * len(struck) in (len(members), 2 * len(members))
+    odd = (len(members), 2 * len(members))
+    alike = len(members) > 1 and any(2 * len(struck) in odd for struck in together)
     # The same where a collective failed after whole replicas were hit: no rank lags behind the
     # others of its replica.
-    whole = cause == "error" and _whole_replicas(struck, generation)
+    whole = cause == "error" and any(_whole_replicas(struck, generation) for struck in together)
     # The same for a rank that works and only appears to be stalled: a rank that is waiting for
     # bytes from others looks the same.
     still = episode.seems_still

@@ -29,7 +29,10 @@ class Follower:
 
     def take(self) -> list[Event]:
         """Events read so far that this follower has not taken yet."""
-        new = self.file.events[self._taken :]
+        events = self.file.events
+        if len(events) == self._taken:
+            return []
+        new = events[self._taken :]
         self._taken += len(new)
         return new
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from trainchaos.chaos.events.following import Follower
@@ -103,7 +104,7 @@ class LiveOccurrence:
         ended = {e.data["process"] for e in self.seen if e.kind is Kind.PROCESS_EXITED}
         return bool(self.occurrence.processes) and ended.issuperset(self.occurrence.processes)
 
-    @property
+    @cached_property
     def until_ns(self) -> int | None:
         """When it must be ended from outside, if its duration is a time."""
         seconds = self.planned.duration_s
@@ -111,7 +112,7 @@ class LiveOccurrence:
             return None
         return self.occurrence.time_ns + int(seconds * 1e9)
 
-    @property
+    @cached_property
     def until_step(self) -> int | None:
         """The step count at which it must be ended from outside, if its duration is in steps."""
         steps = self.planned.duration_steps
@@ -119,7 +120,7 @@ class LiveOccurrence:
             return None
         return self.act.committed + steps
 
-    @property
+    @cached_property
     def lasts(self) -> bool:
         """Whether it continues until something ends it."""
         timed = self.until_ns is not None or self.until_step is not None

@@ -219,7 +219,8 @@ class Occurrences:
         for tail in live.tails:
             if committed is None:
                 tail.file.look()
-            live.seen.extend(self._clocks.corrected(event) for event in tail.take())
+            if events := tail.take():
+                live.seen.extend(map(self._clocks.corrected, events))
         # Events examined before cannot give a new answer: only new events bring evidence.
         new, live.weighed = len(live.seen) > live.weighed, len(live.seen)
         landed = live.fault.landed(live.occurrence, live.seen) if new else None

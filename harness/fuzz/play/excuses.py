@@ -172,6 +172,21 @@ def _slow_to_start(tree: Tree, played: PlayResult) -> bool:
     return any(limit and waited >= float(limit[1]) / 2 for limit in limits)
 
 
+def _may_compile(tree: Tree, played: PlayResult) -> bool:
+    """Whether ranks that a fault only slows down had done one step at most, and the job's
+    time limit is less than a rank may compile for.
+    """
+    log = faulted_log(played)
+    slowed = any(kinds()[f["kind"]].harmless and kinds()[f["kind"]].lasting for f in tree["faults"])
+    if log is None or not slowed:
+        return False
+    began_ns = max((e.time_ns for e in log.of(Kind.COORDINATOR_ADOPTED)), default=0)
+    done = {e.step for e in log.of(Kind.STEP_COMMITTED) if e.time_ns > began_ns}
+    limits = [SECONDS.search(str(rule["when"])) for rule in tree["stop_conditions"]]
+    soon = any(limit and float(limit[1]) < HangLimits().compile_s for limit in limits)
+    return soon and len(done) <= 1
+
+
 def _taught_patience(tree: Tree, played: PlayResult) -> bool:
     """Whether most steps that the supervisor saw took so long, for a fault that held a rank, that
     the usual multiple of them is more than the job's time limit.
@@ -311,6 +326,9 @@ EXCUSES: tuple[Excuse, ...] = (
     ),
     Excuse(
         name="liveness", verdict="fail", says="the job did not finish: halted", when=_slow_to_start
+    ),
+    Excuse(
+        name="liveness", verdict="fail", says="the job did not finish: halted", when=_may_compile
     ),
     Excuse(
         name="liveness",

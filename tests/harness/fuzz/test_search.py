@@ -270,6 +270,31 @@ def test_a_halted_job_is_no_find_only_where_hangs_took_its_time_before_the_first
     assert (find_in(tree, played) is not None) == found
 
 
+@pytest.mark.parametrize(
+    ("kind", "steps", "limit_s", "found"),
+    [
+        ("straggler", 1, 300, False),
+        ("straggler", 2, 300, True),
+        ("straggler", 1, 700, True),
+        ("rank-hang", 1, 300, True),
+    ],
+)
+def test_a_halted_job_is_no_find_where_a_rank_at_work_might_have_compiled(
+    kind: str, steps: int, limit_s: int, found: bool
+) -> None:
+    script = Script("hot-spare", spares=1)
+    script.train(steps)
+    why = f"the job did not finish: halted at step {steps} of 4"
+    played = replace(
+        said("fail", why, "faulted: liveness"),
+        logs={"faulted": script.finish().log()},
+        outcomes={"faulted": "halted"},
+    )
+    tree = tree_of({"id": "f0", "kind": kind, "at": {"step": 1}})
+    tree["stop_conditions"] = [{"when": f"no_committed_step_for > {limit_s}s"}]
+    assert (find_in(tree, played) is not None) == found
+
+
 def test_the_same_defect_has_the_same_words() -> None:
     assert plain("w12 committed step 31 of generation 2") == plain(
         "s1 committed step 7 of generation 10"

@@ -63,7 +63,10 @@ def test_it_fails_if_processes_start_where_it_is_unfit(
 ) -> None:
     monkeypatch.setattr(DeviceBoard, "doubt", lambda *_: None)
     found = played("unfit", memory)
-    assert found.verdict == "fail" and "s5 started on cpu:2 of node 0 though it is unfit" in found.witness
+    assert (
+        found.verdict == "fail"
+        and "s5 started on cpu:2 of node 0 though it is unfit" in found.witness
+    )
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from trainchaos.recovery.data.order import MicroBatch
 from trainchaos.recovery.rank.busy import BusyBlocks
 from trainchaos.recovery.rank.complete_step import complete
 from trainchaos.recovery.state.finite import Amount, amount_of
+from trainchaos.recovery.state.misuse import backward_as_torch_does
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.progress_counters import MarkPage
 
@@ -146,7 +147,7 @@ class Step:
         self._accumulated = self._accumulated + amount_of(loss)
         self.phase("backward")
         self._job.reducer.expect(last=False)
-        torch.autograd.backward(loss)  # what Tensor.backward calls: see serve_backward
+        backward_as_torch_does(loss)
         self.phase("forward")
 
     def backward(self, loss: Tensor) -> None:
@@ -170,7 +171,7 @@ class Step:
         value, self._accumulated = amount_of(loss) + self._accumulated, 0.0
         self.phase("backward")
         job.reducer.expect()
-        torch.autograd.backward(loss)
+        backward_as_torch_does(loss)
         if not last:
             job.reducer.keep(rank=job.rank, loss_sum=value, count=micro.count)
             self._kept += 1

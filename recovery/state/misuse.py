@@ -87,7 +87,7 @@ def guard_scaling() -> None:
 
 def serve_backward() -> None:
     """From now on ``loss.backward()``, without arguments, is the step's own in the block of a step
-    that says so. ``torch.autograd.backward`` stays as it is.
+    that says so.
     """
     original: Any = torch.Tensor.backward
     if hasattr(original, "__wrapped__"):
@@ -103,3 +103,12 @@ def serve_backward() -> None:
 
     tensor: Any = torch.Tensor
     tensor.backward = backward
+
+
+def backward_as_torch_does(loss: Tensor) -> None:
+    """``loss.backward()`` by the step itself."""
+    of_step, _HERE.backward = getattr(_HERE, "backward", None), None
+    try:
+        loss.backward()
+    finally:
+        _HERE.backward = of_step

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as torch_module
 
 from tests.recovery.test_run import EPOCHS, Running, kill, start, unharmed
-from tests.support.running import ROOT
+from tests.support.running import ROOT, supervised
 from trainchaos import recovery
+from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.collectives.lasting.job_mesh import is_a_jobs
 from trainchaos.recovery.collectives.lasting.wrapper import let_job_reduce, serve_wrappers
 
@@ -56,10 +58,14 @@ def network(*more: nn.Module) -> nn.Module:
     ],
     ids=str,
 )
-def test_a_wrapper_that_the_job_has_taken_over_exchanges_nothing(options: dict[str, Any]) -> None:
+def test_a_wrapper_that_the_job_has_taken_over_exchanges_nothing(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
     bare, net = network(), network()
     ddp = DistributedDataParallel(net, **options)
     assert let_job_reduce(ddp) is net
+    for name in ("broadcast", "allgather"):
+        monkeypatch.setattr(type(ddp.process_group), name, None)
     x = torch.randn(5, 3)
     for model in (bare, ddp, bare, ddp):
         model(x).square().sum().backward()
@@ -231,6 +237,79 @@ def test_a_wrapper_over_a_group_of_the_scripts_is_refused_by_name() -> None:
             train()
     finally:
         dist.destroy_process_group()
+
+
+# ---- with several ranks
+
+LOOP = """
+import os, signal, torch
+from torch.nn.parallel import DistributedDataParallel
+from trainchaos import recovery
+from trainchaos.chaos.events.log import Event, Kind
+job = recovery.join(samples=60, steps=6, global_batch=3, seed=4)
+torch.manual_seed(job.seed)
+model = DistributedDataParallel(torch.nn.Linear(3, 1))
+job.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+while job.running():
+    with job.step() as step:
+        for samples in step.batches():
+            x = torch.stack([torch.tensor([i, 1.0, i % 3]) / 64 for i in samples])
+            loss = model(x).square().mean()
+            loss.backward()
+        if job.rank == 1 and job.generation == 1 and step.number == 4 and KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step.commit()
+"""
+
+
+def losses_of(events: dict[str, list[Event]]) -> list[float]:
+    """Of the steps, as the ranks committed them; all alike."""
+    found: dict[int, set[float]] = {}
+    for event in (each for actor in events.values() for each in actor):
+        if event.kind is Kind.STEP_COMMITTED:
+            found.setdefault(event.step or 0, set()).add(event.data["loss"])
+    assert sorted(found) == list(range(1, 7))
+    return [loss for step in sorted(found) for (loss,) in [found[step]]]
+
+
+def digests_of(events: dict[str, list[Event]]) -> list[object]:
+    """Of the state that the job ended with, on each rank."""
+    return [
+        {name: value for name, value in event.data.items() if name != "rank"}
+        for actor in events.values()
+        for event in actor
+        if event.kind is Kind.STATE_DIGEST and event.step == 6
+    ]
+
+
+@pytest.mark.real
+def test_uneven_shares_and_a_killed_rank_leave_the_losses_of_one_process(tmp_path: Path) -> None:
+    def of_the_global_batch(step: recovery.Step, loss: Tensor) -> None:
+        assert len(step.samples) == 3
+        loss.backward()
+
+    alone, _ = train(backward=of_the_global_batch)
+    killed = LOOP.replace("KILL", "True")
+    ranks = supervised(tmp_path / "job", killed, "--ranks", "2", "--spares", "1")
+    assert losses_of(ranks) == pytest.approx(alone, rel=1e-5)
+    assert {1, 2} == {e.generation for e in ranks["w0"] if e.kind is Kind.STEP_COMMITTED}
+
+
+@pytest.mark.real
+@pytest.mark.long
+def test_an_elastic_job_that_lost_a_rank_ends_with_the_state_of_the_bare_model(
+    tmp_path: Path,
+) -> None:
+    elastic = LOOP.replace("seed=4", 'seed=4, determinism="elastic"')
+    bare = (
+        elastic.replace("DistributedDataParallel(torch", "(torch")
+        .replace("loss.backward()", "step.backward(loss * len(x))")
+        .replace("KILL", "False")
+    )
+    options = ("--ranks", "2", "--strategy", "drop-replica")
+    expected = digests_of(supervised(tmp_path / "bare", bare, *options))
+    ended = digests_of(supervised(tmp_path / "job", elastic.replace("KILL", "True"), *options))
+    assert ended and expected and all(each == expected[0] for each in [*ended, *expected])
 
 
 # ---- the example

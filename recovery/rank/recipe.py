@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -23,7 +22,7 @@ from trainchaos.recovery.collectives.elastic import ElasticReducer
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.lasting.tied import TiedParameters
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
-from trainchaos.recovery.collectives.lasting.wrapper import let_job_reduce
+from trainchaos.recovery.collectives.lasting.wrapper import let_job_reduce, wrappers_in
 from trainchaos.recovery.collectives.reduce import GradientReducer
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
@@ -66,7 +65,7 @@ class ModelRecipe:
             )
         if shards == 1:
             return
-        if any(isinstance(module, DistributedDataParallel) for module in self.model.modules()):
+        if wrappers_in(self.model):
             raise TypeError(
                 f"a model that is spread over {shards} ranks is not wrapped in"
                 " DistributedDataParallel: attach the model itself"
@@ -165,11 +164,9 @@ class Attached:
         exchange: Callable[[bool], None],
     ) -> None:
         recipe.check(shards=config.shards, mesh=config.mesh)
-        attached = recipe.model
-        if config.shards == 1:
-            recipe.model = let_job_reduce(attached)
-        self.wrapped = recipe.model is not attached
+        self.wrapped = bool(wrappers_in(recipe.model))
         if self.wrapped:
+            recipe.model = let_job_reduce(recipe.model)
             serve_backward()
         self.groups: JobGroups | None = None
         self._exchange = exchange

@@ -95,6 +95,11 @@ def serve_wrappers() -> None:
     _torch._get_default_group = default_group
 
 
+def wrappers_in(model: nn.Module) -> list[DistributedDataParallel]:
+    """Around the model, and in it."""
+    return [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
+
+
 def check_wrapper(ddp: DistributedDataParallel) -> None:
     """Raise TypeError where the job could not do what this wrapper was told to do, or where a
     process that joins later could not make it.
@@ -130,8 +135,11 @@ def let_job_reduce(model: nn.Module) -> nn.Module:
     """Turn off what every wrapper in the model exchanges, for good; returns the model without the
     wrappers around it. Raises TypeError as ``check_wrapper``, before anything is changed.
     """
-    wrappers = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
-    live = [each for each in wrappers if not isinstance(getattr(each, "reducer", None), _NoReducer)]
+    live = [
+        each
+        for each in wrappers_in(model)
+        if not isinstance(getattr(each, "reducer", None), _NoReducer)
+    ]
     for each in live:
         check_wrapper(each)
     for each in live:
@@ -142,7 +150,6 @@ def let_job_reduce(model: nn.Module) -> nn.Module:
 
 
 def _turn_off(ddp: Any) -> None:
-    ddp.reducer._remove_autograd_hooks()
     ddp.reducer = ddp.logger = _NoReducer()
     ddp.require_backward_grad_sync = False
     ddp.require_forward_param_sync = False  # no buffers at forward

@@ -22,6 +22,7 @@ from trainchaos import recovery
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.collectives.lasting.job_mesh import is_a_jobs
 from trainchaos.recovery.collectives.lasting.wrapper import let_job_reduce, serve_wrappers
+from trainchaos.recovery.rank.recipe import ModelRecipe
 
 __all__ = ["start", "unharmed"]
 
@@ -201,6 +202,16 @@ def test_backward_of_a_mean_is_that_of_the_sum_and_the_wrapper_changes_nothing()
     bare = train(wrap=lambda model: model, backward=of_the_sum)
     assert train() == bare
     assert train(backward=of_the_sum) == bare, "step.backward still takes the sum"
+    compiled = train(wrap=lambda net: torch.compile(DistributedDataParallel(net), backend="eager"))
+    assert compiled == bare
+
+
+@pytest.mark.usefixtures("served")
+def test_a_model_in_shards_is_not_wrapped() -> None:
+    wrapped = nn.Sequential(DistributedDataParallel(network()))
+    recipe = ModelRecipe(wrapped, torch.optim.SGD(network().parameters()), None, None)
+    with pytest.raises(TypeError, match="attach the model itself"):
+        recipe.check(shards=2)
 
 
 def twice(step: recovery.Step, loss: Tensor) -> None:

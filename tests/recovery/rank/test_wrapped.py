@@ -4,7 +4,11 @@ with few changed lines; what the job cannot do is refused by name.
 
 from __future__ import annotations
 
+import copy
 import difflib
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as torch_module
 
 from tests.recovery.test_run import EPOCHS, Running, kill, start, unharmed
-from tests.support.running import ROOT, supervised
+from tests.support.running import LIMIT_S, ROOT, supervised
 from trainchaos import recovery
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.collectives.lasting.job_mesh import is_a_jobs
@@ -97,6 +101,18 @@ def test_wrappers_of_wrappers_and_of_parts_are_all_turned_off() -> None:
     compiled = torch.compile(DistributedDataParallel(network()), backend="eager")
     assert let_job_reduce(compiled) is compiled
     compiled(torch.randn(5, 3)).sum().backward()
+
+
+@pytest.mark.usefixtures("served")
+def test_a_copy_of_a_wrapper_is_made_before_and_after() -> None:
+    """As torch's AveragedModel makes it."""
+    ddp = DistributedDataParallel(network())
+    before = copy.deepcopy(ddp)
+    let_job_reduce(ddp)
+    x = torch.randn(5, 3)
+    for each in (before, copy.deepcopy(ddp)):
+        with torch.no_grad():
+            assert torch.equal(each.eval()(x), ddp.eval()(x))
 
 
 @pytest.mark.usefixtures("served")
@@ -224,6 +240,10 @@ def twice(step: recovery.Step, loss: Tensor) -> None:
     [
         ({"backward": twice}, "called twice in one step"),
         (
+            {"backward": lambda step, loss: (loss * float("nan")).backward()},
+            "step 1: the loss or a gradient is not finite",
+        ),
+        (
             {"backward": lambda step, loss: loss.backward(retain_graph=True)},
             r"give the loss to step.backward\(loss\)",
         ),
@@ -332,6 +352,22 @@ def test_the_example_needs_fewer_changed_lines_than_without_the_wrapper() -> Non
     assert len(added) <= MOST_CHANGED_LINES, "\n".join(added)
     for kept in ("DistributedDataParallel(model)", "loss.backward()"):
         assert any(line.startswith("  ") and kept in line for line in diff), kept
+
+
+@pytest.mark.real
+@pytest.mark.long
+def test_the_example_runs_by_itself(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(KEPT), "1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("loss ") and not ran.stderr
 
 
 @pytest.mark.real

@@ -77,6 +77,7 @@ class Job:
     reducer: Reducer
     checkpoints: Checkpointer
     live: Live | None
+    _wrapped: bool
 
     def __init__(
         self, config: JobConfig, agent: RankAgent, page: MarkPage, writer: EventWriter
@@ -137,9 +138,9 @@ class Job:
         ``parallelize``: of the model and ``job.mesh``, returns the model cut up for this rank, or
         its stage.
 
-        Raises TypeError, naming the parameter, when gradients cannot be reduced in one
-        floating-point type, and for a model wrapped in DistributedDataParallel, whose own reduction
-        would get in the way.
+        A model wrapped in DistributedDataParallel is taken out of it, and the wrapper reduces
+        nothing more. Raises TypeError, naming the parameter, when gradients cannot be reduced in
+        one floating-point type, and for a wrapper that does what the job does not.
         """
         attached = Attached(
             ModelRecipe(model, optimizer, scheduler, units, parallelize),
@@ -166,7 +167,7 @@ class Job:
         self.clip_norm = clip_norm
         self.loss_of = loss_of or self.loss_of
         guard_scaling()
-        self._attached = attached
+        self._attached, self._wrapped = attached, attached.wrapped
         if self.on_attach is not None:
             self.on_attach(self)
 
@@ -294,7 +295,7 @@ class Job:
                 pass  # the block cannot be skipped: its first phase() or its reduction raises again
             self.state.seed_step(self.arranged.draws(self.rank), number)
             self.reducer.begin()
-            with in_step():
+            with in_step(step.backward_mean if self._wrapped else None):
                 yield step
             step.require_commit()
             if self.pausing and self.state.step < self.config.steps:

@@ -191,6 +191,9 @@ def join(
 def _job(config: JobConfig, place: SupervisedPlace | None) -> Job:
     # Only one rank writes checkpoints, on purpose.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+    from trainchaos.recovery.collectives.lasting.wrapper import serve_wrappers
+
+    serve_wrappers()
     if place is None:
         from trainchaos.recovery.rank.standalone import lone_job
 

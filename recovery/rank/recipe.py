@@ -22,11 +22,13 @@ from trainchaos.recovery.collectives.elastic import ElasticReducer
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.lasting.tied import TiedParameters
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
+from trainchaos.recovery.collectives.lasting.wrapper import let_job_reduce, wrappers_in
 from trainchaos.recovery.collectives.reduce import GradientReducer
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.state.cell import Cell
+from trainchaos.recovery.state.misuse import serve_backward
 from trainchaos.recovery.state.state import TrainState
 
 if TYPE_CHECKING:
@@ -61,12 +63,13 @@ class ModelRecipe:
                 " up: give job.attach a function of the model and the mesh that returns it, as in"
                 " parallelize=lambda model, mesh: parallelize_module(model, mesh['tensor'], plan)"
             )
-        if isinstance(self.model, nn.parallel.DistributedDataParallel):
-            raise TypeError(
-                "attach the model itself, not DistributedDataParallel: the job reduces gradients"
-            )
         if shards == 1:
             return
+        if wrappers_in(self.model):
+            raise TypeError(
+                f"a model that is spread over {shards} ranks is not wrapped in"
+                " DistributedDataParallel: attach the model itself"
+            )
         from trainchaos.recovery.collectives.buckets import check_types
         from trainchaos.recovery.collectives.sharding import FSDPModule, require_torch
 
@@ -145,7 +148,7 @@ class Attached:
     """What training changes on this rank: ``state`` (the model with its optimizer and scheduler),
     ``reducer``, which sums its gradients over the ranks, and ``groups``, what torch calls through:
     None before this process is ready, of a sharded model before the first generation, and where the
-    script has a process group of its own.
+    script has a process group of its own. ``wrapped``: the model came in DistributedDataParallel.
 
     ``entering``: called with a running number before each collective; ``forward``: called when the
     model is called; ``exchange``: see ``ShardedReducer``. Raises TypeError as ``Job.attach``.
@@ -161,6 +164,10 @@ class Attached:
         exchange: Callable[[bool], None],
     ) -> None:
         recipe.check(shards=config.shards, mesh=config.mesh)
+        self.wrapped = bool(wrappers_in(recipe.model))
+        if self.wrapped:
+            recipe.model = let_job_reduce(recipe.model)
+            serve_backward()
         self.groups: JobGroups | None = None
         self._exchange = exchange
         self._recipe = recipe

@@ -15,6 +15,7 @@ from trainchaos.recovery.data.order import MicroBatch
 from trainchaos.recovery.rank.busy import BusyBlocks
 from trainchaos.recovery.rank.complete_step import complete
 from trainchaos.recovery.state.finite import Amount, amount_of
+from trainchaos.recovery.state.misuse import backward_as_torch_does
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.progress_counters import MarkPage
 
@@ -146,7 +147,7 @@ class Step:
         self._accumulated = self._accumulated + amount_of(loss)
         self.phase("backward")
         self._job.reducer.expect(last=False)
-        loss.backward()
+        backward_as_torch_does(loss)
         self.phase("forward")
 
     def backward(self, loss: Tensor) -> None:
@@ -170,12 +171,18 @@ class Step:
         value, self._accumulated = amount_of(loss) + self._accumulated, 0.0
         self.phase("backward")
         job.reducer.expect()
-        loss.backward()
+        backward_as_torch_does(loss)
         if not last:
             job.reducer.keep(rank=job.rank, loss_sum=value, count=micro.count)
             self._kept += 1
             return
         self._reduce(value, micro.count)
+
+    def backward_mean(self, loss: Tensor) -> None:
+        """``backward`` of a mean over this rank's samples, or over a micro-batch of ``batches``, as
+        a loss is with DistributedDataParallel.
+        """
+        self.backward(loss * len(self._ids(self._place or 0)))
 
     def run(self, passes: Callable[[], Tensor]) -> None:
         """Have a pipeline's schedule make all forward and backward passes of the step, and reduce

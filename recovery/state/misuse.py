@@ -1,31 +1,35 @@
-"""Detects what a training loop must leave to its job, before the ranks diverge."""
+"""Detects what a training loop must leave to its job, before the ranks diverge, and takes over what
+a loop with DistributedDataParallel may leave as it is.
+"""
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-# ``in_step``: the thread is in a step's block; ``applying``: and in its commit
+# ``in_step``: the thread is in a step's block; ``applying``: and in its commit; ``backward``: what
+# loss.backward() means there, if it has a meaning
 _HERE = threading.local()
 _GUARDS: WeakKeyDictionary[Optimizer, RemovableHandle] = WeakKeyDictionary()
 
 
 @contextmanager
-def in_step() -> Iterator[None]:
-    """The block of a step."""
-    _HERE.in_step = True
+def in_step(backward: Callable[[Tensor], None] | None = None) -> Iterator[None]:
+    """The block of a step. ``backward``: called for ``loss.backward()``, see ``serve_backward``."""
+    _HERE.in_step, _HERE.backward = True, backward
     try:
         yield
     finally:
-        _HERE.in_step = False
+        _HERE.in_step, _HERE.backward = False, None
 
 
 @contextmanager
@@ -79,3 +83,32 @@ def guard_scaling() -> None:
 
     scaler: Any = torch.amp.GradScaler
     scaler.scale = guarded
+
+
+def serve_backward() -> None:
+    """From now on ``loss.backward()``, without arguments, is the step's own in the block of a step
+    that says so.
+    """
+    original: Any = torch.Tensor.backward
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def backward(self: Tensor, *args: Any, **kwargs: Any) -> None:
+        of_step = getattr(_HERE, "backward", None)
+        if of_step is None or args or kwargs:
+            original(self, *args, **kwargs)
+        else:
+            of_step(self)
+
+    tensor: Any = torch.Tensor
+    tensor.backward = backward
+
+
+def backward_as_torch_does(loss: Tensor) -> None:
+    """``loss.backward()`` by the step itself."""
+    of_step, _HERE.backward = getattr(_HERE, "backward", None), None
+    try:
+        loss.backward()
+    finally:
+        _HERE.backward = of_step

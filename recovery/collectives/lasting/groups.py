@@ -92,7 +92,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
         for tensor in tensors:
             self._reduce(tensor, op)
-        return _done(tensors)
+        return work_done(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         """See torch."""
@@ -113,7 +113,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
             )
             if whole is not tensor:
                 tensor.copy_(whole)
-        return _done(tensors)
+        return work_done(tensors)
 
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
@@ -126,21 +126,21 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
             self.all_gather_single(whole, own)
             for part, value in zip(parts, whole.unbind(), strict=True):
                 part.copy_(value)
-        return _done(outputs)
+        return work_done(outputs)
 
     def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> dist.Work:
         """See torch."""
         whole, part = output.view(-1), own.contiguous().view(-1)  # gloo goes by shapes
         if self.size() == 1:
             whole.copy_(part)
-            return _done(output)
+            return work_done(output)
         self._do(
             whole.nbytes,
             lambda made: made._allgather_base(whole, part),
             sent=[part],
             got=[whole],
         )
-        return _done(output)
+        return work_done(output)
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
@@ -148,7 +148,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         """See torch."""
         for output, own in zip(outputs, inputs, strict=True):
             self.all_gather_single(output, own)
-        return _done(outputs)
+        return work_done(outputs)
 
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
@@ -156,7 +156,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         """See torch."""
         for output, parts in zip(outputs, inputs, strict=True):
             self.reduce_scatter_single(output, torch.stack(parts), opts)
-        return _done(outputs)
+        return work_done(outputs)
 
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> dist.Work:
         """See torch. Of sums and means: the parts are exchanged and added up here, since gloo's own
@@ -170,7 +170,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         torch.sum(parts.view(size, *output.shape), dim=0, out=output)
         if op == dist.ReduceOp.AVG:
             output.div_(size)
-        return _done(output)
+        return work_done(output)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
@@ -178,7 +178,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         """See torch."""
         for output, whole in zip(outputs, inputs, strict=True):
             self.reduce_scatter_single(output, whole, opts)
-        return _done(outputs)
+        return work_done(outputs)
 
     def all_to_all_single(
         self, output: Tensor, own: Tensor, coming: list[int], going: list[int], opts: Any = None
@@ -186,7 +186,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         """See torch."""
         if self.size() == 1:
             output.copy_(own)
-            return _done(output)
+            return work_done(output)
         options, part = dist.AllToAllOptions(), own.contiguous()
         self._do(
             part.nbytes,
@@ -194,7 +194,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
             sent=[part],
             got=[output],
         )
-        return _done(output)
+        return work_done(output)
 
     _allgather_base = all_gather_single  # as torch called them before 2.12
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -209,13 +209,13 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
             self._reduce(total, opts.reduceOp)
             if opts.rootRank == self.rank():
                 tensor.copy_(total)
-        return _done(tensors)
+        return work_done(tensors)
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """See torch."""
         device = self._joined().device
         self._reduce(torch.zeros(1, device=device), dist.ReduceOp.SUM)
-        return _done([])
+        return work_done([])
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
         """See torch. Waited for where torch's caller waits."""
@@ -352,7 +352,8 @@ def _begin(circle: Circle, operation: Callable[[Any], dist.Work]) -> Any:
     return _Waiting(work) if circle.backend == "gloo" else work
 
 
-def _done(result: Any) -> dist.Work:
+def work_done(result: Any) -> dist.Work:
+    """An operation that has ended, with this result."""
     future: Any = torch.futures.Future()
     future.set_result(result)
     made: Any = torch._C._distributed_c10d

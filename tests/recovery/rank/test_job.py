@@ -456,10 +456,3 @@ def test_a_compiled_model_is_compiled_in_one_graph(rank: Rank) -> None:
     assert rank.job.state.step == rank.job.config.steps, (
         "every step went through the compiled graph"
     )
-
-
-def test_a_model_that_reduces_its_own_gradients_is_not_attached(rank: Rank) -> None:
-    # Not made in the usual way, which needs a default process group.
-    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
-    with pytest.raises(TypeError, match="not DistributedDataParallel"):
-        rank.job.attach(wrapped, torch.optim.SGD(rank.model.parameters(), lr=0.1))

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -21,10 +22,16 @@ from trainchaos.recovery.transport.progress_counters import MarkPage
 from trainchaos.recovery.transport.wire import Channel, Finished, Join, Message, Parked, Ready, Stop
 
 TIMEOUT_S = 60.0
+STARTED_TOGETHER = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+"""What torchrun, Open MPI and srun set to the number of processes that they start."""
 
 
 def lone_job(config: JobConfig) -> Job:
-    """A job that is its own supervisor: it starts or resumes, and ends, but never recovers."""
+    """A job that is its own supervisor: it starts or resumes, and ends, but never recovers.
+
+    Raises RuntimeError in one of several processes that were started together.
+    """
+    _require_alone(os.environ)
     _let_group_go()  # of one before it in this process, which an error ended
     channel = _Answers(restore=config.checkpoint_dir is not None)
     agent = channel.agent = _OwnAgent(channel)
@@ -33,6 +40,17 @@ def lone_job(config: JobConfig) -> Job:
     page = MarkPage(mark_fd)
     os.close(mark_fd)  # the page has its own
     return Job(config, agent, page, _Unwritten())
+
+
+def _require_alone(environment: Mapping[str, str]) -> None:
+    for name in STARTED_TOGETHER:
+        count = environment.get(name, "")
+        if count.isdecimal() and int(count) > 1:
+            raise RuntimeError(
+                f"{name}={count}: so many processes were started together, and each would train"
+                " alone, into the same checkpoints: start the script with python -m"
+                f" trainchaos.recovery.run --ranks {count}, or once with python"
+            )
 
 
 def _let_group_go() -> None:

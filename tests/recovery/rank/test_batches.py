@@ -14,7 +14,7 @@ from trainchaos.chaos.errors import ScenarioError
 from trainchaos.recovery.data.exclusion_index import ExclusionIndex
 from trainchaos.recovery.rank.job import Job, JobConfig
 from trainchaos.recovery.rank.joining import JoinError, ScriptSettings, SupervisorSettings, settle
-from trainchaos.recovery.rank.standalone import lone_job
+from trainchaos.recovery.rank.standalone import STARTED_TOGETHER, lone_job
 from trainchaos.recovery.rank.step import Step
 
 STEPS, BATCH = 3, 8
@@ -236,3 +236,15 @@ def load_text(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
         return load(path, build_catalogue(), overrides=[], env={})
 
     yield loaded
+
+
+@pytest.mark.parametrize("name", STARTED_TOGETHER)
+def test_several_processes_without_a_supervisor_are_no_jobs_of_one_rank(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would write the same checkpoints."""
+    monkeypatch.setenv(name, "4")
+    with pytest.raises(RuntimeError, match=f"{name}=4.*recovery.run --ranks 4"):
+        job_of("default")
+    monkeypatch.setenv(name, "1")
+    job_of("default")

@@ -27,6 +27,7 @@ from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.state.cell import Cell
+from trainchaos.recovery.state.naming import named_parameters
 from trainchaos.recovery.state.state import TrainState
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class ModelRecipe:
                     f"this process holds shard {self._shard}, and is to be shard {shard}"
                 )
             return False
-        whole = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        whole = {name: each.shape for name, each in named_parameters(self.model).items()}
         if self.parallelize is not None:
             self.model = self.parallelize(self.model, groups.mesh)
             if next(self.model.parameters(), None) is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainchaos.recovery.policy.mesh import Mesh, Place
+from trainchaos.recovery.policy.mesh import DIMS, Mesh, Place
 from trainchaos.recovery.state.parts import is_part
 
 
@@ -60,9 +60,15 @@ def _spread(tensor: Tensor) -> set[str]:
     if not is_part(tensor):
         return set()
     whole: Any = tensor
-    names = whole.device_mesh.mesh_dim_names or ()
+    mesh = whole.device_mesh
     return {
-        name
-        for name, placement in zip(names, whole.placements, strict=False)
+        _dim(mesh, at)
+        for at, placement in enumerate(whole.placements)
         if not placement.is_replicate()
     }
+
+
+def _dim(mesh: Any, at: int) -> str:
+    """The job's name of a dimension, in a mesh of the job's groups that may have others (``tp``)."""
+    name: str = (mesh.mesh_dim_names or ("",) * (at + 1))[at]
+    return name if name in DIMS else str(mesh.get_group(at).name_of_circle)

@@ -39,7 +39,7 @@ class Cell:
         """Whether no other cell of the replica speaks for what this one holds of a tensor of the
         state, or for a parameter by its name. The first of those that hold the same does.
         """
-        spread, place = _spread(tensor), self.place
+        spread, place = spread_over(tensor), self.place
         if (place.tensor and "tensor" not in spread) or (place.shard and "shard" not in spread):
             return False
         if name.startswith("user."):  # of job.register: every stage holds all of it
@@ -55,7 +55,7 @@ def _belongs(name: str, parameter: str) -> bool:
     return name in (parameter, f"model.{parameter}") or name.startswith(f"optimizer.{parameter}.")
 
 
-def _spread(tensor: Tensor) -> set[str]:
+def spread_over(tensor: Tensor) -> set[str]:
     """The dimensions along which ranks hold different parts of a tensor."""
     if not is_part(tensor):
         return set()

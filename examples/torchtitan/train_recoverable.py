@@ -131,7 +131,9 @@ def main():
     with torch.no_grad():
         model.init_weights()
     job.attach(
-        model, lambda parameters: torch.optim.AdamW(parameters, lr=8e-4), parallelize=cut_up,
+        model,
+        lambda parameters: torch.optim.AdamW(parameters, lr=8e-4),
+        parallelize=cut_up,
         clip_norm=1.0,
     )
     while job.running():

@@ -98,8 +98,7 @@ class TrainState:
         planned, instead of as they are.
         """
         named = {
-            f"model.{name}": tensor
-            for name, tensor in naming.named_tensors(self.model).items()
+            f"model.{name}": tensor for name, tensor in naming.named_tensors(self.model).items()
         }
         return named | self._slots.tensors(slots) | self.registered.tensors()
 

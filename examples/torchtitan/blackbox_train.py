@@ -43,7 +43,6 @@ from torchtitan.hf_datasets.text_datasets import DATASETS  # noqa: E402
 from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
 from torchtitan.models.llama3.config_registry import llama3_debugmodel_ce_loss  # noqa: E402
 from torchtitan.tools.logging import init_logger  # noqa: E402
-from torchtitan.trainer import Trainer  # noqa: E402
 
 STEPS = int(os.environ.get("CHAOS_STEPS", "30"))
 FOLDER = Path(os.environ.get("CHAOS_SCRATCH", "."))
@@ -79,9 +78,7 @@ def text(_path):
     return Dataset.from_list(rows)
 
 
-DATASETS["counting"] = DatasetConfig(
-    path="", loader=text, sample_processor=lambda row: row["text"]
-)
+DATASETS["counting"] = DatasetConfig(path="", loader=text, sample_processor=lambda row: row["text"])
 
 
 def config():

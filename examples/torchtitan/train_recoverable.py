@@ -1,5 +1,5 @@
-"""Trains torchtitan's llama3 debug model, cut up by torchtitan's own ``parallelize_llama``, for 40 or
-the given steps: ``python -m trainchaos.recovery.run --ranks 4 --mesh tensor=2 --spares 1 --fresh
+"""Trains torchtitan's llama3 debug model, cut up by its own ``parallelize_llama``, for 40 or the
+given steps: ``python -m trainchaos.recovery.run --ranks 4 --mesh tensor=2 --spares 1 --fresh
 examples/torchtitan/train_recoverable.py 40``.
 """
 
@@ -76,33 +76,38 @@ class JobDims(ParallelDims):
 
 
 def cut_up(model, mesh):
-    """This rank's part, made in place as torchtitan's trainer does, without values at first; they
-    are then those of the whole model, which each process has.
-    """
-    whole = {name: value.detach() for name, value in values_of(model)}
-    SPEC.parallelize_fn(
-        model.to("meta"),
-        parallel_dims=JobDims(mesh),
-        training=TrainingConfig(mixed_precision_param="float32"),
-        parallelism=WAYS,
-        compile_config=CompileConfig(enable=False),
-        ac_config=SelectiveAC.Config(),
-        dump_folder="",
-    )
-    model.to_empty(device=mesh.device_type)
-    with torch.no_grad():
-        for name, mine in values_of(model):
-            if isinstance(mine, DTensor):
-                mine.to_local().copy_(part_of(whole[name], mine))
-            else:
-                mine.copy_(whole[name])
+    """This rank's part, made in place as torchtitan's trainer does, without values at first."""
+    whole = dict(values_of(model))
+    SPEC.parallelize_fn(model.to("meta"), parallel_dims=JobDims(mesh), **options())
+    fill(model, whole, mesh.device_type)
     return model
+
+
+def options(**ways):
+    """What torchtitan's functions get of its configuration; ``ways``: of its parallelism."""
+    return {
+        "training": TrainingConfig(mixed_precision_param="float32"),
+        "parallelism": replace(WAYS, **ways),
+        "compile_config": CompileConfig(enable=False),
+        "ac_config": SelectiveAC.Config(),
+        "dump_folder": "",
+    }
+
+
+def fill(model, whole, device):
+    """Give a part without values those of the whole model, which each process has."""
+    model.to_empty(device=device)
+    for name, mine in values_of(model):
+        if isinstance(mine, DTensor):
+            mine.to_local().copy_(part_of(whole[name], mine))
+        else:
+            mine.copy_(whole[name])
 
 
 def values_of(model):
     """Parameters and buffers, by their names without activation checkpointing."""
     for name, value in chain(model.named_parameters(), model.named_buffers()):
-        yield name.replace("_checkpoint_wrapped_module.", ""), value
+        yield name.replace("_checkpoint_wrapped_module.", ""), value.detach()
 
 
 def part_of(value, spread):
@@ -113,6 +118,20 @@ def part_of(value, spread):
     for dim, (begin, size) in enumerate(zip(begins, sizes, strict=True)):
         value = value.narrow(dim, begin, size)
     return value
+
+
+def whole_model(seed):
+    """The same in every process."""
+    torch.manual_seed(seed)
+    model = model_config().build()
+    with torch.no_grad():
+        model.init_weights()
+    return model
+
+
+def optimizer_of(parameters):
+    """As the debug model's."""
+    return torch.optim.AdamW(parameters, lr=8e-4)
 
 
 def sequences():
@@ -126,16 +145,8 @@ def main():
     """Build, train, print."""
     tokens = sequences()
     job = recovery.join(samples=SAMPLES, steps=STEPS, global_batch=BATCH, checkpoint_dir="saved")
-    torch.manual_seed(job.seed)
-    model = model_config().build()
-    with torch.no_grad():
-        model.init_weights()
-    job.attach(
-        model,
-        lambda parameters: torch.optim.AdamW(parameters, lr=8e-4),
-        parallelize=cut_up,
-        clip_norm=1.0,
-    )
+    model = whole_model(job.seed)
+    job.attach(model, optimizer_of, clip_norm=1.0, parallelize=cut_up)
     while job.running():
         with job.step() as step:
             batch = tokens[step.samples]

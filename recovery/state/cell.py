@@ -69,6 +69,6 @@ def spread_over(tensor: Tensor) -> set[str]:
 
 
 def _dim(mesh: Any, at: int) -> str:
-    """The job's name of a dimension, in a mesh of the job's groups that may have others (``tp``)."""
+    """The job's name of a dimension of a mesh of its groups, which may have other names there."""
     name: str = (mesh.mesh_dim_names or ("",) * (at + 1))[at]
     return name if name in DIMS else str(mesh.get_group(at).name_of_circle)

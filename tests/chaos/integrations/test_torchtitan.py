@@ -18,9 +18,9 @@ FOLDER = ROOT / "examples" / "torchtitan"
 pytestmark = [pytest.mark.real, pytest.mark.frameworks, pytest.mark.timeout(900)]
 
 
-def alone(strategy: str) -> tuple[str, str]:
+def alone(strategy: str) -> tuple[str, ...]:
     """Options for one of the strategies."""
-    return "--set", f"matrix={{recovery: [{strategy}]}}"
+    return "--set", "matrix={}", "--set", f"recovery={strategy}"
 
 
 @pytest.mark.parametrize(

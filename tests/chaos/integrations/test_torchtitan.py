@@ -14,6 +14,7 @@ from tests.chaos.integrations.test_examples import ROOT, play, this_python_first
 __all__ = ["this_python_first"]
 
 FOLDER = ROOT / "examples" / "torchtitan"
+STAGES = "examples/torchtitan/pipeline_recoverable.py"
 
 pytestmark = [pytest.mark.real, pytest.mark.frameworks, pytest.mark.timeout(900)]
 
@@ -28,6 +29,7 @@ def alone(strategy: str) -> tuple[str, ...]:
     [
         ("hot-spare", "{replicate: 2, tensor: 2}"),
         pytest.param("hot-spare", "{replicate: 2, shard: 2}", marks=pytest.mark.soak),
+        pytest.param("hot-spare", "{replicate: 2, pipeline: 2}", marks=pytest.mark.soak),
         pytest.param("drop-replica", "{replicate: 2, tensor: 2}", marks=pytest.mark.soak),
         pytest.param("checkpoint-restart", "{replicate: 2, tensor: 2}", marks=pytest.mark.soak),
     ],
@@ -35,6 +37,8 @@ def alone(strategy: str) -> tuple[str, ...]:
 def test_the_debug_model_recovers_on_a_mesh(strategy: str, shape: str, tmp_path: Path) -> None:
     need("torchtitan")
     shaped = ("--set", f"workload.parallelism={shape}")
+    if "pipeline" in shape:
+        shaped = (*shaped, "--set", "workload.params.path=" + STAGES)
     results, _ = play(FOLDER / "recoverable.yaml", tmp_path, *alone(strategy), *shaped)
     (incident,) = results.faults
     assert (incident.outcome, incident.blamed_rank) == ("recovered", 3)

@@ -85,10 +85,10 @@ PIP_FRAMEWORKS := $(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-ch
 $(FRAMEWORKS_STAMP): pyproject.toml examples/frameworks/constraints.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	$(PIP_FRAMEWORKS) torch==2.13.0
-	$(PIP_FRAMEWORKS) --editable '.[dev]' lightning pytorch-lightning transformers accelerate deepspeed torchtitan
+	$(PIP_FRAMEWORKS) --editable '.[dev]' lightning pytorch-lightning transformers accelerate deepspeed torchtitan 'triton; sys_platform == "linux"'
 	touch $@
 
-test-frameworks: $(FRAMEWORKS_STAMP) ## callbacks of Lightning, Hugging Face and others in real training; installs them (two to five minutes, and three to install)
+test-frameworks: $(FRAMEWORKS_STAMP) ## callbacks of Lightning, Hugging Face and others in real training, and torchtitan; installs them (four to eight minutes, and three to install)
 	$(FRAMEWORKS)/bin/python -m pytest -m "(frameworks or not real) and not soak" tests/chaos/integrations
 
 scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)

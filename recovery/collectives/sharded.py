@@ -24,6 +24,7 @@ from trainchaos.recovery.collectives.reducer import Reduced
 from trainchaos.recovery.collectives.sharding import reset
 from trainchaos.recovery.state.cell import Cell
 from trainchaos.recovery.state.finite import Amount, NonFiniteCheck
+from trainchaos.recovery.state.naming import named_parameters
 from trainchaos.recovery.state.parts import local
 
 _SQUARES, _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(6)
@@ -240,7 +241,7 @@ class ShardedReducer(Buckets):
         cell = self._cell
         if cell is None:
             return self._norms().double().square().sum()
-        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        names = {id(each): name for name, each in named_parameters(self._model).items()}
         norms = [
             torch.linalg.vector_norm(local(view))
             for bucket in self._buckets

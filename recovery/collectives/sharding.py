@@ -58,6 +58,16 @@ def shard_model(
     require_torch()
     for module in [*units, model]:
         fully_shard(module, mesh=mesh)
+    connect(model, exchange)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on some of it."""
+    return next(_fsdp(model), None) is not None
+
+
+def connect(model: nn.Module, exchange: ShardExchange) -> None:
+    """Let what ``fully_shard`` has made of a model exchange its parts there."""
     gather: Any = _Gather(exchange)
     scatter: Any = _Scatter(exchange)
     for part in _fsdp(model):

@@ -31,7 +31,7 @@ def fingerprint(state: TrainState, progress: Progress = quiet) -> str:
     For each tensor, sums its bytes, read as 8-byte integers, modulo 2**64. Buffers are left out:
     running statistics legitimately differ between ranks.
     """
-    trained = {f"model.{name}" for name, _ in state.model.named_parameters()}
+    trained = {f"model.{name}" for name in state.trained}
     parts = {n: t for n, t in state.parts().items() if n in trained or n.startswith("optimizer.")}
     memory = {name: array_of(tensor) for name, tensor in parts.items()}
     waited = iter(numbers(_sum(tensor) for name, tensor in parts.items() if memory[name] is None))

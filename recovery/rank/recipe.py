@@ -27,8 +27,9 @@ from trainchaos.recovery.collectives.reduce import GradientReducer
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import Mesh
-from trainchaos.recovery.state.cell import Cell
+from trainchaos.recovery.state.cell import Cell, spread_over
 from trainchaos.recovery.state.misuse import serve_backward
+from trainchaos.recovery.state.naming import named_parameters
 from trainchaos.recovery.state.state import TrainState
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class ModelRecipe:
                     f"this process holds shard {self._shard}, and is to be shard {shard}"
                 )
             return False
-        whole = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        whole = {name: each.shape for name, each in named_parameters(self.model).items()}
         if self.parallelize is not None:
             self.model = self.parallelize(self.model, groups.mesh)
             if next(self.model.parameters(), None) is None:
@@ -131,10 +132,7 @@ class ModelRecipe:
                     " parameters: give each stage some of the model"
                 )
         if mesh.shard > 1:
-            from trainchaos.recovery.collectives.sharding import default_units, shard_model
-
-            units = default_units(self.model) if self.units is None else self.units
-            shard_model(self.model, units, mesh=groups.mesh["shard"], exchange=reducer)
+            self._shard_model(reducer, groups)
         self._shard = shard
         cell = None if mesh.plain else Cell(mesh=mesh, number=shard)
         state.adopt(*self.make(), model=self.model, cell=cell)
@@ -142,6 +140,23 @@ class ModelRecipe:
         if cell is not None and cell.partial:
             reducer.ties(TiedParameters(whole, state.trained, cell, groups.traffic))
         return True
+
+    def _shard_model(self, reducer: ShardedReducer, groups: JobGroups) -> None:
+        """Unless ``parallelize`` has done so."""
+        from trainchaos.recovery.collectives import sharding
+
+        if not sharding.is_sharded(self.model):
+            units = sharding.default_units(self.model) if self.units is None else self.units
+            sharding.shard_model(self.model, units, mesh=groups.mesh["shard"], exchange=reducer)
+            return
+        for name, parameter in named_parameters(self.model).items():
+            if "shard" not in spread_over(parameter):
+                raise RuntimeError(
+                    f"parallelize called fully_shard on a part of the model, but {name} is not"
+                    " spread over the ranks of job.mesh['shard']: shard all of the model along it,"
+                    " or nothing"
+                )
+        sharding.connect(self.model, reducer)
 
 
 class Attached:

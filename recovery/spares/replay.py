@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trainchaos.recovery.collectives.buckets import Buffers
 from trainchaos.recovery.state.digest import bytes_of, own_memory
+from trainchaos.recovery.state.naming import named_tensors
 from trainchaos.recovery.state.state import TrainState
 
 
@@ -65,7 +66,7 @@ def besides(state: TrainState) -> dict[str, Tensor]:
     registered. They go with each step.
     """
     trained = {f"model.{name}" for name in state.trained}
-    named = {f"model.{name}": buffer for name, buffer in state.model.state_dict().items()}
+    named = {f"model.{name}": buffer for name, buffer in named_tensors(state.model).items()}
     kept = {name: tensor for name, tensor in named.items() if name not in trained}
     return kept | state.registered.tensors()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainchaos.recovery.policy.mesh import Mesh, Place
+from trainchaos.recovery.policy.mesh import DIMS, Mesh, Place
 from trainchaos.recovery.state.parts import is_part
 
 
@@ -39,7 +39,7 @@ class Cell:
         """Whether no other cell of the replica speaks for what this one holds of a tensor of the
         state, or for a parameter by its name. The first of those that hold the same does.
         """
-        spread, place = _spread(tensor), self.place
+        spread, place = spread_over(tensor), self.place
         if (place.tensor and "tensor" not in spread) or (place.shard and "shard" not in spread):
             return False
         if name.startswith("user."):  # of job.register: every stage holds all of it
@@ -55,14 +55,20 @@ def _belongs(name: str, parameter: str) -> bool:
     return name in (parameter, f"model.{parameter}") or name.startswith(f"optimizer.{parameter}.")
 
 
-def _spread(tensor: Tensor) -> set[str]:
+def spread_over(tensor: Tensor) -> set[str]:
     """The dimensions along which ranks hold different parts of a tensor."""
     if not is_part(tensor):
         return set()
     whole: Any = tensor
-    names = whole.device_mesh.mesh_dim_names or ()
+    mesh = whole.device_mesh
     return {
-        name
-        for name, placement in zip(names, whole.placements, strict=False)
+        _dim(mesh, at)
+        for at, placement in enumerate(whole.placements)
         if not placement.is_replicate()
     }
+
+
+def _dim(mesh: Any, at: int) -> str:
+    """The job's name of a dimension of a mesh of its groups, which may have other names there."""
+    name: str = (mesh.mesh_dim_names or ("",) * (at + 1))[at]
+    return name if name in DIMS else str(mesh.get_group(at).name_of_circle)

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainchaos.recovery.data.exclusion_index import ExclusionIndex
-from trainchaos.recovery.state import misuse, typed
+from trainchaos.recovery.state import misuse, naming, typed
 from trainchaos.recovery.state.cell import Cell
 from trainchaos.recovery.state.digest import Digester
 from trainchaos.recovery.state.finite import NonFiniteCheck
@@ -72,12 +72,12 @@ class TrainState:
         ranks compute the same samples.
         """
         self.model = model or self.model
+        naming.require_tensors_only(self.model)
         self.cell = cell
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self.trained = dict(
-            self.model.named_parameters()
-        )  # in the midst of a pass, a sharded model shows others
+        # in the midst of a pass, a sharded model shows others
+        self.trained = naming.named_parameters(self.model)
         self._slots = OptimizerState(optimizer, self.trained)
         self._scheduler_scalars()  # raises TypeError for what cannot be saved
         self._scheduled = self.scheduler_step()
@@ -98,7 +98,7 @@ class TrainState:
         planned, instead of as they are.
         """
         named = {
-            f"model.{name}": t.detach() for name, t in self.model.state_dict(keep_vars=True).items()
+            f"model.{name}": tensor for name, tensor in naming.named_tensors(self.model).items()
         }
         return named | self._slots.tensors(slots) | self.registered.tensors()
 

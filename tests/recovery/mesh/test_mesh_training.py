@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ pytestmark = pytest.mark.real
 BATCH, LENGTH, VOCABULARY, WIDTH = 8, 4, 11, 8
 LIMIT = 0.5
 STEPS = 3
+Cut = Callable[[Transformer, Any], nn.Module]
 
 
 def net() -> Transformer:
@@ -64,8 +65,10 @@ def summed(logits: Tensor, targets: Tensor) -> Tensor:
 class Part:
     """What a rank of a job holds, without the job."""
 
-    def __init__(self, me: Self, mesh: Mesh, schedule: Any = "1f1b") -> None:
-        self.me, self.mesh = me, mesh
+    def __init__(
+        self, me: Self, mesh: Mesh, schedule: Any = "1f1b", cut: Cut = parallelize
+    ) -> None:
+        self.me, self.mesh, self.cut = me, mesh, cut
         self.layout = Layout(world=me.world, shards=mesh.cells)
         self.recipe = ModelRecipe(net(), adam, lambda o: ExponentialLR(o, 0.9), None, self._cut_up)
         self.state = TrainState(self.recipe.model, None, None, seed=1)
@@ -101,7 +104,7 @@ class Part:
 
     def _cut_up(self, model: nn.Module, mesh: Any) -> nn.Module:
         assert isinstance(model, Transformer)
-        return parallelize(model, mesh)
+        return self.cut(model, mesh)
 
     def _entering(self, number: int) -> None:
         if number == self.lose_at:
@@ -176,8 +179,8 @@ def plainly() -> tuple[dict[str, Tensor], list[float], list[float]]:
     return state.tensors(), losses, norms
 
 
-def train(mesh: Mesh, schedule: str, me: Self) -> Any:
-    part = Part(me, mesh, schedule)
+def train(mesh: Mesh, schedule: str, me: Self, cut: Cut = parallelize) -> Any:
+    part = Part(me, mesh, schedule, cut)
     part.join()
     seen = []
     for _ in range(STEPS):

@@ -218,7 +218,7 @@ class Adoption:
         elif status.generation:  # the job may have left its replica behind
             process.health, process.valid = Health.READY, False
         elif process.health is not Health.STARTING:
-            process.health = Health.READY
+            process.health, process.shard = Health.READY, None  # it was never told of its rank
 
     def heard(self, process: Process) -> None:
         """The process has answered, or never will."""

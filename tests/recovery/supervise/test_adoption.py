@@ -276,6 +276,30 @@ def test_a_process_that_answers_before_it_says_that_it_is_ready_is_ready_once() 
     )
 
 
+def test_a_process_that_was_not_told_of_its_rank_is_used_for_any() -> None:
+    """The supervisor was lost between its record of a generation and the orders to join it."""
+    hands = FakeHands()
+    Controller(HotSpare(), hands, world=2, steps=100, store_port=1).start(StateFrom.INITIAL)
+    names = [name for name, _, _ in hands.spawned]
+    control = Controller(HotSpare(), hands, world=2, steps=100, store_port=1, shards=2)
+    known = JobRecord(
+        roles={name: role for name, role, _ in hands.spawned},
+        ready=set(names),
+        members=("w1", "w0"),
+        shard={"w1": 0, "w0": 1},
+        generation=1,
+        unnoticed={"w1": "signal 9"},
+    )
+    control.adopt(known, StateFrom.INITIAL)
+    (number,) = {message.number for _, message in hands.sent if isinstance(message, Inquiry)}
+    spawned = len(hands.spawned)
+    for name in ("w0", "s2"):
+        answer = Status(place="waiting", generation=0, step=0, valid=False, number=number)
+        control.on_message(name, answer)
+    joined = {name for name, message in hands.sent if isinstance(message, Join)}
+    assert joined == {"w0", "s2"} and len(hands.spawned) == spawned
+
+
 def test_what_does_not_fit_is_found_though_it_answered_before() -> None:
     """An answer says nothing of versions."""
     hands = FakeHands()

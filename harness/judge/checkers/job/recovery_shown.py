@@ -148,11 +148,12 @@ def _of_a_job(evidence: Evidence, failure: Event, answer: Generation) -> Iterato
 
 
 def _decided(own: Iterable[Event], failure: Event) -> Iterator[Event]:
-    """Decisions since the first failure of its generation."""
+    """Decisions since the first failure of its generation, or since a new coordinator broke it."""
     failed = False
     for event in own:
         failed = failed or (
-            event.kind is Kind.FAILURE_DETECTED and event.generation == failure.generation
+            event.kind in (Kind.FAILURE_DETECTED, Kind.COORDINATOR_ADOPTED)
+            and event.generation == failure.generation
         )
         if failed and event.kind is Kind.DECISION:
             yield event

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers.record.aimed import aimed
+from trainchaos.harness.judge.checkers.record.named import named
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
 from trainchaos.harness.judge.record.history import NS
 from trainchaos.harness.judge.results import Finding
@@ -28,12 +29,12 @@ _PARTS = {
 
 def identity(evidence: Evidence) -> Finding:
     """The log describes itself as the resolved scenario describes the arm, no other arm has the
-    same content, the promised number of ranks and spares was started, and the faults are those that
-    the seed draws, at the drawn places and times.
+    same content, the promised number of ranks and spares was started, the faults are those that the
+    seed draws, at the drawn places and times, and alarms name places that the job has.
     """
     expected = evidence.expected
     problems = [f"its log is that of {other}, under another name" for other in expected.twins]
-    problems += list(_settings(evidence))
+    problems += [*_settings(evidence), *named(evidence)]
     if not evidence.history.info.observed:
         problems += list(_provisioned(evidence))
     if expected.plan is not None:
@@ -70,6 +71,7 @@ def _settings(evidence: Evidence) -> Iterator[str]:
         "global_batch": spec.global_batch,
         "launcher": cell.scenario.launcher.kind,
         "evaluate": spec.evaluate.due if spec.evaluate else {},
+        "monitored": True,
     }
     for name, value in due.items():
         if value is not None and said.get(name, value) != value:

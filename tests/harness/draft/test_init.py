@@ -196,8 +196,9 @@ def test_a_launcher_behind_a_shell_script_is_found(
         "    ranks = subprocess.Popen([sys.executable, *sys.argv[5:]], env=env)\n"
         "ranks.wait()\n"
     )
-    (folder / "job.py").write_text(
-        "import time\nfor n in range(1, 21):\n    print('step', n)\n    time.sleep(0.1)\n"
+    (folder / "job.py").write_text(  # whole lines, as two ranks write to one pipe without a buffer
+        "import sys, time\nfor n in range(1, 21):\n    sys.stdout.write(f'step {n}\\n')\n"
+        "    time.sleep(0.1)\n"
     )
     line = "torchrun --nproc-per-node 2 --max-restarts 3 job.py"
     (folder / "train.sh").write_text(f"export MASTER_ADDR=::1\n{sys.executable} tools/{line}\n")

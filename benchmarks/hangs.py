@@ -21,7 +21,7 @@ from statistics import median
 from benchmarks.recovery import play
 from trainchaos.chaos.events.log import Event, Kind, Log, read_log
 from trainchaos.harness.judge.measure.measure import measure, median_ci95
-from trainchaos.harness.judge.measure.pressure import pressures_of
+from trainchaos.harness.judge.measure.pressure import others_of, pressures_of
 
 FACTOR, FLOOR_S, WINDOW = 8, 0.6, 50
 NS = 1e9
@@ -162,7 +162,8 @@ def busy(log: Log, since_ns: int, until_ns: int) -> str:
     wanted_s, silent_s = _wanted(log, since_ns, until_ns), (until_ns - since_ns) / NS
     if wanted_s > MOST_WANTED * silent_s:
         return f"tasks waited for a processor during at least {wanted_s:.2f} of {silent_s:.2f} s"
-    return ""
+    others = others_of(log)
+    return f"other programs used {others:.1f} processors" if others is not None else ""
 
 
 def _wanted(log: Log, since_ns: int, until_ns: int) -> float:

@@ -12,6 +12,7 @@ from benchmarks.hangs import FAMILIES, PACES, MeasuredHang
 from tests.chaos.loading.test_scenarios import loaded
 from tests.harness.judge.measure.test_pressure import read
 from tests.support.arms import hot_spare
+from tests.support.logs import Script
 from tests.support.readings import NS, Load, steady, until
 from tests.support.search.simulate import cell_of
 from tests.support.search.simulate import play as simulate
@@ -114,3 +115,15 @@ def test_a_load_that_began_with_the_silence_is_seen() -> None:
     began_ns = script.now
     loads = until(began_ns, steady(0.5, 0.0), steady(0.001, 0.0002))
     assert silent_for(loads).startswith("tasks waited for a processor")
+
+
+def test_a_machine_that_others_used_is_busy_throughout() -> None:
+    said = []
+    for others in (0.0, 0.68):
+        script = Script("hot-spare", arm="faulted")
+        script.train(script.steps)
+        if others:
+            script.orchestrator(Kind.MACHINE_BUSY, others=others, cpus=2)
+        log = script.finish().log()
+        said.append(hangs.busy(log, log.events[0].time_ns, log.events[-1].time_ns))
+    assert said == ["", "other programs used 0.7 processors"]

@@ -10,9 +10,15 @@ from tests.support.arms import evidence_of, inject, land, plan
 from tests.support.logs import Script
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 from trainchaos.harness.judge.checkers.faults.alarms import OF_TIMES, alarms
-from trainchaos.harness.judge.checkers.record.named import named
+from trainchaos.harness.judge.checkers.record.named import OF_JOB, named
 from trainchaos.harness.judge.measure.pressure import others_of
 from trainchaos.harness.judge.results import Finding
+from trainchaos.recovery.health.detectors.digest import DigestDetector
+from trainchaos.recovery.health.detectors.gradient import gradient_spike
+from trainchaos.recovery.health.detectors.hang import HangDetector
+from trainchaos.recovery.health.detectors.loss import loss_spike
+from trainchaos.recovery.health.detectors.straggler import StragglerDetector
+from trainchaos.recovery.health.detectors.throughput import ThroughputDetector
 
 FAULT: dict[str, Any] = {
     "id": "slow",
@@ -96,6 +102,18 @@ def test_an_alarm_that_has_to_be_told_from_noise_may_be_hidden_in_it(
     finding = alarms(evidence_of(script, [{**FAULT, "expect": {"alarm": due}}]))
     assert finding.verdict == verdict and "and did not" in finding.witness
     assert finding.witness.startswith("the machine was too busy:") == (verdict == "inconclusive")
+
+
+def test_detectors_of_the_job_are_those_that_know_ranks_alone() -> None:
+    found = (
+        HangDetector(),
+        StragglerDetector(),
+        ThroughputDetector(),
+        DigestDetector(),
+        gradient_spike(),
+        loss_spike(),
+    )
+    assert {one.what for one in found} == set(OF_JOB)
 
 
 @pytest.mark.parametrize(

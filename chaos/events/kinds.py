@@ -229,10 +229,10 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # or None; cause: start|failure|grow|refill|notice; shards: number of ranks that hold one
         # copy of the model together; sources: receiving process -> process that sends its part;
         # finish: a step that only some ranks have applied and the others still complete (0: none);
-        # rewinds (of strategy adaptive): {count, failures, watched_s, mtbf_s, save_s, every_s}, by
-        # which checkpoints of every: auto are spaced (recovery.policy.interval); doubts (if any):
-        # [[before, step]]: checkpoints saved by generations before `before`, after `step`, may hold
-        # a corrupted state
+        # rewinds (of strategy adaptive): {count, recalled, failures, watched_s, mtbf_s, save_s,
+        # every_s}, by which checkpoints of every: auto are spaced (recovery.policy.interval);
+        # doubts (if any): [[before, step]]: checkpoints saved by generations before `before`,
+        # after `step`, may hold a corrupted state
         Kind.GENERATION_STARTED: frozenset({"members", "state", "source", "cause"}),
         # resume_step: step whose state all members hold (training continues with resume_step + 1)
         Kind.GENERATION_READY: frozenset({"members", "resume_step", "checkpoint"}),

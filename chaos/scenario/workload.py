@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from trainchaos.chaos.scenario.fault import Strict
 from trainchaos.chaos.scenario.parallelism import Hybrid, MeshShape, Parallelism
@@ -54,12 +54,33 @@ def size_bytes(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
+def _interval(value: int | str) -> int | str:
+    """An interval between checkpoints as it was given. Raises ValueError."""
+    if isinstance(value, int):
+        if value < 1:
+            raise ValueError(
+                f"{value} is not a step count: use 1 or more, or a time such as 30s, or auto"
+            )
+    elif value != "auto" and parse_duration(value) <= 0:
+        raise ValueError(
+            "checkpoints need some time between them: use 30s, 5m, a number of steps, or auto"
+        )
+    return value
+
+
+Interval = Annotated[int | str, AfterValidator(_interval)]
+"""Between two checkpoints: steps, a time such as 30s, or auto."""
+
+
 class MemorySpec(Strict):
     """Checkpoints in memory: a process on each node keeps what its ranks save, and a copy for
     another node.
     """
 
-    every: int = Field(default=5, ge=1, description="steps between checkpoints in memory")
+    every: Interval = Field(
+        default=5,
+        description="steps between checkpoints in memory, or a time such as 30s, or auto",
+    )
     limit: str = Field(
         default="4GB",
         description="memory for these checkpoints per node, including copies for other nodes",
@@ -79,6 +100,11 @@ class MemorySpec(Strict):
         return value
 
     @property
+    def steps(self) -> int | None:
+        """Steps between checkpoints; None if the interval is not in steps."""
+        return self.every if isinstance(self.every, int) else None
+
+    @property
     def limit_bytes(self) -> int:
         """``limit`` in bytes."""
         return size_bytes(self.limit)
@@ -89,7 +115,7 @@ class CheckpointSpec(Strict):
     gives the directory of its own checkpoints.
     """
 
-    every: int | str = Field(
+    every: Interval = Field(
         default=25,
         description="steps between checkpoints, or a time such as 30s, or auto: cheapest interval",
     )
@@ -123,20 +149,6 @@ class CheckpointSpec(Strict):
             "checkpoints in memory besides: true, or {every: 5, limit: 4GB, replicate: true}"
         ),
     )
-
-    @field_validator("every")
-    @classmethod
-    def _is_an_interval(cls, value: int | str) -> int | str:
-        if isinstance(value, int):
-            if value < 1:
-                raise ValueError(
-                    f"{value} is not a step count: use 1 or more, or a time such as 30s, or auto"
-                )
-        elif value != "auto" and parse_duration(value) <= 0:
-            raise ValueError(
-                "checkpoints need some time between them: use 30s, 5m, a number of steps, or auto"
-            )
-        return value
 
     @field_validator("mtbf", mode="before")
     @classmethod

@@ -250,9 +250,7 @@ def _keepers(setup: ArmSetup, clock: Clock) -> SimKeepers | None:
     spec = scenario.workload.checkpoint.in_memory
     if spec is None:
         return None
-    return SimKeepers(
-        clock, nodes=scenario.topology.nodes, every=spec.every, replicate=spec.replicate
-    )
+    return SimKeepers(clock, nodes=scenario.topology.nodes, replicate=spec.replicate)
 
 
 def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
@@ -278,6 +276,7 @@ def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
         sync_lag=strategy.spare_sync.lag,
         checkpoint_dir=setup.checkpoints,
         checkpoint_every=spec.checkpoint.every,
+        memory_every=memory.every if (memory := spec.checkpoint.in_memory) else 0,
         checkpoint_keep=spec.checkpoint.keep,
         checkpoint_mode=spec.checkpoint.mode,
         checkpoint_sharded=spec.checkpoint.sharded,

@@ -18,7 +18,7 @@ from trainchaos.recovery.checkpoint.save_writer import SaveWriter
 from trainchaos.recovery.checkpoint.together import restore_together
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.policy.doubts import Doubt, in_doubt
-from trainchaos.recovery.policy.interval import Rewinds, SaveSchedule
+from trainchaos.recovery.policy.interval import Rewinds, SaveSchedules, Wanted, schedules
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.state.state import TrainState
@@ -67,9 +67,7 @@ class Checkpointer:
         self._saves = saves
         self._clock_s = clock_s
         self._saving = Saving(write=write, send=send, clock_s=clock_s)
-        self._timetable = SaveSchedule(
-            config.checkpoint_every, mtbf_s=config.saves.mtbf_s, now_s=clock_s()
-        )
+        self._schedules = _schedules(config, clock_s())
         self._custody = Custody(
             config.checkpoint_dir,
             job=config.job_id,
@@ -84,7 +82,7 @@ class Checkpointer:
             config,
             state,
             saving=self._saving,
-            timetable=self._timetable,
+            timetable=self._schedules.disk,
             fence=self._fence,
             check=check,
             progress=progress,
@@ -92,10 +90,12 @@ class Checkpointer:
             clock_s=clock_s,
         )
         self._memory: MemoryCheckpointer | None = None
-        if config.memory is not None:
+        if config.memory is not None and self._schedules.memory is not None:
             self._memory = MemoryCheckpointer(
                 config.memory,
                 state,
+                timetable=self._schedules.memory,
+                clock_s=clock_s,
                 seat=config.process,
                 device=config.device,
                 write=write,
@@ -114,13 +114,9 @@ class Checkpointer:
     def disk(self, disk: Disk | None) -> None:
         self._writer.disk = disk
 
-    def wants(self, step: int) -> bool:
-        """Whether rank 0 asks all ranks to save after ``step``; they learn of it with the
-        gradients.
-        """
-        if self._config.checkpoint_dir is None:
-            return False
-        return self._timetable.wants(step, self._clock_s(), busy=self._writer.background.busy)
+    def wants(self, step: int) -> Wanted:
+        """What rank 0 asks all ranks to save after ``step``: they learn it with the gradients."""
+        return self._schedules.wants(step, self._clock_s(), busy=self._writer.background.busy)
 
     def after_commit(
         self,
@@ -129,7 +125,7 @@ class Checkpointer:
         rank: int,
         layout: Layout,
         generation: int,
-        asked: bool,
+        asked: Wanted,
         pausing: bool = False,
     ) -> None:
         """Save if ``asked`` for, by ``wants`` or the supervisor; ``pausing``: training stops after
@@ -137,11 +133,13 @@ class Checkpointer:
         """
         self._writer.report()
         if self._memory is not None:
-            self._memory.after_commit(step, rank=rank, layout=layout, generation=generation)
+            self._memory.after_commit(
+                step, rank=rank, layout=layout, generation=generation, asked=asked.memory
+            )
+        self._schedules.asked(self._clock_s(), asked)
         directory = self._config.checkpoint_dir
-        if directory is None or not asked:
+        if directory is None or not asked.disk:
             return
-        self._timetable.asked(self._clock_s())
         among = self._writers(layout)
         if rank not in among:
             self._entered(step, False)
@@ -176,12 +174,12 @@ class Checkpointer:
 
     def lost(self) -> None:
         """The generation is lost: a save by several ranks is given up."""
-        self._timetable.lost()
+        self._schedules.lost()
         self._writer.lost()
 
     def told(self, rewinds: Rewinds) -> None:
         """By which failures the supervisor has checkpoints spaced."""
-        self._timetable.told(self._clock_s(), rewinds)
+        self._schedules.told(self._clock_s(), rewinds)
 
     def joined(self, rank: int, layout: Layout, generation: int) -> None:
         """A new generation: its rank 0 saves now, and no rank of an earlier one. What those have
@@ -245,7 +243,7 @@ class Checkpointer:
         self._writer.settle()
         self._custody.restoring()
         name = self._restore(group, layout)
-        self._timetable.restored(self._clock_s())
+        self._schedules.restored(self._clock_s())
         return name
 
     def _restore(self, group: Group, layout: Layout) -> str | None:
@@ -304,3 +302,12 @@ class Checkpointer:
 
     def _writers(self, layout: Layout) -> range:
         return writers(layout, sharded=self._config.saves.sharded)
+
+
+def _schedules(config: JobConfig, now_s: float) -> SaveSchedules:
+    return schedules(
+        disk=config.checkpoint_every if config.checkpoint_dir is not None else 0,
+        memory=config.memory.every if config.memory is not None else 0,
+        mtbf_s=config.saves.mtbf_s,
+        now_s=now_s,
+    )

@@ -1,10 +1,11 @@
-"""Checkpoints in memory, as the checkpointer uses them beside the disk: when to save, how to report
-it, and which to restore. Every rank of the first replica saves its part; with one shard that is
+"""Checkpoints in memory, as the checkpointer uses them beside the disk: saving, how to report it,
+and which to restore. Every rank of the first replica saves its part; with one shard that is
 rank 0, since all hold the same.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -21,6 +22,7 @@ from trainchaos.recovery.checkpoint.memory_state import MemorySave, MemoryState
 from trainchaos.recovery.checkpoint.saves.reading import CheckpointMismatch
 from trainchaos.recovery.checkpoint.together import votes
 from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.policy.interval import SaveSchedule
 from trainchaos.recovery.policy.jobconfig import InMemory
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.state.state import TrainState
@@ -33,7 +35,8 @@ _GOOD, _BAD, _MISMATCH = range(3)
 
 class MemoryCheckpointer:
     """Used by the training thread; arguments as for
-    ``recovery.checkpoint.checkpointer.Checkpointer``. ``seat``: this process's name.
+    ``recovery.checkpoint.checkpointer.Checkpointer``. ``seat``: this process's name;
+    ``timetable``: learns how long saves hold training up.
     """
 
     def __init__(
@@ -41,6 +44,8 @@ class MemoryCheckpointer:
         config: InMemory,
         state: TrainState,
         *,
+        timetable: SaveSchedule,
+        clock_s: Callable[[], float] = time.perf_counter,
         seat: str,
         device: str,
         write: WriteRankEvent,
@@ -49,7 +54,8 @@ class MemoryCheckpointer:
         progress: Callable[[], None],
         saves: Callable[[], object],
     ) -> None:
-        self._every = config.every
+        self._timetable = timetable
+        self._clock_s = clock_s
         self._saves = saves
         self._state = state
         self._device = device
@@ -62,13 +68,16 @@ class MemoryCheckpointer:
         self._part = {"place": PLACE, "shard": 0, "shards": 1}
         self._said = ""  # the last error, which is not shown to people repeatedly
 
-    def after_commit(self, step: int, *, rank: int, layout: Layout, generation: int) -> None:
-        """Save if one is due; waits for the copy alone. The outcome of earlier saves is reported
+    def after_commit(
+        self, step: int, *, rank: int, layout: Layout, generation: int, asked: bool
+    ) -> None:
+        """Save if ``asked`` for; waits for the copy alone. The outcome of earlier saves is reported
         here too. A failed save is reported and never ends training. Raises what ``check`` raises.
         """
         self._report(generation)
-        if step % self._every or layout.replica_of(rank):
+        if not asked or layout.replica_of(rank):
             return
+        began_s = self._clock_s()
         self._part = {"place": PLACE, "shard": layout.shard_of(rank), "shards": layout.shards}
         self._saves()
         self._write(Kind.CHECKPOINT_SAVING, step=step, checkpoint=name_of(step), **self._part)
@@ -76,6 +85,7 @@ class MemoryCheckpointer:
             self._memory.save(generation=generation, layout=layout, rank=rank)
         except OSError as error:
             self._failed(step, f"{type(error).__name__}: {first_line(error)}")
+        self._timetable.saved(began_s, self._clock_s() - began_s)
 
     def newest(self, group: Group, layout: Layout) -> Iterator[Candidate]:
         """Complete checkpoints, newest first. With several shards every rank of the group iterates

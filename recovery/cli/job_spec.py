@@ -16,8 +16,8 @@ from trainchaos.recovery.rank.script import ScriptConfig
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """What to run. ``shards``: ranks that hold one copy of the model; ``mesh``: how they are
-    arranged; ``checkpoint_*`` None: as the script says; ``memory_every``: steps between checkpoints
-    in memory, 0: none, and ``memory_bytes`` for them; ``fresh``: begin with initial values, even if
+    arranged; ``checkpoint_*`` None: as the script says; ``memory_every``: between checkpoints in
+    memory, 0: none, and ``memory_bytes`` for them; ``fresh``: begin with initial values, even if
     checkpoints exist; ``log_limit_bytes``: for event logs, and for the output of ranks (in
     ``logs``).
     """
@@ -36,7 +36,7 @@ class JobSpec:
     verify_every: int | None = None
     log_limit_bytes: int = 10_000_000_000
     logs: Path | None = None
-    memory_every: int = 0
+    memory_every: int | str = 0
     memory_bytes: int = 4_000_000_000
     fresh: bool = False
 

@@ -204,11 +204,11 @@ def _add_state_options(add: Callable[..., object]) -> None:
     )
     add(
         "--memory-checkpoints",
-        type=positive,
-        metavar="STEPS",
+        type=interval,
+        metavar="EVERY",
         help=(
-            "keep a checkpoint in memory besides, every so many steps: it survives ranks, not this"
-            " machine"
+            "keep checkpoints in memory besides, every so many steps, or 30s, or auto: they survive"
+            " ranks, not this machine"
         ),
     )
     add(

@@ -21,7 +21,15 @@ from torch import Tensor, nn
 
 from trainchaos.recovery.collectives.buckets import check_types
 from trainchaos.recovery.collectives.group import Circle, Group
-from trainchaos.recovery.collectives.reduce import _COUNT, _FLAGS, _LOSS, _PAUSE, _SAVE, Buckets
+from trainchaos.recovery.collectives.reduce import (
+    _COUNT,
+    _FLAGS,
+    _LOSS,
+    _MEMORY,
+    _PAUSE,
+    _SAVE,
+    Buckets,
+)
 from trainchaos.recovery.collectives.reducer import Reduced
 from trainchaos.recovery.data import order
 from trainchaos.recovery.state.finite import Amount
@@ -102,7 +110,14 @@ class ElasticReducer(Buckets):
         self._open(self._row + 1)
 
     def finish(
-        self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False
+        self,
+        *,
+        rank: int,
+        loss_sum: Amount,
+        count: int,
+        pause: bool,
+        save: bool = False,
+        save_memory: bool = False,
     ) -> Reduced:
         """See Reducer."""
         if self._row + 1 < len(self._rows):
@@ -118,6 +133,7 @@ class ElasticReducer(Buckets):
         last.tail[_FLAGS + rank] = self._with_start(last.tail[_FLAGS + rank])
         last.tail[_PAUSE] = float(pause)
         last.tail[_SAVE] = float(save)
+        last.tail[_MEMORY] = float(save_memory)
         self._launch()
         self._add_up()
         tail, norm = self._conclude(last.tail)
@@ -127,6 +143,7 @@ class ElasticReducer(Buckets):
             samples=samples,
             pause=tail[_PAUSE] > 0,
             save=tail[_SAVE] > 0,
+            save_memory=tail[_MEMORY] > 0,
             blamed=self._blamed(tail[_FLAGS : self._tail]),
             grad_norm=norm,
         )

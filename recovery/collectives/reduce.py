@@ -24,7 +24,7 @@ from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
 from trainchaos.recovery.collectives.reducer import Reduced
 from trainchaos.recovery.state.finite import Amount, NonFiniteCheck, all_finite
 
-_LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(5)
+_LOSS, _COUNT, _PAUSE, _SAVE, _MEMORY, _FLAGS = range(6)
 _EXACT = 1 << 24  # integers below are exact in float32
 _FLAG_ROOM = 1 << 10  # flags of a rank's micro-batches add up to less
 
@@ -347,7 +347,14 @@ class GradientReducer(Buckets):
         self.fill(list(model.parameters()), tail=_FLAGS + max_world)
 
     def finish(
-        self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False
+        self,
+        *,
+        rank: int,
+        loss_sum: Amount,
+        count: int,
+        pause: bool,
+        save: bool = False,
+        save_memory: bool = False,
     ) -> Reduced:
         """See Reducer."""
         self._take_all()
@@ -360,6 +367,7 @@ class GradientReducer(Buckets):
         last.tail[_COUNT] = count
         last.tail[_PAUSE] = float(pause)
         last.tail[_SAVE] = float(save)
+        last.tail[_MEMORY] = float(save_memory)
         last.tail[_FLAGS + rank] = self._with_start(self._flaws.flag())
         self._launch()
         group = self._joined()
@@ -377,4 +385,5 @@ class GradientReducer(Buckets):
             blamed=blamed,
             grad_norm=norm,
             save=tail[_SAVE] > 0,
+            save_memory=tail[_MEMORY] > 0,
         )

@@ -14,7 +14,7 @@ from trainchaos.recovery.state.finite import Amount
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
     """What all ranks know after a reduction. ``loss``: mean over ``samples``; ``blamed``: ranks
-    with non-finite values.
+    with non-finite values; ``save``, ``save_memory``: all save on disk, in memory.
     """
 
     loss: float
@@ -23,6 +23,7 @@ class Reduced:
     blamed: tuple[int, ...]
     grad_norm: float
     save: bool = False
+    save_memory: bool = False
 
     @property
     def finite(self) -> bool:
@@ -87,7 +88,14 @@ class Reducer(Protocol):
         """
 
     def finish(
-        self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False
+        self,
+        *,
+        rank: int,
+        loss_sum: Amount,
+        count: int,
+        pause: bool,
+        save: bool = False,
+        save_memory: bool = False,
     ) -> Reduced:
         """Reduce what is left and wait, once for a GPU. Raises GenerationLost. Gradients are means
         over all samples afterwards.

@@ -27,7 +27,7 @@ from trainchaos.recovery.state.finite import Amount, NonFiniteCheck
 from trainchaos.recovery.state.naming import named_parameters
 from trainchaos.recovery.state.parts import local
 
-_SQUARES, _LOSS, _COUNT, _PAUSE, _SAVE, _FLAGS = range(6)
+_SQUARES, _LOSS, _COUNT, _PAUSE, _SAVE, _MEMORY, _FLAGS = range(7)
 
 
 class Tied(Protocol):
@@ -117,7 +117,14 @@ class ShardedReducer(Buckets):
         self._got.look(output)
 
     def finish(
-        self, *, rank: int, loss_sum: Amount, count: int, pause: bool, save: bool = False
+        self,
+        *,
+        rank: int,
+        loss_sum: Amount,
+        count: int,
+        pause: bool,
+        save: bool = False,
+        save_memory: bool = False,
     ) -> Reduced:
         """See Reducer."""
         self._take_all()
@@ -141,7 +148,8 @@ class ShardedReducer(Buckets):
         for bucket in self._buckets:
             circle.wait(bucket.work)
             bucket.require_sealed()
-        word = self._last_word(rank, [loss_sum, count, float(pause), float(save)], bad)
+        asks = [float(pause), float(save), float(save_memory)]
+        word = self._last_word(rank, [loss_sum, count, *asks], bad)
         try:
             blamed = self._blamed(word[_FLAGS:])
         except GenerationLost:
@@ -154,6 +162,7 @@ class ShardedReducer(Buckets):
             samples=samples,
             pause=word[_PAUSE] > 0,
             save=word[_SAVE] > 0,
+            save_memory=word[_MEMORY] > 0,
             blamed=blamed,
             grad_norm=math.sqrt(word[_SQUARES]) / samples,
         )

@@ -42,7 +42,7 @@ class CostMeter:
         self._saving: dict[str, float] = {}
         self._since: tuple[int, float] | None = None  # step and time at which a span of steps began
         self._world = 0
-        self._failures = self._rewound = 0
+        self._failures = self._rewound = self._recalled = 0
         self._watched_s: float | None = None
 
     def started(self, seconds: float) -> None:
@@ -80,6 +80,10 @@ class CostMeter:
         """After an incident the job went back to a checkpoint on disk, or to the beginning."""
         self._rewound += 1
 
+    def recalled(self) -> None:
+        """After an incident the job went back to a checkpoint in memory."""
+        self._recalled += 1
+
     def saving(self, checkpoint: str, state: str, now_s: float) -> None:
         """A save has begun (``saving``), or ended."""
         if state == "saving":
@@ -108,6 +112,7 @@ class CostMeter:
             steps=steps,
             failures=self._failures,
             rewound=self._rewound,
+            recalled=self._recalled,
             watched_s=0.0 if self._watched_s is None else now_s - self._watched_s,
         )
 

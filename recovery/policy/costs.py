@@ -43,7 +43,7 @@ class Costs:
     acknowledgement. ``committed``: newest step that all have committed, ``steps``: after which the
     job is complete (0: unknown); ``failures``: incidents in the last ``watched_s`` seconds;
     ``rewound``: after so many of them the job went back to a checkpoint on disk, or to the
-    beginning.
+    beginning, ``recalled``: to one in memory.
     """
 
     step_s: Mapping[int, Figure] = field(default_factory=dict)
@@ -57,11 +57,17 @@ class Costs:
     failures: int = 0
     watched_s: float = 0.0
     rewound: int = 0
+    recalled: int = 0
 
     @property
     def rewinds(self) -> Rewinds:
         """See ``recovery.policy.interval``."""
-        return Rewinds(count=self.rewound, failures=self.failures, watched_s=self.watched_s)
+        return Rewinds(
+            count=self.rewound,
+            recalled=self.recalled,
+            failures=self.failures,
+            watched_s=self.watched_s,
+        )
 
     @property
     def mtbf_s(self) -> float:

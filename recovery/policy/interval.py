@@ -25,9 +25,9 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, kw_only=True)
 class Rewinds:
-    """How often a job needed its checkpoints on disk: of ``failures`` in ``watched_s`` s, after
-    ``count`` it went back to one, or to the beginning. After the others a peer's state or a
-    checkpoint in memory was enough.
+    """How often a job needed its checkpoints: of ``failures`` in ``watched_s`` s, after ``count``
+    it went back to one on disk, or to the beginning, and after ``recalled`` to one in memory. After
+    the others a peer's state was enough.
 
     A checkpoint shortens only what follows these. If each failure needs one with a chance q that
     does not depend on when it comes, those that do are a Poisson process of rate q / MTBF (S. M.
@@ -39,6 +39,14 @@ class Rewinds:
     count: int
     failures: int
     watched_s: float
+    recalled: int = 0
+
+    @property
+    def either(self) -> Rewinds:
+        """By which checkpoints in memory are spaced: one would have shortened what followed each
+        time that the job went back, to either kind.
+        """
+        return replace(self, count=self.count + self.recalled)
 
     @property
     def mtbf_s(self) -> float:
@@ -49,6 +57,7 @@ class Rewinds:
         """As an event holds it; ``every_s``: Daly's optimum for saves that take ``save_s``."""
         return {
             "count": self.count,
+            "recalled": self.recalled,
             "failures": self.failures,
             "watched_s": round(self.watched_s, 3),
             "mtbf_s": round(self.mtbf_s, 3),
@@ -206,6 +215,70 @@ class SaveSchedule:
     def lost(self) -> None:
         """The generation was lost."""
         self._history = self._history.failed()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which kinds of checkpoint all ranks save after a step."""
+
+    disk: bool = False
+    memory: bool = False
+
+
+class SaveSchedules:
+    """The saves of one rank on disk and in memory. ``memory``: None where none are kept there;
+    ``spaced``: it is ``auto``, and picks the kind as well: a checkpoint on disk then takes the
+    place of the next one in memory, so that a kind that costs more and survives less is not saved.
+    """
+
+    def __init__(self, disk: SaveSchedule, memory: SaveSchedule | None, *, spaced: bool) -> None:
+        self.disk = disk
+        self.memory = memory
+        self._spaced = spaced
+
+    def wants(self, step: int, now_s: float, *, busy: bool = False) -> Wanted:
+        """What to ask for after ``step``; see ``SaveSchedule.wants``."""
+        disk = self.disk.wants(step, now_s, busy=busy)
+        if self.memory is None or (disk and self._spaced):
+            return Wanted(disk=disk)
+        return Wanted(disk=disk, memory=self.memory.wants(step, now_s))
+
+    def asked(self, now_s: float, wanted: Wanted) -> None:
+        """All ranks are about to save, at the request of any of them."""
+        if wanted.disk:
+            self.disk.asked(now_s)
+        if self.memory is not None and (wanted.memory or (wanted.disk and self._spaced)):
+            self.memory.asked(now_s)
+
+    def restored(self, now_s: float) -> None:
+        """Training goes on from a checkpoint of either kind."""
+        for each in self._each():
+            each.restored(now_s)
+
+    def told(self, now_s: float, rewinds: Rewinds) -> None:
+        """What the supervisor knows of failures; see ``SaveSchedule.told``."""
+        self.disk.told(now_s, rewinds)
+        if self.memory is not None:
+            self.memory.told(now_s, rewinds.either)
+
+    def lost(self) -> None:
+        """The generation was lost."""
+        for each in self._each():
+            each.lost()
+
+    def _each(self) -> list[SaveSchedule]:
+        return [self.disk] if self.memory is None else [self.disk, self.memory]
+
+
+def schedules(
+    *, disk: int | str, memory: int | str, mtbf_s: float | None, now_s: float
+) -> SaveSchedules:
+    """The schedules of a job's checkpoints: intervals as for ``parse``, 0 for never."""
+    return SaveSchedules(
+        SaveSchedule(disk, mtbf_s=mtbf_s, now_s=now_s),
+        SaveSchedule(memory, mtbf_s=mtbf_s, now_s=now_s) if memory else None,
+        spaced=memory == "auto",
+    )
 
 
 def counts(step: int, every: int | str, *, asked: bool) -> bool:

@@ -28,14 +28,15 @@ class SpareSync(NamedTuple):
 
 class InMemory(BaseModel):
     """Checkpoints in memory. ``socket``: of the keeper on this process's node; ``job``: the name of
-    the run at its keepers; ``every``: steps between saves.
+    the run at its keepers; ``every``: steps between saves, a time or "auto" (see
+    ``recovery.policy.interval``).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     socket: str
     job: str
-    every: int
+    every: int | str
 
 
 class NetworkAddresses(BaseModel):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.group import GenerationLost, Group
 from trainchaos.recovery.collectives.reducer import Reduced
-from trainchaos.recovery.policy.interval import counts
+from trainchaos.recovery.policy.interval import Wanted, counts
 from trainchaos.recovery.rank.fingerprint import tell_digest
 from trainchaos.recovery.transport import progress_counters
 
@@ -49,7 +49,7 @@ def complete(job: Job, step: Step, reduced: Reduced, *, late: bool = False) -> N
         rank=job.rank,
         layout=job.layout,
         generation=job.generation,
-        asked=reduced.save,
+        asked=Wanted(disk=reduced.save, memory=reduced.save_memory),
         pausing=reduced.pause,
     )
     job.marks.enter(progress_counters.BETWEEN)

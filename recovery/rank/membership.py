@@ -227,4 +227,9 @@ def rewinds_in(order: Join) -> Rewinds | None:
     """What an order says of failures that needed a checkpoint, None: nothing."""
     if order.watched_s < 0:
         return None
-    return Rewinds(count=order.rewinds, failures=order.rewinds, watched_s=order.watched_s)
+    return Rewinds(
+        count=order.rewinds,
+        recalled=order.recalled,
+        failures=order.rewinds + order.recalled,
+        watched_s=order.watched_s,
+    )

@@ -12,6 +12,7 @@ from torch import Tensor
 from trainchaos.recovery.collectives.circle import lost_in
 from trainchaos.recovery.collectives.reducer import Reduced
 from trainchaos.recovery.data.order import MicroBatch
+from trainchaos.recovery.policy.interval import Wanted
 from trainchaos.recovery.rank.busy import BusyBlocks
 from trainchaos.recovery.rank.complete_step import complete
 from trainchaos.recovery.state.finite import Amount, amount_of
@@ -223,13 +224,14 @@ class Step:
     def _reduce(self, loss_sum: Amount, count: int) -> None:
         job = self._job
         self.phase("collective")
+        wants = job.checkpoints.wants(self.number) if job.rank == 0 else Wanted()
         self._reduced = job.reducer.finish(
             rank=job.rank,
             loss_sum=loss_sum,
             count=count,
             pause=job.member.heard.pause_wanted,
-            save=job.member.heard.save_wanted
-            or (job.rank == 0 and job.checkpoints.wants(self.number)),
+            save=job.member.heard.save_wanted or wants.disk,
+            save_memory=wants.memory,
         )
 
     def _ids(self, place: int) -> list[int]:

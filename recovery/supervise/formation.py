@@ -44,7 +44,8 @@ class Formation:
         self.afresh = True  # the last generation did not take its state from its members
         self.refilled = False  # it had members whose state could not be trusted
         self.restored = False  # it took its state from a checkpoint
-        self.rewound = False  # from one on disk, or it began anew
+        self.rewound = False  # to one on disk, or it began anew
+        self.recalled = False  # to one in memory
         self.how: Forming = "form"  # what its members had to do
         self.began_s = 0.0
         self._hands = hands
@@ -161,6 +162,7 @@ class Formation:
             anew=word.anew,
             watched_s=rewinds.watched_s if rewinds is not None else -1.0,
             rewinds=rewinds.count if rewinds is not None else 0,
+            recalled=rewinds.recalled if rewinds is not None else 0,
             live=live,
         )
         for rank, name in enumerate(form.members):
@@ -221,7 +223,9 @@ class Formation:
             waiting.valid = False  # from now on its state falls behind
         names = [joined.checkpoint for joined in self._joined.values() if joined.checkpoint]
         self.restored = bool(names)
-        self.rewound = self.how == "restore" and not any(is_memory(name) for name in names)
+        kept = any(is_memory(name) for name in names)
+        self.rewound = self.how == "restore" and not kept
+        self.recalled = self.how == "restore" and kept
         self._hands.record(
             Kind.GENERATION_READY,
             step=step,

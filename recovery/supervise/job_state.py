@@ -201,6 +201,8 @@ class JobState:
         formation.ready(step)
         if formation.rewound and self.failures.current:
             self.meter.rewound()
+        if formation.recalled and self.failures.current:
+            self.meter.recalled()
         self.failures.answered(formation.answer)
         self.agreement.formed(
             restored=step if formation.afresh else None, checkpoint=formation.restored

@@ -37,7 +37,7 @@ class Join(Message):
     state and are to be set aside, answered by ``SetAside``; ``agreed``, ``anew``: see
     ``recovery.supervise.divergence.CheckpointAdvice``; ``live``: the step that ``source`` holds,
     where a new member may have followed the job up to there, so that ranks compare what they hold
-    before anything is copied (-1: no); ``watched_s``, ``rewinds``: see
+    before anything is copied (-1: no); ``watched_s``, ``rewinds``, ``recalled``: see
     ``recovery.policy.interval.Rewinds`` (negative: the rank goes by what it sees itself).
     """
 
@@ -60,6 +60,7 @@ class Join(Message):
     live: int = -1
     watched_s: float = -1.0
     rewinds: int = 0
+    recalled: int = 0
 
 
 class LeaveOut(Message):

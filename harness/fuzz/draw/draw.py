@@ -197,7 +197,8 @@ def checkpoint(dice: Dice, steps: int) -> Tree:
     if dice.chance(0.15):
         made["delta"] = rng.randint(2, 5)
     if dice.chance(0.3):
-        made["memory"] = dice.pick("memory", (True, {"every": 3}, {"every": 1, "replicate": False}))
+        kinds = (True, {"every": 3}, {"every": 1, "replicate": False}, {"every": "auto"})
+        made["memory"] = dice.pick("memory", (*kinds, {"every": "0.2s"}))
     return made
 
 

@@ -59,7 +59,7 @@ class StateAcquisition:
         if job.member.holding.pending == finish and job.state.step == finish - 1:
             assert job.attempt is not None and job.attempt.number == finish
             # the ranks that send it have already parked and saved for it
-            done = replace(outcome[1], pause=False, save=False)
+            done = replace(outcome[1], pause=False, save=False, save_memory=False)
             job.attempt.commit(done)
         job.last_applied = outcome
 

@@ -42,12 +42,11 @@ class _Keeper:
 
 
 class SimKeepers:
-    """Implements ``harness.launch.launcher.KeeperControl``. ``every``: steps between saves;
-    ``replicate``: the next node keeps a copy.
+    """Implements ``harness.launch.launcher.KeeperControl``. ``replicate``: the next node keeps a
+    copy.
     """
 
-    def __init__(self, clock: Clock, *, nodes: int, every: int, replicate: bool) -> None:
-        self.every = every
+    def __init__(self, clock: Clock, *, nodes: int, replicate: bool) -> None:
         self._clock = clock
         self._nodes = nodes
         self._replicate = replicate and nodes > 1
@@ -196,16 +195,17 @@ class SimMemoryCheckpointer:
         self._done: list[Callable[[], None]] = []
         self._pending: Key | None = None
 
-    def after_commit(self, number: int) -> Generator[float | None, Any, None]:
-        """Save if a save is due, and report the results of earlier saves. A save waits for the one
+    def after_commit(self, number: int, *, asked: bool) -> Generator[float | None, Any, None]:
+        """Save if ``asked`` for, and report the results of earlier saves. A save waits for the one
         before.
         """
         job = self._job
         for tell in self._done:
             tell()
         self._done = []
-        if number % self._keepers.every or job.layout.replica_of(job.rank):
+        if not asked or job.layout.replica_of(job.rank):
             return
+        since = job.process.clock.now_ns
         shard, shards = job.layout.shard_of(job.rank), job.layout.shards
         part = {"checkpoint": name_of(number), "place": PLACE, "shard": shard, "shards": shards}
         job.write(Kind.CHECKPOINT_SAVING, step=number, **part)
@@ -216,6 +216,9 @@ class SimMemoryCheckpointer:
         key = Key(generation=job.generation, step=number, shard=shard, shards=shards)
         state, began = job.state, job.process.clock.now_ns
         yield job.about(COPY_MS * MS)
+        if (timetable := job.checkpoints.schedules.memory) is not None:
+            took = job.process.clock.now_ns - since
+            timetable.saved(since / NS_PER_S, took / NS_PER_S)
         self._pending = key
         job.process.clock.after(
             job.about(KEEP_MS * MS), lambda: self._keep(key, state, began, part)

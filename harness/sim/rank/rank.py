@@ -338,7 +338,7 @@ class SimRank:
             self._out()
         else:
             self.leave()
-            self.checkpoints.timetable.lost()
+            self.checkpoints.schedules.lost()
         self.write(Kind.PARKED, step=self.state.step, valid=self.member.holding.valid, why=why)
         said = self.member.parked(
             why, step=self.state.step, error=error, blamed=blamed, samples=samples

@@ -20,7 +20,7 @@ from trainchaos.recovery.checkpoint.files.custody import Custody, agreement, wri
 from trainchaos.recovery.checkpoint.files.fence import Fenced
 from trainchaos.recovery.checkpoint.files.saving import Saving
 from trainchaos.recovery.policy.doubts import Doubt
-from trainchaos.recovery.policy.interval import SaveSchedule
+from trainchaos.recovery.policy.interval import schedules
 from trainchaos.recovery.rank.membership import rewinds_in
 from trainchaos.recovery.transport.atomic_rename import remove
 from trainchaos.recovery.transport.wire import Join
@@ -48,8 +48,9 @@ class SimSaves:
         self._job = job
         directory, clock = job.config.checkpoint_dir, job.process.clock
         self._saving = Saving(write=job.write, send=job.send, clock_s=lambda: clock.now_ns / 1e9)
-        self.timetable = SaveSchedule(
-            job.config.checkpoint_every,
+        self.schedules = schedules(
+            disk=job.config.checkpoint_every,
+            memory=job.config.memory_every,
             mtbf_s=job.config.checkpoint_mtbf_s,
             now_s=clock.now_ns / 1e9,
         )
@@ -82,7 +83,7 @@ class SimSaves:
         self._custody.distrust(order.doubts, deletes=self._job.rank == 0)
         self._put_aside()
         if (rewinds := rewinds_in(order)) is not None:
-            self.timetable.told(self._job.process.clock.now_ns / 1e9, rewinds)
+            self.schedules.told(self._job.process.clock.now_ns / 1e9, rewinds)
 
     def _put_aside(self) -> None:
         self._custody.put_aside(disk=self._disk, guard=self._fence.held)
@@ -101,7 +102,7 @@ class SimSaves:
 
     def restored(self) -> None:
         """Training continues from a checkpoint, or from the start."""
-        self.timetable.restored(self._job.process.clock.now_ns / 1e9)
+        self.schedules.restored(self._job.process.clock.now_ns / 1e9)
 
     def require(self, *, anew: bool) -> None:
         """Nothing was restored: check whether initial values are allowed. Raises RuntimeError."""

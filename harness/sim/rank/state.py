@@ -56,6 +56,7 @@ class ReduceInput:
     gradient: bytes
     bad: bool
     save: bool = False
+    save_memory: bool = False
     before: tuple[tuple[float, bytes], ...] = ()
     huge: bool = False
     norm: float = 0.0
@@ -80,6 +81,7 @@ class Reduced:
     blamed: tuple[int, ...]
     gradient: bytes
     save: bool = False
+    save_memory: bool = False
     huge: bool = False
     norm: float = 0.0
 
@@ -110,6 +112,7 @@ def combine(parts: dict[int, ReduceInput]) -> Reduced:
         samples=samples,
         pause=any(part.pause for part in parts.values()),
         save=any(part.save for part in parts.values()),
+        save_memory=any(part.save_memory for part in parts.values()),
         blamed=tuple(rank for rank, part in parts.items() if part.bad),
         gradient=digest([gradient for _, gradient in each]),
         huge=any(part.huge for part in parts.values()),

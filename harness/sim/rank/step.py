@@ -20,11 +20,11 @@ from trainchaos.harness.sim.rank.state import (
 )
 from trainchaos.harness.sim.rank.tensors import ELEMENTS, SimLoss, finite, huge, norm_above
 from trainchaos.harness.sim.world.clock import NS_PER_S
+from trainchaos.harness.sim.world.group import rings_of
 from trainchaos.harness.sim.world.settings import MS
 from trainchaos.recovery.data import order
 from trainchaos.recovery.data.order import MicroBatch
-from trainchaos.recovery.policy.interval import compared, counts
-from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.policy.interval import Wanted, compared, counts
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.wire import MOST_BLAMED, Digest
 
@@ -225,8 +225,15 @@ class Attempt:
         self._wire_bytes = int(job.config.timings.wire_bytes * 2 * (job.world - 1) / job.world)
         yield from job.faults.paced(self._wire_bytes)
         assert job.group is not None
-        asks = job.member.heard.save_wanted or (job.rank == 0 and self._wants_save())
-        part = replace(self.part, pause=job.member.heard.pause_wanted, save=asks)
+        heard, wants = job.member.heard, Wanted()
+        if job.rank == 0:
+            wants = job.checkpoints.schedules.wants(self.number, self._now_s)
+        part = replace(
+            self.part,
+            pause=heard.pause_wanted,
+            save=heard.save_wanted or wants.disk,
+            save_memory=wants.memory,
+        )
         takes_ns = job.config.timings.phase_ns("collective")
         combine = partial(job.behaviour.combine, job)
         job.check()
@@ -304,11 +311,12 @@ class Attempt:
         self._seconds[self._phase] = (job.process.clock.now_ns - self._since_ns) / 1e9
         saving = self.commit(reduced)
         if job.memory is not None:
-            yield from job.memory.after_commit(number)
+            yield from job.memory.after_commit(number, asked=reduced.save_memory)
+        asked = Wanted(disk=reduced.save, memory=reduced.save_memory)
+        job.checkpoints.schedules.asked(self._now_s, asked)
         self._tell_digest(saving=saving)
         if not reduced.save:
             return
-        job.checkpoints.timetable.asked(self._now_s)
         if job.rank in job.checkpoints.ranks:
             yield from self._save()
         elif job.faults.active:
@@ -326,9 +334,6 @@ class Attempt:
             job.send(job.digest)
             if job.feeds is not None:
                 job.feeds.check(self.number)
-
-    def _wants_save(self) -> bool:
-        return self._job.checkpoints.timetable.wants(self.number, self._now_s)
 
     @property
     def _now_s(self) -> float:
@@ -353,7 +358,7 @@ class Attempt:
         held_up = COPY_SHARE if job.config.checkpoint_mode == "async" else 1.0
         yield job.about(job.config.timings.checkpoint_ms * held_up * MS)
         yield from self._disk_takes()
-        job.checkpoints.timetable.saved(since_s, self._now_s - since_s)
+        job.checkpoints.schedules.disk.saved(since_s, self._now_s - since_s)
         done = job.checkpoints.commit(number, parts, since_s)
         if not done and not job.behaviour.survives_failed_save(job):
             raise TrainingError(RuntimeError("a checkpoint could not be saved"))
@@ -389,12 +394,3 @@ class Attempt:
         for operation in OPERATIONS if job.faults.disk.active else ():
             yield job.faults.disk.delay_s([operation]) * NS_PER_S
             job.mark.touch()  # a slow disk is not a hang
-
-
-def rings_of(layout: Layout) -> tuple[range, ...]:
-    """The rings that exchange gradients: the holders of each shard, and each replica, if they have
-    more than one rank (``recovery.collectives.group``).
-    """
-    holders = [layout.holders(shard) for shard in range(layout.shards)]
-    replicas = [layout.replica(number) for number in range(layout.replicas)]
-    return tuple(ring for ring in (*holders, *replicas) if len(ring) > 1)

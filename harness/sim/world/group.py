@@ -10,6 +10,7 @@ from typing import Any
 from trainchaos.harness.sim.world.links import SimLinks
 from trainchaos.harness.sim.world.process import Process
 from trainchaos.harness.sim.world.settings import MS
+from trainchaos.recovery.policy.layout import Layout
 
 NOTICE = 0.6  # share of the peers that are a lost member's neighbours and see the connection close
 NOTICE_MS = (0.1, 4.0)
@@ -203,3 +204,12 @@ class Group:
         if self._waiting.get(rank) is waiter:
             del self._waiting[rank]
             waiter.process.fail(waiter.ticket, SimGenerationLost(why))
+
+
+def rings_of(layout: Layout) -> tuple[range, ...]:
+    """The rings that exchange gradients: the holders of each shard, and each replica, if they have
+    more than one rank (``recovery.collectives.group``).
+    """
+    holders = [layout.holders(shard) for shard in range(layout.shards)]
+    replicas = [layout.replica(number) for number in range(layout.replicas)]
+    return tuple(ring for ring in (*holders, *replicas) if len(ring) > 1)

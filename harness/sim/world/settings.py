@@ -56,6 +56,7 @@ class RankConfig:
     verify_every: int | None
     nonfinite: str
     checkpoint_every: int | str
+    memory_every: int | str
     checkpoint_keep: int
     checkpoint_mode: str
     checkpoint_sharded: bool

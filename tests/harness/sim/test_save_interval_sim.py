@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from trainchaos.chaos import cli
-from trainchaos.chaos.events.log import Event, Kind, read_log
+from trainchaos.chaos.events.log import Event, Kind, Log, read_log
 from trainchaos.harness.host.rundir import open_run
 from trainchaos.harness.judge.verdict.judge import judge
+from trainchaos.recovery.checkpoint.memory.header import is_memory
 
 SCENARIO = """\
 version: 1
 name: spaced
 seed: 5
 workload:
-  {kind: mlp, ranks: 3, steps: 60, global_batch: 12, checkpoint: {every: EVERY, keep: 3}}
+  {kind: mlp, ranks: 3, steps: 60, global_batch: 12, checkpoint: CHECKPOINT}
 recovery: STRATEGY
 launcher: sim
 baseline: none
@@ -28,13 +29,21 @@ faults:
 """
 
 
-def events_of(place: Path, strategy: str, every: str = "auto") -> list[Event]:
-    text = SCENARIO.replace("STRATEGY", strategy).replace("EVERY", every)
+DISK = "{every: auto, keep: 3}"
+BOTH = "{every: auto, memory: {every: auto}}"
+
+
+def events_of(place: Path, strategy: str, checkpoint: str = DISK) -> list[Event]:
+    return list(log_of(place, strategy, checkpoint).of(Kind.GENERATION_STARTED))
+
+
+def log_of(place: Path, strategy: str, checkpoint: str = DISK) -> Log:
+    text = SCENARIO.replace("STRATEGY", strategy).replace("CHECKPOINT", checkpoint)
     (place / "spaced.yaml").write_text(text)
     cli.invoke(["run", str(place / "spaced.yaml"), "--runs", str(place / "runs"), "--quiet"])
     run = open_run(place / "runs" / "spaced" / "latest")
     (arm,) = judge(run).arms
-    return list(read_log(run.events(arm.id)).of(Kind.GENERATION_STARTED))
+    return read_log(run.events(arm.id))
 
 
 def spacing(events: list[Event]) -> list[dict[str, Any] | None]:
@@ -54,3 +63,15 @@ def test_adaptive_spaces_saves_by_the_failures_that_needed_one(tmp_path: Path) -
 
 def test_a_fixed_strategy_leaves_it_to_the_ranks(tmp_path: Path) -> None:
     assert set(map(str, spacing(events_of(tmp_path, "drop-replica")))) == {"None"}
+
+
+def test_adaptive_picks_the_kind_of_each_checkpoint(tmp_path: Path) -> None:
+    """The first step shows what the disk costs, the second what memory does. All are lost at step
+    30, and memory answers: the disk is needed no more often than before.
+    """
+    log = log_of(tmp_path, "adaptive", BOTH)
+    saves = [(e.step, is_memory(e.data["checkpoint"])) for e in log.of(Kind.CHECKPOINT_SAVING)]
+    assert saves[:2] == [(1, False), (2, True)]
+    assert len({step for step, _ in saves}) == len(saves), "one kind a step"
+    last = spacing(list(log.of(Kind.GENERATION_STARTED)))[-1]
+    assert last is not None and (last["count"], last["recalled"]) == (0, 1)

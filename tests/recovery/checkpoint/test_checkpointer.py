@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trainchaos.recovery.checkpoint import save_writer as module
 from trainchaos.recovery.checkpoint.checkpointer import Checkpointer
 from trainchaos.recovery.checkpoint.files import checkpoints
 from trainchaos.recovery.collectives.group import GenerationLost
+from trainchaos.recovery.policy.interval import Wanted
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.state.state import TrainState
@@ -93,7 +95,8 @@ class Rank:
     ) -> bool:
         """Train one step, and save if it is time; whether it was."""
         number = self.state.step + 1
-        asked = self.saver.wants(number) or pausing
+        wants = self.saver.wants(number)
+        asked = replace(wants, disk=wants.disk or pausing)
         with torch.no_grad():
             self.state.model.weight += number
         self.state.step = number
@@ -101,7 +104,7 @@ class Rank:
         self.saver.after_commit(
             number, rank=rank, layout=layout, generation=1, asked=asked, pausing=pausing
         )
-        return asked
+        return asked.disk
 
     def run(self, steps: int, **more: Any) -> list[int]:
         """The steps at which it saved."""
@@ -258,7 +261,7 @@ def test_parts_of_a_generation_before_are_not_mixed_in(tmp_path: Path) -> None:
     second.state.step = 4
     second.saver.wants(5)
     second.state.step = 5
-    second.saver.after_commit(5, rank=1, layout=pair, generation=1, asked=True)
+    second.saver.after_commit(5, rank=1, layout=pair, generation=1, asked=Wanted(disk=True))
     assert len(list(tmp_path.glob(".staging*/part-0001.json"))) == 1
     first.saver.joined(0, pair, 2)
     assert left(tmp_path) == []

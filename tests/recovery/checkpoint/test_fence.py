@@ -20,6 +20,7 @@ from tests.support.running import Running, scripts
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.files import checkpoints, fence
 from trainchaos.recovery.checkpoint.files.fence import FENCE, CheckpointFence, Fenced
+from trainchaos.recovery.policy.interval import Wanted
 from trainchaos.recovery.transport.wire import Unrecoverable
 
 
@@ -263,7 +264,7 @@ def test_a_disk_that_takes_nothing_at_the_join_is_tried_again_at_the_save(
     rank.state.step = 4
     rank.saver.wants(5)
     rank.state.step = 5
-    rank.saver.after_commit(5, rank=0, layout=ALONE, generation=2, asked=True)
+    rank.saver.after_commit(5, rank=0, layout=ALONE, generation=2, asked=Wanted(disk=True))
     assert (rank.said(Kind.CHECKPOINT_COMMITTED), says(tmp_path)) == ([5], (1, 2, "one"))
 
 

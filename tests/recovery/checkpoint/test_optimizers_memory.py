@@ -18,6 +18,7 @@ from tests.recovery.state.test_optimizers import (
     train,
 )
 from trainchaos.recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
+from trainchaos.recovery.policy.interval import SaveSchedule
 from trainchaos.recovery.policy.jobconfig import InMemory
 from trainchaos.recovery.state.state import TrainState
 
@@ -34,6 +35,7 @@ def memory_of(state: TrainState) -> MemoryCheckpointer:
     return MemoryCheckpointer(
         told,
         state,
+        timetable=SaveSchedule(1, mtbf_s=None, now_s=0.0),
         seat="w0",
         device="cpu",
         write=quiet,
@@ -47,7 +49,7 @@ def memory_of(state: TrainState) -> MemoryCheckpointer:
 def remembered(source: TrainState, *targets: TrainState) -> None:
     """As the keeper gives it, after the process that saved it has ended."""
     saver, group = memory_of(source), Relay([], 0)
-    saver.after_commit(source.step, rank=0, layout=ALONE, generation=1)
+    saver.after_commit(source.step, rank=0, layout=ALONE, generation=1, asked=True)
     saver.close()
     for target in targets:
         taker = memory_of(target)

@@ -325,7 +325,7 @@ def test_pacing_hears_of_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     reducer.begin()
     reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
     assert sum(paced) == reducer.wire_bytes
-    total = 4 * (sum(p.numel() for p in net().parameters()) + 4 + 4)
+    total = 4 * (sum(p.numel() for p in net().parameters()) + 5 + 4)
     assert reducer.wire_bytes == pytest.approx(total * 2 * 3 / 4, abs=len(paced))
 
 

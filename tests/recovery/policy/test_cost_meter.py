@@ -112,8 +112,10 @@ def test_only_rewinds_are_counted_as_such() -> None:
     for _ in range(3):
         meter.failed()
     meter.rewound()
+    meter.recalled()
     costs = found(meter, now_s=110.0)
     rewinds = costs.rewinds
     assert (rewinds.count, rewinds.failures, rewinds.watched_s) == (1, 3, 100.0)
+    assert rewinds.recalled == 1
     assert rewinds.mtbf_s == (PRIOR_MTBF_S + 100.0) / 2
     assert costs.mtbf_s == (PRIOR_MTBF_S + 100.0) / 4

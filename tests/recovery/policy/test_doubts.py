@@ -23,6 +23,7 @@ from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
 from trainchaos.recovery.checkpoint.files.fence import CheckpointFence
 from trainchaos.recovery.policy import doubts
 from trainchaos.recovery.policy.doubts import Doubt
+from trainchaos.recovery.policy.interval import Wanted
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.policy.strategy import StateFrom
 from trainchaos.recovery.supervise.adoption import past
@@ -135,7 +136,7 @@ def test_a_rank_says_when_what_is_in_doubt_is_out_of_the_way_and_tries_again(
     rank.saver.wants(35)
     for step, expected in ((35, 0), (40, 1)):
         rank.state.step = step
-        rank.saver.after_commit(step, rank=0, layout=ALONE, generation=2, asked=True)
+        rank.saver.after_commit(step, rank=0, layout=ALONE, generation=2, asked=Wanted(disk=True))
         assert len(confirmed(rank)) == expected
         disk.broken = False
     assert confirmed(rank) == [[(2, 30)]]

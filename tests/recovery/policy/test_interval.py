@@ -15,11 +15,14 @@ from trainchaos.recovery.policy.interval import (
     Rewinds,
     SaveHistory,
     SaveSchedule,
+    SaveSchedules,
     Seconds,
     Steps,
+    Wanted,
     counts,
     optimum_s,
     parse,
+    schedules,
 )
 
 START = SaveHistory(saved_s=100.0, since_s=100.0)
@@ -232,3 +235,77 @@ def test_an_interval_that_was_given_stays() -> None:
     table = timetable("30s")
     table.told(100.0, Rewinds(count=10**6, failures=10**6, watched_s=1.0))
     assert not table.wants(1, 129.0) and table.wants(2, 130.0)
+
+
+# --- both kinds
+
+
+def both(memory: int | str, disk: int | str = 10) -> SaveSchedules:
+    return schedules(disk=disk, memory=memory, mtbf_s=None, now_s=100.0)
+
+
+def test_steps_between_checkpoints_in_memory_hold_whatever_the_disk_does() -> None:
+    table = both(5)
+    assert [table.wants(step, 100.0) for step in (4, 5, 10)] == [
+        Wanted(),
+        Wanted(memory=True),
+        Wanted(disk=True, memory=True),
+    ]
+    assert both(0).memory is None and both(0).wants(10, 100.0) == Wanted(disk=True)
+    assert both(5, disk=0).wants(10, 100.0) == Wanted(memory=True)
+
+
+def learned(*, disk_s: float, memory_s: float) -> SaveSchedules:
+    """Both kinds auto, at second 100, when one of each has shown what it costs."""
+    table = both("auto", disk="auto")
+    for step, cost_s in ((1, disk_s), (2, memory_s)):
+        wants = table.wants(step, 100.0)
+        assert wants == Wanted(disk=step == 1, memory=step == 2), "one after the other"
+        table.asked(100.0, wants)
+        kind = table.disk if wants.disk else table.memory
+        assert kind is not None
+        kind.saved(100.0, cost_s)
+    return table
+
+
+def saved(table: SaveSchedules, seconds: int) -> list[str]:
+    """The kind of each checkpoint of so many seconds, a step each."""
+    made = []
+    for step in range(3, seconds):
+        wants = table.wants(step, 100.0 + step)
+        table.asked(100.0 + step, wants)
+        assert not (wants.disk and wants.memory)
+        made += ["disk"] * wants.disk + ["memory"] * wants.memory
+    return made
+
+
+def test_auto_saves_the_cheap_kind_more_often_than_the_dear_one() -> None:
+    made = saved(learned(disk_s=4.0, memory_s=0.04), 3000)
+    most, least = (3000 / optimum_s(4.0, PRIOR_MTBF_S + watched_s) for watched_s in (0.0, 3000.0))
+    assert int(least) <= made.count("disk") <= most
+    assert made.count("memory") > 8 * made.count("disk")
+
+
+def test_auto_never_saves_the_kind_that_costs_more_and_survives_less() -> None:
+    made = saved(learned(disk_s=0.04, memory_s=4.0), 3000)
+    assert set(made) == {"disk"}
+
+
+def test_failures_that_memory_answered_space_memory_alone() -> None:
+    rewinds = Rewinds(count=1, recalled=30, failures=40, watched_s=0.0)
+    assert rewinds.mtbf_s == PRIOR_MTBF_S / 2 and rewinds.either.mtbf_s == PRIOR_MTBF_S / 32
+    told = learned(disk_s=1.0, memory_s=1.0)
+    told.told(100.0, rewinds)
+    calm = learned(disk_s=1.0, memory_s=1.0)
+    calm.told(100.0, Rewinds(count=1, failures=40, watched_s=0.0))
+    assert saved(told, 1000).count("memory") > 0 == saved(calm, 1000).count("memory")
+
+
+def test_a_loss_brings_both_kinds_closer_together() -> None:
+    rough = learned(disk_s=4.0, memory_s=0.04)
+    for _ in range(50):
+        rough.lost()
+    calm = learned(disk_s=4.0, memory_s=0.04)
+    often, seldom = saved(rough, 1000), saved(calm, 1000)
+    assert often.count("disk") > 3 * seldom.count("disk")
+    assert often.count("memory") > 3 * seldom.count("memory")

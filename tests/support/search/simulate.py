@@ -156,6 +156,7 @@ def rank_config(directory: Path, *, world: int, steps: int) -> RankConfig:
         verify_every=None,
         nonfinite="retry",
         checkpoint_every=3,
+        memory_every=0,
         checkpoint_keep=2,
         checkpoint_mode="sync",
         checkpoint_sharded=False,

@@ -43,8 +43,8 @@ def _problems(evidence: Evidence) -> Iterator[str]:
     yield from saves.acknowledged(history)
     yield from saves.restored(history)
     memory = evidence.cell.scenario.workload.checkpoint.in_memory
-    if memory is not None:
-        yield from saves.due_in_memory(history, memory.every)
+    if memory is not None and memory.steps:
+        yield from saves.due_in_memory(history, memory.steps)
     started = evidence.log.first(Kind.RUN_STARTED)
     every = steps_of(started.data.get("checkpoint_every") or "") if started else None
     # in async mode a busy disk may postpone a save

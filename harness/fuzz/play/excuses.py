@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.events.log import Kind, Log
 from trainchaos.chaos.fault.base import Fault
 from trainchaos.harness.fuzz.play import unlanded
 from trainchaos.harness.fuzz.play.play import PlayResult, kinds
@@ -131,8 +131,9 @@ def _cut_off(tree: Tree, played: PlayResult) -> bool:
 
 def _common_stall(tree: Tree, played: PlayResult) -> bool:
     """Whether half of the last generation or more was hit as it waited for data, and none of them
-    was heard of again. To their supervisor the source of the data is slow, which it takes for a
-    hang after ``between_s`` only; the job is to be halted before that.
+    was heard of again, or what it made known was hidden from then on. To their supervisor the
+    source of the data is slow, which it takes for a hang after ``between_s`` only; the job is to be
+    halted before that.
     """
     log = faulted_log(played)
     started = list(log.of(Kind.GENERATION_STARTED)) if log else []
@@ -144,16 +145,39 @@ def _common_stall(tree: Tree, played: PlayResult) -> bool:
         for name in members
         if any(log.by(name))
     }
+    unseen = _hidden_for_good(tree, log)
     still = {
         (e.data["target"] or {}).get("process")
         for e in log.of(Kind.FAULT_INJECTED)
         if e.generation == number
         and e.data.get("phase") == STALLS
-        and last_ns.get((e.data["target"] or {}).get("process"), 0) <= e.time_ns
+        and (
+            last_ns.get((e.data["target"] or {}).get("process"), 0) <= e.time_ns
+            or (e.data["fault"], e.data["occurrence"]) in unseen
+        )
     }
     limits = [SECONDS.search(str(rule["when"])) for rule in tree["stop_conditions"]]
     soon = any(limit and float(limit[1]) < HangLimits().between_s for limit in limits)
     return soon and 2 * len(still & members) >= len(members)
+
+
+def _hidden_for_good(tree: Tree, log: Log) -> set[tuple[str, int]]:
+    """Faults, with their occurrences, that hid a rank's progress and did not end before the last
+    step of the job.
+    """
+    last_ns = max((e.time_ns for e in log.of(Kind.STEP_COMMITTED)), default=0)
+    over = {
+        (e.data["fault"], e.data["occurrence"])
+        for e in log.of(Kind.FAULT_HEALED)
+        if e.time_ns <= last_ns
+    }
+    hiding = _hiding(tree)
+    injected = [e.data for e in log.of(Kind.FAULT_INJECTED) if e.data["fault"] in hiding]
+    return {(data["fault"], data["occurrence"]) for data in injected} - over
+
+
+def _hiding(tree: Tree) -> set[str]:
+    return {fault["id"] for fault in tree["faults"] if fault["kind"] == "heartbeat-drop"}
 
 
 def _slow_to_start(tree: Tree, played: PlayResult) -> bool:
@@ -208,8 +232,7 @@ def _hidden(tree: Tree, played: PlayResult) -> bool:
     """Whether a fault that landed hid a rank's progress from its supervisor."""
     log = faulted_log(played)
     landed = {e.data["fault"] for e in log.of(Kind.FAULT_LANDED)} if log is not None else set()
-    hiding = {f["id"] for f in tree["faults"] if f["kind"] == "heartbeat-drop"}
-    return bool(landed & hiding)
+    return bool(landed & _hiding(tree))
 
 
 def _never_began(tree: Tree, played: PlayResult) -> bool:

@@ -77,3 +77,25 @@ def test_a_generation_that_came_after_would_have_told() -> None:
     script.find(Kind.RUN_FINISHED)[0].data.update(outcome="halted", committed_step=20)
     fault = {**KILL, "id": "f", "kind": "heartbeat-drop", "at": {"step": 21}}
     assert step_arithmetic(evidence_of(script, [fault])).verdict == FAIL
+
+
+@pytest.mark.parametrize(
+    ("hit", "expected"), [((2,), FAIL), ((1, 2), "pass"), ((0, 1, 2, 3), "pass")]
+)
+def test_half_of_the_ranks_hidden_look_like_a_job_that_waits_for_data(
+    hit: tuple[int, ...], expected: str
+) -> None:
+    """Fewer would have been declared hung before the job was halted."""
+    script = Script("hot-spare", spares=1)
+    for rank in hit:
+        arms.plan(script, f"f{rank}", "heartbeat-drop", rank=rank)
+    script.train(20)
+    for rank in hit:
+        arms.inject(script, f"f{rank}", "heartbeat-drop", step=21, process=f"w{rank}", rank=rank)
+    script.train(26)
+    script.finish()
+    script.find(Kind.RUN_FINISHED)[0].data.update(outcome="halted", committed_step=20)
+    faults = [
+        {**KILL, "id": f"f{rank}", "kind": "heartbeat-drop", "at": {"step": 21}} for rank in hit
+    ]
+    assert step_arithmetic(evidence_of(script, faults)).verdict == expected

@@ -8,18 +8,20 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from itertools import count
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from trainchaos.recovery.collectives import peer
 from trainchaos.recovery.collectives.circle import Circle, GenerationLost
 from trainchaos.recovery.state.digest import own_memory
 from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.state.state import TrainState
-from trainchaos.recovery.state.strides import Progress
+from trainchaos.recovery.state.strides import Progress, quiet
 from trainchaos.recovery.state.typed import name_of
 
 # of one message, so that all show progress however large a tensor is
@@ -37,21 +39,27 @@ def copy_state(
     source: int,
     receive: bool,
     progress: Progress,
+    feeds: Sequence[int] | None = None,
     device: str = "cpu",
 ) -> None:
-    """Copy the state of rank ``source`` to the ranks that pass ``receive``; every rank of the
-    circle, of those that hold the same part, takes part. ``device``: where the job trains.
+    """Copy the state of rank ``source`` to the ranks that pass ``receive``. ``device``: where the
+    job trains.
 
-    It is a broadcast, in which ranks that need nothing only pass data on: one tree, however many
-    receive. A receiver's state is undefined until this returns. ``progress`` is called after each
-    message, of at most CHUNK_BYTES, by whoever sends, receives or passes it on. Raises
+    ``feeds`` None: every rank of the circle, of those that hold the same part, takes part in a
+    broadcast, in which ranks that need nothing only pass data on: one tree, however many receive.
+    Else from rank to rank, over gloo: ``source`` sends to those that it ``feeds``, and nobody else
+    takes part. A receiver's state is undefined until this returns. ``progress`` is called after
+    each message, of at most CHUNK_BYTES, by whoever sends, receives or passes it on. Raises
     GenerationLost when a peer is lost in the middle, RuntimeError when the peer's state is of
     another form.
     """
     sending = circle.rank == source
+    route: _Route = _Broadcast(circle, source)
+    if feeds is not None:
+        route = _Direct(circle, source, feeds)
     wire = torch.device(device) if circle.backend == "nccl" else None
     tensors = [] if receive and not sending else [*state.parts().values()]
-    form, scalars = _share_scalars(state, circle, tensors, source, sending, wire)
+    form, scalars = _share_scalars(state, route, tensors, sending, wire)
     slots = None
     # A rank that only passes data on needs buffers of the same sizes, which it takes from its own
     # state.
@@ -70,29 +78,62 @@ def copy_state(
             )
     with torch.no_grad():
         if sending:
-            _send(circle, tensors, wire, progress)
+            _send(route, tensors, wire, progress)
         else:
-            _receive(circle, source, tensors, wire, progress, keeps=receive)
+            _receive(route, tensors, wire, progress, keeps=receive)
     if receive and not sending:
         state.load_scalars(scalars(), slots)
 
 
+class _Route(Protocol):
+    """How a message goes. ``circle``: within which."""
+
+    circle: Circle
+
+    def start(self, message: Tensor) -> list[Any]:
+        """Begin to pass on or to get the next message; what to wait for. Raises GenerationLost."""
+
+
+@dataclass
+class _Broadcast:
+    circle: Circle
+    source: int
+
+    def start(self, message: Tensor) -> list[Any]:
+        return [self.circle.start_broadcast(message, self.source)]
+
+
+@dataclass
+class _Direct:
+    """``feeds``: the ranks that this one sends to; it receives of ``source`` if there are none."""
+
+    circle: Circle
+    source: int
+    feeds: Sequence[int]
+    _tags: Iterator[int] = field(default_factory=count)
+
+    def start(self, message: Tensor) -> list[Any]:
+        tag = next(self._tags)
+        if self.feeds:
+            return [peer.send(self.circle, message, to, tag) for to in self.feeds]
+        return [peer.receive(self.circle, message, self.source, tag)]
+
+
 def _send(
-    circle: Circle, tensors: Sequence[Tensor], wire: torch.device | None, progress: Progress
+    route: _Route, tensors: Sequence[Tensor], wire: torch.device | None, progress: Progress
 ) -> None:
-    under_way: deque[tuple[dist.Work | None, Tensor]] = deque()
+    under_way: deque[tuple[list[Any], Tensor]] = deque()
     for chunk in _chunks(tensors):
         if len(under_way) == UNDER_WAY:
-            _done(circle, under_way.popleft()[0], progress)
+            _done(route, under_way.popleft()[0], progress)
         buffer = _packed(chunk).to(wire or chunk[0].device)
-        under_way.append((circle.start_broadcast(buffer, circle.rank), buffer))
-    for work, _ in under_way:
-        _done(circle, work, progress)
+        under_way.append((route.start(buffer), buffer))
+    for works, _ in under_way:
+        _done(route, works, progress)
 
 
 def _receive(
-    circle: Circle,
-    source: int,
+    route: _Route,
     tensors: Sequence[Tensor],
     wire: torch.device | None,
     progress: Progress,
@@ -104,11 +145,11 @@ def _receive(
     It comes into buffers of this copy alone, and not at once into the tensors: a message that is
     broken off may be written to later.
     """
-    under_way: deque[tuple[dist.Work | None, Tensor, list[Tensor]]] = deque()
+    under_way: deque[tuple[list[Any], Tensor, list[Tensor]]] = deque()
     room: list[Tensor | None] = [None] * UNDER_WAY
 
-    def take(work: dist.Work | None, buffer: Tensor, chunk: list[Tensor]) -> None:
-        _done(circle, work, progress)
+    def take(works: list[Any], buffer: Tensor, chunk: list[Tensor]) -> None:
+        _done(route, works, progress)
         if keeps:
             _unpack(buffer.to(chunk[0].device), chunk)
 
@@ -121,15 +162,16 @@ def _receive(
             here = torch.empty(max(size, CHUNK_BYTES), dtype=torch.uint8, device=on)
             room[number % UNDER_WAY] = here
         buffer = here[:size]
-        under_way.append((circle.start_broadcast(buffer, source), buffer, chunk))
+        under_way.append((route.start(buffer), buffer, chunk))
     for message in under_way:
         take(*message)
 
 
-def _done(circle: Circle, work: dist.Work | None, progress: Progress) -> None:
+def _done(route: _Route, works: Sequence[Any], progress: Progress = quiet) -> None:
     """Wait until a message is here, or has been sent. Raises GenerationLost."""
-    circle.wait(work)
-    circle.settle()
+    for work in works:
+        route.circle.wait(work)
+    route.circle.settle()
     progress()
 
 
@@ -161,23 +203,22 @@ def _unpack(buffer: Tensor, chunk: Sequence[Tensor]) -> None:
 
 def _share_scalars(
     state: TrainState,
-    circle: Circle,
+    route: _Route,
     tensors: Sequence[Tensor],
-    source: int,
     sending: bool,
     wire: torch.device | None,
 ) -> tuple[str, Callable[[], dict[str, Any]]]:
-    """What ``source`` has of the state besides ``tensors``, as one message of bytes, and the form
+    """What the sender has of the state besides ``tensors``, as one message of bytes, and the form
     of its tensors.
     """
     data = _form_of(tensors).encode() + json.dumps(state.scalars()).encode() if sending else b""
     announced = torch.tensor([len(data)], dtype=torch.int64, device=wire)
-    circle.broadcast(announced, source)
+    _done(route, route.start(announced))
     size = len(data) if sending else int(announced)
     if not FORM_DIGITS < size <= MAX_SCALAR_BYTES:
         raise GenerationLost(f"a peer announced {size} bytes of scalars")
     message = torch.frombuffer(bytearray(data or size), dtype=torch.uint8).to(wire or "cpu")
-    circle.broadcast(message, source)
+    _done(route, route.start(message))
     data = data or message.cpu().numpy().tobytes()
     return data[:FORM_DIGITS].decode(), cache(lambda: dict(json.loads(data[FORM_DIGITS:])))
 

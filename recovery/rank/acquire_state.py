@@ -67,6 +67,7 @@ def _copy(job: Job, order: Join, group: Group, *, receive: bool) -> None:
         group.holders,
         source=order.source,
         receive=receive,
+        feeds=order.feeds if order.direct else None,
         progress=job.marks.touch,
         device=job.config.device,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.memory.header import is_memory
+from trainchaos.recovery.policy.copies import CopyPlan
 from trainchaos.recovery.policy.cost_meter import Forming
 from trainchaos.recovery.policy.interval import Rewinds
 from trainchaos.recovery.policy.strategy import Form, Health, StateFrom
@@ -128,7 +129,8 @@ class Formation:
         form, word = self.pending, word or CheckpointAdvice()
         assert form is not None
         self._let_others_go(form)
-        copies, finish = self._table.plan_transfer(form, self._shards)
+        plan, live = self._plan(form)
+        copies, finish = plan.copies, plan.finish
         sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
         self._note(form, copies)
         self._hands.record(
@@ -143,8 +145,6 @@ class Formation:
             finish=finish,
             **_said(word, rewinds, save_s),
         )
-        giving = {source % self._shards: source for source in copies.values()}
-        live = self._live_step(form, copies)
         left_out = max(tell(self._table[name]) for name in form.members)
         common = Join(
             generation=self.generation,
@@ -165,12 +165,21 @@ class Formation:
             recalled=rewinds.recalled if rewinds is not None else 0,
             live=live,
         )
-        for rank, name in enumerate(form.members):
-            process, shard = self._table[name], rank % self._shards
+        for rank, own in enumerate(plan.orders()):
+            name = form.members[rank]
+            process = self._table[name]
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
-            process.shard = shard
-            own = {"rank": rank, "source": giving.get(shard, -1), "receives": rank in copies}
-            self._hands.send(name, common.model_copy(update=own))
+            process.shard = rank % self._shards
+            self._hands.send(name, common.model_copy(update={"rank": rank, **own}))
+
+    def _plan(self, form: Form) -> tuple[CopyPlan, int]:
+        """Who sends its state to whom, and the step from which a live spare may have followed (see
+        ``Join``): who lacks what is then found out by all members, and not known here.
+        """
+        plan = self._table.plan_transfer(form, self._shards)
+        live = self._live_step(form, plan.copies)
+        direct = live < 0 and self._table.reach_one_another(form.members)
+        return plan.spread() if direct else plan, live
 
     def _note(self, form: Form, copies: Mapping[int, int]) -> None:
         """The next generation is of this form."""

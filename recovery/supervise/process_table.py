@@ -7,11 +7,12 @@ Queries made for each message do not scan all processes: a job may have many tho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.detection.hangs import STOPPED, UNHEARD
+from trainchaos.recovery.policy.copies import CopyPlan
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.rank_assignment import can_supply, common_step
 from trainchaos.recovery.policy.strategy import Form, Health, ProcessView, StateFrom
@@ -349,18 +350,27 @@ class ProcessTable:
         """Let a parked process wait outside the generation until its replica is whole again."""
         process.health, process.rank = Health.READY, None
 
-    def plan_transfer(self, form: Form, shards: int) -> tuple[dict[int, int], int]:
-        """How the members of a new generation come to one state: receiving ranks, each with the
-        rank that sends it its part, and the step that some have to finish first (0: none).
+    def reach_one_another(self, members: Sequence[str]) -> bool:
+        """Whether each of them can send to a single other one, as gloo can. What is not known, of
+        processes that this supervisor has adopted, they cannot.
+        """
+        return all(self._processes[name].versions.get("backend") == "gloo" for name in members)
+
+    def plan_transfer(self, form: Form, shards: int) -> CopyPlan:
+        """How the members of a new generation come to one state.
 
         Survivors that had already applied the interrupted step are the sources, as are those that
         lack only the end of it; all others copy from them.
         """
-        if form.state is StateFrom.INITIAL:
-            return {}, 0
         layout = Layout(world=len(form.members), shards=shards)
+        if form.state is StateFrom.INITIAL:
+            return CopyPlan(layout=layout)
         if form.state is StateFrom.CHECKPOINT:
-            return {rank: layout.shard_of(rank) for rank in range(shards, layout.world)}, 0
+            return CopyPlan(
+                layout=layout,
+                copies={rank: layout.shard_of(rank) for rank in range(shards, layout.world)},
+                holders={shard: (shard,) for shard in range(shards)},
+            )
         untrusted = set(form.refill)
         able = [self._processes[name] for name in form.members]
         whole = {
@@ -369,15 +379,19 @@ class ProcessTable:
         step = common_step(whole.values(), shards)
         assert step is not None, "a generation that has no state is not decided on"
         holding = {rank for rank, process in whole.items() if can_supply(process, step)}
-        givers: dict[int, int] = {}
+        holders: dict[int, list[int]] = {}
         for rank in sorted(holding):
-            givers.setdefault(layout.shard_of(rank), rank)
-        copies = {
-            rank: givers[layout.shard_of(rank)]
-            for rank in range(layout.world)
-            if rank not in holding
-        }
-        return copies, step if any(whole[rank].step < step for rank in holding) else 0
+            holders.setdefault(layout.shard_of(rank), []).append(rank)
+        return CopyPlan(
+            layout=layout,
+            copies={
+                rank: holders[layout.shard_of(rank)][0]
+                for rank in range(layout.world)
+                if rank not in holding
+            },
+            finish=step if any(whole[rank].step < step for rank in holding) else 0,
+            holders=holders,
+        )
 
 
 def _number(process: Process) -> int:

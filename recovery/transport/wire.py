@@ -29,7 +29,9 @@ class Join(Message):
     """To a rank: become ``rank`` of ``world`` in ``generation``. As long for any number of ranks:
     each is told what it needs itself, and finds the others through the store. ``shards``: see
     ``recovery.policy.layout``; ``source``: the rank that sends its part of the state to all of its
-    holders that need it (-1: none of them does), ``receives``: this one is among them; ``restore``:
+    holders that need it (-1: none of them does), ``receives``: this one is among them; ``direct``:
+    it goes from rank to rank, and who neither receives nor ``feeds`` others takes no part
+    (``recovery.policy.copies``); ``restore``:
     the first replica loads the newest good checkpoint before; ``finish``: a step whose gradients
     some ranks have reduced and not applied: whoever has applied it tells them the rest (0: none);
     ``left_out``: so many samples are, by ``LeaveOut``; ``examine``: the step at which a non-finite
@@ -50,6 +52,8 @@ class Join(Message):
     timeout_s: float
     source: int = -1
     receives: bool = False
+    direct: bool = False
+    feeds: list[int] = Field(default_factory=list)
     shards: int = 1
     finish: int = 0
     left_out: int = 0

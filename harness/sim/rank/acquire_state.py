@@ -4,7 +4,7 @@ The counterpart of ``recovery.rank.acquire_state``.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -145,8 +145,8 @@ class StateAcquisition:
         return {rank: row[0] for rank, row in rows.items()}, rows[order.source][1]
 
     def _copy(self, *, receives: bool) -> Sleeping:
-        """A broadcast among the holders of a shard; until it is complete, a receiver has no valid
-        state.
+        """A broadcast among the holders of a shard, or a copy from one of them; until it is
+        complete, a receiver has no valid state.
         """
         job, order = self._job, self._order
         shard = job.layout.shard_of(job.rank)
@@ -157,9 +157,14 @@ class StateAcquisition:
             job.last_applied = job.last_applied if order.finish else None
         transfer_ns = job.about(job.config.timings.transfer_ms * MS)
         job.check()
-        self._group.meet(job.rank, sent, dict, transfer_ns, among=job.layout.holders(shard))
-        received = yield None
-        job.mark.touch()
+        circles: list[Sequence[int]] = [job.layout.holders(shard)]
+        if order.direct:
+            circles = [(job.rank, other) for other in order.feeds or [order.source]]
+        received: dict[int, State] = {}
+        for among in circles:
+            self._group.meet(job.rank, sent, dict, transfer_ns, among=among)
+            received = yield None
+            job.mark.touch()
         if receives:
             job.state = received[order.source]
 

@@ -29,7 +29,7 @@ class Behaviour:
 
     def versions(self, rank: SimRank) -> dict[str, str]:
         """Versions of a process's software."""
-        return {"torch": "simulated"}
+        return {"torch": "simulated", "backend": "gloo"}
 
     def batch(self, rank: SimRank, step: int) -> list[int]:
         """The global batch of a step."""

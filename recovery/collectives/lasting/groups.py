@@ -7,7 +7,6 @@ a circle of the current generation, is waited for as every wait here is, and rai
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -20,11 +19,10 @@ from torch import Tensor
 from trainchaos.recovery.collectives.circle import Circle, GenerationLost
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
-from trainchaos.recovery.policy.jobconfig import COLLECTIVE_TIMEOUT_S
+from trainchaos.recovery.collectives.peer import begin
 
 BACKEND = "recovery"
 _TorchGroup: Any = dist.ProcessGroup  # whose methods have several forms each
-_LAST_RESORT = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
 _SUMS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 _KNOWN = (*_SUMS, dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT)
 
@@ -223,14 +221,14 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         parts = [tensor.contiguous() for tensor in tensors]
         self._traffic.pass_on(parts)
         return _Later(
-            self._traffic, circle, _begin(circle, lambda made: made.send(parts, peer, tag))
+            self._traffic, circle, begin(circle, lambda made: made.send(parts, peer, tag))
         )
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
         """See torch. Waited for where torch's caller waits."""
         circle = self._joined()
         self._traffic.pass_on(())
-        work = _begin(circle, lambda made: made.recv(tensors, peer, tag))
+        work = begin(circle, lambda made: made.recv(tensors, peer, tag))
         return _Later(self._traffic, circle, work, tensors)
 
     def gather(self, *_: Any) -> NoReturn:
@@ -314,42 +312,6 @@ class _Later(dist.Work):
     def is_completed(self) -> bool:
         """Whether it was waited for, or need not be."""
         return self._ended or bool(self._parts[2].is_completed())
-
-
-class _Waiting:
-    """One of gloo's operations with one other rank, waited for on a thread of its own: a wait of
-    gloo's that ends by its time limit closes the connection, so that it cannot be looked up from.
-    """
-
-    def __init__(self, work: dist.Work) -> None:
-        self._work = work
-        self._over = threading.Event()
-        self._error: RuntimeError | None = None
-        threading.Thread(target=self._await, name="await-peer", daemon=True).start()
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Raises RuntimeError as torch does, also when the time is up."""
-        if not self._over.wait(None if timeout is None else timeout.total_seconds()):
-            raise RuntimeError("not yet")
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or badly."""
-        return self._over.is_set()
-
-    def _await(self) -> None:
-        try:
-            self._work.wait(_LAST_RESORT)
-        except RuntimeError as error:
-            self._error = error
-        self._over.set()
-
-
-def _begin(circle: Circle, operation: Callable[[Any], dist.Work]) -> Any:
-    work = circle.start(operation)
-    return _Waiting(work) if circle.backend == "gloo" else work
 
 
 def work_done(result: Any) -> dist.Work:

@@ -359,6 +359,109 @@ def test_a_copied_state_is_exact_and_who_needs_none_keeps_its_own(
         assert step == (source + 1 if rank in receivers else rank + 1)
 
 
+def receive_directly(pairs: dict[int, int], me: Self) -> tuple[dict[str, str], dict[str, str], int]:
+    """Copy states from rank to rank, in several chunks, while the others use the group."""
+    transfer.CHUNK_BYTES = 64
+    mine = state(me.rank + 1)
+    before = mine.digests()
+    group = me.group()
+    group.form()
+    feeds = [to for to, source in pairs.items() if source == me.rank]
+    if feeds or me.rank in pairs:
+        transfer.copy_state(
+            mine,
+            group.everyone,
+            source=pairs.get(me.rank, me.rank),
+            receive=me.rank in pairs,
+            progress=lambda: None,
+            feeds=feeds,
+        )
+    assert summed(group) == 10.0
+    return before, mine.digests(), mine.step
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        {1: 0},
+        {0: 2, 3: 1},
+        pytest.param({0: 3, 1: 3, 2: 3}, marks=pytest.mark.soak),
+        pytest.param({3: 0}, marks=pytest.mark.soak),
+    ],
+)
+def test_a_state_copied_from_rank_to_rank_is_exact_and_takes_nobody_else(
+    pairs: dict[int, int],
+) -> None:
+    got = results(partial(receive_directly, pairs), 4)
+    for rank, (before, after, step) in enumerate(got):
+        source = pairs.get(rank, rank)
+        assert after == (got[source][0] if rank in pairs else before)
+        assert step == source + 1
+
+
+def nothing_to_say(me: Self) -> int:
+    """Send a message without bytes, as of parts without elements, and one with some."""
+    group = me.group()
+    group.form()
+    route = transfer._Direct(group.everyone, 0, [1] if me.rank == 0 else [])
+    empty, word = torch.empty(0, dtype=torch.uint8), torch.full((3,), 7 * (1 - me.rank))
+    for message in (empty, word):
+        transfer._done(route, route.start(message))
+    return int(word.sum())
+
+
+@pytest.mark.real
+def test_a_message_without_bytes_keeps_the_order_of_the_others() -> None:
+    assert results(nothing_to_say, 2) == [21, 21]
+
+
+def lose_a_partner(victim: int, me: Self) -> str:
+    """Copy state from rank 0 to rank 1 while one of them dies in the middle of it."""
+    transfer.CHUNK_BYTES = 64
+    mine = state(me.rank + 1)
+    group = me.group()
+    group.form()
+    summed(group)
+
+    def progress() -> None:
+        if me.rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    me.say("copying")
+    try:
+        if me.rank < 2:
+            feeds = [1] if me.rank == 0 else []
+            transfer.copy_state(
+                mine,
+                group.everyone,
+                source=0,
+                receive=me.rank == 1,
+                progress=progress,
+                feeds=feeds,
+            )
+        summed(group)
+    except GenerationLost:
+        return "lost"
+    return "copied"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_as_it_copies_is_noticed_by_the_other_and_by_who_goes_on(
+    victim: int,
+) -> None:
+    with ranks(partial(lose_a_partner, victim), 3) as started:
+        left = [rank for number, rank in enumerate(started) if number != victim]
+        for rank in left:
+            rank.said()
+        started[victim].process.join(DEADLINE_S)
+        for rank in left:
+            with contextlib.suppress(BrokenPipeError):  # one that has noticed by itself may be done
+                rank.tell(("abort", 1))
+        assert [rank.result() for rank in left] == ["lost", "lost"]
+
+
 def lose_a_peer(source: int, victim: int, me: Self) -> str:
     """Copy state while one rank dies in the middle of it."""
     transfer.CHUNK_BYTES = 64

@@ -185,7 +185,8 @@ def test_after_the_copies_all_shards_are_at_one_step(view: ClusterView) -> None:
         people = fallback.trusted(view)
         assert common_step(people, view.shards) is None or len(people) > len(view.members)
         return
-    copies, finish = table_of(view).plan_transfer(form, view.shards)
+    plan = table_of(view).plan_transfer(form, view.shards)
+    copies, finish = plan.copies, plan.finish
     layout = Layout(world=len(form.members), shards=view.shards)
     held = {rank: view.process(name) for rank, name in enumerate(form.members)}
     step = common_step(held.values(), view.shards)
@@ -249,7 +250,7 @@ def test_whoever_is_to_blame_the_next_generation_has_all_of_its_state(
     form, reason = form_of(kind(nonfinite=nonfinite), view)
     if form.state is not StateFrom.PEER:
         return
-    copies, _ = table_of(view).plan_transfer(form, view.shards)
+    copies = table_of(view).plan_transfer(form, view.shards).copies
     blamed = {form.members.index(name) for name in fallback.suspects(view) if name in form.members}
     layout = Layout(world=len(form.members), shards=view.shards)
     well = {

@@ -1,0 +1,82 @@
+"""Who sends its state to whom: to who lacks it alone, from several holders, or to all at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainchaos.recovery.policy.copies import CopyPlan, broadcast_sends, each_sends
+from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.transport.wire import Join
+
+
+def plan(world: int, lacking: set[int], shards: int = 1) -> CopyPlan:
+    """Of a world in which these ranks lack the state."""
+    layout = Layout(world=world, shards=shards)
+    holders = {
+        shard: [rank for rank in layout.holders(shard) if rank not in lacking]
+        for shard in range(shards)
+    }
+    copies = {rank: holders[layout.shard_of(rank)][0] for rank in sorted(lacking)}
+    return CopyPlan(layout=layout, copies=copies, holders=holders)
+
+
+def test_one_that_lacks_the_state_gets_it_of_one_holder_and_the_others_take_no_part() -> None:
+    orders = plan(4, {2}).spread().orders()
+    assert orders[2] == {"source": 0, "receives": True, "direct": True, "feeds": []}
+    assert orders[0] == {"source": 0, "receives": False, "direct": True, "feeds": [2]}
+    for rank in (1, 3):
+        assert orders[rank] == {"source": -1, "receives": False, "direct": True, "feeds": []}
+
+
+def test_several_get_it_of_different_holders_at_once() -> None:
+    spread = plan(6, {1, 4, 5}).spread()
+    assert dict(spread.copies) == {1: 0, 4: 2, 5: 3}
+    assert [order["feeds"] for order in spread.orders()] == [[1], [], [4], [5], [], []]
+
+
+def test_a_broadcast_stays_where_the_holders_would_send_more_often() -> None:
+    """A checkpoint that rank 0 has read goes to all."""
+    given = plan(8, set(range(1, 8)))
+    spread = given.spread()
+    assert not spread.direct and spread == given
+    assert spread.orders() == [{"source": 0, "receives": rank > 0} for rank in range(8)]
+
+
+def test_each_shard_is_decided_by_itself() -> None:
+    """Of four replicas of two shards, one lacks shard 0, and three lack shard 1."""
+    spread = plan(8, {2, 3, 5, 7}, shards=2).spread()
+    assert spread.direct == {0} and dict(spread.copies) == {2: 0, 3: 1, 5: 1, 7: 1}
+    orders = spread.orders()
+    assert orders[1] == {"source": 1, "receives": False}
+    assert orders[4] == {"source": -1, "receives": False, "direct": True, "feeds": []}
+
+
+@pytest.mark.parametrize("world", range(2, 12))
+def test_every_receiver_is_fed_by_one_holder_that_knows_it(world: int) -> None:
+    for lost in range(1, world):
+        spread = plan(world, set(range(world - lost, world))).spread()
+        orders = [
+            Join(
+                generation=1,
+                rank=0,
+                world=world,
+                store_port=1,
+                restore=False,
+                timeout_s=1.0,
+                **order,
+            )
+            for order in spread.orders()
+        ]
+        for rank, order in enumerate(orders):
+            if order.direct:
+                fed = [to for to, giver in spread.copies.items() if giver == rank]
+                assert order.feeds == fed and not (fed and order.receives)
+        if spread.direct:
+            lacking, holders = range(lost), range(world - lost)
+            assert max(len(order.feeds) for order in orders) == each_sends(lacking, holders)
+            assert each_sends(lacking, holders) <= broadcast_sends(lacking, holders)
+
+
+def test_nobody_lacks_anything() -> None:
+    spread = plan(3, set()).spread()
+    assert not spread.direct and spread.orders() == [{"source": -1, "receives": False}] * 3

@@ -76,6 +76,8 @@ def assert_all_drawn(trees: Iterable[Mapping[str, Any]]) -> None:
     assert {str(shape)[:6] for shape in shapes} == {"ddp", "fsdp", "{'hsdp", "{'shar"}
     for dim in ("shard", "pipeline", "tensor", "replicate"):
         assert any(shape[dim] > 1 for shape in shapes if is_mesh(shape)), dim
+    meshes = [shape for shape in shapes if is_mesh(shape)]
+    assert any(shape["shard"] > 1 and shape["pipeline"] > 1 for shape in meshes)
     checked = [tree for tree in trees if "health" in tree]
     assert len(checked) < len(trees) / 2
     assert any(fault["at"].get("event") == CHECKED for tree in checked for fault in tree["faults"])

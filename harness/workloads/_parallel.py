@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -67,7 +68,7 @@ class Pipeline:
         self._between = between
         self._vocabulary = vocabulary
         self._loss_of = loss_of
-        self._made: tuple[int, Any] | None = None
+        self._made: tuple[tuple[int, int, int], Any] | None = None
         self._as_loss: Callable[[Tensor], Tensor] = lambda loss: loss
 
     def run(
@@ -79,10 +80,13 @@ class Pipeline:
         as_loss: Callable[[Tensor], Tensor],
     ) -> Tensor:
         """See ``Step.run``. Samples are cut into the largest number of equal parts."""
-        size, self._as_loss = len(inputs), as_loss
+        self._as_loss = as_loss
+        # A new one says hello to the stages beside it: all have a new one in each generation.
+        group: Any = mesh.get_group("pipeline")
+        needed = group.generation, len(inputs), self._parts(mesh, inputs)
         made, self._made = self._made, None
-        if made is None or made[0] != size:  # what a lost generation has left is not used again
-            made = size, self._make(model, mesh, inputs)
+        if made is None or made[0] != needed:
+            made = needed, self._make(model, mesh, inputs, parts=needed[2])
         losses: list[Tensor] = []
         if model.last:
             made[1].step(*([inputs] if model.first else []), target=targets, losses=losses)
@@ -93,10 +97,22 @@ class Pipeline:
         self._made = made
         return torch.stack(losses).sum() if losses else torch.zeros((), device=inputs.device)
 
-    def _make(self, model: Transformer, mesh: DeviceMesh, inputs: Tensor) -> Any:
+    def _parts(self, mesh: DeviceMesh, inputs: Tensor) -> int:
+        """Into how many parts samples are cut. Ranks that share parameters gather them for each: if
+        their samples do not cut alike, there is one.
+        """
+        size = len(inputs)
+        if mesh["shard"].size() > 1:
+            sizes = torch.tensor([size, -size], device=inputs.device)
+            dist.all_reduce(sizes, dist.ReduceOp.MIN, group=mesh.get_group("shard"))
+            least, most = sizes.tolist()
+            if least != -most:
+                return 1
+        return next(n for n in range(min(size, self._microbatches), 0, -1) if size % n == 0)
+
+    def _make(self, model: Transformer, mesh: DeviceMesh, inputs: Tensor, parts: int) -> Any:
         stages = mesh["pipeline"].size()
         size = len(inputs)
-        parts = next(n for n in range(min(size, self._microbatches), 0, -1) if size % n == 0)
         between = torch.empty(size // parts, *self._between, device="meta", requires_grad=True)
         logits = torch.empty(
             size // parts, self._between[0], self._vocabulary, device="meta", requires_grad=True

@@ -85,8 +85,6 @@ class Gpt(Rules, Workload):
                 f"gpt {self.size} has {size.layers} layers, and pipeline {mesh.pipeline} would have"
                 " stages without any"
             )
-        if mesh.pipeline > 1 and mesh.shard > 1:
-            return "gpt has no stages that are sharded too: use pipeline or shard"
         return None
 
     def flops_per_sample(self) -> float:

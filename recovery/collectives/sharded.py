@@ -115,6 +115,7 @@ class ShardedReducer(Buckets):
             )
             torch.sum(parts.view(len(shard.ranks), -1), dim=0, out=output)
         self._got.look(output)
+        self._came.look(output)  # stages may have to add it up, too
 
     def finish(
         self,
@@ -177,7 +178,7 @@ class ShardedReducer(Buckets):
         """See Reducer."""
         super().broken_off()
         if self._underway and self._buckets:
-            reset(self._model, self._parameters)
+            reset(self._model)
         self._underway = False
         return self._complete
 

@@ -37,10 +37,11 @@ class ShardExchange(Protocol):
 
 
 def default_units(model: nn.Module) -> list[nn.Module]:
-    """The default units: each child of each ModuleList, such as the blocks of a transformer."""
-    return [
-        child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module
-    ]
+    """The default units: each child with parameters of each ModuleList, such as the blocks of a
+    transformer.
+    """
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return [child for each in lists for child in each if next(child.parameters(), None) is not None]
 
 
 def shard_model(
@@ -101,16 +102,18 @@ def rehearse(shards: int, device: str) -> None:
         dist.destroy_process_group()
 
 
-def reset(model: nn.Module, parts: Iterable[nn.Parameter]) -> None:
+def reset(model: nn.Module) -> None:
     """Make the model usable after a forward or backward pass that was broken off; its gradients are
-    lost. ``parts``: its parameters as this rank holds them.
+    lost.
     """
-    own = {id(part) for part in parts}
-    for parameter in model.parameters():
-        if id(parameter) not in own:
-            # of a unit that was whole at the time (under ``tensor`` a DTensor, too); the next pass
-            # would add to it
-            parameter.grad = None
+    for module in _fsdp(model):
+        state: Any = module._get_fsdp_state()
+        for group in state._fsdp_param_groups:
+            for each in group.fsdp_params:
+                # Torch keeps those of passes whose gradients are not reduced yet, as in a pipeline.
+                each.unsharded_accumulated_grad = None
+                if hasattr(each, "_unsharded_param"):
+                    each._unsharded_param.grad = None
     for root in [part for part in _fsdp(model)][:1]:
         root.reset_iter_state()
 

@@ -123,7 +123,7 @@ class ModelRecipe:
                     f"this process holds shard {self._shard}, and is to be shard {shard}"
                 )
             return False
-        whole = {name: each.shape for name, each in named_parameters(self.model).items()}
+        names = list(named_parameters(self.model))
         if self.parallelize is not None:
             self.model = self.parallelize(self.model, groups.mesh)
             if next(self.model.parameters(), None) is None:
@@ -138,7 +138,7 @@ class ModelRecipe:
         state.adopt(*self.make(), model=self.model, cell=cell)
         reducer.adopt(self.model, cell)
         if cell is not None and cell.partial:
-            reducer.ties(TiedParameters(whole, state.trained, cell, groups.traffic))
+            reducer.ties(TiedParameters(names, state.trained, cell, groups.traffic))
         return True
 
     def _shard_model(self, reducer: ShardedReducer, groups: JobGroups) -> None:

@@ -110,7 +110,8 @@ def job(dice: Dice, world: World) -> Tree:
         "checkpoint": checkpoint(dice, steps),
     }
     if dice.chance(0.3):
-        workload["determinism"] = dice.pick("determinism", ("default", "elastic"))
+        sums = ("default", "elastic") if shape == "ddp" else ("default",)
+        workload["determinism"] = dice.pick("determinism", sums)
     elif world.real:  # by default a second pair of arms may be played beside the first
         workload["determinism"] = "default"
     if dice.chance(0.2):
@@ -173,7 +174,7 @@ def _mesh(dice: Dice, most: int) -> tuple[int, Any]:
         for shard in (1, 2)
         for stages in (1, 2, 3)
         for tensor in (1, 2, 4)
-        if 1 < shard * stages * tensor <= most and (shard == 1 or stages == 1)
+        if 1 < shard * stages * tensor <= most
     ]
     shape: Tree = dict(dice.pick("mesh", grids))
     cells = shape["shard"] * shape["pipeline"] * shape["tensor"]

@@ -28,7 +28,8 @@ _KNOWN = (*_SUMS, dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT)
 
 
 class LastingGroup(_TorchGroup):  # type: ignore[misc]
-    """``name``: of the circle, as ``Group.circle`` has it. Used by the training thread.
+    """``name``: of the circle, as ``Group.circle`` has it; ``generation``: that it was last in, 0
+    before the first. Used by the training thread.
 
     Rank and size are those of the current generation, or of the last. Operations raise
     GenerationLost once it is left, RuntimeError before the first.
@@ -38,6 +39,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         super().__init__(rank, size)
         self.name_of_circle = name
         self._at = rank, size
+        self.generation = 0
         self._traffic = traffic
         self._circle: Circle | None = None
         self._left = False
@@ -45,6 +47,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
     def join(self, group: Group) -> None:
         """What comes from now on goes to this generation."""
         circle = self._circle = group.circle(self.name_of_circle)
+        self.generation = group.generation
         self._at = circle.ranks.index(circle.rank), len(circle.ranks)
         dist.distributed_c10d._world.pg_group_ranks[self] = {
             rank: place for place, rank in enumerate(circle.ranks)

@@ -4,7 +4,9 @@ layer's: each stage has a part of their gradient, and all need the sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -17,22 +19,23 @@ from trainchaos.recovery.state.parts import is_part, local
 
 
 class TiedParameters:
-    """``shapes``: of all parameters of the whole model, by name; ``held``: those of this stage, the
+    """``names``: of all parameters of the whole model; ``held``: those of this stage, the
     live tensors. Used by the training thread.
     """
 
     def __init__(
         self,
-        shapes: Mapping[str, torch.Size],
+        names: Sequence[str],
         held: Mapping[str, torch.nn.Parameter],
         cell: Cell,
         traffic: Traffic,
     ) -> None:
-        self._shapes = shapes
+        self._names = names
         self._held = held
         self._cell = cell
         self._traffic = traffic
         self._told: Group | None = None
+        self._sizes: dict[str, int] = {}
 
     def add_up(self, group: Group) -> None:
         """Sum the gradients over the stages, in place, before anything is reduced; a collective of
@@ -40,40 +43,44 @@ class TiedParameters:
         """
         circle = group.circle("pipeline")
         if self._told is not group:
-            self._tell(circle)
+            self._sizes = self._tell(circle)
             self._told = group
-        for name in self._cell.tied:
+        for name, size in self._sizes.items():
             mine = self._held.get(name)
             if mine is not None and mine.grad is not None:
                 grad = local(mine.grad)
             else:
                 like = next(iter(self._held.values()))
-                grad = torch.zeros(self._shapes[name], dtype=like.dtype, device=like.device)
+                grad = torch.zeros(size, dtype=like.dtype, device=like.device)
             self._sum(circle, grad)
 
-    def _tell(self, circle: Circle) -> None:
-        """Learn which stages hold what."""
+    def _tell(self, circle: Circle) -> dict[str, int]:
+        """Learn which stages hold what; returns how much of each tied parameter a rank holds."""
         like = next(iter(self._held.values()))
-        flags = torch.zeros(len(circle.ranks), len(self._shapes), device=like.device)
+        said = [_described(self._held.get(name)) for name in self._names]
+        table = torch.zeros(len(circle.ranks), len(said), 2, dtype=torch.float64).to(like.device)
         mine = circle.ranks.index(circle.rank)
-        flags[mine] = torch.tensor([float(name in self._held) for name in self._shapes])
-        self._sum(circle, flags)
-        table = circle.read(flags)
-        holders = {
-            name: [stage for stage, row in enumerate(table) if row[place] > 0]
-            for place, name in enumerate(self._shapes)
-        }
-        gone = next((name for name, stages in holders.items() if not stages), None)
-        if gone is not None:
-            raise RuntimeError(f"no stage of the pipeline holds parameter {gone}")
-        self._cell.tied = tuple(name for name, stages in holders.items() if len(stages) > 1)
-        self._cell.firsts = tuple(name for name in self._cell.tied if holders[name][0] == mine)
-        for name in self._cell.tied:
-            if name in self._held and is_part(self._held[name]):
+        table[mine] = torch.tensor(said, dtype=torch.float64)
+        self._sum(circle, table)
+        flat = circle.read(table.view(-1))
+        sizes, firsts = {}, []
+        for place, name in enumerate(self._names):
+            at = [2 * (stage * len(said) + place) for stage in range(len(circle.ranks))]
+            found = {stage: flat[i : i + 2] for stage, i in enumerate(at) if flat[i + 1] > 0}
+            if not found:
+                raise RuntimeError(f"no stage of the pipeline holds parameter {name}")
+            if len(found) == 1:
+                continue
+            if len({tuple(each) for each in found.values()}) > 1:
                 raise RuntimeError(
-                    f"parameter {name} is held by stages {holders[name]} and spread over the ranks"
-                    " of each, which is not served: leave it whole, or untie it"
+                    f"parameter {name} is held by stages {[*found]}, which have spread it over"
+                    " their ranks in different ways: spread it alike, or untie it"
                 )
+            sizes[name] = int(next(iter(found.values()))[0])
+            if next(iter(found)) == mine:
+                firsts.append(name)
+        self._cell.tied, self._cell.firsts = tuple(sizes), tuple(firsts)
+        return sizes
 
     def _sum(self, circle: Circle, tensor: Tensor) -> None:
         self._traffic.exchange(
@@ -83,3 +90,14 @@ class TiedParameters:
             sent=[tensor],
             got=[tensor],
         )
+
+
+def _described(held: torch.nn.Parameter | None) -> tuple[int, int]:
+    """How much this rank holds of a parameter, and a number of how it is spread, 0 if it is not
+    held at all.
+    """
+    if held is None:
+        return 0, 0
+    whole: Any = held
+    spread = f"{whole.device_mesh.shape} {whole.placements}" if is_part(held) else "whole"
+    return local(held).numel(), 1 + crc32(f"{spread} {tuple(local(held).shape)}".encode())

@@ -17,25 +17,39 @@ SCENARIO = """
 version: 1
 name: mesh
 seed: 5
-workload: {{kind: gpt, size: nano, ranks: 4, steps: 12, global_batch: 8, parallelism: {shape},
+workload: {{kind: gpt, size: nano, ranks: {ranks}, steps: 12, global_batch: 8, parallelism: {shape},
   checkpoint: {{every: 4, keep: 3}}}}
 recovery: {strategy}
 faults: [{{id: kill, kind: process-kill, target: {{rank: {rank}}},
-  at: {{step: 7, phase: backward}}}}]
+  at: {{step: 7, phase: {phase}}}}}]
 stop_conditions: [{{when: "no_committed_step_for > 60s"}}]
 """
 
 
 @pytest.mark.parametrize(
-    ("shape", "rank", "strategy"),
+    ("shape", "rank", "strategy", "phase"),
     [
-        ("{replicate: 2, tensor: 2}", 3, "hot-spare"),
-        ("{replicate: 2, pipeline: 2}", 2, "checkpoint-restart"),
+        ("{replicate: 2, tensor: 2}", 3, "hot-spare", "backward"),
+        ("{replicate: 2, pipeline: 2}", 2, "checkpoint-restart", "backward"),
+        pytest.param(
+            # once the others have made all passes of the step
+            *("{replicate: 2, pipeline: 2}", 2, "hot-spare", "collective"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *("{replicate: 2, shard: 2, pipeline: 2}", 5, "hot-spare", "optimizer"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
-def test_a_lost_cell_changes_no_bit(tmp_path: Path, shape: str, rank: int, strategy: str) -> None:
+def test_a_lost_cell_changes_no_bit(
+    tmp_path: Path, shape: str, rank: int, strategy: str, phase: str
+) -> None:
     path = tmp_path / "mesh.yaml"
-    path.write_text(SCENARIO.format(shape=shape, rank=rank, strategy=strategy))
+    ranks = 2 ** shape.count("2")
+    path.write_text(
+        SCENARIO.format(shape=shape, ranks=ranks, rank=rank, strategy=strategy, phase=phase)
+    )
     code = invoke(["run", str(path), "--runs", str(tmp_path / "runs"), "-q"])
     text = (tmp_path / "runs" / "mesh" / "latest" / "results.json").read_text()
     assert code == 0, text

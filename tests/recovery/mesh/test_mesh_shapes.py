@@ -28,7 +28,6 @@ recovery: {strategy}
     [
         ("gpt", 3, "{tensor: 3}", "hot-spare", "the 4 heads of gpt nano do not divide by tensor 3"),
         ("gpt", 4, "{pipeline: 4}", "hot-spare", "has 3 layers, and pipeline 4 would have stages"),
-        ("gpt", 4, "{pipeline: 2, shard: 2}", "hot-spare", "no stages that are sharded too"),
         ("mlp", 2, "{tensor: 2}", "hot-spare", "mlp has no tensor or pipeline parallelism"),
         (
             "gpt",

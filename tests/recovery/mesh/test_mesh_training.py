@@ -20,7 +20,7 @@ from trainchaos.harness.workloads._transformer import Transformer
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
 from trainchaos.recovery.checkpoint.state_io import order_of, restore_newest, write
 from trainchaos.recovery.collectives.buckets import Bucket
-from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.circle import GenerationLost, lost_in
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.collectives.reducer import Reduced
@@ -73,6 +73,7 @@ class Part:
         self.recipe = ModelRecipe(net(), adam, lambda o: ExponentialLR(o, 0.9), None, self._cut_up)
         self.state = TrainState(self.recipe.model, None, None, seed=1)
         self.waits = 0
+        self.entered = 0
         self.lose_at = -1  # number of the collective of a generation at which it is lost
         self.reducer = ShardedReducer(
             self.recipe.model, entering=self._entering, waiting=self._waiting
@@ -93,21 +94,26 @@ class Part:
             groups=self.groups,
             mesh=mesh,
         )
-        self.pipeline = Pipeline(
+        self.pipeline = self.new_pipeline(schedule)
+        self.generation = 0
+
+    @staticmethod
+    def new_pipeline(schedule: Any) -> Pipeline:
+        return Pipeline(
             schedule=schedule,
             microbatches=4,
             between=(LENGTH, WIDTH),
             vocabulary=VOCABULARY,
             loss_of=summed,
         )
-        self.generation = 0
 
     def _cut_up(self, model: nn.Module, mesh: Any) -> nn.Module:
         assert isinstance(model, Transformer)
         return self.cut(model, mesh)
 
-    def _entering(self, number: int) -> None:
-        if number == self.lose_at:
+    def _entering(self, _: int) -> None:
+        self.entered += 1
+        if self.entered == self.lose_at:
             self.lose_at = -1
             raise GenerationLost("as the test wants it")
 
@@ -119,6 +125,7 @@ class Part:
             self.groups.leave()
             self.me.leave()
         self.generation += 1
+        self.entered = 0
         self.me.entered()
         self.group = self.me.group(self.generation, mesh=self.mesh)
         self.group.form()
@@ -133,20 +140,23 @@ class Part:
         tokens = rows(step, share)
         self.reducer.begin()
         if mesh.pipeline > 1:
-            self.reducer.expect_several()
-            loss = self.pipeline.run(
-                self.state.model,  # type: ignore[arg-type]
-                self.groups.mesh,
-                tokens[:, :-1],
-                tokens[:, 1:],
-                lambda loss: loss,
-            )
+            loss = self._passes(tokens)
         else:
             loss = summed(self.state.model(tokens[:, :-1]), tokens[:, 1:])
             self.reducer.expect()
             loss.backward()
         value = float(loss.detach())
         return self.reducer.finish(rank=me.rank, loss_sum=value, count=len(share), pause=False)
+
+    def _passes(self, tokens: Tensor) -> Tensor:
+        """As ``Step.run``."""
+        model, mesh = self.state.model, self.groups.mesh
+        assert isinstance(model, Transformer)
+        self.reducer.expect_several()
+        try:
+            return self.pipeline.run(model, mesh, tokens[:, :-1], tokens[:, 1:], lambda loss: loss)
+        except RuntimeError as error:
+            raise lost_in(error) or error from None
 
     def apply(self, reduced: Reduced) -> None:
         self.reducer.clip(reduced.grad_norm, LIMIT)
@@ -210,6 +220,12 @@ def whole(found: list[Any], cells: int) -> dict[str, Tensor]:
         pytest.param(3, Mesh(pipeline=3), "gpipe", marks=pytest.mark.long),
         pytest.param(4, Mesh(shard=2, tensor=2), "-", marks=pytest.mark.long),
         pytest.param(8, Mesh(tensor=2, pipeline=2), "1f1b", marks=pytest.mark.long),
+        (4, Mesh(shard=2, pipeline=2), "1f1b"),
+        pytest.param(4, Mesh(shard=2, pipeline=2), "gpipe", marks=pytest.mark.long),
+        pytest.param(6, Mesh(shard=2, pipeline=3), "1f1b", marks=pytest.mark.long),
+        pytest.param(6, Mesh(shard=3, pipeline=2), "1f1b", marks=pytest.mark.long),  # 3, 3, 2
+        pytest.param(8, Mesh(shard=2, pipeline=2), "1f1b", marks=pytest.mark.long),
+        pytest.param(8, Mesh(shard=2, pipeline=2, tensor=2), "1f1b", marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -248,6 +264,8 @@ def spoil(mesh: Mesh, who: int, me: Self) -> Any:
         pytest.param(2, Mesh(pipeline=2), 1, marks=pytest.mark.long),
         pytest.param(4, Mesh(shard=2, tensor=2), 2, marks=pytest.mark.long),
         pytest.param(4, Mesh(pipeline=2, tensor=2), 1, marks=pytest.mark.long),
+        pytest.param(4, Mesh(shard=2, pipeline=2), 0, marks=pytest.mark.long),
+        pytest.param(4, Mesh(shard=2, pipeline=2), 3, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -290,7 +308,9 @@ def save_and_restore(mesh: Mesh, folder: Path, me: Self) -> Any:
     return part.held()
 
 
-@pytest.mark.parametrize("mesh", [Mesh(pipeline=2), Mesh(tensor=2)], ids=str)
+@pytest.mark.parametrize(
+    "mesh", [Mesh(pipeline=2), Mesh(tensor=2), Mesh(shard=2, pipeline=2)], ids=str
+)
 def test_a_checkpoint_of_a_mesh_loads_into_one_process(mesh: Mesh, tmp_path: Path) -> None:
     found = results(partial(save_and_restore, mesh, tmp_path), mesh.cells)
     model = net()
@@ -315,6 +335,7 @@ def lose_and_redo(mesh: Mesh, numbers: range, me: Self) -> Any:
         part.lose_at = number
         with pytest.raises(GenerationLost):
             part.attempt()
+        part.lose_at = -1  # others of a pipeline may be lost before they come to it
         part.reducer.broken_off()
         part.join()
         found.append(part.attempt().grad_norm)
@@ -325,12 +346,31 @@ def lose_and_redo(mesh: Mesh, numbers: range, me: Self) -> Any:
     ("mesh", "numbers"),
     [
         (Mesh(shard=2, tensor=2), range(9, 22, 4)),
+        (Mesh(shard=2, pipeline=2), range(3, 13, 3)),
         pytest.param(Mesh(tensor=2), range(2, 12, 3), marks=pytest.mark.long),
     ],
     ids=str,
 )
 def test_a_step_that_was_broken_off_leaves_nothing_behind(mesh: Mesh, numbers: range) -> None:
     for norms in results(partial(lose_and_redo, mesh, numbers), mesh.cells):
+        assert set(norms) == {norms[0]}
+
+
+def replace_one(mesh: Mesh, who: int, me: Self) -> Any:
+    """Gradients of a step on all ranks, and again after one of them was started anew."""
+    part = Part(me, mesh)
+    part.join()
+    found = [part.attempt().grad_norm]
+    if me.rank == who:
+        part.pipeline = part.new_pipeline("1f1b")
+    part.join()
+    return [*found, part.attempt().grad_norm]
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_stages_meet_one_that_was_started_anew(who: int) -> None:
+    """After a step that the others had made all passes of."""
+    for norms in results(partial(replace_one, Mesh(pipeline=2), who), 2):
         assert set(norms) == {norms[0]}
 
 

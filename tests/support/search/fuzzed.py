@@ -73,9 +73,13 @@ def assert_all_drawn(trees: Iterable[Mapping[str, Any]]) -> None:
     assert {fault["kind"] for fault in faults} == set(kinds())
     assert {tree["recovery"]["strategy"] for tree in trees} == set(strategies()) - {"none"}
     shapes = [tree["workload"]["parallelism"] for tree in trees]
+    adaptive = [tree["recovery"]["strategy"] == "adaptive" for tree in trees]
+    assert any(is_mesh(shape) and one for shape, one in zip(shapes, adaptive, strict=True))
     assert {str(shape)[:6] for shape in shapes} == {"ddp", "fsdp", "{'hsdp", "{'shar"}
     for dim in ("shard", "pipeline", "tensor", "replicate"):
         assert any(shape[dim] > 1 for shape in shapes if is_mesh(shape)), dim
+    meshes = [shape for shape in shapes if is_mesh(shape)]
+    assert any(shape["shard"] > 1 and shape["pipeline"] > 1 for shape in meshes)
     checked = [tree for tree in trees if "health" in tree]
     assert len(checked) < len(trees) / 2
     assert any(fault["at"].get("event") == CHECKED for tree in checked for fault in tree["faults"])

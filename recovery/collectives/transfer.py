@@ -55,9 +55,10 @@ def copy_state(
     """
     sending = circle.rank == source
     route: _Route = _Broadcast(circle, source)
-    if feeds is not None:
-        route = _Direct(circle, source, feeds)
     wire = torch.device(device) if circle.backend == "nccl" else None
+    if feeds is not None:
+        # gloo takes what is on a GPU to a broadcast, and not from rank to rank
+        route, wire = _Direct(circle, source, feeds), torch.device("cpu")
     tensors = [] if receive and not sending else [*state.parts().values()]
     form, scalars = _share_scalars(state, route, tensors, sending, wire)
     slots = None

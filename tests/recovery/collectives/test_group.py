@@ -306,13 +306,13 @@ def test_generations_leave_nothing_behind() -> None:
 # ---- state transfer
 
 
-def state(seed: int) -> TrainState:
+def state(seed: int, device: str = "cpu") -> TrainState:
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 1))
+    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 1)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 + seed, fused=True)
     held = TrainState(model, optimizer, LambdaLR(optimizer, lambda step: 1 / (step + 3)), seed=9)
     for step in range(1, seed + 1):
-        model(torch.randn(4, 5)).sum().backward()
+        model(torch.randn(4, 5).to(device)).sum().backward()
         held.apply(0.0)
         held.step = step
     return held
@@ -359,10 +359,12 @@ def test_a_copied_state_is_exact_and_who_needs_none_keeps_its_own(
         assert step == (source + 1 if rank in receivers else rank + 1)
 
 
-def receive_directly(pairs: dict[int, int], me: Self) -> tuple[dict[str, str], dict[str, str], int]:
+def receive_directly(
+    pairs: dict[int, int], device: str, me: Self
+) -> tuple[dict[str, str], dict[str, str], int]:
     """Copy states from rank to rank, in several chunks, while the others use the group."""
     transfer.CHUNK_BYTES = 64
-    mine = state(me.rank + 1)
+    mine = state(me.rank + 1, device)
     before = mine.digests()
     group = me.group()
     group.form()
@@ -375,6 +377,7 @@ def receive_directly(pairs: dict[int, int], me: Self) -> tuple[dict[str, str], d
             receive=me.rank in pairs,
             progress=lambda: None,
             feeds=feeds,
+            device=device,
         )
     assert summed(group) == 10.0
     return before, mine.digests(), mine.step
@@ -393,11 +396,22 @@ def receive_directly(pairs: dict[int, int], me: Self) -> tuple[dict[str, str], d
 def test_a_state_copied_from_rank_to_rank_is_exact_and_takes_nobody_else(
     pairs: dict[int, int],
 ) -> None:
-    got = results(partial(receive_directly, pairs), 4)
+    copied_exactly(pairs, "cpu")
+
+
+def copied_exactly(pairs: dict[int, int], device: str) -> None:
+    got = results(partial(receive_directly, pairs, device), 4)
     for rank, (before, after, step) in enumerate(got):
         source = pairs.get(rank, rank)
         assert after == (got[source][0] if rank in pairs else before)
         assert step == source + 1
+
+
+@pytest.mark.gpu
+@pytest.mark.real
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_state_on_a_gpu_goes_from_rank_to_rank_over_gloo() -> None:
+    copied_exactly({0: 2, 3: 1}, "cuda:0")
 
 
 def nothing_to_say(me: Self) -> int:

@@ -35,6 +35,7 @@ from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
 from trainchaos.recovery.checkpoint.files.retention import Agreement
 from trainchaos.recovery.detection.hangs import HangDetector
 from trainchaos.recovery.policy import fallback
+from trainchaos.recovery.policy.copies import CopyPlan
 from trainchaos.recovery.policy.replacement_delay import ReplacementDelay
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
@@ -113,6 +114,19 @@ def _shorter_share(right: Wrong) -> Wrong:
         return found
 
     return share
+
+
+def _from_another_part(right: Wrong) -> Wrong:
+    def spread(self: CopyPlan) -> CopyPlan:
+        plan = right(self)
+        shards = plan.layout.shards
+        copies = {
+            rank: giver - giver % shards + (giver + 1) % shards
+            for rank, giver in plan.copies.items()
+        }
+        return replace(plan, copies=copies) if plan.direct else plan
+
+    return spread
 
 
 def _twice_promoted(right: Wrong) -> Wrong:
@@ -389,6 +403,9 @@ PLANTED: dict[str, Planted] = {
     "a rank's gradient is left out": Planted(strategy="hot-spare", behaviour=defects.DropsShare),
     # ---- state
     "a state is copied one step late": Planted(strategy="hot-spare", behaviour=defects.StalePeer),
+    "a copy comes from the holder of another part": Planted(
+        strategy="hot-spare", patches=[(CopyPlan, "spread", _from_another_part)]
+    ),
     "a torn state is taken for whole": Planted(
         strategy="drop-replica", patches=[(RecoveryCycle, "parked", _ignores_torn)]
     ),

@@ -240,6 +240,8 @@ class Adoption:
         job.progress.resumed(job.generation, job.members, max(known.resume_step, said))
         if job.progress.committed >= job.steps:
             return JobCondition.COMPLETE
+        if held:  # by those whose state is whole: the others are on their way into a generation
+            job.progress.reached(max(job.progress.committed, min(held)))
         if self._undisturbed and all(p.health is Health.TRAINING for p in members):
             return JobCondition.UNDISTURBED
         return JobCondition.BROKEN

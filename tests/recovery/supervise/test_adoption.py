@@ -18,6 +18,7 @@ from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.run.orchestrator import Orchestrator
+from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.policy.strategy import StateFrom
 from trainchaos.recovery.supervise.adoption import JobRecord, past
@@ -298,6 +299,38 @@ def test_a_process_that_was_not_told_of_its_rank_is_used_for_any() -> None:
         control.on_message(name, answer)
     joined = {name for name, message in hands.sent if isinstance(message, Join)}
     assert joined == {"w0", "s2"} and len(hands.spawned) == spawned
+
+
+@pytest.mark.parametrize(
+    ("held", "committed"),
+    [((7, 7, None), 7), ((7, 6, None), 6), ((None, None, None), 3), ((7, 7, 7), 7)],
+)
+def test_whoever_takes_over_knows_the_steps_of_those_whose_state_is_whole(
+    held: tuple[int | None, ...], committed: int
+) -> None:
+    """The supervisor was lost as a generation formed, whose last member has no state yet."""
+    hands = FakeHands()
+    Controller(CheckpointRestart(), hands, world=3, steps=100, store_port=1).start(
+        StateFrom.INITIAL
+    )
+    names = [name for name, _, _ in hands.spawned]
+    control = Controller(CheckpointRestart(), hands, world=3, steps=100, store_port=1)
+    known = JobRecord(
+        roles={name: role for name, role, _ in hands.spawned},
+        ready=set(names),
+        members=tuple(names),
+        shard=dict.fromkeys(names, 0),
+        generation=2,
+        ready_generation=1,
+        resume_step=3,
+    )
+    control.adopt(known, StateFrom.INITIAL)
+    (number,) = {message.number for _, message in hands.sent if isinstance(message, Inquiry)}
+    for name, step in zip(names, held, strict=True):
+        valid = step is not None
+        answer = Status(place="joining", generation=2, step=step or 0, valid=valid, number=number)
+        control.on_message(name, answer)
+    assert control.committed == committed
 
 
 def test_what_does_not_fit_is_found_though_it_answered_before() -> None:

@@ -114,8 +114,8 @@ def reset(model: nn.Module) -> None:
                 each.unsharded_accumulated_grad = None
                 if hasattr(each, "_unsharded_param"):
                     each._unsharded_param.grad = None
-    for root in [part for part in _fsdp(model)][:1]:
-        root.reset_iter_state()
+        if state._is_root:  # None before the first pass, when torch has nothing to reset
+            module.reset_iter_state()
 
 
 def require_torch() -> None:

@@ -356,6 +356,20 @@ def test_a_step_that_was_broken_off_leaves_nothing_behind(mesh: Mesh, numbers: r
         assert set(norms) == {norms[0]}
 
 
+def lose_before_any_pass(me: Self) -> float:
+    part = Part(me, Mesh(shard=2))
+    part.join()
+    part.reducer.begin()
+    part.reducer.broken_off()
+    part.join()
+    return part.attempt().grad_norm
+
+
+def test_a_first_step_may_be_broken_off_before_its_passes() -> None:
+    _, _, norms = plainly()
+    assert results(lose_before_any_pass, 2) == pytest.approx([norms[0]] * 2, rel=1e-5)
+
+
 def replace_one(mesh: Mesh, who: int, me: Self) -> Any:
     """Gradients of a step on all ranks, and again after one of them was started anew."""
     part = Part(me, mesh)

@@ -143,11 +143,12 @@ class Formation:
             **_said(word, rewinds, save_s),
         )
         giving = {source % self._shards: source for source in copies.values()}
-        live = self._live_step(form, copies)
         left_out = max(tell(self._table[name]) for name in form.members)
         common = Join(
             generation=self.generation,
             rank=0,
+            source=-1,
+            receives=False,
             world=len(form.members),
             store_port=self.store_port,
             restore=form.state is StateFrom.CHECKPOINT,
@@ -161,14 +162,14 @@ class Formation:
             anew=word.anew,
             watched_s=rewinds.watched_s if rewinds is not None else -1.0,
             rewinds=rewinds.count if rewinds is not None else 0,
-            live=live,
+            live=self._live_step(form, copies),
         )
         for rank, name in enumerate(form.members):
             process, shard = self._table[name], rank % self._shards
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
             process.shard = shard
-            own = {"rank": rank, "source": giving.get(shard, -1), "receives": rank in copies}
-            self._hands.send(name, common.model_copy(update=own))
+            source = giving.get(shard, -1)
+            self._hands.send(name, common.varied(rank=rank, source=source, receives=rank in copies))
 
     def _note(self, form: Form, copies: Mapping[int, int]) -> None:
         """The next generation is of this form."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.recovery.cli.values import count, interval, listen, positive, room, seconds
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
+from trainchaos.recovery.nodes.link import beat_rate
 from trainchaos.recovery.policy import strategies
 from trainchaos.recovery.policy.jobconfig import Saves
 from trainchaos.recovery.policy.mesh import Mesh
@@ -170,6 +172,9 @@ def timing_of(given: argparse.Namespace) -> Timing:
     timing = timing.with_limits(
         hang_s=given.hang_timeout, park_s=given.park_timeout, join_s=given.join_timeout
     )
+    if given.nodes is not None:
+        late_s = beat_rate.late_s(beat_rate.beat_s(given.nodes))
+        timing = replace(timing, hang=replace(timing.hang, late_s=late_s))
     try:
         limits.check(timing)
     except ScenarioError as error:

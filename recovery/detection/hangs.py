@@ -218,7 +218,7 @@ class HangDetector:
 
     def _deadline_s(self, name: str, silence: Silence) -> float:
         if silence.mark.busy_s:
-            return float(silence.mark.busy_s)
+            return silence.mark.busy_s + self.limits.late_s
         deadline = self.pace.deadline_s(silence.mark.phase, name)
         return deadline if self.limits.given_s is not None else max(deadline, silence.shared_s)
 

@@ -43,6 +43,7 @@ class HangLimits:
     device, in the kernel; ``given_s``: what the user says, instead of all that is learned of steps,
     and for all ranks together too. It does not shorten what a first step may take, as that
     compiles, maps memory and starts the loader: a bound of three steps would end each job there.
+    ``late_s``: added to each, where marks come that much later (``recovery.nodes.link.beat_rate``).
     """
 
     floor_s: float = 0.6
@@ -57,6 +58,7 @@ class HangLimits:
     compile_s: float = 600.0
     between_s: float = 600.0
     given_s: float | None = None
+    late_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -158,7 +160,8 @@ class Pace:
         fresh = bool(name) and name not in self._seasoned
         known_s = self._deadlines.get((phase, fresh))
         if known_s is None:
-            known_s = self._deadlines[phase, fresh] = self._deadline_s(phase, fresh=fresh)
+            known_s = self._deadline_s(phase, fresh=fresh) + self.limits.late_s
+            self._deadlines[phase, fresh] = known_s
         return known_s
 
     def _deadline_s(self, phase: str, *, fresh: bool) -> float:
@@ -185,7 +188,7 @@ class Pace:
         ``least_s`` at least. It notices when its phase ends; out of a collective it comes at once.
         """
         if mark.busy_s:
-            return max(least_s, float(mark.busy_s))
+            return max(least_s, mark.busy_s + self.limits.late_s)
         if mark.phase in AT_ONCE:
             return least_s
         return max(least_s, self.deadline_s(mark.phase, name))

@@ -130,9 +130,8 @@ class Formation:
         assert form is not None
         self._let_others_go(form)
         plan, live = self._plan(form)
-        copies, finish = plan.copies, plan.finish
-        sources = {form.members[rank]: form.members[source] for rank, source in copies.items()}
-        self._note(form, copies)
+        sources = {form.members[rank]: form.members[giver] for rank, giver in plan.copies.items()}
+        self._note(form, plan.copies)
         self._hands.record(
             Kind.GENERATION_STARTED,
             generation=self.generation,
@@ -142,19 +141,21 @@ class Formation:
             cause=form.cause,
             shards=self._shards,
             sources=sources,
-            finish=finish,
+            finish=plan.finish,
             **_said(word, rewinds, save_s),
         )
         left_out = max(tell(self._table[name]) for name in form.members)
         common = Join(
             generation=self.generation,
             rank=0,
+            source=-1,
+            receives=False,
             world=len(form.members),
             store_port=self.store_port,
             restore=form.state is StateFrom.CHECKPOINT,
             timeout_s=self._join_timeout_s,
             shards=self._shards,
-            finish=finish,
+            finish=plan.finish,
             left_out=left_out,
             examine=examine,
             doubts=list(word.doubts),
@@ -170,7 +171,7 @@ class Formation:
             process = self._table[name]
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
             process.shard = rank % self._shards
-            self._hands.send(name, common.model_copy(update={"rank": rank, **own}))
+            self._hands.send(name, common.varied(rank=rank, **own))
 
     def _plan(self, form: Form) -> tuple[CopyPlan, int]:
         """Who sends its state to whom, and the step from which a live spare may have followed (see

@@ -208,8 +208,9 @@ class ProcessTable:
     def abort(self, generation: int) -> None:
         """Order every survivor to leave the generation."""
         told = [process.name for process in self.training()]
+        order = Abort(generation=generation)
         for name in told:
-            self._hands.send(name, Abort(generation=generation))
+            self._hands.send(name, order)
         self._hands.record(Kind.ABORT_SENT, processes=told)
 
     def dismiss(self, *, kill: bool) -> None:

@@ -22,11 +22,12 @@ from trainchaos.recovery.health.care.place_check import PlaceChecks
 from trainchaos.recovery.health.machine import machine_service
 from trainchaos.recovery.nodes.agent.agent_config import AgentConfig
 from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
-from trainchaos.recovery.nodes.agent.beats import BEAT_S, Beats, PressureWatch
+from trainchaos.recovery.nodes.agent.beats import Beats, PressureWatch
 from trainchaos.recovery.nodes.agent.dialer import Dialer
 from trainchaos.recovery.nodes.agent.rejections import Rejections
 from trainchaos.recovery.nodes.agent.strays import Strays
 from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import refuse_shared
 from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
@@ -64,7 +65,7 @@ class NodeAgent:
         )
         self._link: Link | None = None
         self._welcome = False
-        self._epoch = 0
+        self._epoch, self._beat_s = 0, LEAST_S
         self._coordinator = ""
         self._away_s = self._heard_s = self._turned_s = time.monotonic()
         self._ended = ""
@@ -96,7 +97,7 @@ class NodeAgent:
             self._server, config.recipe, self._post, config.scratch, named=named
         )
         self._checks.close()
-        self._beats = Beats()
+        self._beats = Beats(self._beat_s)
         self._looked_s = 0.0
 
     def run(self) -> str:
@@ -136,7 +137,7 @@ class NodeAgent:
             poll.register(
                 self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.waiting else 0)
             )
-        due_s = self._looked_s + (BEAT_S if self._processes.pids else IDLE_BEAT_S)
+        due_s = self._looked_s + (LEAST_S if self._processes.pids else IDLE_BEAT_S)
         poll.poll(max(0.0, due_s - time.monotonic()) * 1000)
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
@@ -146,7 +147,7 @@ class NodeAgent:
         self._tell_of_warning()
         self._tell_of_health()
         now_s = time.monotonic()
-        if now_s >= self._looked_s + BEAT_S:
+        if now_s >= self._looked_s + LEAST_S:
             self._looked_s = now_s
             self._processes.forward_stacks()
             if self._keeps_up and not self._post.unsent:
@@ -292,7 +293,8 @@ class NodeAgent:
         self._welcome = True
         self._rejections.admitted()
         self._post.reconnected()
-        self._beats = Beats()  # this coordinator may know nothing
+        self._beat_s = welcome.beat_s
+        self._beats = Beats(self._beat_s)  # this coordinator may know nothing
 
     def _do(self, frame: Any) -> None:
         match frame:

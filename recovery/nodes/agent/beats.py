@@ -10,20 +10,19 @@ from dataclasses import asdict
 
 from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
 from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.beat_rate import LEAST_S, QUIET
 from trainchaos.recovery.nodes.link.protocol import MarkWords
 from trainchaos.recovery.process.pressure import EVERY_S as PRESSURE_EVERY_S
 from trainchaos.recovery.process.pressure import PressureReader
 
-BEAT_S = 0.05
-QUIET_BEAT_S = 0.1  # after a longer pause the coordinator treats its information as stale
-
 
 class Beats:
     """The marks and states reported last, so that only changes are sent. Make a new one for a
-    coordinator that may know nothing.
+    coordinator that may know nothing. ``beat_s``: what it said.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, beat_s: float = LEAST_S) -> None:
+        self._beat_s = beat_s
         self._marks: Mapping[str, MarkWords] = {}
         self._states: Mapping[str, str] = {}
         self._sent_s = 0.0
@@ -31,8 +30,8 @@ class Beats:
     def due(
         self, processes: AgentProcesses, now_s: float, *, at_once: bool
     ) -> protocol.Beat | None:
-        """What to send now; with no change, only when nothing was sent for QUIET_BEAT_S.
-        ``at_once``: a change does not wait for BEAT_S.
+        """What to send now; with no change, only when nothing was sent for QUIET times
+        as long. ``at_once``: a change does not wait.
         """
         marks, states = processes.marks(), processes.states()
         moved = {name: mark for name, mark in marks.items() if self._marks.get(name) != mark}
@@ -40,7 +39,7 @@ class Beats:
         changed = bool(moved) or any(
             "t" in (turned[name] + self._states.get(name, "")).lower() for name in turned
         )
-        due_s = self._sent_s + (BEAT_S if changed else QUIET_BEAT_S)
+        due_s = self._sent_s + self._beat_s * (1 if changed else QUIET)
         if now_s < due_s and not (changed and at_once):
             return None
         self._marks, self._states, self._sent_s = marks, states, now_s

@@ -29,6 +29,7 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
 from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from trainchaos.recovery.nodes.coordinator.switchboard import Switchboard
 from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.beat_rate import late_s
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
 from trainchaos.recovery.nodes.link.link import Closed
@@ -63,7 +64,7 @@ class Connections:
         self._processes = processes
         self._reports = reports
         self._clock_ns = clock_ns
-        self._limits = limits
+        self._limits, self._late_ns = limits, int(late_s(limits.beat_s) * 1e9)
         self._boot = boot_id()
         self._gone: Callable[[int], str | None] = _unknown
         self._board = Switchboard()
@@ -77,6 +78,7 @@ class Connections:
             token=token,
             address=address,
             epoch=epoch,
+            beat_s=limits.beat_s,
             clock_ns=clock_ns,
             refused=refused,
             give_up=self.give_up,
@@ -268,6 +270,8 @@ class Connections:
     def _absence(self, state: NodeState, now_ns: int) -> Absence:
         since_ns, until_ns = self._away_ns
         ended = state.link is None
+        if ended and now_ns - state.left_ns < self._late_ns:  # steps done before are still reported
+            state.pace = self._processes.pace(state.node)
         wanted_ns = max(state.wanted_ns, state.silent_ns) if state.wanted else now_ns
         return Absence(
             how=(state.how or "reset") if ended else "",

@@ -33,6 +33,7 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
 )
 from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
 from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.process.starvation import Pulse
@@ -80,7 +81,7 @@ class Fleet:
     ) -> None:
         self._clock_ns = clock_ns
         self._limits = limits
-        self._stale_ns = limits.stale_s * 1e9
+        self._stale_ns = limits.stale_s * limits.beat_s / LEAST_S * 1e9
         self._reports: list[FleetReport] = []
         self._processes = RemoteProcesses(self._reports, clock_ns)
         self._asked: dict[str, NodeState] = {}  # processes that were asked for, and of whom

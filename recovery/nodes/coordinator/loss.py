@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
+
 How = Literal["", "closed", "reset"]
 Data = Literal["unknown", "lives", "failed"]
 Verdict = tuple[Literal["wait", "dying", "lost"], str]
@@ -35,11 +37,12 @@ class FleetLimits:
     """Seconds. ``hint_s``: after which a node whose peers failed is assumed dead; ``redial_s``:
     after which it, and any whose agent has ended, is lost; ``return_s``: the same, where nothing
     shows whether it lives; ``node_s``: for which the job waits for a silent node; ``silence_s``:
-    after which the platform is asked; ``stale_s``: after which reports about its processes say
-    nothing about now; ``pass_s``: for which a silent node is awaited before another one is asked to
-    start a process; ``answer_s``: of silence of a node that was heard when it was asked, since a
-    fork on a busy machine takes seconds; ``start_s``: for a process to be started; ``clear_s``: for
-    all of a node's to be ended.
+    after which the platform is asked; ``beat_s``: between two reports of an agent with changes;
+    ``stale_s``: after which reports about its processes say nothing about now, with LEAST_S between
+    two, otherwise as many times longer; ``pass_s``: for which a silent node is awaited before
+    another one is asked to start a process; ``answer_s``: of silence of a node that was heard when
+    it was asked, since a fork on a busy machine takes seconds; ``start_s``: for a process to be
+    started; ``clear_s``: for all of a node's to be ended.
     """
 
     hint_s: float = 0.05
@@ -47,6 +50,7 @@ class FleetLimits:
     return_s: float = 5.0
     node_s: float = 15.0
     silence_s: float = 1.5
+    beat_s: float = LEAST_S
     stale_s: float = 0.25
     pass_s: float = 1.0
     answer_s: float = 5.0

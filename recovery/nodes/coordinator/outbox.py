@@ -15,6 +15,8 @@ from trainchaos.recovery.transport.wire import Extra, LeaveOut, Message
 LONGEST = 1 << 20  # characters in one line, unless one message has more
 USUAL = 400  # in a message's own part; only the common part may have more
 
+_LONG = (Extra, LeaveOut)
+
 Letter = tuple[str, Message]
 """A message, and the process that it is for."""
 
@@ -85,6 +87,7 @@ def together(letters: Sequence[Letter]) -> Iterator[Tell]:
         differ = {
             key
             for _, message in people[1:]
+            if message is not people[0][1]
             for key, value in vars(message).items()
             if value is not first[key] and value != first[key]
         }
@@ -95,9 +98,7 @@ def together(letters: Sequence[Letter]) -> Iterator[Tell]:
         for process, message in people:
             fields = vars(message)
             own = {key: fields[key] for key in apart}
-            size = (
-                len(message.model_dump_json()) if isinstance(message, Extra | LeaveOut) else USUAL
-            )
+            size = len(message.model_dump_json()) if isinstance(message, _LONG) else USUAL
             if each and length + size > LONGEST:
                 yield Tell.model_construct(common=common, each=tuple(each))
                 each, length = [], 0

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from trainchaos.recovery.health.readings.signs import Sign
+from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
 from trainchaos.recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
 
-VERSION = 8
+VERSION = 9
 MAX_LINE = 4 << 20
 
 
@@ -192,12 +193,14 @@ class Checked(Frame):
 
 class Welcome(Frame):
     """The answer to ``Hello``. ``epoch``: of this coordinator, not lower than any before;
-    ``coordinator``: its identity: for another one than before, the agent numbers its messages anew.
+    ``coordinator``: its identity: for another one than before, the agent numbers its messages anew;
+    ``beat_s``: seconds between two of its reports with changes (``recovery.nodes.link.beat_rate``).
     """
 
     type: Literal["welcome"] = "welcome"
     epoch: int
     coordinator: str
+    beat_s: float = Field(default=LEAST_S, ge=LEAST_S, le=60.0)
 
 
 class Fence(Frame):

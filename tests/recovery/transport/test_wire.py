@@ -233,3 +233,15 @@ def test_a_limit_on_sending_is_none_on_receiving() -> None:
 def test_a_channel_without_data_is_no_error(ends: tuple[Channel, Channel]) -> None:
     ends[1].sock.setblocking(False)
     assert ends[1].receive() == []
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_a_varied_message_is_what_a_copy_would_be(message: Message) -> None:
+    own = {"generation": 77} if "generation" in type(message).model_fields else {}
+    before = message.model_dump_json()
+    made, copied = message.varied(**own), message.model_copy(update=own)
+    assert made == copied and type(made) is type(message)
+    assert made.model_dump_json() == copied.model_dump_json()
+    assert made.model_fields_set == copied.model_fields_set
+    assert message.model_dump_json() == before, "the first one is left as it was"
+    assert message.model_extra is None and not type(message).__private_attributes__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -130,6 +131,36 @@ def test_a_cusum_alarms_no_more_often_than_it_says() -> None:
     assert found <= 200
     assert 0.3 < exponent() < 2.0 * SLACK
     assert CLIP > SLACK
+
+
+def related_noise(draw: random.Random, r: float) -> Iterator[float]:
+    """Autoregressive, its innovations Student's t with 3 degrees of freedom, of scale 1 as a
+    whole.
+    """
+    value, own = 0.0, math.sqrt(1.0 - r * r)
+    while True:
+        new = draw.gauss(0.0, 1.0) / math.sqrt(draw.gammavariate(1.5, 2.0) / 3.0)
+        value = r * value + own * new
+        yield value
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("r", [0.5, 0.8, 0.9])
+def test_a_cusum_of_related_values_alarms_no_more_often_than_it_says(r: float) -> None:
+    noise, cusum = related_noise(random.Random(7), r), DropCusum(tail=1 / 300, least=0.0)
+    found = sum(cusum.add(next(noise), float(i)) is not None for i in range(60_000))
+    assert found <= 200
+
+
+@pytest.mark.parametrize("r", [0.0, 0.5, 0.8, 0.9])
+def test_a_large_drop_is_found_soon_however_related_the_values_are(r: float) -> None:
+    noise, cusum = related_noise(random.Random(8), r), DropCusum(tail=3e-6, least=0.05)
+    for i in range(112):
+        assert cusum.add(0.1 * next(noise), float(i)) is None
+    took = next(
+        i for i in range(1, 60) if cusum.add(0.1 * next(noise) - 2.2, 112.0 + i) is not None
+    )
+    assert took <= 16, "the first sum alone needs 48 where r is 0.8"
 
 
 def test_the_median_of_the_others() -> None:

@@ -142,9 +142,11 @@ class Generations:
         )
         job.agent.channel.send(said)
 
-    def end(self) -> None:
+    def end(self, attached: Attached) -> None:
         """Leave the job."""
         self.leave()
+        if attached.groups is not None:
+            attached.groups.end()
         if self._job.live is not None:
             self._job.live.close()
 

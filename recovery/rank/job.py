@@ -253,7 +253,7 @@ class Job:
                     refuse_end(self, bad)
             order = self.agent.orders.get()
             if isinstance(order, Stop):
-                self.generations.end()
+                self.generations.end(attached)
                 self.checkpoints.close()
                 self.reducer.let_go()
                 self.over = True

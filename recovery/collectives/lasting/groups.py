@@ -32,7 +32,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
     before the first. Used by the training thread.
 
     Rank and size are those of the current generation, or of the last. Operations raise
-    GenerationLost once it is left, RuntimeError before the first.
+    GenerationLost once it is left or the job over, RuntimeError before the first.
     """
 
     def __init__(self, rank: int, size: int, name: str, traffic: Traffic) -> None:
@@ -56,6 +56,10 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
     def leave(self) -> None:
         """There is no generation until the next ``join``."""
         self._left, self._circle = self._left or self._circle is not None, None
+
+    def end(self) -> None:
+        """There is no other generation for this process, which may have been in none."""
+        self._left, self._circle = True, None
 
     def getBackendName(self) -> str:
         """As torch asks for it."""

@@ -74,6 +74,11 @@ class JobGroups:
         for each in (self.default, *self._groups.values()):
             each.leave()
 
+    def end(self) -> None:
+        """They never are again."""
+        for each in (self.default, *self._groups.values()):
+            each.end()
+
 
 def _become_default(group: LastingGroup) -> None:
     made = [group]

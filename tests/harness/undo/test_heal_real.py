@@ -237,24 +237,22 @@ def test_daemons_of_a_command_go_with_its_harness(tmp_path: Path, guarded: bool)
     }
     doomed = Doomed(tmp_path, json.dumps(scenario | {"invariants": ["liveness"]}))
     pause, deadline = threading.Event(), time.monotonic() + DEADLINE_S
+
+    def started() -> tuple[list[int], list[int]]:
+        """The daemons, and the guards of their sessions, which are recorded once they are known."""
+        found = [p.read_text() for p in doomed.runs.rglob("checkpoints/*/[kc]*e*")]
+        guards = [r["sid"] for r in doomed.records() if r["do"] == "kill-session"]
+        return [int(text) for text in found if text], guards
+
     try:
-        while (
-            len(
-                pids := [
-                    int(text)
-                    for p in doomed.runs.rglob("checkpoints/*/[kc]*e*")
-                    if (text := p.read_text())
-                ]
-            )
-            < 2
-        ):
+        while len((seen := started())[0]) < 2 or not seen[1]:
             assert time.monotonic() < deadline and doomed.process.poll() is None, (
                 "the command did not start"
             )
             pause.wait(LOOK_S)
+        pids, guards = seen
         held = {pid: processes.start_time(pid) for pid in pids}
-        guards = [r["sid"] for r in doomed.records() if r["do"] == "kill-session"]
-        assert guards and all(processes.is_same(pid, started) for pid, started in held.items())
+        assert all(processes.is_same(pid, started) for pid, started in held.items())
         doomed.process.kill()
         for pid in guards if not guarded else ():
             os.kill(pid, signal.SIGKILL)

@@ -160,24 +160,24 @@ def _checkpoint(evidence: Evidence, event: Event, due: str | int | None) -> Iter
     spec = evidence.cell.scenario.workload.checkpoint
     still = "phase" in event.data and spec.mode == "sync"  # all ranks hold, so no save is running
     far = log.first(Kind.NODE_JOINED) is not None or spec.memory
-    there = (
-        {}
-        if far
-        else _on_disk(log.of(*_ON_DISK), event.time_ns - (0 if still else int(NEWEST_S * 1e9)))
-    )
+    seen_ns = event.time_ns - (0 if still else int(NEWEST_S * 1e9))
+    there = {} if far else _on_disk(log.of(*_ON_DISK), seen_ns, event.time_ns)
     newer = [other for other, step in there.items() if step > (event.step or 0)]
     if newer:
         yield f"{name} hit {hit}, and {newer[-1]} was newer"
 
 
-def _on_disk(events: Iterable[Event], until_ns: int) -> dict[str, int]:
-    """Checkpoints that must exist on disk at a time -> step."""
+def _on_disk(events: Iterable[Event], seen_ns: int, until_ns: int) -> dict[str, int]:
+    """Checkpoints that must exist on disk at a time -> step: those there at ``seen_ns``, and not
+    gone before ``until_ns``.
+    """
     there: dict[str, int] = {}
     for event in events:
         if event.time_ns >= until_ns:
             break
         if event.kind is Kind.CHECKPOINT_COMMITTED:
-            there[event.data["checkpoint"]] = event.step or 0
+            if event.time_ns < seen_ns:
+                there[event.data["checkpoint"]] = event.step or 0
         elif event.kind in _GONE:
             there.pop(event.data["checkpoint"], None)
         elif event.kind is Kind.FAULT_INJECTED and _hits_files(event):

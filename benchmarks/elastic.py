@@ -88,7 +88,7 @@ def _step(
         loss.backward()  # type: ignore[no-untyped-call]
         if micro is not micros[-1]:
             reducer.keep(rank=group.rank, loss_sum=value, count=micro.count)
-    reduced = reducer.finish(rank=group.rank, loss_sum=value, count=micro.count, pause=False)
+    reduced = reducer.finish(rank=group.rank, loss_sum=value, count=micro.count)
     reducer.clip(reduced.grad_norm, trainable.clip_norm)
     trainable.optimizer.step()
     return time.perf_counter() - started

@@ -176,7 +176,7 @@ def _steps(device: torch.device, size: str, group: Group) -> Figures:
         loss = loss_of(model)
         reducer.expect()
         loss.backward()
-        reduced = reducer.finish(rank=0, loss_sum=loss.detach(), count=len(tokens), pause=False)
+        reduced = reducer.finish(rank=0, loss_sum=loss.detach(), count=len(tokens))
         reducer.clip(reduced.grad_norm, 1.0)
         optimizers[True].step()
 

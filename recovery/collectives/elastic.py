@@ -22,15 +22,13 @@ from torch import Tensor, nn
 from trainchaos.recovery.collectives.buckets import check_types
 from trainchaos.recovery.collectives.group import Circle, Group
 from trainchaos.recovery.collectives.reduce import (
+    _ASKS,
     _COUNT,
     _FLAGS,
     _LOSS,
-    _MEMORY,
-    _PAUSE,
-    _SAVE,
     Buckets,
 )
-from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.reducer import NOTHING, Asks, Reduced, heard
 from trainchaos.recovery.data import order
 from trainchaos.recovery.state.finite import Amount
 
@@ -109,16 +107,7 @@ class ElasticReducer(Buckets):
         self._seal(rank, loss_sum, count)
         self._open(self._row + 1)
 
-    def finish(
-        self,
-        *,
-        rank: int,
-        loss_sum: Amount,
-        count: int,
-        pause: bool,
-        save: bool = False,
-        save_memory: bool = False,
-    ) -> Reduced:
+    def finish(self, *, rank: int, loss_sum: Amount, count: int, asks: Asks = NOTHING) -> Reduced:
         """See Reducer."""
         if self._row + 1 < len(self._rows):
             raise RuntimeError(
@@ -131,9 +120,8 @@ class ElasticReducer(Buckets):
         self._flaws.look(last.gradients)
         self._seal(rank, loss_sum, count)
         last.tail[_FLAGS + rank] = self._with_start(last.tail[_FLAGS + rank])
-        last.tail[_PAUSE] = float(pause)
-        last.tail[_SAVE] = float(save)
-        last.tail[_MEMORY] = float(save_memory)
+        for place, ask in enumerate(asks, start=_ASKS):
+            last.tail[place] = float(ask)  # no copy that a GPU is waited for
         self._launch()
         self._add_up()
         tail, norm = self._conclude(last.tail)
@@ -141,9 +129,7 @@ class ElasticReducer(Buckets):
         return Reduced(
             loss=tail[_LOSS] / samples,
             samples=samples,
-            pause=tail[_PAUSE] > 0,
-            save=tail[_SAVE] > 0,
-            save_memory=tail[_MEMORY] > 0,
+            asks=heard(tail[_ASKS:_FLAGS]),
             blamed=self._blamed(tail[_FLAGS : self._tail]),
             grad_norm=norm,
         )

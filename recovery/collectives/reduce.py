@@ -21,10 +21,11 @@ from torch.utils.hooks import RemovableHandle
 
 from trainchaos.recovery.collectives.buckets import Bucket, Buffers, check_types, make_buckets
 from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
-from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.reducer import NOTHING, Asks, Reduced, heard
 from trainchaos.recovery.state.finite import Amount, NonFiniteCheck, all_finite
 
-_LOSS, _COUNT, _PAUSE, _SAVE, _MEMORY, _FLAGS = range(6)
+_LOSS, _COUNT, _ASKS = range(3)
+_FLAGS = _ASKS + len(NOTHING)
 _EXACT = 1 << 24  # integers below are exact in float32
 _FLAG_ROOM = 1 << 10  # flags of a rank's micro-batches add up to less
 
@@ -346,16 +347,7 @@ class GradientReducer(Buckets):
         check_types(dict(model.named_parameters()))
         self.fill(list(model.parameters()), tail=_FLAGS + max_world)
 
-    def finish(
-        self,
-        *,
-        rank: int,
-        loss_sum: Amount,
-        count: int,
-        pause: bool,
-        save: bool = False,
-        save_memory: bool = False,
-    ) -> Reduced:
+    def finish(self, *, rank: int, loss_sum: Amount, count: int, asks: Asks = NOTHING) -> Reduced:
         """See Reducer."""
         self._take_all()
         last = self._buckets[-1]
@@ -365,9 +357,8 @@ class GradientReducer(Buckets):
         self._flaws.look(last.gradients)
         last.tail[_LOSS] = loss_sum
         last.tail[_COUNT] = count
-        last.tail[_PAUSE] = float(pause)
-        last.tail[_SAVE] = float(save)
-        last.tail[_MEMORY] = float(save_memory)
+        for place, ask in enumerate(asks, start=_ASKS):
+            last.tail[place] = float(ask)  # no copy that a GPU is waited for
         last.tail[_FLAGS + rank] = self._with_start(self._flaws.flag())
         self._launch()
         group = self._joined()
@@ -381,9 +372,7 @@ class GradientReducer(Buckets):
         return Reduced(
             loss=tail[_LOSS] / samples,
             samples=samples,
-            pause=tail[_PAUSE] > 0,
             blamed=blamed,
             grad_norm=norm,
-            save=tail[_SAVE] > 0,
-            save_memory=tail[_MEMORY] > 0,
+            asks=heard(tail[_ASKS:_FLAGS]),
         )

@@ -4,26 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from trainchaos.recovery.collectives.buckets import Buffers
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.state.finite import Amount
 
 
+class Asks(NamedTuple):
+    """What a rank asks all ranks to do after the step, with its gradients: stop, save on disk, save
+    in memory.
+    """
+
+    pause: bool = False
+    save: bool = False
+    save_memory: bool = False
+
+
+NOTHING = Asks()
+
+
+def heard(sums: Sequence[float]) -> Asks:
+    """What any rank has asked for, from the sums over all."""
+    return Asks(*(each > 0 for each in sums))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
     """What all ranks know after a reduction. ``loss``: mean over ``samples``; ``blamed``: ranks
-    with non-finite values; ``save``, ``save_memory``: all save on disk, in memory.
+    with non-finite values; ``asks``: what any rank asked for, and all do.
     """
 
     loss: float
     samples: int
-    pause: bool
     blamed: tuple[int, ...]
     grad_norm: float
-    save: bool = False
-    save_memory: bool = False
+    asks: Asks = NOTHING
 
     @property
     def finite(self) -> bool:
@@ -87,16 +103,7 @@ class Reducer(Protocol):
         there is but one.
         """
 
-    def finish(
-        self,
-        *,
-        rank: int,
-        loss_sum: Amount,
-        count: int,
-        pause: bool,
-        save: bool = False,
-        save_memory: bool = False,
-    ) -> Reduced:
+    def finish(self, *, rank: int, loss_sum: Amount, count: int, asks: Asks = NOTHING) -> Reduced:
         """Reduce what is left and wait, once for a GPU. Raises GenerationLost. Gradients are means
         over all samples afterwards.
         """

@@ -20,14 +20,15 @@ from torch import Tensor, nn
 
 from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
 from trainchaos.recovery.collectives.reduce import Buckets
-from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.reducer import NOTHING, Asks, Reduced, heard
 from trainchaos.recovery.collectives.sharding import reset
 from trainchaos.recovery.state.cell import Cell
 from trainchaos.recovery.state.finite import Amount, NonFiniteCheck
 from trainchaos.recovery.state.naming import named_parameters
 from trainchaos.recovery.state.parts import local
 
-_SQUARES, _LOSS, _COUNT, _PAUSE, _SAVE, _MEMORY, _FLAGS = range(7)
+_SQUARES, _LOSS, _COUNT, _ASKS = range(4)
+_FLAGS = _ASKS + len(NOTHING)
 
 
 class Tied(Protocol):
@@ -117,16 +118,7 @@ class ShardedReducer(Buckets):
         self._got.look(output)
         self._came.look(output)  # stages may have to add it up, too
 
-    def finish(
-        self,
-        *,
-        rank: int,
-        loss_sum: Amount,
-        count: int,
-        pause: bool,
-        save: bool = False,
-        save_memory: bool = False,
-    ) -> Reduced:
+    def finish(self, *, rank: int, loss_sum: Amount, count: int, asks: Asks = NOTHING) -> Reduced:
         """See Reducer."""
         self._take_all()
         if self._tied is not None:
@@ -149,8 +141,7 @@ class ShardedReducer(Buckets):
         for bucket in self._buckets:
             circle.wait(bucket.work)
             bucket.require_sealed()
-        asks = [float(pause), float(save), float(save_memory)]
-        word = self._last_word(rank, [loss_sum, count, *asks], bad)
+        word = self._last_word(rank, [loss_sum, count, *map(float, asks)], bad)
         try:
             blamed = self._blamed(word[_FLAGS:])
         except GenerationLost:
@@ -161,9 +152,7 @@ class ShardedReducer(Buckets):
         return Reduced(
             loss=word[_LOSS] / samples,
             samples=samples,
-            pause=word[_PAUSE] > 0,
-            save=word[_SAVE] > 0,
-            save_memory=word[_MEMORY] > 0,
+            asks=heard(word[_ASKS:_FLAGS]),
             blamed=blamed,
             grad_norm=math.sqrt(word[_SQUARES]) / samples,
         )

@@ -32,13 +32,15 @@ class CopyPlan:
     def spread(self) -> CopyPlan:
         """The same with several senders, for each shard where that moves less than a broadcast."""
         copies, direct = dict(self.copies), set(self.direct)
-        for shard, holders in self.holders.items():
-            lacking = [rank for rank in self.copies if self.layout.shard_of(rank) == shard]
-            if lacking and each_sends(lacking, holders) <= broadcast_sends(lacking, holders):
+        lack: dict[int, list[int]] = {}
+        for rank in self.copies:
+            lack.setdefault(self.layout.shard_of(rank), []).append(rank)
+        for shard, lacking in lack.items():
+            holders = self.holders[shard]
+            if each_sends(lacking, holders) <= broadcast_sends(lacking, holders):
                 direct.add(shard)
-                copies |= {
-                    rank: holders[place % len(holders)] for place, rank in enumerate(lacking)
-                }
+                for place, rank in enumerate(lacking):
+                    copies[rank] = holders[place % len(holders)]
         return replace(self, copies=copies, direct=frozenset(direct))
 
     def orders(self) -> list[dict[str, Any]]:

@@ -33,11 +33,11 @@ def complete(job: Job, step: Step, reduced: Reduced, *, late: bool = False) -> N
         step.end_phase()
     _log_commit(job, step, reduced, lr)
     job.marks.commit(step.number)
-    job.pausing = reduced.pause
+    job.pausing = reduced.asks.pause
     if job.probe is not None:
         job.probe.committed(step.number)
     config = job.config
-    saving = counts(step.number, config.checkpoint_every, asked=reduced.save)
+    saving = counts(step.number, config.checkpoint_every, asked=reduced.asks.save)
     if saving or step.number == config.steps:
         digests = job.state.digests(job.marks.touch)
         job.write(Kind.STATE_DIGEST, step=step.number, rank=job.rank, **digests)
@@ -49,8 +49,8 @@ def complete(job: Job, step: Step, reduced: Reduced, *, late: bool = False) -> N
         rank=job.rank,
         layout=job.layout,
         generation=job.generation,
-        asked=Wanted(disk=reduced.save, memory=reduced.save_memory),
-        pausing=reduced.pause,
+        asked=Wanted(disk=reduced.asks.save, memory=reduced.asks.save_memory),
+        pausing=reduced.asks.pause,
     )
     job.marks.enter(progress_counters.BETWEEN)
 
@@ -106,4 +106,4 @@ def exchange_totals(step: int, last: list[float], group: Group, device: str) -> 
     loss, samples, norm = everyone.read(word)
     if samples < 0:
         raise GenerationLost(f"nobody knows how step {step} ended")
-    return Reduced(loss=loss, samples=round(samples), pause=False, blamed=(), grad_norm=norm)
+    return Reduced(loss=loss, samples=round(samples), blamed=(), grad_norm=norm)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainchaos.recovery.collectives.circle import lost_in
-from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.reducer import Asks, Reduced
 from trainchaos.recovery.data.order import MicroBatch
 from trainchaos.recovery.policy.interval import Wanted
 from trainchaos.recovery.rank.busy import BusyBlocks
@@ -229,9 +229,11 @@ class Step:
             rank=job.rank,
             loss_sum=loss_sum,
             count=count,
-            pause=job.member.heard.pause_wanted,
-            save=job.member.heard.save_wanted or wants.disk,
-            save_memory=wants.memory,
+            asks=Asks(
+                pause=job.member.heard.pause_wanted,
+                save=job.member.heard.save_wanted or wants.disk,
+                save_memory=wants.memory,
+            ),
         )
 
     def _ids(self, place: int) -> list[int]:

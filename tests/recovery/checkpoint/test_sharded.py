@@ -134,7 +134,7 @@ class Part:
         (loss if spoil is None else spoil(loss)).backward()
         if self.poison:
             local(next(iter(self.state.trained.values())).grad).view(-1)[0] = float("nan")  # type: ignore[arg-type]
-        return self.reducer.finish(rank=self.me.rank, loss_sum=value, count=len(share), pause=False)
+        return self.reducer.finish(rank=self.me.rank, loss_sum=value, count=len(share))
 
     def apply(self, reduced: Reduced) -> None:
         self.reducer.clip(reduced.grad_norm, LIMIT)

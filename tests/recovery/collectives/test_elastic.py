@@ -13,7 +13,7 @@ from tests.support.ranks import Self, results
 from trainchaos.recovery.collectives import buckets
 from trainchaos.recovery.collectives.elastic import ElasticReducer
 from trainchaos.recovery.collectives.group import Group
-from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.reducer import Asks, Reduced
 from trainchaos.recovery.data import order
 
 PARTS = 4
@@ -58,7 +58,9 @@ def one_step(
         loss.backward()
         if place + 1 < len(micros):
             reducer.keep(rank=group.rank, loss_sum=value, count=micro.count)
-    return reducer.finish(rank=group.rank, loss_sum=value, count=micro.count, pause=pause)
+    return reducer.finish(
+        rank=group.rank, loss_sum=value, count=micro.count, asks=Asks(pause=pause)
+    )
 
 
 def in_worlds(
@@ -109,7 +111,7 @@ def test_any_number_of_ranks_gets_the_same_bits(bucket_bytes: int) -> None:
         for world, number, reduced, grads in found:
             assert (reduced, grads) == reference[number], f"step {number} with {world} ranks"
     reduced, grads = reference[0]
-    assert (reduced.samples, reduced.blamed, reduced.pause) == (BATCH, (), False)
+    assert (reduced.samples, reduced.blamed, reduced.asks.pause) == (BATCH, (), False)
 
 
 @pytest.mark.real
@@ -159,7 +161,7 @@ def test_the_rank_to_blame_is_named_whichever_micro_batch_it_was(value: float, p
 @pytest.mark.parametrize("who", [0, 2])
 def test_all_ranks_hear_of_a_wish_to_pause(who: int) -> None:
     got = results(partial(in_worlds, worlds=(3,), pause=who), 3)
-    assert [steps[0][0].pause for steps in by_step(got)] == [True] * 3
+    assert [steps[0][0].asks.pause for steps in by_step(got)] == [True] * 3
 
 
 @pytest.mark.real
@@ -180,7 +182,7 @@ def out_of_order(me: Self) -> list[str]:
     said = []
     reducer.begin()
     try:
-        reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
+        reducer.finish(rank=0, loss_sum=1.0, count=1)
     except RuntimeError as error:
         said.append(str(error))
     reducer.begin()

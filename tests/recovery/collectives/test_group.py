@@ -430,8 +430,10 @@ def test_a_message_without_bytes_keeps_the_order_of_the_others() -> None:
     assert results(nothing_to_say, 2) == [21, 21]
 
 
-def lose_a_partner(victim: int, me: Self) -> str:
-    """Copy state from rank 0 to rank 1 while one of them dies in the middle of it."""
+def lose_a_peer(source: int, victim: int, to: int | None, me: Self) -> str:
+    """Copy state while one rank dies in the middle of it. ``to``: from rank to rank, to this one
+    alone; who takes no part goes on.
+    """
     transfer.CHUNK_BYTES = 64
     mine = state(me.rank + 1)
     group = me.group()
@@ -443,67 +445,33 @@ def lose_a_partner(victim: int, me: Self) -> str:
             os.kill(os.getpid(), signal.SIGKILL)
 
     me.say("copying")
+    feeds = None if to is None else [to] if me.rank == source else []
     try:
-        if me.rank < 2:
-            feeds = [1] if me.rank == 0 else []
+        if to is None or me.rank in (source, to):
             transfer.copy_state(
                 mine,
                 group.everyone,
-                source=0,
-                receive=me.rank == 1,
+                source=source,
+                receive=me.rank != source,
                 progress=progress,
                 feeds=feeds,
             )
-        summed(group)
+        if to is not None:
+            summed(group)
     except GenerationLost:
         return "lost"
     return "copied"
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_dies_as_it_copies_is_noticed_by_the_other_and_by_who_goes_on(
-    victim: int,
-) -> None:
-    with ranks(partial(lose_a_partner, victim), 3) as started:
-        left = [rank for number, rank in enumerate(started) if number != victim]
-        for rank in left:
-            rank.said()
-        started[victim].process.join(DEADLINE_S)
-        for rank in left:
-            with contextlib.suppress(BrokenPipeError):  # one that has noticed by itself may be done
-                rank.tell(("abort", 1))
-        assert [rank.result() for rank in left] == ["lost", "lost"]
-
-
-def lose_a_peer(source: int, victim: int, me: Self) -> str:
-    """Copy state while one rank dies in the middle of it."""
-    transfer.CHUNK_BYTES = 64
-    mine = state(me.rank + 1)
-    group = me.group()
-    group.form()
-    summed(group)
-
-    def progress() -> None:
-        if me.rank == victim:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    me.say("copying")
-    try:
-        transfer.copy_state(
-            mine, group.everyone, source=source, receive=me.rank != source, progress=progress
-        )
-    except GenerationLost:
-        return "lost"
-    return "copied"
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(("source", "victim"), [(0, 0), (0, 1), (1, 2), (2, 0)])
+@pytest.mark.parametrize(
+    ("source", "victim", "to"),
+    [(0, 0, None), (0, 1, None), (1, 2, None), (2, 0, None), (0, 0, 1), (0, 1, 1)],
+)
 def test_a_rank_that_dies_during_a_transfer_is_noticed_by_who_needs_it(
-    source: int, victim: int
+    source: int, victim: int, to: int | None
 ) -> None:
-    with ranks(partial(lose_a_peer, source, victim), 3) as started:
+    with ranks(partial(lose_a_peer, source, victim, to), 3) as started:
         left = [rank for number, rank in enumerate(started) if number != victim]
         for rank in left:
             rank.said()

@@ -356,7 +356,7 @@ def test_a_sharded_step_exchanges_what_is_on_the_device(gpus: Gpus, bad: int | N
         sums = torch.zeros(3, device=device)
         reducer.reduce_scatter(sums, whole * (float("nan") if bad == group.rank else 1.0))
         since = gpus.waited()
-        found = reducer.finish(rank=group.rank, loss_sum=part.sum(), count=2, pause=False)
+        found = reducer.finish(rank=group.rank, loss_sum=part.sum(), count=2)
         waits = gpus.waited() - since
         return whole.tolist(), found, waits, reducer.agree(group.rank == 0)
 

@@ -13,7 +13,7 @@ from tests.support.ranks import Self, results
 from trainchaos.recovery.collectives import buckets
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.collectives.reduce import GradientReducer
-from trainchaos.recovery.collectives.reducer import Reduced
+from trainchaos.recovery.collectives.reducer import Asks, Reduced
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.layout import Layout
 
@@ -62,7 +62,7 @@ def reduced(
         reducer.expect()
         loss.backward()
         found = reducer.finish(
-            rank=me.rank, loss_sum=value, count=len(share), pause=me.rank == pause
+            rank=me.rank, loss_sum=value, count=len(share), asks=Asks(pause=me.rank == pause)
         )
         seen.append((found, [gradient.numpy() for gradient in gradients(model)]))
     return seen, entered, len(reducer._buckets), reducer.wire_bytes
@@ -89,7 +89,7 @@ def test_uneven_shares_give_the_mean_gradient_of_one_process(world: int, bucket_
         )
         assert (wire > 0) == (world > 1)
         for (found, grads), (_, firsts) in zip(seen, first, strict=True):
-            assert (found.samples, found.blamed, found.finite, found.pause) == (
+            assert (found.samples, found.blamed, found.finite, found.asks.pause) == (
                 BATCH,
                 (),
                 True,
@@ -154,7 +154,7 @@ def test_all_ranks_blame_the_one_with_the_bad_loss(what: float) -> None:
 @pytest.mark.parametrize("who", [0, 2])
 def test_all_ranks_hear_of_a_wish_to_pause(who: int) -> None:
     got = results(partial(reduced, pause=who), 3)
-    assert [seen[0][0].pause for seen, *_ in got] == [True] * 3
+    assert [seen[0][0].asks.pause for seen, *_ in got] == [True] * 3
 
 
 def finite_but_overflowing(me: Self) -> Reduced:
@@ -169,7 +169,7 @@ def finite_but_overflowing(me: Self) -> Reduced:
     reducer.begin()
     reducer.expect()
     (parameter.sum() * 3e38).backward()
-    return reducer.finish(rank=me.rank, loss_sum=0.0, count=1, pause=False)
+    return reducer.finish(rank=me.rank, loss_sum=0.0, count=1)
 
 
 @pytest.mark.real
@@ -244,14 +244,14 @@ def test_ranks_that_began_with_different_states_apply_no_step(blamed: tuple[int,
         reducer.expect()
         loss_of(model, range(BATCH)).backward()
         if fits:
-            assert reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False).blamed == blamed
+            assert reducer.finish(rank=0, loss_sum=1.0, count=1).blamed == blamed
             reducer.begin()
             group.other = float(bool(blamed))
             reducer.expect()
-            assert reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False).blamed == blamed
+            assert reducer.finish(rank=0, loss_sum=1.0, count=1).blamed == blamed
         else:
             with pytest.raises(GenerationLost, match="began with different states"):
-                reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
+                reducer.finish(rank=0, loss_sum=1.0, count=1)
 
 
 def test_parameters_without_a_gradient_do_not_keep_the_others_waiting(
@@ -263,7 +263,7 @@ def test_parameters_without_a_gradient_do_not_keep_the_others_waiting(
     reducer.begin()
     reducer.expect()
     model[0](torch.ones(1, 4)).sum().backward()  # type: ignore[index]
-    found = reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
+    found = reducer.finish(rank=0, loss_sum=1.0, count=1)
     assert found.finite
     assert not model[4].weight.grad.any()  # type: ignore[index,union-attr]
     assert model[0].weight.grad.any()  # type: ignore[index,union-attr]
@@ -275,7 +275,7 @@ def test_clipping_is_that_of_torch() -> None:
     reducer.begin()
     reducer.expect()
     loss_of(ours, range(BATCH)).backward()
-    found = reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
+    found = reducer.finish(rank=0, loss_sum=1.0, count=1)
     reducer.clip(found.grad_norm, 0.5)
     loss_of(theirs, range(BATCH)).backward()
     norm = nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
@@ -296,7 +296,7 @@ def test_gradients_do_not_add_up_over_attempts() -> None:
         reducer.begin()
         reducer.expect()
         loss_of(model, range(BATCH)).backward()
-    reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
+    reducer.finish(rank=0, loss_sum=1.0, count=1)
     fresh = net()
     loss_of(fresh, range(BATCH)).backward()
     assert all(torch.equal(a, b) for a, b in zip(gradients(model), gradients(fresh), strict=True))
@@ -311,7 +311,7 @@ def test_a_seam_in_the_middle_of_backward_is_reached_once() -> None:
         reducer.begin()
         reducer.expect()
         loss_of(model, [1, 2]).backward()
-        reducer.finish(rank=0, loss_sum=1.0, count=2, pause=False)
+        reducer.finish(rank=0, loss_sum=1.0, count=2)
         assert len(reached) == attempt
 
 
@@ -323,7 +323,7 @@ def test_pacing_hears_of_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     paced: list[int] = []
     reducer.pace = paced.append
     reducer.begin()
-    reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
+    reducer.finish(rank=0, loss_sum=1.0, count=1)
     assert sum(paced) == reducer.wire_bytes
     total = 4 * (sum(p.numel() for p in net().parameters()) + 5 + 4)
     assert reducer.wire_bytes == pytest.approx(total * 2 * 3 / 4, abs=len(paced))
@@ -333,7 +333,7 @@ def test_reducing_outside_any_generation_is_an_error_not_a_hang() -> None:
     reducer = GradientReducer(net(), max_world=4, entering=lambda _: None)
     reducer.begin()
     with pytest.raises(RuntimeError, match="before any generation was joined"):
-        reducer.finish(rank=0, loss_sum=1.0, count=1, pause=False)
+        reducer.finish(rank=0, loss_sum=1.0, count=1)
 
 
 @pytest.mark.parametrize(
@@ -400,9 +400,9 @@ def test_a_sum_that_is_copied_back_is_no_change_of_a_gradient(
         late = next(p.grad for p in reversed(list(model.parameters())) if p.grad is not None)
         late.mul_(2.0)
         with pytest.raises(RuntimeError, match="changed while it was reduced"):
-            reducer.finish(rank=0, loss_sum=loss.detach(), count=BATCH, pause=False)
+            reducer.finish(rank=0, loss_sum=loss.detach(), count=BATCH)
         return
-    done = reducer.finish(rank=0, loss_sum=loss.detach(), count=BATCH, pause=False)
+    done = reducer.finish(rank=0, loss_sum=loss.detach(), count=BATCH)
     assert done.samples == BATCH and done.finite
     for mine, right in zip(gradients(model), gradients(alone), strict=True):
         assert torch.allclose(mine * BATCH, right)

@@ -146,7 +146,7 @@ class Part:
             self.reducer.expect()
             loss.backward()
         value = float(loss.detach())
-        return self.reducer.finish(rank=me.rank, loss_sum=value, count=len(share), pause=False)
+        return self.reducer.finish(rank=me.rank, loss_sum=value, count=len(share))
 
     def _passes(self, tokens: Tensor) -> Tensor:
         """As ``Step.run``."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.recovery.supervise.test_controller import Rig
 from trainchaos.recovery.policy.copies import CopyPlan, broadcast_sends, each_sends
 from trainchaos.recovery.policy.layout import Layout
-from trainchaos.recovery.transport.wire import Join
+from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
+from trainchaos.recovery.transport.wire import Join, Ready
 
 
 def plan(world: int, lacking: set[int], shards: int = 1) -> CopyPlan:
@@ -80,3 +84,48 @@ def test_every_receiver_is_fed_by_one_holder_that_knows_it(world: int) -> None:
 def test_nobody_lacks_anything() -> None:
     spread = plan(3, set()).spread()
     assert not spread.direct and spread.orders() == [{"source": -1, "receives": False}] * 3
+
+
+def test_a_plan_for_many_ranks_is_made_in_one_pass() -> None:
+    """As the restart of 16,384 ranks of 2,048 shards from a checkpoint: who lacks what is not
+    looked for anew for each shard.
+    """
+    shards, world = 2048, 16_384
+    layout, looked = Layout(world=world, shards=shards), 0
+
+    class Counted(dict[int, int]):
+        def __iter__(self) -> Iterator[int]:
+            nonlocal looked
+            for rank in super().__iter__():
+                looked += 1
+                yield rank
+
+    copies = Counted({rank: rank % shards for rank in range(shards, world)})
+    holders = {shard: (shard,) for shard in range(shards)}
+    CopyPlan(layout=layout, copies=copies, holders=holders).spread()
+    assert looked <= 2 * world
+
+
+@pytest.mark.parametrize(
+    ("backends", "direct"),
+    [(("gloo",) * 5, True), (("nccl",) * 5, False), (("gloo", "gloo", "", "gloo", "gloo"), False)],
+)
+def test_ranks_copy_from_rank_to_rank_where_all_are_known_to_reach_one_another(
+    backends: tuple[str, ...], direct: bool
+) -> None:
+    """Not over NCCL, and not where a process has not said what it exchanges over: a supervisor has
+    adopted it.
+    """
+    rig = Rig(HotSpare())
+    for name, backend in zip(rig.names(), backends, strict=True):
+        said = {"backend": backend} if backend else {}
+        rig.control.on_message(name, Ready(versions=said))
+    rig.join(*rig.members, step=0)
+    rig.go_on(10, first=1)
+    rig.die("w1")
+    rig.park("w0", "w2", "w3", step=10)
+    orders = rig.joins()
+    taken = [name for name, order in orders.items() if order.source >= 0]
+    assert orders["s4"].receives and orders["s4"].direct is direct
+    assert taken == (["w0", "s4"] if direct else list(orders)), "who takes part"
+    assert orders["w0"].feeds == ([1] if direct else [])

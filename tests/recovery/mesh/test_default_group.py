@@ -95,6 +95,18 @@ def test_the_default_group_is_one_for_life_and_follows_the_ranks(tmp_path: Path)
     assert steps == sorted(steps) and {1, STEPS} <= set(steps)
 
 
+@pytest.mark.long
+@pytest.mark.real
+def test_a_spare_that_was_in_no_generation_hears_after_the_loop_that_the_job_is_over(
+    tmp_path: Path,
+) -> None:
+    options = ("--ranks", "2", "--strategy", "hot-spare", "--spares", "2")
+    supervised(tmp_path / "job", SCRIPT, *options)
+    ends = [json.loads(path.read_text()) for path in (tmp_path / "job").glob("*.json")]
+    assert any(not seen for seen, *_ in ends), "one took the lost rank's place, the other waited"
+    assert all("or the job is over" in said[-1] for _, _, said in ends)
+
+
 def test_what_torch_is_taught_holds_as_long_as_the_default_group_is_a_jobs() -> None:
     """Other code of the process, such as a test after this one, has torch's own meshes again."""
     if is_a_jobs():  # of a job without a supervisor that an error ended

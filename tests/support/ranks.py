@@ -39,6 +39,14 @@ _CONTEXT.set_forkserver_preload(PRELOAD)
 Task = Callable[["Self"], Any]
 
 
+def meet(group: Group) -> None:
+    """Wait until every rank has formed ``group``: one that leaves before breaks it for the others.
+
+    In a job the supervisor sees to it.
+    """
+    group.wait(group.start_all_reduce(torch.ones(1)))
+
+
 class Self:
     """One process, seen from inside: makes groups, and aborts them when the test says so."""
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
-from tests.support.ranks import Self, ranks, results
+from tests.support.ranks import Self, meet, ranks, results
 from trainchaos.harness.workloads._transformer import Transformer
 from trainchaos.recovery.collectives import buckets, sharding
 from trainchaos.recovery.collectives.group import GenerationLost, Group
@@ -121,6 +121,7 @@ class Part:
         self.me.entered()
         self.group = self.me.group(self.generation, shards=self.shards)
         self.group.form()
+        meet(self.group)
         self.entered = []
         self.reducer.new_generation(self.group)
 

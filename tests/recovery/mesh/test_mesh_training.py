@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 from torch.optim.lr_scheduler import ExponentialLR
 
-from tests.support.ranks import Self, results
+from tests.support.ranks import Self, meet, results
 from trainchaos.harness.workloads._parallel import Pipeline, parallelize
 from trainchaos.harness.workloads._transformer import Transformer
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
@@ -129,6 +129,7 @@ class Part:
         self.me.entered()
         self.group = self.me.group(self.generation, mesh=self.mesh)
         self.group.form()
+        meet(self.group)
         self.reducer.new_generation(self.group)
         self.groups.join(self.group)
 

@@ -121,6 +121,15 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The children of a node that are, or hold, statements: no import and no function is anywhere
+    else, and most of a tree is.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+
+
 def imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[Import]:
     """Every import of a module, wherever it stands; for ``from a import b`` that is ``a.b``."""
 
@@ -130,8 +139,8 @@ def imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[Import]:
         return Import(module=module, bare=bare, line=line, lazy=lazy, typing=typing)
 
     def walk(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
-        for child in ast.iter_child_nodes(node):
-            inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in statements(node):
+            inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             checking = typing or (
                 isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
             )

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.project.test_layering import statements
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("chaos", "recovery", "harness", "reports")
 LONGEST_FUNCTION = 60
@@ -65,7 +67,7 @@ def functions(
     tree: ast.AST, outer: str = ""
 ) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
     """(qualified name, function, whether a class or the module holds it), nested ones included."""
-    for node in ast.iter_child_nodes(tree):
+    for node in statements(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             name = f"{outer}{node.name}"
             yield name, node, not isinstance(tree, ast.FunctionDef)

@@ -104,6 +104,14 @@ class CheckpointTarget(Protocol):
         """
 
 
+EMULATED = "emulated: "
+"""Begins the text of an error that a real device would raise; what follows are the words of the
+real one, which is all that a diagnosis is shown.
+"""
+BROKEN_DEVICE = "CUDA error: an illegal memory access was encountered"
+NO_DEVICE_MEMORY = "CUDA out of memory"
+
+
 class Body(Protocol):
     """A rank's own process and device, from inside. Calls are made on the training thread."""
 

@@ -13,6 +13,7 @@ from typing import Any
 from trainchaos.chaos.events.event import Event
 from trainchaos.chaos.events.kinds import Kind
 from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Log, make_log
+from trainchaos.chaos.fault.targets import EMULATED
 
 HIDDEN = frozenset(
     {
@@ -80,7 +81,7 @@ def _data(event: Event, before: Mapping[str, list[int]], hidden: list[int]) -> M
             return {**data, "arm": "control", "cell": "exam", "repeat": 0}
         case Kind.HEALTH_REPORTED:
             return {**data, "source": "nvml"}
-        case Kind.ERROR_RAISED if any(_betrays(value) for value in event.data.values()):
+        case Kind.ERROR_RAISED if NEUTRAL_MESSAGE in data.values():
             return {**data, "type": NEUTRAL_TYPE, "message": NEUTRAL_MESSAGE}
         case Kind.COORDINATOR_ADOPTED if type(data["events"]) is int:
             return {**data, "events": data["events"] - bisect_right(hidden, event.time_ns)}
@@ -93,6 +94,7 @@ def _data(event: Event, before: Mapping[str, list[int]], hidden: list[int]) -> M
 def _neutral(value: Any) -> Any:
     """A value with no text that betrays the injection."""
     if isinstance(value, str):
+        value = value.replace(EMULATED, "")
         return NEUTRAL_MESSAGE if _betrays(value) else value
     if isinstance(value, Mapping):
         return {name: _neutral(inner) for name, inner in value.items()}

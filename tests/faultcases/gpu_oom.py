@@ -11,5 +11,5 @@ CASE = FaultCase(
         [raised(kind="OutOfMemoryError", actor="w2"), exited(code=1)],
         [raised(kind="OutOfMemoryError"), exited(signum=9)],
     ],
-    raises="no memory left",
+    raises="out of memory",
 )

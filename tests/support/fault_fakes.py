@@ -15,7 +15,7 @@ from torch import nn
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.fault.base import Occurrence, Where
-from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.chaos.fault.targets import EMULATED, NO_DEVICE_MEMORY, LinkShape
 from trainchaos.recovery.checkpoint.files import checkpoints
 
 OCCURRENCE = Occurrence(
@@ -261,7 +261,7 @@ class FakeBody:
         return "emulated"
 
     def exhaust_device(self) -> None:
-        raise torch.OutOfMemoryError("emulated: no memory left")
+        raise torch.OutOfMemoryError(EMULATED + NO_DEVICE_MEMORY)
 
 
 class FakeSigns:

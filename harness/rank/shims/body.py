@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from trainchaos import beacon
+from trainchaos.chaos.fault.targets import BROKEN_DEVICE, EMULATED, NO_DEVICE_MEMORY
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
@@ -32,9 +33,7 @@ class BodyShim:
     def check(self) -> None:
         """Raise DeviceError if the (emulated) device is broken."""
         if self.broken:
-            raise DeviceError(
-                "emulated: the device is in an error state, as after an illegal memory access"
-            )
+            raise DeviceError(EMULATED + BROKEN_DEVICE)
 
     def segfault(self) -> None:
         """See chaos.fault.targets.Body."""
@@ -94,7 +93,7 @@ class BodyShim:
         if self._on_cuda():
             _, total = torch.cuda.mem_get_info(self._job.device)
             torch.empty(2 * total, dtype=torch.uint8, device=self._job.device)
-        raise torch.OutOfMemoryError("emulated: the device has no memory left")
+        raise torch.OutOfMemoryError(EMULATED + NO_DEVICE_MEMORY)
 
     def hog(self, at_most_mib: int) -> None:
         """Start a thread that allocates up to ``at_most_mib``, or until the kernel kills the

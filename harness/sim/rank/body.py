@@ -6,6 +6,7 @@ import signal
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from trainchaos.chaos.fault.targets import BROKEN_DEVICE, EMULATED, NO_DEVICE_MEMORY
 from trainchaos.harness.sim.world.clock import NS_PER_S
 from trainchaos.harness.sim.world.process import Killed
 
@@ -42,7 +43,7 @@ class SimBody:
         if self.broken:
             from trainchaos.harness.sim.rank.faults import TrainingError
 
-            raise TrainingError(DeviceError("the device is in an error state"))
+            raise TrainingError(DeviceError(EMULATED + BROKEN_DEVICE))
 
     def segfault(self) -> None:
         """See chaos.fault.targets.Body."""
@@ -73,7 +74,7 @@ class SimBody:
 
     def exhaust_device(self) -> None:
         """See chaos.fault.targets.Body."""
-        raise OutOfMemoryError("the device has no memory left")
+        raise OutOfMemoryError(EMULATED + NO_DEVICE_MEMORY)
 
     # ---- called by the step
 

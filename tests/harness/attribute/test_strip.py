@@ -11,6 +11,7 @@ import pytest
 from trainchaos.chaos.events.event import Event
 from trainchaos.chaos.events.kinds import Kind
 from trainchaos.chaos.events.log import Log, make_log, read_log
+from trainchaos.chaos.fault.targets import BROKEN_DEVICE, NO_DEVICE_MEMORY
 from trainchaos.harness.attribute.play import Sitting
 from trainchaos.harness.explain import strip as stripping
 from trainchaos.harness.explain.diagnose import diagnose
@@ -70,6 +71,21 @@ def test_errors_and_reports_of_injected_faults_are_neutral(sittings: list[Sittin
             assert next(betrayals(changed(log, _without_faults)), None) is not None
             seen.add(sitting.question.kind)
     assert seen == kinds
+
+
+def test_of_an_emulated_device_error_the_words_of_a_real_one_are_left(
+    sittings: list[Sitting],
+) -> None:
+    seen = {}
+    for sitting, log in logs(sittings):
+        if sitting.question.kind in ("gpu-oom", "gpu-error"):
+            raised = strip(log).first(Kind.ERROR_RAISED)
+            assert raised is not None
+            seen[sitting.question.kind] = raised.data["type"], raised.data["message"]
+    assert seen == {
+        "gpu-oom": ("OutOfMemoryError", NO_DEVICE_MEMORY),
+        "gpu-error": ("DeviceError", BROKEN_DEVICE),
+    }
 
 
 def _without_faults(event: Event) -> Event | None:

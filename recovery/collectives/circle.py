@@ -18,6 +18,7 @@ DEVICE_ERRORS = tuple(
     if kind is not None
 )
 """An error that joining another generation cannot cure: its device fails the rank, not a peer."""
+MOST_BEGUN = 64  # kept, until those that nobody waited for are looked through
 
 
 class GenerationLost(Exception):
@@ -89,6 +90,10 @@ class Circle:
         if work is not None:
             self._group.wait(work)
 
+    def is_over(self, work: dist.Work) -> None:
+        """An operation has ended that ``wait`` is not called with."""
+        self._group.begun.waited_for(work)
+
     def read(self, values: Tensor) -> list[Any]:
         """The numbers of a small tensor; see ``Group.read``."""
         return self._group.read(values)
@@ -96,6 +101,35 @@ class Circle:
     def close(self) -> None:
         """Release torch's process group."""
         self._made = None
+
+
+class Begun:
+    """Operations that were begun, and that nothing comes after yet. ``unfinished`` may be asked on
+    any thread.
+    """
+
+    def __init__(self) -> None:
+        self._works: dict[int, tuple[dist.Work, Any]] = {}
+
+    def add(self, work: dist.Work, uses: Any) -> None:
+        """``uses``: what is kept with it."""
+        if len(self._works) >= MOST_BEGUN and uses is None:
+            kept = list(self._works.items())
+            self._works = {number: one for number, one in kept if not one[0].is_completed()}
+        self._works[id(work)] = (work, uses)
+
+    def waited_for(self, work: dist.Work) -> None:
+        """What comes next comes after it. Called on any thread."""
+        self._works.pop(id(work), None)
+
+    def unfinished(self) -> int:
+        """How many are not done."""
+        return sum(not work.is_completed() for work, _ in list(self._works.values()))
+
+    def take(self) -> list[tuple[dist.Work, Any]]:
+        """All of them, with what they use; they are forgotten."""
+        works, self._works = self._works, {}
+        return [*works.values()]
 
 
 def first_line(error: Exception) -> str:

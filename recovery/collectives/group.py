@@ -23,7 +23,13 @@ from torch import Tensor
 
 from trainchaos.recovery.collectives import nccl
 from trainchaos.recovery.collectives.abandoned import LEAVING, outlive
-from trainchaos.recovery.collectives.circle import DEVICE_ERRORS, Circle, GenerationLost, first_line
+from trainchaos.recovery.collectives.circle import (
+    DEVICE_ERRORS,
+    Begun,
+    Circle,
+    GenerationLost,
+    first_line,
+)
 from trainchaos.recovery.collectives.dialing import Address, RankNames, RedirectingStore, address_of
 from trainchaos.recovery.collectives.sockets import shut_down, socket_inodes
 from trainchaos.recovery.collectives.storelink import (
@@ -106,9 +112,7 @@ class Group:
         self._aborts = nccl.CommunicatorAborter()
         self._forming: Future[list[Circle]] | None = None
         self._latest: dist.Work | None = None
-        self._open: dict[
-            int, tuple[dist.Work, Any]
-        ] = {}  # begun, and nothing comes after them yet; what they use
+        self.begun = Begun()
 
     @property
     def ranks(self) -> range:
@@ -254,15 +258,19 @@ class Group:
             raise
         except RuntimeError as error:
             raise GenerationLost(first_line(error)) from error
-        self._open.pop(id(work), None)
+        self.begun.waited_for(work)
 
     def began(self, work: dist.Work, uses: Any) -> None:
-        """An operation was begun: if its communicator fails, ``settle`` learns it from the last of
-        them. ``uses``: its tensors, or what holds them; kept until the operation is waited for,
-        since it runs on a stream of its own.
+        """An operation was begun. ``uses``: its tensors, or what holds them; kept of NCCL's, which
+        runs on a stream of its own, and whose last one tells ``settle`` if a communicator fails.
         """
         if self.backend == "nccl":
-            self._latest, self._open[id(work)] = work, (work, uses)
+            self._latest = work
+        self.begun.add(work, uses if self.backend == "nccl" else None)
+
+    def unfinished(self) -> int:
+        """How many operations were begun and are not done; asked on any thread."""
+        return self.begun.unfinished()
 
     def settle(self) -> None:
         """Wait until what was received is in place and whole. Raises GenerationLost.
@@ -321,9 +329,8 @@ class Group:
     def leave(self) -> None:
         """Release the group, also a broken one."""
         self.abort()
-        self._latest, left = None, list(self._open.values())
-        self._open = {}
-        for work, _ in left:
+        self._latest, left = None, self.begun.take()
+        for work, _ in left if self.backend == "nccl" else ():
             # what an aborted kernel still writes comes before what the next generation does
             work.synchronize()
         if self.backend == "nccl" and self._forming is not None and not self._forming.done():
@@ -349,7 +356,7 @@ class Group:
             if not done:
                 self._break_off(sockets)
             self._aborts.abort(made)
-            if done and all(work.is_completed() for work, _ in self._open.values()):
+            if done and not self.begun.unfinished():
                 return
             time.sleep(SEE_OFF_PAUSE_S)
 
@@ -369,9 +376,7 @@ class Group:
 
 
 def gloo_device(address: str) -> Any:
-    """Where gloo listens: at a numeric address, which it need not look up; "": on the loopback
-    interface.
-    """
+    """Where gloo listens: at a numeric address, which it need not look up; "": on the loopback."""
     if address:
         return dist.ProcessGroupGloo.create_device(hostname=address)
     return dist.ProcessGroupGloo.create_device(interface=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))

@@ -19,7 +19,7 @@ _LAST_RESORT = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
 def begin(circle: Circle, operation: Callable[[Any], dist.Work]) -> Any:
     """Begin an operation on torch's process group of ``circle``. Raises GenerationLost."""
     work = circle.start(operation)
-    return _Waiting(work) if circle.backend == "gloo" else work
+    return _Waiting(work, circle.is_over) if circle.backend == "gloo" else work
 
 
 def send(circle: Circle, tensor: Tensor, to: int, tag: int) -> Any:
@@ -39,8 +39,9 @@ class _Waiting:
     gloo's that ends by its time limit closes the connection, so that it cannot be looked up from.
     """
 
-    def __init__(self, work: dist.Work) -> None:
+    def __init__(self, work: dist.Work, is_over: Callable[[dist.Work], None]) -> None:
         self._work = work
+        self._is_over = is_over
         self._over = threading.Event()
         self._error: RuntimeError | None = None
         threading.Thread(target=self._await, name="await-peer", daemon=True).start()
@@ -62,4 +63,5 @@ class _Waiting:
             self._work.wait(_LAST_RESORT)
         except RuntimeError as error:
             self._error = error
+        self._is_over(self._work)
         self._over.set()

@@ -6,10 +6,12 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.detection.absent import absence
+from trainchaos.recovery.detection.hangs import Hang
 from trainchaos.recovery.process.stacks import training_frames
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Message, Recall, Recalled
@@ -23,7 +25,11 @@ LATE_S = 0.6
 end is put off (``recovery.process.last_look``).
 """
 MOST_ASKED = 4
-"""Processes asked at one moment: in a stall of all ranks a few tell where they stand."""
+"""Processes asked for their stacks at one moment: in a stall of all ranks a few tell where they
+stand.
+"""
+MOST_RECALLED = 1024
+"""And for their collectives: who has left one out is found only among those that are asked."""
 
 
 class Witness(Protocol):
@@ -50,12 +56,14 @@ class Witness(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
     """A process that was asked: its mark then, and who was asked with it for contrast.
-    ``number``: of the request for its collectives, 0: it could not be sent.
+    ``number``: of the request for its collectives, 0: it could not be sent; ``told``: what it says
+    is written down.
     """
 
     mark: Mark
     peers: tuple[str, ...]
     number: int
+    told: bool = True
 
 
 class HangEvidence:
@@ -78,15 +86,18 @@ class HangEvidence:
             return
         others = (n for n, m in marks.items() if n not in names and m.phase == "collective")
         peers = tuple(name for name in others if self._may(name, marks[name]))[:1]
-        for name in (*new[:MOST_ASKED], *peers):
+        asked = {*new[:MOST_ASKED], *peers}
+        for name in (*new[:MOST_RECALLED], *peers):
             self._asked_s[name] = self._hands.now_s()
-            self._hands.ask_stacks(name)
+            if name in asked:
+                self._hands.ask_stacks(name)
             self._numbers += 1
             sent = self._hands.send(name, Recall(number=self._numbers))
             self._asked[name] = _Asked(
                 mark=marks[name],
                 peers=() if name in peers else peers,
                 number=self._numbers if sent else 0,
+                told=name in asked,
             )
         for gone in self._asked_s.keys() - marks.keys():
             del self._asked_s[gone]
@@ -96,6 +107,33 @@ class HangEvidence:
         """A process says which collectives it stands in."""
         if name in self._asked_s:
             self._recalled[name] = message
+
+    def named(self, hang: Hang, marks: Mapping[str, Mark]) -> Hang:
+        """A hang of all, as that of the one that has not begun what others wait in; as it is, where
+        their answers do not tell. ``marks``: of all members at work, now; who has moved since it
+        was asked may have begun it.
+        """
+        still = {n: asked for n, asked in self._asked.items() if marks.get(n) == asked.mark}
+        told = {name: said for name in still if (said := self._answer(name, still[name]))}
+        found = absence(told)
+        if found is None:
+            return hang
+        mark, name = marks[found.process], found.process
+        self._asked[name] = replace(still[name], peers=found.waiting[:1], told=True)
+        self._asked[found.waiting[0]] = replace(still[found.waiting[0]], told=True)
+        return replace(
+            hang,
+            process=name,
+            phase=mark.phase,
+            step=mark.step,
+            left_out=found.what,
+            last_seq=mark.last_seq,
+        )
+
+    def _answer(self, name: str, asked: _Asked) -> Recalled | None:
+        """What a process says to the last request."""
+        said = self._recalled.get(name)
+        return said if said is not None and asked.number and said.number == asked.number else None
 
     def _may(self, name: str, mark: Mark) -> bool:
         """Once for each silence, and not too often."""
@@ -131,7 +169,9 @@ class HangEvidence:
         asked. ``marks``: of all members, now.
         """
         for name in [n for n, asked in self._asked.items() if marks.get(n) == asked.mark]:
-            self._tell(name, "stuck", self._asked.pop(name))
+            asked = self._asked.pop(name)
+            if asked.told:
+                self._tell(name, "stuck", asked)
 
     def _tell(self, name: str, role: str, asked: _Asked) -> None:
         self._write(name, role, asked, self._hands.stacks(name))
@@ -148,13 +188,12 @@ class HangEvidence:
                 file=file,
             )
         if asked.number:
-            said = self._recalled.get(name)
-            known = said is not None and said.number == asked.number
+            said = self._answer(name, asked)
             self._hands.record(
                 Kind.COLLECTIVES_DUMPED,
                 process=name,
                 role=role,
-                rank=said.rank if said is not None and known else None,
-                entries=[one.model_dump() for one in said.entries] if said and known else [],
-                why=said.why if said is not None and known else "it did not answer",
+                rank=said.rank if said else None,
+                entries=[one.model_dump() for one in said.entries] if said else [],
+                why=said.why if said else "it did not answer",
             )

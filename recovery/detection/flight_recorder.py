@@ -29,7 +29,7 @@ MOST_RECORDED = 4096
 which the training thread got no Python.
 """
 MOST_OPEN = 4  # unfinished collectives told of each group
-MOST_GROUPS = 4
+MOST_GROUPS = 8  # a rank of a mesh has one for each dimension, of its cell, and of all
 MOST_TEXT = 60  # characters of a name or of sizes
 MOST_WHY = 200
 

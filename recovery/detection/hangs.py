@@ -39,8 +39,9 @@ UNHEARD = "?"
 class Hang:
     """A process that does not move; ``""`` when all wait for each other. ``silent_s``: how long
     already; ``missed``: collectives of its step that others have entered, and it has not, though it
-    waits in one; ``last_seq``: the last event it had noted before; ``stopped``: the kernel showed
-    it as stopped, for so long.
+    waits in one; ``left_out``: the collective that it has not begun, for people, where its own
+    answer tells it; ``last_seq``: the last event it had noted before; ``stopped``: the kernel
+    showed it as stopped, for so long.
     """
 
     process: str
@@ -50,6 +51,7 @@ class Hang:
     silent_s: float
     deadline_s: float
     missed: int = 0
+    left_out: str = ""
     busy: bool = False
     last_seq: int = -1
     stopped: bool = False
@@ -77,6 +79,8 @@ class Hang:
             where += ", where it said that it is busy"
         if self.missed:
             where += f" without entering collective {self.collective + 1}, in which the others wait"
+        if self.left_out:
+            where += f" without entering {self.left_out}, in which others wait"
         return f"{who}silent for {self.silent_s:.2f} s in {where}, limit {self.deadline_s:.2f} s"
 
 

@@ -45,6 +45,9 @@ class Abortable(Protocol):
     def abort(self) -> int:
         """Unblock every thread that waits in the group."""
 
+    def unfinished(self) -> int:
+        """Operations begun and not done."""
+
 
 class RankAgent:
     """Reads ``channel``; orders wait in ``orders``, all other messages are noted in ``heard``.
@@ -123,9 +126,15 @@ class RankAgent:
         """One at a time: while the last one is held up, another would be too."""
         if self._recalling is None or not self._recalling.is_alive():
             self._recalling = threading.Thread(
-                target=lambda: self.channel.send(recall(number)), name="recall", daemon=True
+                target=lambda: self.channel.send(self._with_begun(recall(number))),
+                name="recall",
+                daemon=True,
             )
             self._recalling.start()
+
+    def _with_begun(self, told: Recalled) -> Recalled:
+        group = self._group
+        return told if group is None else told.varied(begun=group.unfinished())
 
     def _break_group(self, generation: int) -> None:
         # Repeated, because the training thread may open a connection just after a sweep while it

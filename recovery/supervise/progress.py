@@ -104,6 +104,8 @@ class ProgressWatch:
             others_done=others_done,
         )
         self.evidence.suspect(self.detector.suspects, marks)
+        if hang is not None and not hang.process:
+            return self.evidence.named(hang, marks)
         return hang
 
     def aborted(self, least_s: float) -> None:

@@ -185,7 +185,8 @@ class CollectiveEntry(BaseModel):
 
 class Recalled(Message):
     """From a rank: the answer, see ``recovery.detection.flight_recorder``. ``why``: there are no
-    entries.
+    entries; ``begun``: operations of its group that it has begun and that are not done, those with
+    one other rank too; None: it has no group.
     """
 
     type: Literal["recalled"] = "recalled"
@@ -193,6 +194,7 @@ class Recalled(Message):
     rank: int
     entries: list[CollectiveEntry]
     why: str = ""
+    begun: int | None = None
 
 
 class Extra(Message):

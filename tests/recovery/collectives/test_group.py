@@ -25,7 +25,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tests.support.open_files import open_files
 from tests.support.ranks import DEADLINE_S, Self, ranks, results
-from trainchaos.recovery.collectives import sockets, transfer
+from trainchaos.recovery.collectives import peer, sockets, transfer
+from trainchaos.recovery.collectives.circle import MOST_BEGUN
 from trainchaos.recovery.collectives.group import GenerationLost, Group
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.state.state import TrainState
@@ -94,6 +95,37 @@ def meet(me: Self) -> tuple[float, float]:
 @pytest.mark.real
 def test_a_group_can_be_left_and_formed_again() -> None:
     assert results(meet, 3) == [(6.0, 6.0)] * 3
+
+
+def count_begun(me: Self) -> list[int]:
+    """Operations that were begun and are not done, before and after one with a single peer."""
+    group = me.group(1)
+    group.form()
+    part, found = torch.ones(3), [group.unfinished()]
+    if me.rank == 0:
+        work = peer.receive(group.everyone, part, 1, 0)
+        found.append(group.unfinished())
+        me.say("begun")
+    else:
+        me.hear()
+        work = peer.send(group.everyone, part, 0, 0)
+    group.wait(work)
+    found += [group.unfinished(), len(group.begun.take())]
+    for _ in range(3 * MOST_BEGUN):
+        group.start_all_reduce(torch.ones(1))  # nobody waits for it
+    for _ in range(2):
+        summed(group)  # by then all are done, or nearly
+    return [*found, len(group.begun.take())]
+
+
+@pytest.mark.real
+def test_what_a_rank_has_begun_and_is_not_done_is_counted() -> None:
+    with ranks(count_begun, 2) as started:
+        assert started[0].said() == "begun"
+        started[1].tell("send")
+        first, second = (rank.result() for rank in started)
+    assert first[:4] == [0, 1, 0, 0] and second[:3] == [0, 0, 0]
+    assert max(first[4], second[3]) <= MOST_BEGUN, "what is done is forgotten"
 
 
 def wait_for_abort(me: Self) -> float | tuple[float, float]:

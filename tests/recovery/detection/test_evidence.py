@@ -8,7 +8,7 @@ from typing import Any
 from trainchaos.chaos.events.kinds import REQUIRED
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.detection.evidence import EVERY_S, LATE_S, MOST_ASKED, HangEvidence
-from trainchaos.recovery.detection.hangs import SUSPECT_AT, HangDetector, HangLimits
+from trainchaos.recovery.detection.hangs import SUSPECT_AT, Hang, HangDetector, HangLimits
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import CollectiveEntry, Message, Recall, Recalled
 
@@ -252,3 +252,64 @@ def test_who_was_not_asked_is_not_listened_to_and_who_cannot_be_is_not_told_of()
     evidence.suspect({"w1"}, MARKS)
     evidence.hung("w1", WORKING)
     assert hands.told == [("w1", "hung"), ("w0", "peer")] and hands.records == []
+
+
+# ---- all wait
+
+OPEN = CollectiveEntry(group="generation-1/a", seq=7, op="all_reduce", sizes="", state="started")
+STUCK = Hang(
+    process="", phase="collective", step=5, collective=0, silent_s=2.0, deadline_s=1.9, last_seq=-1
+)
+STANDING = {name: WAITING for name in ("w0", "w1", "w2")}
+
+
+def all_asked(hands: Hands, marks: dict[str, Mark] = STANDING) -> HangEvidence:
+    """All wait, and all but ``w1`` in a collective that it has not begun."""
+    evidence = HangEvidence(hands)
+    evidence.suspect(set(marks), marks)
+    for name, number in hands.recalls:
+        entry, begun = (OPEN, 1) if name != "w1" else (OPEN.model_copy(update=LAST), 0)
+        evidence.recalled(name, Recalled(number=number, rank=0, entries=[entry], begun=begun))
+    return evidence
+
+
+LAST = {"seq": 6, "state": "done"}
+
+
+def test_of_all_that_wait_the_one_that_left_a_collective_out_is_named() -> None:
+    hands = Hands()
+    evidence = all_asked(hands)
+    named = evidence.named(STUCK, STANDING)
+    assert (named.process, named.last_seq) == ("w1", WAITING.last_seq)
+    assert named.detail == (
+        "silent for 2.00 s in collective of step 5 without entering all_reduce 7 of a, in which"
+        " others wait, limit 1.90 s"
+    )
+    evidence.hung("w1", WAITING)
+    assert hands.told == [("w1", "hung"), ("w0", "peer")], "and one that waits for it"
+    assert [record["process"] for record in hands.records] == ["w1", "w0"]
+
+
+def test_who_has_moved_since_it_was_asked_is_not_named() -> None:
+    evidence = all_asked(Hands())
+    assert evidence.named(STUCK, STANDING | {"w1": replace(WAITING, collective=3)}) == STUCK
+
+
+def test_an_answer_to_an_earlier_request_names_nobody() -> None:
+    hands = Hands()
+    evidence = all_asked(hands)
+    later = {name: replace(WAITING, step=6) for name in STANDING}
+    hands.now += EVERY_S
+    evidence.suspect(set(later), later)
+    assert evidence.named(STUCK, later) == STUCK
+
+
+def test_of_many_each_is_asked_for_its_collectives_and_a_few_for_their_stacks() -> None:
+    hands = Hands()
+    many = {f"w{n}": WAITING for n in range(3 * MOST_ASKED)}
+    evidence = all_asked(hands, many)
+    assert [name for name, _ in hands.recalls] == list(many)
+    assert hands.asked == list(many)[:MOST_ASKED]
+    assert evidence.named(STUCK, many).process == "w1"
+    evidence.stuck(many)
+    assert len(hands.events) == len(hands.records) == MOST_ASKED

@@ -55,6 +55,9 @@ class FakeGroup:
             self.twice.set()
         return 0
 
+    def unfinished(self) -> int:
+        return 2
+
 
 class Rig:
     """An agent, and the supervisor's end of its channel."""
@@ -248,6 +251,7 @@ def test_a_recall_is_answered_while_orders_go_on(rig: Rig) -> None:
         return Recalled(number=number, rank=3, entries=[], why="none")
 
     rig.agent.recall = recall
+    rig.agent.entering(FakeGroup(1))
     rig.channel.send(Recall(number=7))
     rig.settle()  # although the first recall is held up
     rig.channel.send(Recall(number=8))  # not answered: the first one still is
@@ -257,7 +261,7 @@ def test_a_recall_is_answered_while_orders_go_on(rig: Rig) -> None:
     while not found:
         assert select.select([rig.channel.fileno()], [], [], WAIT_S)[0]
         found = rig.channel.receive() or []
-    assert found == [Recalled(number=7, rank=3, entries=[], why="none")]
+    assert found == [Recalled(number=7, rank=3, entries=[], why="none", begun=2)]
     assert asked == [7]
 
 

@@ -82,6 +82,7 @@ MESSAGES = [
                 group="generation-2", seq=14, op="all_reduce", sizes="7 Float", state="started"
             )
         ],
+        begun=2,
     ),
 ]
 

@@ -154,6 +154,11 @@ class HangEvidence:
                 if (peer := self._asked.get(name)) is not None:
                     self._tell(name, "peer", peer)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether an answer of a process that was declared to hang is still to come."""
+        return bool(self._late)
+
     def look(self) -> None:
         """Write down what those say now that had not answered when they were declared to hang: a
         stopped one is read from outside.

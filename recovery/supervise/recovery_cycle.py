@@ -377,8 +377,10 @@ class RecoveryCycle:
         self.end_if_gone()
 
     def end_if_gone(self) -> None:
-        """The job is over when every process has exited."""
-        if self._job.table.all_dead:
+        """The job is over when every process has exited, and what is seen of a stopped one from
+        outside is written down.
+        """
+        if self._job.table.all_dead and not self._job.progress.evidence.awaited:
             self.stage = Stage.DONE
 
     def end_by_force(self, now_s: float) -> None:
@@ -389,3 +391,5 @@ class RecoveryCycle:
             self.stage = Stage.DONE  # the launcher reports what is left
         elif now_s > self._end_by_s:
             self._job.table.dismiss(kill=True)
+        else:
+            self.end_if_gone()

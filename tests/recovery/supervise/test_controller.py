@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from trainchaos.chaos.errors import NoPlaceLeft
 from trainchaos.chaos.events.log import Kind, require_keys
+from trainchaos.recovery.detection.evidence import LATE_S
 from trainchaos.recovery.detection.hangs import HangLimits
 from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
@@ -753,6 +754,26 @@ def test_a_survivor_that_evaluates_is_waited_for_and_a_short_one_found_in_its_ti
     rig.park("w0", step=56)
     rig.wait(0.1)
     assert rig.members == ("w0", "w2", "w3") and rig.hands.killed == []
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_job_ends_once_what_was_seen_of_a_stopped_rank_is_written_down(answers: bool) -> None:
+    rig = Rig(DropReplica())
+    rig.train(steps=56)
+    rig.hands.dumps["w1"] = ("", "")  # it is read from outside
+    rig.hands.states["w1"] = "T"
+    rig.wait(TIMING.hang.stopped_s + 0.1, look_every_s=0.02)
+    assert rig.causes() == [("w1", "hang")]
+    rig.control.stop("interrupted", "by the user")
+    rig.die(*rig.hands.marks)
+    assert rig.stage is Stage.ENDING
+    if answers:
+        rig.hands.dumps["w1"] = ("Stack", "w1.stacks")
+    rig.wait(0.01 if answers else LATE_S, look_every_s=0.01)
+    assert rig.stage is Stage.DONE
+    assert [data["answered"] for kind, data in rig.hands.events if kind is Kind.STACKS_DUMPED] == [
+        answers
+    ]
 
 
 def test_a_rank_stopped_while_the_group_forms_is_found_at_once() -> None:

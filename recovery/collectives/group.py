@@ -44,8 +44,8 @@ SEE_OFF_PAUSE_S = 0.05
 
 class Group:
     """The process group of one generation, whose ranks meet in circles: ``everyone``; ``holders``,
-    those that hold the same part of the model as this one; and those of this one's replica that
-    stand on a line with it, for each dimension of the mesh.
+    those of the same cell as this one; ``same``, these and all that hold the same parameters; and
+    those of this one's replica that stand on a line with it, for each dimension of the mesh.
 
     ``form``, ``leave`` and the collectives are called by the training thread, ``abort`` by any
     other. ``check`` raises GenerationLost once the generation is aborted. ``timeout_s`` bounds the
@@ -84,6 +84,7 @@ class Group:
         self._mesh = mesh
         self.everyone: Circle
         self.holders: Circle
+        self.same: Circle
         self.abandoned = False
         self._aborted = False
         self._store_at = (net.store_host, store_port)
@@ -150,14 +151,14 @@ class Group:
                 # alike
                 raise
             raise GenerationLost(f"could not form the group: {first_line(error)}") from error
-        self.everyone, self.holders = self._circles[:2]
+        self.everyone, self.holders, *_, self.same = self._circles
         if self.backend != "nccl":
             for each in self._made:
                 each._set_default_timeout(self._patience)
         self._own = socket_inodes() - self._foreign - self._linked()
 
     def _make(self, probe: Tensor | None = None) -> list[Circle]:
-        """Everyone, the holders of this rank's cell, and its lines; two of the same ranks are one.
+        """The circles of this rank, as ``circles_of`` has them; two of the same ranks are one.
         ``probe``: a value on the device, by which NCCL is connected.
         """
         if probe is not None:

@@ -42,6 +42,8 @@ class Cell:
         spread, place = spread_over(tensor), self.place
         if (place.tensor and "tensor" not in spread) or (place.shard and "shard" not in spread):
             return False
+        if place.context:  # holds what the first of its line does
+            return False
         if name.startswith("user."):  # of job.register: every stage holds all of it
             return not place.pipeline
         whose = next((one for one in self.tied if _belongs(name, one)), None)

@@ -23,7 +23,13 @@ from trainchaos.recovery.policy.mesh import Mesh
 
 pytestmark = pytest.mark.real
 
-NAMES = {"dp_replicate": "replicate", "fsdp": "shard", "pp": "pipeline", "tp": "tensor"}
+NAMES = {
+    "dp_replicate": "replicate",
+    "fsdp": "shard",
+    "pp": "pipeline",
+    "cp": "context",
+    "tp": "tensor",
+}
 
 
 def own_sharding(model: Transformer, mesh: DeviceMesh) -> nn.Module:

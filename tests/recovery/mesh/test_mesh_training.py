@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import ExponentialLR
 
 from tests.support.ranks import Self, meet, results
-from trainchaos.harness.workloads._parallel import Pipeline, parallelize
+from trainchaos.harness.workloads._parallel import Pipeline, parallelize, part_of
 from trainchaos.harness.workloads._transformer import Transformer
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
 from trainchaos.recovery.checkpoint.state_io import order_of, restore_newest, write
@@ -27,7 +27,7 @@ from trainchaos.recovery.collectives.reducer import Reduced
 from trainchaos.recovery.collectives.sharded import ShardedReducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.layout import Layout
-from trainchaos.recovery.policy.mesh import Mesh
+from trainchaos.recovery.policy.mesh import Mesh, circles_of
 from trainchaos.recovery.rank.recipe import ModelRecipe
 from trainchaos.recovery.state.state import TrainState
 
@@ -97,12 +97,11 @@ class Part:
         self.pipeline = self.new_pipeline(schedule)
         self.generation = 0
 
-    @staticmethod
-    def new_pipeline(schedule: Any) -> Pipeline:
+    def new_pipeline(self, schedule: Any) -> Pipeline:
         return Pipeline(
             schedule=schedule,
             microbatches=4,
-            between=(LENGTH, WIDTH),
+            between=(LENGTH // self.mesh.context, WIDTH),
             vocabulary=VOCABULARY,
             loss_of=summed,
         )
@@ -138,24 +137,25 @@ class Part:
         me, mesh = self.me, self.mesh
         step = self.state.step + 1
         share = order.share(mesh.shares(me.rank), mesh.shares(me.world), BATCH)
-        tokens = rows(step, share)
+        tokens, mine = rows(step, share), part_of(self.groups.mesh, LENGTH)
+        inputs, targets = tokens[:, :-1][:, mine], tokens[:, 1:][:, mine]
         self.reducer.begin()
         if mesh.pipeline > 1:
-            loss = self._passes(tokens)
+            loss = self._passes(inputs, targets)
         else:
-            loss = summed(self.state.model(tokens[:, :-1]), tokens[:, 1:])
+            loss = summed(self.state.model(inputs), targets)
             self.reducer.expect()
             loss.backward()
         value = float(loss.detach())
         return self.reducer.finish(rank=me.rank, loss_sum=value, count=len(share))
 
-    def _passes(self, tokens: Tensor) -> Tensor:
+    def _passes(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """As ``Step.run``."""
         model, mesh = self.state.model, self.groups.mesh
         assert isinstance(model, Transformer)
         self.reducer.expect_several()
         try:
-            return self.pipeline.run(model, mesh, tokens[:, :-1], tokens[:, 1:], lambda loss: loss)
+            return self.pipeline.run(model, mesh, inputs, targets, lambda loss: loss)
         except RuntimeError as error:
             raise lost_in(error) or error from None
 
@@ -217,6 +217,11 @@ def whole(found: list[Any], cells: int) -> dict[str, Tensor]:
     [
         (2, Mesh(tensor=2), "-"),
         (2, Mesh(pipeline=2), "1f1b"),
+        (4, Mesh(context=2), "-"),
+        pytest.param(4, Mesh(context=4), "-", marks=pytest.mark.long),
+        pytest.param(4, Mesh(context=2, tensor=2), "-", marks=pytest.mark.long),
+        pytest.param(4, Mesh(pipeline=2, context=2), "1f1b", marks=pytest.mark.long),
+        pytest.param(4, Mesh(shard=2, context=2), "-", marks=pytest.mark.long),
         pytest.param(4, Mesh(tensor=2), "-", marks=pytest.mark.long),
         pytest.param(3, Mesh(pipeline=3), "gpipe", marks=pytest.mark.long),
         pytest.param(4, Mesh(shard=2, tensor=2), "-", marks=pytest.mark.long),
@@ -238,6 +243,10 @@ def test_a_mesh_trains_what_one_process_does(world: int, mesh: Mesh, schedule: s
         assert [loss for loss, _, _ in seen] == pytest.approx(losses, rel=1e-5)
         assert [norm for _, norm, _ in seen] == pytest.approx(norms, rel=1e-5)
         assert [count for _, _, count in seen] == [BATCH] * STEPS
+    for rank, (held, _, _) in enumerate(found):
+        *_, same = circles_of(mesh, Layout(world=world, shards=mesh.cells), rank).values()
+        for mine, other in zip(held, found[same[0]][0], strict=True):
+            assert mine[:4] == other[:4] and (mine[4] == other[4]).all(), mine[0]
     made = whole(found, mesh.cells)
     assert set(made) == set(state)
     for name, tensor in state.items():

@@ -70,6 +70,15 @@ def spread_over(tensor: Tensor) -> set[str]:
     }
 
 
+def dims_of(tensor: Tensor) -> set[str]:
+    """The dimensions of the mesh that a tensor is on, but for those of one place."""
+    if not is_part(tensor):
+        return set()
+    whole: Any = tensor
+    mesh = whole.device_mesh
+    return {_dim(mesh, at) for at in range(mesh.ndim) if mesh.size(at) > 1}
+
+
 def _dim(mesh: Any, at: int) -> str:
     """The job's name of a dimension of a mesh of its groups, which may have other names there."""
     name: str = (mesh.mesh_dim_names or ("",) * (at + 1))[at]

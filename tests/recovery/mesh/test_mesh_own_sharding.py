@@ -70,6 +70,25 @@ def test_it_trains_what_one_process_does(mesh: Mesh) -> None:
             torch.testing.assert_close(made[name], tensor.to(made[name]), rtol=1e-4, atol=1e-4)
 
 
+def along_context(model: Transformer, mesh: DeviceMesh) -> nn.Module:
+    """Whose gradients torch would sum, before the job does."""
+    parallelize_module(model.blocks[0], mesh["context"], PLAN, src_data_rank=None)
+    return model
+
+
+def refused_along_context(me: Self) -> str:
+    with pytest.raises(RuntimeError) as told:
+        Part(me, Mesh(context=2), cut=along_context)
+    return str(told.value)
+
+
+def test_a_parameter_along_context_is_refused() -> None:
+    said = results(refused_along_context, 2)
+    assert all(
+        "parameter blocks.0.qkv.weight on a mesh with job.mesh['context']" in s for s in said
+    )
+
+
 def in_part(model: Transformer, mesh: DeviceMesh) -> nn.Module:
     """The rest would be trained by each rank alone."""
     fully_shard(model.blocks[1], mesh=mesh["shard"])

@@ -42,6 +42,13 @@ stop_conditions: [{{when: "no_committed_step_for > 60s"}}]
             *("{replicate: 2, shard: 2, pipeline: 2}", 5, "hot-spare", "optimizer"),
             marks=pytest.mark.long,
         ),
+        pytest.param(
+            *("{replicate: 2, context: 2}", 3, "hot-spare", "backward"), marks=pytest.mark.long
+        ),
+        pytest.param(
+            *("{context: 2, tensor: 2}", 2, "checkpoint-restart", "collective"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_lost_cell_changes_no_bit(

@@ -276,6 +276,10 @@ def spoil(mesh: Mesh, who: int, me: Self) -> Any:
         pytest.param(4, Mesh(pipeline=2, tensor=2), 1, marks=pytest.mark.long),
         pytest.param(4, Mesh(shard=2, pipeline=2), 0, marks=pytest.mark.long),
         pytest.param(4, Mesh(shard=2, pipeline=2), 3, marks=pytest.mark.long),
+        pytest.param(4, Mesh(context=2), 2, marks=pytest.mark.long),
+        pytest.param(4, Mesh(context=2), 3, marks=pytest.mark.long),
+        pytest.param(4, Mesh(context=2, tensor=2), 1, marks=pytest.mark.long),
+        pytest.param(4, Mesh(pipeline=2, context=2), 2, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -319,7 +323,16 @@ def save_and_restore(mesh: Mesh, folder: Path, me: Self) -> Any:
 
 
 @pytest.mark.parametrize(
-    "mesh", [Mesh(pipeline=2), Mesh(tensor=2), Mesh(shard=2, pipeline=2)], ids=str
+    "mesh",
+    [
+        Mesh(pipeline=2),
+        Mesh(tensor=2),
+        Mesh(shard=2, pipeline=2),
+        Mesh(context=2),
+        pytest.param(Mesh(shard=2, context=2), marks=pytest.mark.long),
+        pytest.param(Mesh(pipeline=2, context=2), marks=pytest.mark.long),
+    ],
+    ids=str,
 )
 def test_a_checkpoint_of_a_mesh_loads_into_one_process(mesh: Mesh, tmp_path: Path) -> None:
     found = results(partial(save_and_restore, mesh, tmp_path), mesh.cells)
@@ -358,6 +371,8 @@ def lose_and_redo(mesh: Mesh, numbers: range, me: Self) -> Any:
         (Mesh(shard=2, tensor=2), range(9, 22, 4)),
         (Mesh(shard=2, pipeline=2), range(3, 13, 3)),
         pytest.param(Mesh(tensor=2), range(2, 12, 3), marks=pytest.mark.long),
+        pytest.param(Mesh(context=2), range(1, 9), marks=pytest.mark.long),
+        pytest.param(Mesh(pipeline=2, context=2), range(1, 11, 3), marks=pytest.mark.long),
     ],
     ids=str,
 )

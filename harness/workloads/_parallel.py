@@ -79,14 +79,14 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
         ctx.group = group
         whole = own.new_empty((group.size(), *own.shape))
-        dist.all_gather_into_tensor(whole, own.contiguous(), group=group)
+        group.all_gather_single(whole, own)
         return whole
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (whole,) = gradients
         own = whole.new_empty(whole.shape[1:])
-        dist.reduce_scatter_tensor(own, whole.contiguous(), group=ctx.group)
+        ctx.group.reduce_scatter_single(own, whole)
         return own, None
 
 

@@ -19,6 +19,9 @@ from trainchaos.recovery.policy.layout import Layout
 Dim = Literal["shard", "pipeline", "context", "tensor"]
 DIMS: tuple[Dim, ...] = ("shard", "pipeline", "context", "tensor")
 """The slowest first."""
+SAME = "/same-as-"
+"""Begins the name of the circle that sums gradients while passes go on. Its ranks may come to that
+and to an exchange of a pass in another order than others: it shares no connections."""
 
 
 class Place(NamedTuple):
@@ -104,9 +107,9 @@ class Mesh(BaseModel):
 
 def circles_of(mesh: Mesh, layout: Layout, rank: int) -> dict[str, Sequence[int]]:
     """The ranks that a rank meets with, by the name of each circle: everyone, the holders of its
-    cell, its line of each of ``DIMS``, and all that hold the same parameters, over which gradients
-    are summed. All ranks have them in this order: each waits for the other members of one circle
-    before it comes to the next.
+    cell, its line of each of ``DIMS``, and, where they are more than the holders, all that hold the
+    same parameters, over which gradients are summed (``SAME``). All ranks have them in this order:
+    each waits for the other members of one circle before it comes to the next.
     """
     cell, replica = layout.shard_of(rank), layout.replica_of(rank)
     found: dict[str, Sequence[int]] = {
@@ -118,6 +121,8 @@ def circles_of(mesh: Mesh, layout: Layout, rank: int) -> dict[str, Sequence[int]
         ranks = range(line.start + base, line.stop + base, line.step)
         plain = dim == "shard" and mesh.plain
         found[f"/replica-{replica}" if plain else f"/{dim}-of-{ranks[0]}"] = ranks
-    twins = mesh.line(cell, "context")
-    found[f"/same-as-{twins[0]}"] = sorted(rank for twin in twins for rank in layout.holders(twin))
+    if mesh.context > 1:
+        twins = mesh.line(cell, "context")
+        same = sorted(rank for twin in twins for rank in layout.holders(twin))
+        found[f"{SAME}{twins[0]}"] = same
     return found

@@ -27,7 +27,7 @@ from trainchaos.recovery.collectives.reducer import Reduced
 from trainchaos.recovery.collectives.sharded import ShardedReducer
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.layout import Layout
-from trainchaos.recovery.policy.mesh import Mesh, circles_of
+from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.rank.recipe import ModelRecipe
 from trainchaos.recovery.state.state import TrainState
 
@@ -244,8 +244,8 @@ def test_a_mesh_trains_what_one_process_does(world: int, mesh: Mesh, schedule: s
         assert [norm for _, norm, _ in seen] == pytest.approx(norms, rel=1e-5)
         assert [count for _, _, count in seen] == [BATCH] * STEPS
     for rank, (held, _, _) in enumerate(found):
-        *_, same = circles_of(mesh, Layout(world=world, shards=mesh.cells), rank).values()
-        for mine, other in zip(held, found[same[0]][0], strict=True):
+        first = mesh.line(rank % mesh.cells, "context")[0]
+        for mine, other in zip(held, found[first][0], strict=True):
             assert mine[:4] == other[:4] and (mine[4] == other[4]).all(), mine[0]
     made = whole(found, mesh.cells)
     assert set(made) == set(state)
@@ -255,6 +255,22 @@ def test_a_mesh_trains_what_one_process_does(world: int, mesh: Mesh, schedule: s
         torch.testing.assert_close(
             made[name], tensor.to(made[name]), rtol=tolerance, atol=1e-4 if not keys else 3e-2
         )
+
+
+def exchange_in_another_order(me: Self) -> Any:
+    part = Part(me, Mesh(context=2))
+    part.join()
+    total, whole = torch.ones(3), torch.zeros(2)
+    group: Any = part.groups.mesh.get_group("context")
+    work = part.group.same.start_all_reduce(total) if me.rank else None
+    group.all_gather_single(whole, torch.full((1,), float(me.rank)))
+    part.group.same.wait(work or part.group.same.start_all_reduce(total))
+    return total.tolist(), whole.tolist()
+
+
+def test_a_bucket_may_be_sent_before_or_after_keys_and_values() -> None:
+    """By ranks whose backward passes come to them in another order."""
+    assert results(exchange_in_another_order, 2) == [([2.0] * 3, [0.0, 1.0])] * 2
 
 
 def spoil(mesh: Mesh, who: int, me: Self) -> Any:

@@ -30,7 +30,7 @@ _FORMS: Mapping[str, str] = MappingProxyType(
         "progress": "beacon, {regex: '...'} or {preset: name}",
         "parallelism": (
             "ddp, fsdp, {hsdp: {replicas: R, shards: S}}, or a mesh: {replicate: R, shard: S,"
-            " pipeline: P, tensor: T}"
+            " pipeline: P, context: C, tensor: T}"
         ),
     }
 )

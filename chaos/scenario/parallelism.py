@@ -48,6 +48,7 @@ class MeshShape(Strict):
     replicate: int = Field(default=1, ge=1, description="copies of the model")
     shard: int = Field(default=1, ge=1, description="parts of each parameter (fully_shard)")
     pipeline: int = Field(default=1, ge=1, description="stages of layers")
+    context: int = Field(default=1, ge=1, description="parts of each sequence")
     tensor: int = Field(default=1, ge=1, description="ranks that compute each layer together")
     schedule: Literal["1f1b", "gpipe"] = Field(
         default="1f1b", description="the order of passes in a pipeline"
@@ -59,7 +60,7 @@ class MeshShape(Strict):
     @property
     def alike(self) -> int:
         """Ranks that compute the same samples together."""
-        return self.pipeline * self.tensor
+        return self.pipeline * self.context * self.tensor
 
     @property
     def cells(self) -> int:
@@ -69,19 +70,19 @@ class MeshShape(Strict):
     @property
     def grid(self) -> dict[str, int]:
         """A replica, as ``recovery.policy.mesh.Mesh`` takes it."""
-        return {"shard": self.shard, "pipeline": self.pipeline, "tensor": self.tensor}
+        dims = ("shard", "pipeline", "context", "tensor")
+        return {dim: getattr(self, dim) for dim in dims}
 
     def misfit(self, ranks: int) -> str | None:
         """Why it is not the shape of so many ranks."""
         made = self.replicate * self.cells
         if made == ranks:
             return None
-        better = f", or replicate: {ranks // self.cells}" if ranks % self.cells == 0 else ""
-        return (
-            f"parallelism of replicate {self.replicate} x shard {self.shard} x pipeline"
-            f" {self.pipeline} x tensor {self.tensor} is {made} ranks, not {ranks}: use ranks:"
-            f" {made}{better}"
+        sizes = " x ".join(
+            f"{dim} {n}" for dim, n in {"replicate": self.replicate, **self.grid}.items()
         )
+        better = f", or replicate: {ranks // self.cells}" if ranks % self.cells == 0 else ""
+        return f"parallelism of {sizes} is {made} ranks, not {ranks}: use ranks: {made}{better}"
 
 
 Parallelism = Literal["ddp", "fsdp"] | Hybrid | MeshShape

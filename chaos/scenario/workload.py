@@ -219,7 +219,7 @@ class WorkloadSpec(Strict):
         description=(
             "every rank holds the model (ddp), all hold one copy together (fsdp),"
             " {hsdp: {replicas: R, shards: S}}, or a mesh: {replicate: R, shard: S, pipeline: P,"
-            " tensor: T}"
+            " context: C, tensor: T}"
         ),
     )
     determinism: Literal["default", "elastic"] = Field(

@@ -49,6 +49,8 @@ class JobDims(ParallelDims):
 
     def __init__(self, mesh):
         self.of_job = mesh
+        if mesh["context"].size() > 1:
+            raise ValueError("context: this example does not cut its sequences into parts")
         shard, pipeline, tensor = (mesh[dim].size() for dim in ("shard", "pipeline", "tensor"))
         super().__init__(
             dp_replicate=1,  # how many replicas there are is the job's affair
@@ -67,7 +69,11 @@ class JobDims(ParallelDims):
         named = {"dp_replicate": "replicate", "fsdp": "shard", "pp": "pipeline", "tp": "tensor"}
         groups = [mesh.get_group(name) for name in named.values()]
         whole = DeviceMesh.from_group(
-            groups, mesh.device_type, mesh=mesh.mesh, mesh_dim_names=tuple(named)
+            # context, which is left out, has one place
+            groups,
+            mesh.device_type,
+            mesh=mesh.mesh[..., 0, :],
+            mesh_dim_names=tuple(named),
         )
         self._global_meshes = {"dense": whole}
         self._single_axis_meshes = {name: whole[name] for name in named}

@@ -127,7 +127,7 @@ class Workload(BaseModel):
     def misfit(self, mesh: MeshShape) -> str | None:
         """Why its model cannot be cut up like that."""
         kind = type(self).__name__.lower()
-        return None if mesh.alike == 1 else f"{kind} has no tensor or pipeline parallelism"
+        return None if mesh.alike == 1 else f"{kind} has no tensor, context or pipeline parallelism"
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,8 +1,12 @@
-"""The transformer of ``gpt`` over a mesh: blocks cut by heads and columns, and stages of blocks."""
+"""The transformer of ``gpt`` over a mesh: blocks cut by heads and columns, stages of blocks, and
+parts of each sequence, whose attention gathers keys and values (as Llama 3 was trained: Grattafiori
+et al., 2024, section 3.3.2).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -34,6 +38,10 @@ def parallelize(model: Transformer, mesh: DeviceMesh) -> Transformer:
     for block in blocks:
         parallelize_module(block, mesh["tensor"], PLAN, src_data_rank=None)
         block.heads //= ranks
+    model.part = mesh.get_local_rank("context")
+    if mesh["context"].size() > 1:
+        for block in model.blocks:
+            block.gather = partial(_up_to_mine, mesh.get_group("context"))  # type: ignore[assignment]
     stages, stage = mesh["pipeline"].size(), mesh.get_local_rank("pipeline")
     mine = share(stage, stages, len(model.blocks))
     for place in range(len(model.blocks)):
@@ -47,6 +55,39 @@ def parallelize(model: Transformer, mesh: DeviceMesh) -> Transformer:
     if not (model.first or model.last):
         model.tokens = None  # type: ignore[assignment]
     return model
+
+
+def part_of(mesh: DeviceMesh, length: int) -> slice:
+    """The positions of a sequence that this rank has."""
+    own = length // mesh["context"].size()
+    first = own * mesh.get_local_rank("context")
+    return slice(first, first + own)
+
+
+def _up_to_mine(group: Any, own: Tensor) -> Tensor:
+    """Keys and values of all positions up to this rank's last: no later ones are looked at."""
+    parts: Tensor = _Gather.apply(own, group)  # type: ignore[no-untyped-call]
+    return torch.cat([*parts[: group.rank() + 1]], dim=-2)
+
+
+class _Gather(torch.autograd.Function):
+    """One tensor of each rank, by rank; backward, each rank's gradients of all are summed where the
+    tensor came from.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        whole = own.new_empty((group.size(), *own.shape))
+        group.all_gather_single(whole, own)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (whole,) = gradients
+        own = whole.new_empty(whole.shape[1:])
+        ctx.group.reduce_scatter_single(own, whole)
+        return own, None
 
 
 class Pipeline:

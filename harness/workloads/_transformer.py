@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -13,6 +15,7 @@ class _Block(nn.Module):
         self.heads = heads  # of this rank
         self.of_head = width // heads
         self.dropout = dropout
+        self.gather: Callable[[Tensor], Tensor] | None = None  # see Transformer
         self.norm_attention = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.project = nn.Linear(width, width)
@@ -23,18 +26,30 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
         qkv = self.qkv(self.norm_attention(x)).view(batch, length, self.heads, 3, self.of_head)
-        q, k, v = qkv.permute(3, 0, 2, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        q, *_ = qkv = qkv.permute(3, 0, 2, 1, 4)
+        k, v = qkv[1:] if self.gather is None else self.gather(qkv[1:])
+        mixed = _attention(q, k, v)
         mixed = self.project(mixed.transpose(1, 2).flatten(2))
         x = x + functional.dropout(mixed, self.dropout, self.training)
         hidden = self.down(functional.gelu(self.up(self.norm_mlp(x)), approximate="tanh"))
         return x + functional.dropout(hidden, self.dropout, self.training)
 
 
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal; ``q``: of the last positions of those of ``k`` and ``v``."""
+    length, before = q.shape[2], k.shape[2] - q.shape[2]
+    if not before:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    seen = torch.ones(length, before + length, dtype=torch.bool, device=q.device).tril(before)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
 class Transformer(nn.Module):
     """Decoder-only language model; maps tokens (batch, length) to logits (batch, length,
     vocabulary). ``first``, ``last``: whether it begins with tokens and ends with logits, as a whole
-    one does; else with what passes between blocks, (batch, length, width).
+    one does; else with what passes between blocks, (batch, length, width). ``part``: which of equal
+    parts of a sequence it gets, from 0; the ``gather`` of a block makes keys and values, (2, batch,
+    heads, length, width of a head), of all positions from the first to the last of that part.
     """
 
     def __init__(
@@ -46,12 +61,14 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(_Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.first = self.last = True
+        self.part = 0
         self.apply(_initialise)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits; the output projection shares the token embedding's weights."""
         if self.first:
-            positions = torch.arange(x.shape[1], device=x.device)
+            length = x.shape[1]
+            positions = self.part * length + torch.arange(length, device=x.device)
             x = self.tokens(x) + self.positions(positions)
         for block in self.blocks:
             x = block(x)

@@ -74,11 +74,16 @@ class Gpt(Rules, Workload):
         return _trainable(self, SIZES[self.size], context)
 
     def misfit(self, mesh: MeshShape) -> str | None:
-        """Heads are spread over tensor ranks, blocks over stages."""
+        """Heads are spread over tensor ranks, blocks over stages, positions over context ranks."""
         size = SIZES[self.size]
         if size.heads % mesh.tensor:
             return (
                 f"the {size.heads} heads of gpt {self.size} do not divide by tensor {mesh.tensor}"
+            )
+        if size.block % mesh.context:
+            return (
+                f"the {size.block} positions of a sequence of gpt {self.size} do not divide by"
+                f" context {mesh.context}"
             )
         if size.layers < mesh.pipeline:
             return (
@@ -118,16 +123,20 @@ class _OnMesh(Trainable):
 
     size: Size
     context: BuildContext
+    mine = slice(None)  # the positions of a sequence that this rank has
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        """Blocks by heads and columns; stages of blocks. The embedding is also the output's."""
+        """Blocks by heads and columns; stages of blocks; parts of sequences. The embedding is also
+        the output's.
+        """
         from trainchaos.harness.workloads import _parallel
 
         self._mesh = mesh
+        self.mine = _parallel.part_of(mesh, self.size.block)
         self._pipeline = _parallel.Pipeline(
             schedule=self.context.schedule,
             microbatches=self.context.microbatches,
-            between=(self.size.block, self.size.width),
+            between=(self.mine.stop - self.mine.start, self.size.width),
             vocabulary=VOCABULARY,
             loss_of=self.summed,
         )
@@ -136,10 +145,17 @@ class _OnMesh(Trainable):
 
     def passes(self, batch: Any, as_loss: Callable[[Tensor], Tensor]) -> Tensor:
         """All passes of this rank's stage."""
-        return self._pipeline.run(self._part, self._mesh, batch[:, :-1], batch[:, 1:], as_loss)
+        inputs, targets = self.tokens(batch)
+        return self._pipeline.run(self._part, self._mesh, inputs, targets, as_loss)
+
+    def tokens(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of this rank's part of each sequence."""
+        return batch[:, :-1][:, self.mine], batch[:, 1:][:, self.mine]
 
     def summed(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy in nats per byte, mean over positions, summed over samples."""
+        """Cross-entropy in nats per byte, mean over the positions of a sequence, of which these may
+        be a part, summed over samples.
+        """
         from torch.nn import functional
 
         total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
@@ -195,6 +211,7 @@ def _trainable(spec: Gpt, size: Size, context: BuildContext) -> Trainable:
 
         def loss(self, batch: Any) -> Tensor:
             """Cross-entropy in nats per byte, mean over positions, summed over samples."""
-            return self.summed(model(batch[:, :-1]), batch[:, 1:])
+            inputs, targets = self.tokens(batch)
+            return self.summed(model(inputs), targets)
 
     return GptTrainable()

@@ -92,7 +92,7 @@ def _add_job_options(add: Callable[..., object]) -> None:
     add(
         "--mesh",
         type=mesh_of,
-        metavar="tensor=T,pipeline=P,shard=S",
+        metavar="tensor=T,context=C,pipeline=P,shard=S",
         help="how the ranks of a copy are arranged, instead of --shards, for a script that says to"
         " job.attach how its model is cut up",
     )
@@ -302,8 +302,8 @@ def mesh_of(said: str) -> Mesh:
     except ValidationError as error:
         first = error.errors()[0]
         raise argparse.ArgumentTypeError(
-            f"{'.'.join(map(str, first['loc']))}: {first['msg']}; there are shard, pipeline and"
-            " tensor"
+            f"{'.'.join(map(str, first['loc']))}: {first['msg']}; there are shard, pipeline,"
+            " context and tensor"
         ) from error
 
 

@@ -40,7 +40,7 @@ from trainchaos.recovery.collectives.storelink import (
 )
 from trainchaos.recovery.policy.jobconfig import NetworkAddresses
 from trainchaos.recovery.policy.layout import Layout
-from trainchaos.recovery.policy.mesh import DIMS, Mesh, circles_of
+from trainchaos.recovery.policy.mesh import DIMS, SAME, Mesh, circles_of
 
 POLL = timedelta(milliseconds=20)
 LAST_CHANCE_S = 0.02
@@ -50,8 +50,8 @@ SEE_OFF_PAUSE_S = 0.05
 
 class Group:
     """The process group of one generation, whose ranks meet in circles: ``everyone``; ``holders``,
-    those that hold the same part of the model as this one; and those of this one's replica that
-    stand on a line with it, for each dimension of the mesh.
+    those of the same cell as this one; ``same``, these and all that hold the same parameters; and
+    those of this one's replica that stand on a line with it, for each dimension of the mesh.
 
     ``form``, ``leave`` and the collectives are called by the training thread, ``abort`` by any
     other. ``check`` raises GenerationLost once the generation is aborted. ``timeout_s`` bounds the
@@ -90,6 +90,7 @@ class Group:
         self._mesh = mesh
         self.everyone: Circle
         self.holders: Circle
+        self.same: Circle
         self.abandoned = False
         self._aborted = False
         self._store_at = (net.store_host, store_port)
@@ -155,14 +156,15 @@ class Group:
                 raise
             raise GenerationLost(f"could not form the group: {first_line(error)}") from error
         self.everyone, self.holders = self._circles[:2]
+        self.same = self._circles[-1] if self._mesh.context > 1 else self.holders
         if self.backend != "nccl":
             for each in self._made:
                 each._set_default_timeout(self._patience)
         self._own = socket_inodes() - self._foreign - self._linked()
 
     def _make(self, probe: Tensor | None = None) -> list[Circle]:
-        """Everyone, the holders of this rank's cell, and its lines; two of the same ranks are one.
-        ``probe``: a value on the device, by which NCCL is connected.
+        """The circles of this rank, as ``circles_of`` has them; two of the same ranks are one, but
+        for ``SAME``. ``probe``: a value on the device, by which NCCL is connected.
         """
         if probe is not None:
             torch.cuda.set_device(self.device)  # a thread's own: it begins on GPU 0
@@ -170,9 +172,10 @@ class Group:
         if self._dial is not None:
             names = dist.PrefixStore(f"generation-{self.generation}/names", client)
             self._roll = RankNames(names, self.rank, self._name)
-        circles: dict[tuple[int, ...], Circle] = {}
-        for name, ranks in wanted.items():
-            if tuple(ranks) in circles:
+        keys = [(tuple(ranks), name.startswith(SAME)) for name, ranks in wanted.items()]
+        circles: dict[tuple[tuple[int, ...], bool], Circle] = {}
+        for key, (name, ranks) in zip(keys, wanted.items(), strict=True):
+            if key in circles:
                 continue
             made = None
             if len(ranks) > 1 or not name:
@@ -181,7 +184,7 @@ class Group:
                 self._made.append(made)
                 if probe is not None:
                     self._connect(made, probe)
-            circles[tuple(ranks)] = Circle(self, ranks, made)
+            circles[key] = Circle(self, ranks, made)
         if self.rank == 0:
             args = (client, self.generation)
             threading.Thread(
@@ -189,7 +192,7 @@ class Group:
             ).start()
         if self._link is not None and not self._aborted:
             self._link.keep(self._store_at, client, self._link.inode or socket_to(self._store_at))
-        return [circles[tuple(ranks)] for ranks in wanted.values()]
+        return [circles[key] for key in keys]
 
     def _meet(self, store: dist.Store, ranks: Sequence[int], called: str) -> Any:
         """Torch's process group of these ranks; ``called``: so in the flight recorder."""

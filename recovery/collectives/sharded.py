@@ -1,5 +1,5 @@
 """Reduces the gradients of a model that several ranks hold together: within a replica part by part,
-then over the replicas, cell by cell.
+then over all that hold the same part, which are the replicas and, in each, the ``context`` ranks.
 
 ``fully_shard`` sums a unit's gradients over the ranks of the replica and adds this rank's part to
 buckets that do not depend on a generation; each is then summed over the ranks that hold the same
@@ -198,7 +198,7 @@ class ShardedReducer(Buckets):
         return self._read(word)
 
     def _circle(self) -> Circle:
-        return self._joined().holders
+        return self._joined().same
 
     def goes(self, sent: Sequence[Tensor]) -> None:
         """See Buckets."""

@@ -27,7 +27,7 @@ from trainchaos.recovery.collectives.reduce import GradientReducer
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import Mesh
-from trainchaos.recovery.state.cell import Cell, spread_over
+from trainchaos.recovery.state.cell import Cell, dims_of, spread_over
 from trainchaos.recovery.state.misuse import serve_backward
 from trainchaos.recovery.state.naming import named_parameters
 from trainchaos.recovery.state.state import TrainState
@@ -131,6 +131,7 @@ class ModelRecipe:
                     f"what parallelize returned for {mesh.described()}, cell {shard}, has no"
                     " parameters: give each stage some of the model"
                 )
+            self._keep_whole_along_context()
         if mesh.shard > 1:
             self._shard_model(reducer, groups)
         self._shard = shard
@@ -140,6 +141,18 @@ class ModelRecipe:
         if cell is not None and cell.partial:
             reducer.ties(TiedParameters(names, state.trained, cell, groups.traffic))
         return True
+
+    def _keep_whole_along_context(self) -> None:
+        """Raise RuntimeError for a parameter that is a DTensor along ``context``: torch would sum
+        its gradients over it, and so would the job.
+        """
+        for name, parameter in named_parameters(self.model).items():
+            if "context" in dims_of(parameter):
+                raise RuntimeError(
+                    f"parallelize put parameter {name} on a mesh with job.mesh['context'], whose"
+                    " ranks hold the same parameters, as replicas do: the job sums the gradients"
+                    " over it. Use a mesh of the other dimensions"
+                )
 
     def _shard_model(self, reducer: ShardedReducer, groups: JobGroups) -> None:
         """Unless ``parallelize`` has done so."""

@@ -42,6 +42,8 @@ class Cell:
         spread, place = spread_over(tensor), self.place
         if (place.tensor and "tensor" not in spread) or (place.shard and "shard" not in spread):
             return False
+        if place.context:  # holds what the first of its line does
+            return False
         if name.startswith("user."):  # of job.register: every stage holds all of it
             return not place.pipeline
         whose = next((one for one in self.tied if _belongs(name, one)), None)
@@ -66,6 +68,15 @@ def spread_over(tensor: Tensor) -> set[str]:
         for at, placement in enumerate(whole.placements)
         if not placement.is_replicate()
     }
+
+
+def dims_of(tensor: Tensor) -> set[str]:
+    """The dimensions of the mesh that a tensor is on, but for those of one place."""
+    if not is_part(tensor):
+        return set()
+    whole: Any = tensor
+    mesh = whole.device_mesh
+    return {_dim(mesh, at) for at in range(mesh.ndim) if mesh.size(at) > 1}
 
 
 def _dim(mesh: Any, at: int) -> str:

@@ -6,6 +6,7 @@ avoided: the loader refuses them, which is cheap, and refusals need testing too.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -170,14 +171,15 @@ def _mesh(dice: Dice, most: int) -> tuple[int, Any]:
     """Dimensions of a mesh of at most so many ranks, one of them above 1."""
     rng = dice.rng
     grids = [
-        {"shard": shard, "pipeline": stages, "tensor": tensor}
+        {"shard": shard, "pipeline": stages, "context": parts, "tensor": tensor}
         for shard in (1, 2)
         for stages in (1, 2, 3)
+        for parts in (1, 2)
         for tensor in (1, 2, 4)
-        if 1 < shard * stages * tensor <= most
+        if 1 < shard * stages * parts * tensor <= most
     ]
     shape: Tree = dict(dice.pick("mesh", grids))
-    cells = shape["shard"] * shape["pipeline"] * shape["tensor"]
+    cells = math.prod(shape.values())
     shape["replicate"] = rng.randint(1, most // cells)
     if shape["pipeline"] > 1:
         shape["schedule"] = dice.pick("schedule", ("1f1b", "gpipe"))

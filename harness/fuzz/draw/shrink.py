@@ -113,7 +113,7 @@ def _smaller_mesh(tree: Tree) -> Iterator[Tree]:
     shape = tree["workload"]["parallelism"]
     for name in ("schedule", "microbatches"):
         yield from _if_there(tree, ("workload", "parallelism", name))
-    for dim in ("shard", "pipeline", "tensor", "replicate"):
+    for dim in ("shard", "pipeline", "context", "tensor", "replicate"):
         for size in _lower(shape[dim], 1):
             smaller = _with(tree, ("workload", "parallelism", dim), size)
             job = smaller["workload"]

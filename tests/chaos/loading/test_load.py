@@ -409,7 +409,7 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
             [
                 (
                     "4:48: parallelism needs ddp, fsdp, {hsdp: {replicas: R, shards: S}}, or a"
-                    " mesh: {replicate: R, shard: S, pipeline: P, tensor: T}, not 'tp'"
+                    " mesh: {replicate: R, shard: S, pipeline: P, context: C, tensor: T}, not 'tp'"
                 ),
             ],
         ),
@@ -438,8 +438,8 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
             "size: nano, parallelism: {replicate: 1, tensor: 3}",
             [
                 (
-                    "4:35: parallelism of replicate 1 x shard 1 x pipeline 1 x tensor 3 is 3"
-                    " ranks, not 4: use ranks: 3"
+                    "4:35: parallelism of replicate 1 x shard 1 x pipeline 1 x context 1"
+                    " x tensor 3 is 3 ranks, not 4: use ranks: 3"
                 ),
             ],
         ),

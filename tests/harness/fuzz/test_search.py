@@ -337,10 +337,13 @@ def test_a_scenario_is_made_as_small_as_what_it_shows_allows() -> None:
     assert (small["workload"]["ranks"], small["workload"]["steps"]) == (2, 4) and plays < 100
 
 
+MESH = {"replicate": 1, "shard": 1, "pipeline": 1, "context": 1, "tensor": 1}
+
+
 def test_a_mesh_is_made_smaller_by_dimension_and_then_goes() -> None:
-    mesh = {"replicate": 2, "shard": 1, "pipeline": 2, "tensor": 2, "schedule": "gpipe"}
+    mesh = {**MESH, "replicate": 2, "pipeline": 2, "context": 2, "tensor": 2, "schedule": "gpipe"}
     tree = tree_of(KILL, health={"preflight_rejoins": True, "taint_alarms": True})
-    tree["workload"] |= {"kind": "gpt", "ranks": 8, "global_batch": 16, "parallelism": mesh}
+    tree["workload"] |= {"kind": "gpt", "ranks": 16, "global_batch": 16, "parallelism": mesh}
 
     def staged(one: draw.Tree) -> bool:
         shape = one["workload"]["parallelism"]
@@ -348,7 +351,7 @@ def test_a_mesh_is_made_smaller_by_dimension_and_then_goes() -> None:
 
     small, _ = shrunk(tree, staged)
     job = small["workload"]
-    assert job["parallelism"] == {"replicate": 1, "shard": 1, "pipeline": 2, "tensor": 1}
+    assert job["parallelism"] == MESH | {"pipeline": 2}
     assert job["ranks"] == 2 and "health" not in small
     plain, _ = shrunk(tree, lambda one: True)
     assert (plain["workload"]["kind"], plain["workload"]["parallelism"]) == ("mlp", "ddp")

@@ -23,7 +23,13 @@ from trainchaos.recovery.policy.mesh import Mesh
 
 pytestmark = pytest.mark.real
 
-NAMES = {"dp_replicate": "replicate", "fsdp": "shard", "pp": "pipeline", "tp": "tensor"}
+NAMES = {
+    "dp_replicate": "replicate",
+    "fsdp": "shard",
+    "pp": "pipeline",
+    "cp": "context",
+    "tp": "tensor",
+}
 
 
 def own_sharding(model: Transformer, mesh: DeviceMesh) -> nn.Module:
@@ -62,6 +68,25 @@ def test_it_trains_what_one_process_does(mesh: Mesh) -> None:
     for name, tensor in state.items():
         if not name.endswith("qkv.bias"):  # of keys: a softmax takes no notice, but for rounding
             torch.testing.assert_close(made[name], tensor.to(made[name]), rtol=1e-4, atol=1e-4)
+
+
+def along_context(model: Transformer, mesh: DeviceMesh) -> nn.Module:
+    """Whose gradients torch would sum, before the job does."""
+    parallelize_module(model.blocks[0], mesh["context"], PLAN, src_data_rank=None)
+    return model
+
+
+def refused_along_context(me: Self) -> str:
+    with pytest.raises(RuntimeError) as told:
+        Part(me, Mesh(context=2), cut=along_context)
+    return str(told.value)
+
+
+def test_a_parameter_along_context_is_refused() -> None:
+    said = results(refused_along_context, 2)
+    assert all(
+        "parameter blocks.0.qkv.weight on a mesh with job.mesh['context']" in s for s in said
+    )
 
 
 def in_part(model: Transformer, mesh: DeviceMesh) -> nn.Module:

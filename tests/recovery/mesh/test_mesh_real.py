@@ -48,6 +48,13 @@ stop_conditions: [{{when: "no_committed_step_for > 60s"}}]
             *("{replicate: 2, pipeline: 2}", 1, "hot-spare", "collective-skip", "data"),
             marks=pytest.mark.long,
         ),
+        pytest.param(
+            *("{replicate: 2, context: 2}", 3, "hot-spare", "backward"), marks=pytest.mark.long
+        ),
+        pytest.param(
+            *("{context: 2, tensor: 2}", 2, "checkpoint-restart", "collective"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_lost_cell_changes_no_bit(
@@ -67,24 +74,30 @@ def test_a_lost_cell_changes_no_bit(
     assert pace is None or (pace.verdict, TOO_BUSY in pace.witness) == ("inconclusive", True), text
 
 
-EXAMPLE = ROOT / "examples" / "mesh_recoverable.py"
-OPTIONS = ("--ranks", "4", "--mesh", "tensor=2", "--fresh", "--strategy")
+SPARE, RESTART = ("hot-spare", "--spares", "1"), ("checkpoint-restart",)
 STEPS = 96
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "strategy", [("hot-spare", "--spares", "1"), ("checkpoint-restart",)], ids=lambda s: s[0]
+    ("example", "mesh", "strategy"),
+    [
+        ("mesh_recoverable.py", "tensor=2", SPARE),
+        ("mesh_recoverable.py", "tensor=2", RESTART),
+        ("context_recoverable.py", "context=2", SPARE),
+    ],
+    ids=str,
 )
-def test_the_example_ends_after_a_kill_as_without(
-    tmp_path: Path, strategy: tuple[str, ...]
+def test_an_example_ends_after_a_kill_as_without(
+    tmp_path: Path, example: str, mesh: str, strategy: tuple[str, ...]
 ) -> None:
     """Which calls collectives of its own between the steps."""
+    options = ("--ranks", "4", "--mesh", mesh, "--fresh", "--strategy", *strategy)
     ends = []
     for name in ("plain", "killed"):
         folder = tmp_path / name
         folder.mkdir()
-        job = Running(folder, *OPTIONS, *strategy, EXAMPLE, "3")
+        job = Running(folder, *options, ROOT / "examples" / example, "3")
         try:
             if name == "killed":
                 job.wait_for(lambda job=job: job.trained(30))  # type: ignore[misc]

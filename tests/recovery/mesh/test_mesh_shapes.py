@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,16 @@ recovery: {strategy}
     [
         ("gpt", 3, "{tensor: 3}", "hot-spare", "the 4 heads of gpt nano do not divide by tensor 3"),
         ("gpt", 4, "{pipeline: 4}", "hot-spare", "has 3 layers, and pipeline 4 would have stages"),
-        ("mlp", 2, "{tensor: 2}", "hot-spare", "mlp has no tensor or pipeline parallelism"),
+        (
+            "mlp",
+            2,
+            "{tensor: 2}",
+            "hot-spare",
+            "mlp has no tensor, context or pipeline parallelism",
+        ),
+        ("mlp", 2, "{context: 2}", "hot-spare", "mlp has no tensor, context or pipeline"),
+        ("gpt", 3, "{context: 3}", "hot-spare", "64 positions of a sequence of gpt nano do not"),
+        ("gpt", 4, "{context: 8}", "hot-spare", "context 8 x tensor 1 is 8 ranks, not 4"),
         (
             "gpt",
             4,
@@ -73,10 +83,20 @@ def test_a_script_has_to_say_how_its_model_is_cut_up() -> None:
 def test_the_option_names_what_it_takes() -> None:
     assert mesh_of("tensor=2,pipeline=3") == Mesh(tensor=2, pipeline=3)
     assert mesh_of("tensor=2, pipeline=3") == Mesh(tensor=2, pipeline=3)
-    with pytest.raises(Exception, match="there are shard, pipeline and tensor"):
+    assert mesh_of("context=2") == Mesh(context=2)
+    with pytest.raises(Exception, match="there are shard, pipeline, context and tensor"):
         mesh_of("tensors=2")
     with pytest.raises(Exception, match="gives a dimension twice"):
         mesh_of("tensor=2,tensor=4")
+
+
+def test_the_first_of_a_context_speaks_for_all_that_hold_the_same() -> None:
+    mesh = Mesh(shard=1, pipeline=2, context=2)
+    cells = [Cell(mesh=mesh, number=number) for number in range(mesh.cells)]
+    spoken = [cell.speaks("model.norm.weight", torch.zeros(1)) for cell in cells]
+    assert spoken == [True, False, True, False]
+    cells = [replace(cell, tied=("norm.weight",), firsts=()) for cell in cells[2:]]
+    assert not any(cell.speaks("model.norm.weight", torch.zeros(1)) for cell in cells)
 
 
 def test_one_stage_writes_what_every_stage_has_registered() -> None:

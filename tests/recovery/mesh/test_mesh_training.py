@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import ExponentialLR
 
 from tests.support.ranks import Self, meet, results
-from trainchaos.harness.workloads._parallel import Pipeline, parallelize
+from trainchaos.harness.workloads._parallel import Pipeline, parallelize, part_of
 from trainchaos.harness.workloads._transformer import Transformer
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
 from trainchaos.recovery.checkpoint.state_io import order_of, restore_newest, write
@@ -97,12 +97,11 @@ class Part:
         self.pipeline = self.new_pipeline(schedule)
         self.generation = 0
 
-    @staticmethod
-    def new_pipeline(schedule: Any) -> Pipeline:
+    def new_pipeline(self, schedule: Any) -> Pipeline:
         return Pipeline(
             schedule=schedule,
             microbatches=4,
-            between=(LENGTH, WIDTH),
+            between=(LENGTH // self.mesh.context, WIDTH),
             vocabulary=VOCABULARY,
             loss_of=summed,
         )
@@ -138,24 +137,25 @@ class Part:
         me, mesh = self.me, self.mesh
         step = self.state.step + 1
         share = order.share(mesh.shares(me.rank), mesh.shares(me.world), BATCH)
-        tokens = rows(step, share)
+        tokens, mine = rows(step, share), part_of(self.groups.mesh, LENGTH)
+        inputs, targets = tokens[:, :-1][:, mine], tokens[:, 1:][:, mine]
         self.reducer.begin()
         if mesh.pipeline > 1:
-            loss = self._passes(tokens)
+            loss = self._passes(inputs, targets)
         else:
-            loss = summed(self.state.model(tokens[:, :-1]), tokens[:, 1:])
+            loss = summed(self.state.model(inputs), targets)
             self.reducer.expect()
             loss.backward()
         value = float(loss.detach())
         return self.reducer.finish(rank=me.rank, loss_sum=value, count=len(share))
 
-    def _passes(self, tokens: Tensor) -> Tensor:
+    def _passes(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """As ``Step.run``."""
         model, mesh = self.state.model, self.groups.mesh
         assert isinstance(model, Transformer)
         self.reducer.expect_several()
         try:
-            return self.pipeline.run(model, mesh, tokens[:, :-1], tokens[:, 1:], lambda loss: loss)
+            return self.pipeline.run(model, mesh, inputs, targets, lambda loss: loss)
         except RuntimeError as error:
             raise lost_in(error) or error from None
 
@@ -217,6 +217,11 @@ def whole(found: list[Any], cells: int) -> dict[str, Tensor]:
     [
         (2, Mesh(tensor=2), "-"),
         (2, Mesh(pipeline=2), "1f1b"),
+        (4, Mesh(context=2), "-"),
+        pytest.param(4, Mesh(context=4), "-", marks=pytest.mark.long),
+        pytest.param(4, Mesh(context=2, tensor=2), "-", marks=pytest.mark.long),
+        pytest.param(4, Mesh(pipeline=2, context=2), "1f1b", marks=pytest.mark.long),
+        pytest.param(4, Mesh(shard=2, context=2), "-", marks=pytest.mark.long),
         pytest.param(4, Mesh(tensor=2), "-", marks=pytest.mark.long),
         pytest.param(3, Mesh(pipeline=3), "gpipe", marks=pytest.mark.long),
         pytest.param(4, Mesh(shard=2, tensor=2), "-", marks=pytest.mark.long),
@@ -238,6 +243,10 @@ def test_a_mesh_trains_what_one_process_does(world: int, mesh: Mesh, schedule: s
         assert [loss for loss, _, _ in seen] == pytest.approx(losses, rel=1e-5)
         assert [norm for _, norm, _ in seen] == pytest.approx(norms, rel=1e-5)
         assert [count for _, _, count in seen] == [BATCH] * STEPS
+    for rank, (held, _, _) in enumerate(found):
+        first = mesh.line(rank % mesh.cells, "context")[0]
+        for mine, other in zip(held, found[first][0], strict=True):
+            assert mine[:4] == other[:4] and (mine[4] == other[4]).all(), mine[0]
     made = whole(found, mesh.cells)
     assert set(made) == set(state)
     for name, tensor in state.items():
@@ -246,6 +255,22 @@ def test_a_mesh_trains_what_one_process_does(world: int, mesh: Mesh, schedule: s
         torch.testing.assert_close(
             made[name], tensor.to(made[name]), rtol=tolerance, atol=1e-4 if not keys else 3e-2
         )
+
+
+def exchange_in_another_order(me: Self) -> Any:
+    part = Part(me, Mesh(context=2))
+    part.join()
+    total, whole = torch.ones(3), torch.zeros(2)
+    group: Any = part.groups.mesh.get_group("context")
+    work = part.group.same.start_all_reduce(total) if me.rank else None
+    group.all_gather_single(whole, torch.full((1,), float(me.rank)))
+    part.group.same.wait(work or part.group.same.start_all_reduce(total))
+    return total.tolist(), whole.tolist()
+
+
+def test_a_bucket_may_be_sent_before_or_after_keys_and_values() -> None:
+    """By ranks whose backward passes come to them in another order."""
+    assert results(exchange_in_another_order, 2) == [([2.0] * 3, [0.0, 1.0])] * 2
 
 
 def spoil(mesh: Mesh, who: int, me: Self) -> Any:
@@ -267,6 +292,10 @@ def spoil(mesh: Mesh, who: int, me: Self) -> Any:
         pytest.param(4, Mesh(pipeline=2, tensor=2), 1, marks=pytest.mark.long),
         pytest.param(4, Mesh(shard=2, pipeline=2), 0, marks=pytest.mark.long),
         pytest.param(4, Mesh(shard=2, pipeline=2), 3, marks=pytest.mark.long),
+        pytest.param(4, Mesh(context=2), 2, marks=pytest.mark.long),
+        pytest.param(4, Mesh(context=2), 3, marks=pytest.mark.long),
+        pytest.param(4, Mesh(context=2, tensor=2), 1, marks=pytest.mark.long),
+        pytest.param(4, Mesh(pipeline=2, context=2), 2, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -310,7 +339,16 @@ def save_and_restore(mesh: Mesh, folder: Path, me: Self) -> Any:
 
 
 @pytest.mark.parametrize(
-    "mesh", [Mesh(pipeline=2), Mesh(tensor=2), Mesh(shard=2, pipeline=2)], ids=str
+    "mesh",
+    [
+        Mesh(pipeline=2),
+        Mesh(tensor=2),
+        Mesh(shard=2, pipeline=2),
+        Mesh(context=2),
+        pytest.param(Mesh(shard=2, context=2), marks=pytest.mark.long),
+        pytest.param(Mesh(pipeline=2, context=2), marks=pytest.mark.long),
+    ],
+    ids=str,
 )
 def test_a_checkpoint_of_a_mesh_loads_into_one_process(mesh: Mesh, tmp_path: Path) -> None:
     found = results(partial(save_and_restore, mesh, tmp_path), mesh.cells)
@@ -349,6 +387,8 @@ def lose_and_redo(mesh: Mesh, numbers: range, me: Self) -> Any:
         (Mesh(shard=2, tensor=2), range(9, 22, 4)),
         (Mesh(shard=2, pipeline=2), range(3, 13, 3)),
         pytest.param(Mesh(tensor=2), range(2, 12, 3), marks=pytest.mark.long),
+        pytest.param(Mesh(context=2), range(1, 9), marks=pytest.mark.long),
+        pytest.param(Mesh(pipeline=2, context=2), range(1, 11, 3), marks=pytest.mark.long),
     ],
     ids=str,
 )

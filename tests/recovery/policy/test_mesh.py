@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from trainchaos.recovery.data.order import micro_batches
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
-from trainchaos.recovery.policy.mesh import DIMS, Mesh, circles_of
+from trainchaos.recovery.policy.mesh import DIMS, SAME, Mesh, Place, circles_of
 
 SIZES = [
-    Mesh(shard=shard, pipeline=pipeline, tensor=tensor)
-    for shard, pipeline, tensor in itertools.product((1, 2, 3), repeat=3)
+    Mesh(shard=shard, pipeline=pipeline, context=context, tensor=tensor)
+    for shard, pipeline, context, tensor in itertools.product((1, 2, 3), repeat=4)
 ]
 
 
@@ -32,12 +32,12 @@ def test_a_line_holds_the_cells_that_differ_in_one_coordinate(mesh: Mesh) -> Non
 @pytest.mark.parametrize("mesh", SIZES, ids=str)
 def test_ranks_of_one_circle_name_it_alike(mesh: Mesh) -> None:
     layout = Layout(world=2 * mesh.cells, shards=mesh.cells)
-    met: dict[str, set[range]] = {}
+    met: dict[str, set[tuple[int, ...]]] = {}
     for rank in range(layout.world):
         circles = circles_of(mesh, layout, rank)
         assert all(rank in ranks for ranks in circles.values())
         for name, ranks in circles.items():
-            met.setdefault(name, set()).add(ranks)
+            met.setdefault(name, set()).add(tuple(ranks))
     assert all(len(ranks) == 1 for ranks in met.values())
 
 
@@ -53,6 +53,37 @@ def test_ranks_that_compute_the_same_samples_are_neighbours_and_one_of_them_coun
     assert [mesh.draws(rank) for rank in range(4)] == [0, 0, 2, 2]
 
 
+def test_ranks_of_a_context_compute_the_same_samples_and_each_says_its_loss() -> None:
+    mesh, ids = Mesh(pipeline=2, context=2, tensor=2), list(range(8))
+    shares = [
+        micro_batches(ids, rank=rank, world=16, full=16, alike=mesh.alike)[0].samples
+        for rank in range(16)
+    ]
+    assert shares == [ids[:4]] * 8 + [ids[4:]] * 8
+    assert mesh.place(6) == Place(shard=0, pipeline=1, context=1, tensor=0)
+    for first in (0, 8):
+        ranks = range(first, first + 8)
+        assert [rank - first for rank in ranks if mesh.leads(rank)] == [0]
+        assert [rank - first for rank in ranks if mesh.says_loss(rank)] == [4, 6]
+    assert [mesh.draws(rank) for rank in range(8)] == [0, 0, 2, 2, 4, 4, 6, 6]
+
+
+@pytest.mark.parametrize("mesh", SIZES, ids=str)
+def test_gradients_are_summed_over_replicas_and_contexts(mesh: Mesh) -> None:
+    layout = Layout(world=2 * mesh.cells, shards=mesh.cells)
+    for rank in range(layout.world):
+        circles = circles_of(mesh, layout, rank)
+        found = [ranks for name, ranks in circles.items() if name.startswith(SAME)]
+        (same,) = found or [circles[f"/shard-{layout.shard_of(rank)}"]]
+        assert bool(found) == (mesh.context > 1)
+        mine = mesh.place(layout.shard_of(rank))._replace(context=0)
+        assert [*same] == [
+            other
+            for other in range(layout.world)
+            if mesh.place(layout.shard_of(other))._replace(context=0) == mine
+        ]
+
+
 def test_one_shard_a_rank_is_what_it_was() -> None:
     mesh = Mesh(shard=3)
     assert mesh.plain
@@ -61,6 +92,7 @@ def test_one_shard_a_rank_is_what_it_was() -> None:
         "/shard-1": range(1, 6, 3),
         "/replica-1": range(3, 6),
         "/pipeline-of-4": range(4, 5),
+        "/context-of-4": range(4, 5),
         "/tensor-of-4": range(4, 5),
     }
 

@@ -76,10 +76,11 @@ def assert_all_drawn(trees: Iterable[Mapping[str, Any]]) -> None:
     adaptive = [tree["recovery"]["strategy"] == "adaptive" for tree in trees]
     assert any(is_mesh(shape) and one for shape, one in zip(shapes, adaptive, strict=True))
     assert {str(shape)[:6] for shape in shapes} == {"ddp", "fsdp", "{'hsdp", "{'shar"}
-    for dim in ("shard", "pipeline", "tensor", "replicate"):
+    for dim in ("shard", "pipeline", "context", "tensor", "replicate"):
         assert any(shape[dim] > 1 for shape in shapes if is_mesh(shape)), dim
     meshes = [shape for shape in shapes if is_mesh(shape)]
-    assert any(shape["shard"] > 1 and shape["pipeline"] > 1 for shape in meshes)
+    for pair in (("shard", "pipeline"), ("context", "pipeline"), ("context", "tensor")):
+        assert any(all(shape[dim] > 1 for dim in pair) for shape in meshes), pair
     checked = [tree for tree in trees if "health" in tree]
     assert len(checked) < len(trees) / 2
     assert any(fault["at"].get("event") == CHECKED for tree in checked for fault in tree["faults"])

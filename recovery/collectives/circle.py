@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -130,6 +131,17 @@ class Begun:
         """All of them, with what they use; they are forgotten."""
         works, self._works = self._works, {}
         return [*works.values()]
+
+
+def ended_in(work: dist.Work, limit: timedelta) -> bool:
+    """Whether an operation has ended, well or badly, after waiting up to ``limit`` for it."""
+    try:
+        work.wait(limit)
+    except RuntimeError:
+        # Failed, or the time was up; it may even have succeeded since then, so the error itself
+        # tells nothing.
+        return bool(work.is_completed())
+    return True
 
 
 def first_line(error: Exception) -> str:

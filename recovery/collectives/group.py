@@ -28,6 +28,7 @@ from trainchaos.recovery.collectives.circle import (
     Begun,
     Circle,
     GenerationLost,
+    ended_in,
     first_line,
 )
 from trainchaos.recovery.collectives.dialing import Address, RankNames, RedirectingStore, address_of
@@ -249,7 +250,7 @@ class Group:
         """
         # NCCL has the stream wait here, not the host: ``settle`` does. Gloo's own timeout ends the
         # loop at the latest.
-        while self.backend != "nccl" and not _settled(work):
+        while self.backend != "nccl" and not ended_in(work, POLL):
             try:
                 self._check()
             except GenerationLost:
@@ -390,14 +391,3 @@ def _settle(made: Future[Any], make: Callable[[], Any]) -> None:
         made.set_result(make())
     except Exception as error:
         made.set_exception(error)
-
-
-def _settled(work: dist.Work) -> bool:
-    """Whether the operation has ended, well or badly, after waiting up to POLL for it."""
-    try:
-        work.wait(POLL)
-    except RuntimeError:
-        # Failed, or the time was up; it may even have succeeded since then, so the error itself
-        # tells nothing.
-        return bool(work.is_completed())
-    return True

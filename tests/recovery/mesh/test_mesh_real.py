@@ -49,10 +49,11 @@ stop_conditions: [{{when: "no_committed_step_for > 60s"}}]
             marks=pytest.mark.long,
         ),
         pytest.param(
-            *("{replicate: 2, context: 2}", 3, "hot-spare", "backward"), marks=pytest.mark.long
+            *("{replicate: 2, context: 2}", 3, "hot-spare", KILL, "backward"),
+            marks=pytest.mark.long,
         ),
         pytest.param(
-            *("{context: 2, tensor: 2}", 2, "checkpoint-restart", "collective"),
+            *("{context: 2, tensor: 2}", 2, "checkpoint-restart", KILL, "collective"),
             marks=pytest.mark.long,
         ),
     ],

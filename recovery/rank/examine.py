@@ -76,7 +76,7 @@ def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]
 
     def prepare() -> None:
         job.marks.touch()
-        job.state.seed_step(job.rank, step.number)
+        job.state.seed_step(job.arranged.draws(job.rank), step.number)
 
     def alone(samples: list[int]) -> Tensor:
         loss = loss_of(samples)

@@ -50,7 +50,9 @@ def nameless(make: Callable[[], Made]) -> Made:
     """Run ``make`` on a thread for which no address has a name, and return or raise what it
     does.
     """
-    made: Future[Made] = Future()
+    # in a list, which is emptied: the thread may hold the future for a moment longer than the
+    # caller holds what was made, and a store that is let go of has to end
+    made: Future[list[Made]] = Future()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((LOOPBACK, 0))
         at = server.getsockname()
@@ -58,7 +60,7 @@ def nameless(make: Callable[[], Made]) -> Made:
         def run() -> None:
             try:
                 _ask(at)
-                made.set_result(make())
+                made.set_result([make()])
             except BaseException as error:
                 made.set_exception(error)
             finally:
@@ -71,7 +73,7 @@ def nameless(make: Callable[[], Made]) -> Made:
         # shut down with all sockets of a group that is broken off
         with contextlib.suppress(BrokenPipeError):
             _serve(server)
-    return made.result()
+    return made.result().pop()
 
 
 def _serve(server: socket.socket) -> None:

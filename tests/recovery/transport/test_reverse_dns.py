@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import socket
+import threading
+import weakref
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -47,6 +50,30 @@ def test_an_address_has_no_name_there(asked: Asked) -> None:
 def test_what_the_hosts_file_says_holds() -> None:
     names = nameless(lambda: socket.getnameinfo((LOOPBACK, 80), socket.NI_NUMERICSERV))
     assert names == socket.getnameinfo((LOOPBACK, 80), socket.NI_NUMERICSERV)
+
+
+class Thing:
+    """Something that is made."""
+
+
+def test_what_was_made_is_the_callers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the thread that made it has not ended: a store that is let go of ends at once."""
+    looked = threading.Event()
+
+    class Lingering(socket.socket):
+        def sendto(self, *what: Any) -> int:
+            sent = super().sendto(*what)
+            looked.wait(LIMIT_S)
+            return sent
+
+    monkeypatch.setattr(module.socket, "socket", Lingering)
+    made = nameless(Thing)
+    held = weakref.ref(made)
+    del made
+    try:
+        assert held() is None
+    finally:
+        looked.set()
 
 
 def test_torch_asks_nobody_else_whom_it_connects_to(asked: Asked) -> None:

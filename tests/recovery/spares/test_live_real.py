@@ -23,7 +23,7 @@ def test_a_promotion_copies_no_state_and_the_result_is_the_same(
     (arm,) = tmp_path.glob("runs/hot-spare-live/2*/events/*faulted")
     events = read_log(arm).events
     given = {
-        event.generation: (event.data["origin"], event.data.get("bytes"))
+        event.generation: (event.data["origin"], event.data["bytes"])
         for event in events
         if event.kind is Kind.STATE_READY and "bytes" in event.data
     }

@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## run the main scenario and say where its report is
 	$(BIN)/chaos run scenarios/kill-one-rank.yaml
 
-test: $(STAMP) ## all tests but those of clusters, real processes included (13 minutes on 2 cores)
+test: $(STAMP) ## all tests but those of clusters, real processes included (9 minutes on 2 cores)
 	$(PYTEST_2) -m "not real and not soak and not long"
 	$(PYTEST_2) -m "real and not soak and not long and not docker and not slurm and not stacks and not frameworks"
 

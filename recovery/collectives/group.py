@@ -273,8 +273,11 @@ class Group:
         self.begun.add(work, uses if self.backend == "nccl" else None)
 
     def unfinished(self) -> int:
-        """How many operations were begun and are not done; asked on any thread."""
-        return self.begun.unfinished()
+        """How many operations were begun and are not done; asked on any thread. NCCL's may be
+        waited for by a stream, and not be done.
+        """
+        latest = self._latest
+        return self.begun.unfinished() or int(latest is not None and not latest.is_completed())
 
     def settle(self) -> None:
         """Wait until what was received is in place and whole. Raises GenerationLost.

@@ -437,6 +437,25 @@ def test_what_an_operation_uses_is_not_let_go_of_before_anything_comes_after_it(
     del store
 
 
+def test_what_only_a_stream_waits_for_is_not_done(gpus: Gpus) -> None:
+    store, port = start_store()
+    told = threading.Event()
+
+    def count(group: Group) -> list[int]:
+        if group.rank == 1:
+            assert told.wait(WAIT_S)
+        found = [group.unfinished()]
+        group.wait(group.start_all_reduce(torch.ones(3, device="cuda")))
+        if group.rank == 0:
+            found.append(group.unfinished())
+            told.set()
+        group.settle()
+        return [*found, group.unfinished()]
+
+    assert together(gpus, groups_of(port), count) == [[0, 1, 0], [0, 0]]
+    del store
+
+
 def test_what_a_set_up_left_behind_makes_at_the_last_moment_is_aborted_and_kept_until_it_ends(
     gpus: Gpus,
 ) -> None:

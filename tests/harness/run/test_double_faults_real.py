@@ -59,14 +59,14 @@ def forming(group):
     end_in(2, case["forming"])
     return form(group)
 
-def copying(state, group, *, source, receive, progress, device):
+def copying(state, group, *, receive, progress, **how):
     def one_chunk():
         if receive:
             end_in(2, case["receiving"])
         else:
             end_in(2, case["sending"])
         progress()
-    copy(state, group, source=source, receive=receive, progress=one_chunk, device=device)
+    copy(state, group, receive=receive, progress=one_chunk, **how)
 
 def restoring(checkpoints, *arguments):
     end_in(2, case["restoring"])

@@ -252,7 +252,8 @@ def liveness(evidence: Evidence) -> Finding:
     a processor per second of running than those they are compared with
     (``harness.judge.measure.pressure``; the explained part is subtracted), or no fault was injected
     before, or the arm was as slow in the last second before its first fault (so the machine was
-    slow throughout), or there is less than a second to judge by. A job that is expected to stop
+    slow throughout), or there is less than a second to judge by, or to compare with where there is
+    no control arm. A job that is expected to stop
     (``expect.outcome: fail-stop``) has to stop in good order.
     """
     history, stops = evidence.history, evidence.expects("fail-stop")
@@ -312,6 +313,12 @@ def _why_slow(evidence: Evidence, tail: list[StepRun], witness: str, ideal_s: fl
     if (seconds := sum(run.seconds for run in tail)) < HEALTHY_S:
         return unknown(
             f"{witness}; but in {seconds:.2f} s in all, too short to tell: raise workload.steps"
+        )
+    own_s = sum(run.seconds for run in _before(evidence))
+    if evidence.control_history is None and own_s < HEALTHY_S:
+        return unknown(
+            f"{witness}; but that is of {own_s:.2f} s in all, too short to tell: inject later, or"
+            " play a control arm (baseline: paired)"
         )
     return failed(witness + busy.unrecorded(evidence))
 

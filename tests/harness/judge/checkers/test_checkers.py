@@ -66,6 +66,22 @@ def test_a_moment_of_slow_steps_is_not_enough_to_fail(shorter: int, verdict: str
     assert ("too short to tell: raise workload.steps" in finding.witness) == (verdict == OPEN)
 
 
+@pytest.mark.parametrize(("shorter", "verdict"), [(1, FAIL), (50, OPEN)])
+def test_a_moment_before_the_fault_is_not_enough_to_compare_with(
+    shorter: int, verdict: str
+) -> None:
+    """Where there is no control arm."""
+    script = arms.hot_spare()
+    ready = script.find(Kind.GENERATION_READY)[-1].time_ns
+    for line in script.lines:
+        until, since = min(line.time_ns, ready), max(0, line.time_ns - ready)
+        line.time_ns = until // shorter + 3 * since
+    evidence = replace(evidence_of(script, [KILL]), control=None)
+    finding = judged(evidence)["liveness"]
+    assert finding.verdict == verdict and "this arm before its first fault" in finding.witness
+    assert ("too short to tell: inject later" in finding.witness) == (verdict == OPEN)
+
+
 # -- mutants that need a script of their own --
 
 

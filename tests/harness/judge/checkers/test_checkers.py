@@ -76,8 +76,9 @@ def test_a_moment_before_the_fault_is_not_enough_to_compare_with(
     for line in script.lines:
         until, since = min(line.time_ns, ready), max(0, line.time_ns - ready)
         line.time_ns = until // shorter + 3 * since
-    evidence = replace(evidence_of(script, [KILL]), control=None)
-    finding = judged(evidence)["liveness"]
+    evidence = evidence_of(script, [KILL])
+    assert judged(evidence)["liveness"].verdict == FAIL, "a control arm is enough to compare with"
+    finding = judged(replace(evidence, control=None))["liveness"]
     assert finding.verdict == verdict and "this arm before its first fault" in finding.witness
     assert ("too short to tell: inject later" in finding.witness) == (verdict == OPEN)
 

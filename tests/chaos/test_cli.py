@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from tests.support.fake_catalogue import CATALOGUE
+from tests.support.fakes.fake_catalogue import CATALOGUE
 from trainchaos.chaos import cli
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.scenario.schema import scenario_schema

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.decided import decided
 from tests.support.running import EPOCHS, LIMIT_S, RECOVERABLE, ROOT, STEPS, Running, kill
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.log import Kind
@@ -382,7 +383,7 @@ def test_the_harness_runs_it_under_its_faults(tmp_path: Path, phase: str) -> Non
 
 def harness_run(folder: Path, scenario: Path, *options: str) -> tuple[int, Results]:
     """Run a scenario; exit code and results."""
-    code = invoke(["run", str(scenario), "--runs", str(folder / "runs"), "-q", *options])
+    code = decided(scenario, folder / "runs", ("-q", *options))
     (latest,) = folder.glob("runs/*/latest")
     return code, Results.model_validate_json((latest / "results.json").read_text())
 

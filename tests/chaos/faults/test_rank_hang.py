@@ -17,11 +17,11 @@ from tests.harness.script.test_point_broker import Arm, planned
 from tests.harness.script.test_points import at, done, heard, points  # noqa: F401 - a fixture
 from tests.harness.script.test_script_points import play
 from tests.recovery.detection.test_silences import Watched, ranks
+from tests.support.decided import decided
 from tests.support.search.simulate import cell_of
 from tests.support.search.simulate import play as simulate
 from trainchaos import beacon
 from trainchaos.chaos import plugins
-from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.log import Event, Kind, read_log
 from trainchaos.chaos.fault.base import Fault, Fidelity, Occurrence
 from trainchaos.harness.judge.measure.measure import measure
@@ -291,7 +291,7 @@ def found_in_time(folder: Path, scenario: Path) -> Results:
 
 def play_hangs(folder: Path, scenario: Path) -> tuple[Results, list[hangs.MeasuredHang], int]:
     """Results, hangs of the faulted arm and exit code of one play."""
-    code = invoke(["run", str(scenario), "--runs", str(folder), "-q"])
+    code = decided(scenario, folder)
     (run,) = folder.glob("*/latest")
     results = Results.model_validate_json((run / "results.json").read_text())
     (faulted,) = [arm for arm in results.arms if arm.arm == "faulted"]

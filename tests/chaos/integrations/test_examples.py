@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.integrations.heard import need
-from trainchaos.chaos.cli import invoke
+from tests.support.decided import decided
 from trainchaos.chaos.events.log import Event, Kind, read_log
 from trainchaos.harness.judge.results import Results
 
@@ -47,7 +47,7 @@ def this_python_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def play(scenario: Path, runs: Path, *options: str) -> tuple[Results, Sequence[Event]]:
     """The results, and the steps that were reported in the faulted arm."""
-    code = invoke(["run", str(scenario), "--runs", str(runs), "--quiet", *options])
+    code = decided(scenario, runs, ("--quiet", *options))
     (latest,) = runs.glob("*/latest")
     results = Results.model_validate_json((latest / "results.json").read_text())
     output = "\n".join(path.read_text()[-2000:] for path in latest.glob("logs/*/output.log"))

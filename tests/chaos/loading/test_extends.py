@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_catalogue import CATALOGUE
+from tests.support.fakes.fake_catalogue import CATALOGUE
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.load import LoadedScenario, load
 from trainchaos.chaos.planning.planview import as_json, plan_run

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from tests.support.fake_catalogue import CATALOGUE
+from tests.support.fakes.fake_catalogue import CATALOGUE
 from trainchaos.chaos import cli
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.load import load

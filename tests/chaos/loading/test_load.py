@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.fake_catalogue import CATALOGUE
+from tests.support.fakes.fake_catalogue import CATALOGUE
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading import cautions, checks
 from trainchaos.chaos.loading.interpolate import ReferenceScope, interpolate

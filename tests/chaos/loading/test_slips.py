@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_catalogue import CATALOGUE
+from tests.support.fakes.fake_catalogue import CATALOGUE
 from trainchaos.chaos import plugins
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.fault.base import Fault, Where

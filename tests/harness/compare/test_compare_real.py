@@ -23,7 +23,7 @@ from trainchaos.harness.compare.plan.directory import Directory
 from trainchaos.harness.compare.result.gather import gather
 from trainchaos.harness.compare.result.model import Comparison
 
-TRAINER = Path(__file__).parents[2] / "support" / "fake_trainer.py"
+TRAINER = Path(__file__).parents[2] / "support" / "fakes" / "fake_trainer.py"
 FAMILY = """version: 1
 name: kill
 description: one rank is killed

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.decided import decided
 from tests.support.running import ROOT, kill, until
 from trainchaos.chaos.cli import build_catalogue, invoke
 from trainchaos.chaos.errors import EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE
@@ -92,7 +93,7 @@ def test_a_script_with_odd_lines_has_a_scenario_that_passes_and_is_tightened(
     spec = scenario(folder / "chaos-odd.yaml").workload
     assert (spec.ranks, spec.restarts, spec.env) == (1, 2, {"MY_CKPT_DIR": "$CHAOS_SCRATCH"})
     assert spec.steps == 60
-    assert invoke(["run", "chaos-odd.yaml", "-q"]) == EXIT_PASS, capsys.readouterr()
+    assert decided("chaos-odd.yaml", "runs") == EXIT_PASS, capsys.readouterr()
     before = scenario(folder / "chaos-odd.yaml")
     assert invoke(["init", "--from", "runs/odd/latest"]) == EXIT_PASS
     after = scenario(folder / "chaos-odd.yaml")
@@ -120,7 +121,7 @@ def test_a_torchrun_job_has_a_scenario_that_passes(
     assert spec.env["CHECKPOINT_DIR"] == "$CHAOS_SCRATCH"
     assert sorted(path.name for path in folder.iterdir()) == ["chaos-train.yaml", "train.py"]
     assert left(folder) == []
-    assert invoke(["run", "chaos-train.yaml", "-q"]) == EXIT_PASS, capsys.readouterr()
+    assert decided("chaos-train.yaml", "runs") == EXIT_PASS, capsys.readouterr()
     assert left(folder) == []
 
 

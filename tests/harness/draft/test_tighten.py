@@ -17,7 +17,7 @@ from trainchaos.harness.draft.facts import FEW_STEPS
 from trainchaos.harness.draft.tighten import _edited, _place, _tightened, _too_few
 from trainchaos.harness.judge.results import Results
 
-TRAINER = Path(__file__).parents[2] / "support" / "fake_trainer.py"
+TRAINER = Path(__file__).parents[2] / "support" / "fakes" / "fake_trainer.py"
 SCENARIO = f"""# mine
 version: 1
 name: mine

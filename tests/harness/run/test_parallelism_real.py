@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.decided import decided
 from tests.support.running import LIMIT_S, ROOT, supervised
-from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.following import EventLogTail
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.results import Results
@@ -40,7 +40,7 @@ def run(tmp_path: Path, **words: object) -> Results:
     """Run a scenario in this process; the stored results."""
     path = tmp_path / "sharded.yaml"
     path.write_text(SCENARIO.format(**words))
-    code = invoke(["run", str(path), "--runs", str(tmp_path / "runs"), "-q"])
+    code = decided(path, tmp_path / "runs")
     results = (tmp_path / "runs" / "sharded" / "latest" / "results.json").read_text()
     assert code == 0, results
     return Results.model_validate_json(results)

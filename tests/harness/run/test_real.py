@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.decided import decided
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.following import EventLogTail
 from trainchaos.chaos.events.log import Event, Kind
@@ -79,7 +80,7 @@ def write(
 def run(tmp_path: Path, *options: str, **scenario: str) -> tuple[int, Results]:
     """Run a scenario in this process; the exit code and the stored results."""
     path = write(tmp_path / "real.yaml", **scenario)
-    code = invoke(["run", str(path), "--runs", str(tmp_path / "runs"), "-q", *options])
+    code = decided(path, tmp_path / "runs", ("-q", *options))
     return code, stored(tmp_path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.loading.test_scenarios import FOLDER, loaded
-from trainchaos.chaos.cli import invoke
+from tests.support.decided import decided
 from trainchaos.chaos.events.log import Event, Kind, read_log
 from trainchaos.harness.judge.results import CellResult, Results
 
@@ -40,7 +40,7 @@ def failures(folder: Path) -> list[Event]:
 @pytest.mark.parametrize("path", PLAYED)
 def test_every_strategy_recovers_and_nobody_else_is_blamed(path: Path, tmp_path: Path) -> None:
     scenario = loaded(path)
-    code = invoke(["run", str(path), "--runs", str(tmp_path), "-q"])
+    code = decided(path, tmp_path)
     latest = tmp_path / path.stem / "latest"
     results = Results.model_validate_json((latest / "results.json").read_text())
     assert (code, results.verdict) == (0, "pass"), results.reason

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainchaos.chaos.cli import invoke
+from tests.support.decided import decided
 from trainchaos.chaos.events.following import EventLogTail
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.results import Results
@@ -22,7 +22,7 @@ SCENARIOS = ROOT / "scenarios"
 def run(name: str, folder: Path, *options: str) -> tuple[int, Results, list[Event]]:
     """Exit code, results, and the orchestrator's log of the faulted arm."""
     path = next(SCENARIOS.rglob(f"{name}.yaml"))
-    code = invoke(["run", str(path), "--runs", str(folder), "-q", *options])
+    code = decided(path, folder, ("-q", *options))
     latest = folder / name / "latest"
     results = Results.model_validate_json((latest / "results.json").read_text())
     (log,) = latest.glob("events/*faulted/orchestrator.jsonl")

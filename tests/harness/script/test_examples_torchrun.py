@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.decided import decided
 from trainchaos.chaos.cli import invoke
 from trainchaos.harness.judge.results import Results
 
@@ -48,7 +49,7 @@ def test_the_first_scenario_for_a_script_of_ones_own_passes_as_it_stands(
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    code = invoke(["run", "my-job.yaml", "--quiet"])
+    code = decided("my-job.yaml", "runs")
     (path,) = tmp_path.glob("runs/*/latest/results.json")
     results = Results.model_validate_json(path.read_text())
     assert code == 0, results.reason

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.decided import decided
 from tests.support.running import chaos_run
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.log import Event, Kind, read_log
@@ -24,7 +25,7 @@ from trainchaos.reports.outlets.terminal import summary
 
 pytestmark = pytest.mark.real
 
-TRAINER = Path(__file__).parents[2] / "support" / "fake_trainer.py"
+TRAINER = Path(__file__).parents[2] / "support" / "fakes" / "fake_trainer.py"
 REGEX = r"{regex: 'step (?P<step>\d+) loss (?P<loss>[0-9.]+)'}"
 SEEN = "[fault-landed, detection, liveness, no-orphans, time-closure, evidence-complete]"
 KILL = "{id: hit, kind: process-kill, target: {rank: 1}, at: {step: 12}}"
@@ -73,7 +74,7 @@ def write(
 
 def run(tmp_path: Path, scenario: Path) -> tuple[int, Results]:
     """Exit code and results; nothing of the command may live afterwards."""
-    code = invoke(["run", str(scenario), "--runs", str(tmp_path / "runs"), "--quiet"])
+    code = decided(scenario, tmp_path / "runs")
     results = tmp_path / "runs/script/latest/results.json"
     assert not living(tmp_path)
     return code, Results.model_validate_json(results.read_text())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainchaos.chaos.cli import invoke
+from tests.support.decided import decided
 from trainchaos.harness.judge.results import Results
 
 pytestmark = pytest.mark.real
@@ -47,7 +47,7 @@ def test_workers_deliver_what_is_due_and_the_result_is_the_same(
 ) -> None:
     path = tmp_path / "loader.yaml"
     path.write_text(SCENARIO.replace("STRATEGY", strategy))
-    code = invoke(["run", str(path), "--runs", str(tmp_path / "runs"), "-q"])
+    code = decided(path, tmp_path / "runs")
     results = Results.model_validate_json(
         (tmp_path / "runs/loader/latest/results.json").read_text()
     )

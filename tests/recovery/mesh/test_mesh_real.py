@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.decided import decided
 from tests.support.running import ROOT, Running, kill
-from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import EXIT_INCONCLUSIVE
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY
@@ -66,7 +66,7 @@ def test_a_lost_cell_changes_no_bit(
     path.write_text(
         SCENARIO.format(shape=shape, ranks=ranks, rank=rank, strategy=strategy, kind=kind, at=at)
     )
-    code = invoke(["run", str(path), "--runs", str(tmp_path / "runs"), "-q"])
+    code = decided(path, tmp_path / "runs")
     text = (tmp_path / "runs" / "mesh" / "latest" / "results.json").read_text()
     (cell,) = Results.model_validate_json(text).cells
     open_ = {name: one for name, one in cell.invariants.items() if one.verdict != "pass"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainchaos.chaos.cli import invoke
+from tests.support.decided import decided
 from trainchaos.chaos.events.log import Kind, read_log
 
 pytestmark = pytest.mark.real
@@ -19,8 +19,8 @@ def test_a_promotion_copies_no_state_and_the_result_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert invoke(["run", str(SCENARIO)]) == 0  # bit for bit, among the invariants
-    (arm,) = tmp_path.glob("runs/hot-spare-live/2*/events/*faulted")
+    assert decided(SCENARIO, "runs") == 0  # bit for bit, among the invariants
+    (arm,) = tmp_path.glob("runs/hot-spare-live/latest/events/*faulted")
     events = read_log(arm).events
     given = {
         event.generation: (event.data["origin"], event.data["bytes"])

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.clusters.docker_engine import engine, labelled
+from tests.support.decided import decided
 from tests.support.running import chaos_run
 from trainchaos.chaos.cli import invoke
 from trainchaos.harness.host import processes
@@ -64,10 +65,7 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_nothing_is_left(
     engine: Any, tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs"
-    assert (
-        invoke(["run", str(scenario(tmp_path, steps=40, faults=LOSS)), "--runs", str(runs), "-q"])
-        == 0
-    )
+    assert decided(scenario(tmp_path, steps=40, faults=LOSS), runs) == 0
     run = RunDirectory((runs / "nodes" / "latest").resolve())
     results = json.loads(run.results.read_text())
     assert results["verdict"] == "pass"

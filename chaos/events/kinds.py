@@ -236,6 +236,7 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.GENERATION_STARTED: frozenset({"members", "state", "source", "cause"}),
         # resume_step: step whose state all members hold (training continues with resume_step + 1)
         Kind.GENERATION_READY: frozenset({"members", "resume_step", "checkpoint"}),
+        # standby (if so): True: it had been formed beside the last one
         Kind.GROUP_FORMED: frozenset({"rank", "world", "seconds"}),
         # origin: initial|kept|peer|checkpoint|live (a spare that had followed the job); event step
         # = the step of the state held; bytes (of a member that a generation with a live spare

@@ -24,7 +24,8 @@ from trainchaos.recovery.process.local import (
     start_store,
 )
 from trainchaos.recovery.process.processes import die_with, redirect_output
-from trainchaos.recovery.transport.wire import Channel, Extra
+from trainchaos.recovery.transport.channel import Channel
+from trainchaos.recovery.transport.wire import Extra
 
 START_LIMIT_S = 10.0
 REQUEST_LIMIT_S = 10.0

@@ -18,7 +18,8 @@ from trainchaos.harness.preflight.checks.product import ProductCheck
 from trainchaos.harness.preflight.checks.store import StoreCheck
 from trainchaos.recovery.process import processes
 from trainchaos.recovery.process.local import start_store
-from trainchaos.recovery.transport.wire import Channel, Extra
+from trainchaos.recovery.transport.channel import Channel
+from trainchaos.recovery.transport.wire import Extra
 
 TOPIC = "preflight"
 CHECKS: Mapping[str, Check] = {

@@ -23,8 +23,8 @@ from trainchaos.recovery.process.entry import live
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.rank.joining import SupervisedPlace, SupervisorSettings
 from trainchaos.recovery.rank.script import run_script
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.progress_counters import MarkPage
-from trainchaos.recovery.transport.wire import Channel
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job

@@ -132,6 +132,40 @@ class RedirectingStore(dist.Store):
             self._inner.wait(list(keys), timeout)
 
 
+class NotingStore(dist.Store):
+    """A store client that notes which addresses gloo publishes and finds there: ``own``, and
+    ``peers``. ``place``: as for ``RedirectingStore``, which it goes around. Raises RuntimeError as
+    ``published``.
+    """
+
+    def __init__(self, inner: dist.Store, place: int) -> None:
+        super().__init__()
+        self._inner = inner
+        self._place = place
+        self.own: set[Address] = set()
+        self.peers: set[Address] = set()
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        """As the inner store."""
+        if _rank_in(key) == self._place:
+            self.own.add(published(value))
+        self._inner.set(key, value)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes:
+        """As the inner store."""
+        value = self._inner.get(key)
+        if _rank_in(key) not in (None, self._place):
+            self.peers.add(published(value))
+        return value
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+        """As the inner store."""
+        if timeout is None:
+            self._inner.wait(list(keys))
+        else:
+            self._inner.wait(list(keys), timeout)
+
+
 def _rank_in(key: str) -> int | None:
     last = key.rsplit("/", 1)[-1]
     return int(last) if last.isdigit() else None

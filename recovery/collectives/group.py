@@ -85,6 +85,7 @@ class Group:
         device: str = "cpu",
     ) -> None:
         self.generation = generation
+        self.called = f"generation-{generation}"  # in the store, and in the flight recorder
         self.rank = rank
         self.world = world
         self.layout = Layout(world=world, shards=mesh.cells)
@@ -118,7 +119,7 @@ class Group:
 
     @property
     def ranks(self) -> range:
-        """All of them."""
+        """All."""
         return range(self.world)
 
     def form(self) -> None:
@@ -129,10 +130,9 @@ class Group:
         it connected, or NCCL's for one that does not come.
         """
         made = self._forming = Future[list[Circle]]()
-        make = self._make
-        if self.backend == "nccl":
-            make = partial(self._make, torch.zeros(1, device=self.device))
-        threading.Thread(target=_settle, args=(made, make), name="form-group", daemon=True).start()
+        probe = torch.zeros(1, device=self.device) if self.backend == "nccl" else None
+        args = (made, partial(self._make, probe))
+        threading.Thread(target=_settle, args=args, name="form-group", daemon=True).start()
         deadline_s = time.monotonic() + self._timeout.total_seconds()
         while not wait([made], timeout=POLL.total_seconds()).done:
             try:
@@ -161,7 +161,10 @@ class Group:
         if self.backend != "nccl":
             for each in self._made:
                 each._set_default_timeout(self._patience)
-        self._own = socket_inodes() - self._foreign - self._linked()
+        self._own = self._opened()
+
+    def _opened(self) -> set[str]:
+        return socket_inodes() - self._foreign - self._linked()
 
     def _make(self, probe: Tensor | None = None) -> list[Circle]:
         """The circles of this rank, as ``circles_of`` has them; two of the same ranks are one, but
@@ -171,7 +174,7 @@ class Group:
             torch.cuda.set_device(self.device)  # a thread's own: it begins on GPU 0
         client, wanted = self._client(), circles_of(self._mesh, self.layout, self.rank)
         if self._dial is not None:
-            names = dist.PrefixStore(f"generation-{self.generation}/names", client)
+            names = dist.PrefixStore(f"{self.called}/names", client)
             self._roll = RankNames(names, self.rank, self._name)
         keys = [(tuple(ranks), name.startswith(SAME)) for name, ranks in wanted.items()]
         circles: dict[tuple[tuple[int, ...], bool], Circle] = {}
@@ -180,8 +183,7 @@ class Group:
                 continue
             made = None
             if len(ranks) > 1 or not name:
-                called = f"generation-{self.generation}{name}"
-                made = self._meet(dist.PrefixStore(called, client), ranks, called)
+                made = self._meet(client, ranks, self.called + name)
                 self._made.append(made)
                 if probe is not None:
                     self._connect(made, probe)
@@ -195,9 +197,10 @@ class Group:
             self._link.keep(self._store_at, client, self._link.inode or socket_to(self._store_at))
         return [circles[key] for key in keys]
 
-    def _meet(self, store: dist.Store, ranks: Sequence[int], called: str) -> Any:
-        """Torch's process group of these ranks; ``called``: so in the flight recorder."""
+    def _meet(self, client: dist.Store, ranks: Sequence[int], called: str) -> Any:
+        """Torch's process group of these ranks; ``called``: in the store and flight recorder."""
         place, size = ranks.index(self.rank), len(ranks)
+        store: dist.Store = dist.PrefixStore(called, client)
         if self.backend == "nccl":
             return nccl.meet(store, place, size, self._patience, called)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -207,6 +210,9 @@ class Group:
         options._devices = [gloo_device(self._address or (address_of(self.rank) if dial else ""))]
         if dial is not None and self._roll is not None:
             store = RedirectingStore(store, place, self._roll.by_rank(dial, ranks))
+        return self._gloo(store, place, size, options)
+
+    def _gloo(self, store: dist.Store, place: int, size: int, options: Any) -> Any:
         return dist.ProcessGroupGloo(store, place, size, options)
 
     def _connect(self, made: Any, probe: Tensor) -> None:
@@ -324,11 +330,8 @@ class Group:
             broken = self._break_off(socket_inodes() - self._foreign) if self._own is None else 0
             self._aborts.abort(self._made)
             return broken
-        return shut_down(
-            lambda inode: (
-                inode in self._own if self._own is not None else inode not in self._foreign
-            )
-        )
+        own, foreign = self._own, self._foreign
+        return shut_down(lambda inode: inode not in foreign if own is None else inode in own)
 
     def _break_off(self, sockets: set[str]) -> int:
         return shut_down(lambda inode: inode in sockets, listening=True)

@@ -6,12 +6,47 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Container
+
+Address = tuple[str, int]
 
 
 def socket_inodes() -> set[str]:
     """Every socket of this process, by what /proc calls it."""
     return {inode for _, inode in _sockets()}
+
+
+def connections(own: Container[Address], peers: Container[Address]) -> set[str]:
+    """The TCP connections over IPv4 of this process that were accepted at one of its ``own``
+    addresses, or lead to one of ``peers``, by what /proc calls them.
+    """
+    return {inode for fd, inode in _sockets() if _is_between(fd, inode, own, peers)}
+
+
+def _is_between(fd: int, inode: str, own: Container[Address], peers: Container[Address]) -> bool:
+    copy = _copy_of(fd, inode)
+    if copy is None:
+        return False
+    with copy:
+        try:
+            if copy.family is not socket.AF_INET or copy.type is not socket.SOCK_STREAM:
+                return False
+            return copy.getpeername() in peers or copy.getsockname() in own
+        except OSError:
+            return False  # it is not connected
+
+
+def keep_alive(wanted: Container[str], *, idle_s: int = 60) -> None:
+    """Have the kernel probe these connections, which may be idle for days: what lies between, such
+    as a firewall, must not forget them, and a peer that is gone is noticed.
+    """
+    for fd, inode in _sockets():
+        copy = _copy_of(fd, inode) if inode in wanted else None
+        if copy is None:
+            continue
+        with copy:
+            copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
 
 
 def shut_down(wanted: Callable[[str], bool], *, listening: bool = False) -> int:
@@ -38,15 +73,10 @@ def _sockets() -> list[tuple[int, str]]:
 
 
 def _shut_down_one(fd: int, inode: str, listening: bool) -> bool:
-    try:
-        copy = os.dup(fd)
-    except OSError:
+    copy = _copy_of(fd, inode)
+    if copy is None:
         return False
-    # The descriptor may have been closed and used anew since it was listed, for a file even.
-    if os.readlink(f"/proc/self/fd/{copy}") != inode:
-        os.close(copy)
-        return False
-    with socket.socket(fileno=copy) as sock:
+    with copy as sock:
         try:
             if sock.family not in (socket.AF_INET, socket.AF_INET6):
                 return False
@@ -57,3 +87,17 @@ def _shut_down_one(fd: int, inode: str, listening: bool) -> bool:
         except OSError:
             return False
     return True
+
+
+def _copy_of(fd: int, inode: str) -> socket.socket | None:
+    """The socket again, under another descriptor; None if it has been closed since it was listed,
+    and the descriptor used anew, for a file even.
+    """
+    try:
+        copy = os.dup(fd)
+    except OSError:
+        return None
+    if os.readlink(f"/proc/self/fd/{copy}") != inode:
+        os.close(copy)
+        return None
+    return socket.socket(fileno=copy)

@@ -11,10 +11,10 @@ from pathlib import Path
 from trainchaos.recovery.process.last_look import kill_after
 from trainchaos.recovery.process.stacks import StackReader
 from trainchaos.recovery.process.starvation import Starvation
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.event_ring import LineRing
 from trainchaos.recovery.transport.exit_hint import Bell
 from trainchaos.recovery.transport.progress_counters import MarkPage
-from trainchaos.recovery.transport.wire import Channel
 
 
 class ChildProcess:

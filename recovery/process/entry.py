@@ -19,9 +19,10 @@ from trainchaos.recovery.process.notice import tell_on_sigterm
 from trainchaos.recovery.process.output import shield
 from trainchaos.recovery.process.stacks import answer_requests
 from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.event_ring import RingWriter
 from trainchaos.recovery.transport.progress_counters import MarkPage
-from trainchaos.recovery.transport.wire import Channel, Failed
+from trainchaos.recovery.transport.wire import Failed
 
 EXIT_ERROR = 1
 MESSAGE_LENGTH = 500

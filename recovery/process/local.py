@@ -25,9 +25,10 @@ from trainchaos.recovery.process.child import ChildProcess
 from trainchaos.recovery.process.remnants import LeftoverSessions
 from trainchaos.recovery.process.starvation import Pulse, Usage
 from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.channel import Channel, WireError
 from trainchaos.recovery.transport.progress_counters import Mark, MarkPage
 from trainchaos.recovery.transport.reverse_dns import nameless
-from trainchaos.recovery.transport.wire import Channel, Message, WireError
+from trainchaos.recovery.transport.wire import Message
 
 REAP_LIMIT_S = 10.0
 SEND_LIMIT_S = 0.5

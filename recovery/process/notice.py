@@ -9,7 +9,8 @@ import signal
 import threading
 from types import FrameType
 
-from trainchaos.recovery.transport.wire import Channel, Notice
+from trainchaos.recovery.transport.channel import Channel
+from trainchaos.recovery.transport.wire import Notice
 
 
 def tell_on_sigterm(channel: Channel) -> None:

@@ -14,17 +14,17 @@ from typing import Any, Protocol
 
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.rank.membership import Order, SupervisorOrders
+from trainchaos.recovery.transport.channel import Channel, WireError
 from trainchaos.recovery.transport.wire import (
     Abort,
-    Channel,
     Digest,
     Extra,
     Feed,
     Inquiry,
     Recall,
     Recalled,
+    StandBy,
     Status,
-    WireError,
 )
 
 EXIT_ORPHANED = 70
@@ -70,6 +70,7 @@ class RankAgent:
         self._recalling: threading.Thread | None = None
         self.digest: Digest | None = None
         self.on_feed: Callable[[Feed], None] | None = None
+        self.on_stand_by: Callable[[StandBy], None] | None = None
         self.on_extra: Callable[[str, dict[str, Any]], None] | None = None
         self._group: Abortable | None = None
         self._left = threading.Event()
@@ -119,6 +120,8 @@ class RankAgent:
             self._answer(self.recall, message.number)
         elif isinstance(message, Feed) and self.on_feed:
             self.on_feed(message)
+        elif isinstance(message, StandBy) and self.on_stand_by:
+            self.on_stand_by(message)
         elif isinstance(message, Extra) and self.on_extra:
             self.on_extra(message.topic, message.payload)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,9 +18,11 @@ from trainchaos.recovery.rank.acquire_state import take_state
 from trainchaos.recovery.rank.fingerprint import tell_joined
 from trainchaos.recovery.rank.membership import Why, rewinds_in, stays_connected
 from trainchaos.recovery.rank.recipe import Attached
+from trainchaos.recovery.standby.aside import AsideGroup
+from trainchaos.recovery.standby.groups import FORM_LIMIT_S, StandbyGroups
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.versions import versions
-from trainchaos.recovery.transport.wire import Join, Ready
+from trainchaos.recovery.transport.wire import Join, Ready, StandBy
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
@@ -37,6 +39,9 @@ class Generations:
         self._group: Group | None = None
         self._retired: Group | None = None
         self._lasting: JobGroups | None = None
+        self._standby = StandbyGroups(self._aside, job.agent.channel.send)
+        if job.config.backend == "gloo":
+            job.agent.on_stand_by = self._standby.ask
 
     @property
     def member(self) -> bool:
@@ -62,13 +67,18 @@ class Generations:
         job.marks.collective(0)
         job.marks.enter(progress_counters.JOINING)
         job.pausing = False
-        group = self._group = self._group_of(order)
+        ready = self._standby.take(order.standby)
+        group = self._group = ready or self._group_of(order)
         job.agent.entering(group)
         job.checkpoints.joined(job.rank, job.layout, order.generation)
         if (rewinds := rewinds_in(order)) is not None:
             job.checkpoints.told(rewinds)
         job.checkpoints.distrust(order.doubts, deletes=job.rank == 0)
         try:
+            if ready is not None:
+                ready.adopt(order.generation, job.check)
+            elif order.standby:  # the others have it, and must not wait for this one
+                raise GenerationLost(f"no group stands by here as {order.standby}")
             checkpoint = self._enter(order, group)
         except GenerationLost as error:
             self.park(job.member.why_lost(), error=str(error))
@@ -85,23 +95,30 @@ class Generations:
 
     def _group_of(self, order: Join) -> Group:
         """The group of a generation, not connected yet."""
+        timeout_s = max(self._job.config.form_timeout_s, 2 * order.timeout_s)
+        return Group(**self._words(order, timeout_s), check=self._job.check, link=self._link)
+
+    def _aside(self, order: StandBy, check: Callable[[], None], link: StoreLink) -> AsideGroup:
+        """A group that may be that of the next generation, not connected yet."""
+        words = self._words(order, FORM_LIMIT_S)
+        return AsideGroup(**words, group=order.group, check=check, link=link)
+
+    def _words(self, order: Join | StandBy, timeout_s: float) -> dict[str, Any]:
         job, config = self._job, self._job.config
-        return Group(
-            generation=order.generation,
-            rank=order.rank,
-            world=order.world,
-            store_port=order.store_port,
-            backend=config.backend,
-            timeout_s=max(config.form_timeout_s, 2 * order.timeout_s),
-            collective_timeout_s=config.collective_timeout_s,
-            check=job.check,
-            device=config.device,
-            mesh=config.arranged,
-            dial=job.dial,
-            name=config.process,
-            link=self._link,
-            net=config.net,
-        )
+        return {
+            "generation": order.generation,
+            "rank": order.rank,
+            "world": order.world,
+            "store_port": order.store_port,
+            "backend": config.backend,
+            "timeout_s": timeout_s,
+            "collective_timeout_s": config.collective_timeout_s,
+            "device": config.device,
+            "mesh": config.arranged,
+            "dial": job.dial,
+            "name": config.process,
+            "net": config.net,
+        }
 
     def _enter(self, order: Join, group: Group) -> str | None:
         """Connect to the other ranks and get the state; returns the checkpoint that this rank
@@ -112,7 +129,8 @@ class Generations:
         started = time.perf_counter()
         group.form()
         seconds = round(time.perf_counter() - started, 6)
-        job.write(Kind.GROUP_FORMED, rank=job.rank, world=job.world, seconds=seconds)
+        how = {"standby": True} if isinstance(group, AsideGroup) else {}
+        job.write(Kind.GROUP_FORMED, rank=job.rank, world=job.world, seconds=seconds, **how)
         checkpoint = take_state(job, order, group)
         # a checkpoint may be older than a decision
         job.state.skip.add(job.member.left_out(order))
@@ -145,6 +163,7 @@ class Generations:
     def end(self, attached: Attached) -> None:
         """Leave the job."""
         self.leave()
+        self._standby.close()
         if attached.groups is not None:
             attached.groups.end()
         if self._job.live is not None:

@@ -146,8 +146,7 @@ class Job:
             ModelRecipe(model, optimizer, scheduler, units, parallelize),
             self.config,
             entering=self.marks.collective,
-            forward=self.progress.forward,
-            exchange=self.progress.exchange,
+            progress=self.progress,
         )
         self.state, self.reducer = attached.state, attached.reducer
         self.live = live_of(self)

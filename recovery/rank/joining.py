@@ -30,8 +30,8 @@ from trainchaos.recovery.policy.jobconfig import (
 )
 from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.rank.agent import RankAgent
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.progress_counters import MarkPage
-from trainchaos.recovery.transport.wire import Channel
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job

@@ -27,6 +27,7 @@ from trainchaos.recovery.collectives.reduce import GradientReducer
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import Mesh
+from trainchaos.recovery.state.called import CalledHook, hook_parts
 from trainchaos.recovery.state.cell import Cell, dims_of, spread_over
 from trainchaos.recovery.state.misuse import serve_backward
 from trainchaos.recovery.state.naming import named_parameters
@@ -34,6 +35,7 @@ from trainchaos.recovery.state.state import TrainState
 
 if TYPE_CHECKING:
     from trainchaos.recovery.collectives.sharded import ShardedReducer
+    from trainchaos.recovery.rank.step import StepInProgress
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 MakeScheduler = Callable[[Optimizer], LRScheduler | None]
@@ -178,8 +180,9 @@ class Attached:
     None before this process is ready, of a sharded model before the first generation, and where the
     script has a process group of its own. ``wrapped``: the model came in DistributedDataParallel.
 
-    ``entering``: called with a running number before each collective; ``forward``: called when the
-    model is called; ``exchange``: see ``ShardedReducer``. Raises TypeError as ``Job.attach``.
+    ``entering``: called with a running number before each collective; ``progress``: hears when the
+    model, and a part of it, is called, and when ranks of a replica wait for each other. Raises
+    TypeError as ``Job.attach``.
     """
 
     def __init__(
@@ -188,8 +191,7 @@ class Attached:
         config: JobConfig,
         *,
         entering: Callable[[int], None],
-        forward: Callable[..., None],
-        exchange: Callable[[bool], None],
+        progress: StepInProgress,
     ) -> None:
         recipe.check(shards=config.shards, mesh=config.mesh)
         self.wrapped = bool(wrappers_in(recipe.model))
@@ -197,15 +199,17 @@ class Attached:
             recipe.model = let_job_reduce(recipe.model)
             serve_backward()
         self.groups: JobGroups | None = None
-        self._exchange = exchange
+        exchange = self._exchange = progress.exchange
         self._recipe = recipe
         self._config = config
         self._sharded: ShardedReducer | None = None
         made = (None, None) if config.shards > 1 else recipe.make()
         self.state = TrainState(recipe.model, *made, seed=config.seed)
         self.reducer = self._make_reducer(entering, exchange)
-        self._forward = forward
-        self._hook = recipe.model.register_forward_pre_hook(forward)
+        self._forward = CalledHook(progress.forward)
+        self._hook = recipe.model.register_forward_pre_hook(self._forward)
+        if config.shards == 1:  # else its collectives notice
+            hook_parts(recipe.model, progress.passing)
 
     def _make_reducer(
         self, entering: Callable[[int], None], exchange: Callable[[bool], None]

@@ -28,8 +28,8 @@ from trainchaos.recovery.rank.joining import (
     SupervisorSettings,
     taking,
 )
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.progress_counters import MarkPage
-from trainchaos.recovery.transport.wire import Channel
 
 DESCRIBE_LIMIT_S = 120.0
 SHOWN_LINES = 12

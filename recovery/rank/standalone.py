@@ -18,8 +18,9 @@ from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.rank.job import Job
 from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.progress_counters import MarkPage
-from trainchaos.recovery.transport.wire import Channel, Finished, Join, Message, Parked, Ready, Stop
+from trainchaos.recovery.transport.wire import Finished, Join, Message, Parked, Ready, Stop
 
 TIMEOUT_S = 60.0
 STARTED_TOGETHER = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")

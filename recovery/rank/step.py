@@ -82,6 +82,10 @@ class Step:
         """Whether no other phase has begun yet."""
         return self._phase == "data"
 
+    def check(self) -> None:
+        """Raise GenerationLost if the supervisor has aborted this generation."""
+        self._job.check()
+
     def end_phase(self) -> None:
         """Record the duration of the last phase."""
         self.seconds[self._phase] = time.perf_counter() - self._since
@@ -301,6 +305,15 @@ class StepInProgress:
             return  # must not become part of a compiled graph
         if self.inside and self.current.in_data and self._blocks.entered() is None:
             self.current.phase("forward")
+
+    def passing(self, *_: object) -> None:
+        """A part of the model is called. Raises GenerationLost where the rest of the pass would be
+        thrown away.
+        """
+        if torch.compiler.is_compiling() or not self.inside:
+            return
+        if self._blocks.entered() is None:
+            self.current.check()
 
     def exchange(self, begins: bool) -> None:
         """A sharded model starts or stops waiting for the other ranks of its replica, in the midst

@@ -152,6 +152,8 @@ class Controller:
                 self._on_digest(entry, message)
             case wire.Recalled():
                 self.job.progress.evidence.recalled(process, message)
+            case wire.StoodBy():
+                self.job.formation.standby.formed(process, message)
             case wire.SetAside():
                 self.job.agreement.set_aside(message.doubts)
 

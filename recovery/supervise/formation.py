@@ -14,6 +14,7 @@ from trainchaos.recovery.policy.copies import CopyPlan
 from trainchaos.recovery.policy.cost_meter import Forming
 from trainchaos.recovery.policy.interval import Rewinds
 from trainchaos.recovery.policy.strategy import Form, Health, StateFrom
+from trainchaos.recovery.standby.book import StandbyBook
 from trainchaos.recovery.supervise.divergence import CheckpointAdvice
 from trainchaos.recovery.supervise.failures import answer_of
 from trainchaos.recovery.supervise.process_table import Process, ProcessTable
@@ -51,6 +52,7 @@ class Formation:
         self.began_s = 0.0
         self._hands = hands
         self._table = table
+        self.standby = StandbyBook(hands.send)
         self.store_port = store_port
         self._join_timeout_s = join_timeout_s
         self._deadline_s = 0.0
@@ -161,10 +163,9 @@ class Formation:
             doubts=list(word.doubts),
             agreed=word.agreed,
             anew=word.anew,
-            watched_s=rewinds.watched_s if rewinds is not None else -1.0,
-            rewinds=rewinds.count if rewinds is not None else 0,
-            recalled=rewinds.recalled if rewinds is not None else 0,
             live=live,
+            standby=self.standby.use(form.members),
+            **_seen(rewinds),
         )
         for rank, own in enumerate(plan.orders()):
             name = form.members[rank]
@@ -244,6 +245,17 @@ class Formation:
             resume_step=step,
             checkpoint=names[0] if names else None,
         )
+
+
+def _seen(rewinds: Rewinds | None) -> dict[str, Any]:
+    """What an order to join says of the failures that needed a checkpoint."""
+    if rewinds is None:
+        return {}
+    return {
+        "watched_s": rewinds.watched_s,
+        "rewinds": rewinds.count,
+        "recalled": rewinds.recalled,
+    }
 
 
 def _how(form: Form, copies: Mapping[int, int]) -> Forming:

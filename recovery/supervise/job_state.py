@@ -12,6 +12,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.cost_meter import CostMeter
 from trainchaos.recovery.policy.costs import Costs, Tried
 from trainchaos.recovery.policy.strategy import Cause, ClusterView, Failure, Health, Strategy
+from trainchaos.recovery.standby.likely import likely_groups
 from trainchaos.recovery.supervise.divergence import DigestBook, Disagreement
 from trainchaos.recovery.supervise.excluded_samples import ExcludedSamples
 from trainchaos.recovery.supervise.failures import NOTHING, FailureBook
@@ -221,6 +222,11 @@ class JobState:
             self.hands.send(
                 feeder, Feed(spare=spare.name, address=spare.live, anew=self.formation.refilled)
             )
+
+    def stand_by(self, strategy: Strategy, view: ClusterView) -> None:
+        """Have the groups formed, beside the job's, that the next failure will need."""
+        groups, formation = likely_groups(strategy, view), self.formation
+        formation.standby.ask(self.generation, groups, formation.store_port)
 
     def is_ready(self, process: Process) -> None:
         """A process is built, and waits for orders."""

@@ -307,6 +307,8 @@ class RecoveryCycle:
         elif self.stage is Stage.TRAINING:
             self._job.feed_spares()
             self._act(self._strategy.on_ready(self._view()))
+            if self.stage is Stage.TRAINING:
+                self._job.stand_by(self._strategy, self._view())
 
     def form_if_ready(self) -> None:
         """Begin the decided generation, if all its members are ready."""
@@ -352,6 +354,8 @@ class RecoveryCycle:
             self._act(self._strategy.on_spare_lost(self._view()))
         if settled and job.ready_spares and len(job.members) < job.world:
             self._act(self._strategy.on_ready(self._view()))
+        if settled and self.stage is Stage.TRAINING:
+            self._job.stand_by(self._strategy, self._view())
 
     # ---- end
 

@@ -5,17 +5,14 @@ Typed, JSON, one a line over a stream socket. Nothing is unpickled.
 
 from __future__ import annotations
 
-import socket
-import threading
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from trainchaos.recovery.policy.doubts import Doubt
 
 _set = object.__setattr__  # messages are frozen
 
-MAX_LINE = 1 << 20
 MOST_LEFT_OUT = 4096  # samples in a message
 # samples that a rank may name: whatever their numbers, they fit into one message
 MOST_BLAMED = 32_768
@@ -55,7 +52,8 @@ class Join(Message):
     ``recovery.supervise.divergence.CheckpointAdvice``; ``live``: the step that ``source`` holds,
     where a new member may have followed the job up to there, so that ranks compare what they hold
     before anything is copied (-1: no); ``watched_s``, ``rewinds``, ``recalled``: see
-    ``recovery.policy.interval.Rewinds`` (negative: the rank goes by what it sees itself).
+    ``recovery.policy.interval.Rewinds`` (negative: the rank goes by what it sees itself);
+    ``standby``: the group is formed already, under this name ("": it is not).
     """
 
     type: Literal["join"] = "join"
@@ -80,6 +78,22 @@ class Join(Message):
     watched_s: float = -1.0
     rewinds: int = 0
     recalled: int = 0
+    standby: str = ""
+
+
+class StandBy(Message):
+    """To a rank or a spare: beside what you do, form the group that follows ``generation`` if
+    ``lost``, a rank of it, is lost, and be ``rank`` of ``world`` there. ``group``: its name; an
+    earlier one for the same loss is void. Answered by ``StoodBy``, or not at all.
+    """
+
+    type: Literal["stand-by"] = "stand-by"
+    generation: int
+    lost: int
+    group: str
+    rank: int
+    world: int
+    store_port: int
 
 
 class LeaveOut(Message):
@@ -270,6 +284,14 @@ class SetAside(Message):
     doubts: list[Doubt]
 
 
+class StoodBy(Message):
+    """From a rank or a spare: it is connected to all others of this group."""
+
+    type: Literal["stood-by"] = "stood-by"
+    generation: int
+    group: str
+
+
 class Digest(Message):
     """From a rank: a digest of its parameters and optimizer state after ``step`` (see
     ``recovery.supervise.divergence``)."""
@@ -311,7 +333,19 @@ class Finished(Message):
     step: int
 
 
-ToRank = Join | Feed | LeaveOut | Abort | PauseRequest | Agreed | Stop | Inquiry | Recall | Extra
+ToRank = (
+    Join
+    | StandBy
+    | Feed
+    | LeaveOut
+    | Abort
+    | PauseRequest
+    | Agreed
+    | Stop
+    | Inquiry
+    | Recall
+    | Extra
+)
 FromRank = (
     Status
     | Ready
@@ -325,65 +359,8 @@ FromRank = (
     | Finished
     | Notice
     | Recalled
+    | StoodBy
     | Extra
 )
 AnyMessage = Annotated[ToRank | FromRank, Field(discriminator="type")]
 ANY_MESSAGE: TypeAdapter[Any] = TypeAdapter(AnyMessage)
-
-
-class WireError(Exception):
-    """The other side sent something that is not a message."""
-
-
-class Channel:
-    """One side of a supervisor-rank connection over a stream socket.
-
-    ``send_limit_s``: give up a send after so long; about a hundred messages fit into the buffer of
-    a receiver that reads nothing, such as a stopped process.
-    """
-
-    def __init__(self, sock: socket.socket, *, send_limit_s: float | None = None) -> None:
-        self.sock = sock
-        self._sending = threading.Lock()  # a notice is sent by a thread of its own
-        if send_limit_s is not None:
-            sock.settimeout(send_limit_s)
-        self._buffer = b""
-
-    def fileno(self) -> int:
-        """Descriptor to wait on."""
-        return self.sock.fileno()
-
-    def send(self, message: Message) -> bool:
-        """Send one message; False when the other side is gone or reads nothing: it may have got a
-        part.
-        """
-        try:
-            with self._sending:
-                self.sock.sendall(message.model_dump_json().encode() + b"\n")
-        except OSError:
-            return False
-        return True
-
-    def receive(self) -> list[Any] | None:
-        """Read once, return the messages completed by it; None: the other side closed. Raises
-        WireError.
-        """
-        try:
-            data = self.sock.recv(1 << 16)
-        except (BlockingIOError, InterruptedError, TimeoutError):
-            return []
-        except OSError:
-            return None
-        if not data:
-            return None
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if max(len(line) for line in (*lines, self._buffer)) > MAX_LINE:
-            raise WireError(f"a message is longer than {MAX_LINE} bytes")
-        try:
-            return [ANY_MESSAGE.validate_json(line) for line in lines]
-        except ValidationError as error:
-            raise WireError(f"not a message: {error.errors()[0]['msg']}") from error
-
-    def close(self) -> None:
-        """Close the socket."""
-        self.sock.close()

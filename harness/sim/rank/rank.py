@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -44,6 +45,8 @@ from trainchaos.recovery.transport.wire import (
     Message,
     Notice,
     Ready,
+    StandBy,
+    StoodBy,
 )
 
 EXIT_ERROR = 1
@@ -120,10 +123,18 @@ class SimRank:
             case Inquiry():
                 self._asked.append(message.number)
                 self._answer()
+            case StandBy():
+                delay_ns = self.config.timings.form_ms * MS
+                self.process.clock.after(delay_ns, partial(self._stands_by, message))
             case Feed() if self.feeds is not None:
                 self.feeds.told(message)
             case Extra():
                 self.faults.on_command(message.topic, message.payload)
+
+    def _stands_by(self, order: StandBy) -> None:
+        """Its group would be formed by now, on a thread of its own."""
+        if self.process.running and not self.process.stopped:
+            self.send(StoodBy(generation=order.generation, group=order.group))
 
     def _answer(self) -> None:
         while self._announced and self._asked:
@@ -298,10 +309,11 @@ class SimRank:
         try:
             self.check()
             started = clock.now_ns
-            group.form(self.rank, self.process)
+            group.form(self.rank, self.process, standby=bool(order.standby))
             yield None
             seconds = round((clock.now_ns - started) / 1e9, 6)
-            self.write(Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=seconds)
+            how = {"standby": True} if order.standby else {}
+            self.write(Kind.GROUP_FORMED, rank=self.rank, world=self.world, seconds=seconds, **how)
             name = yield from StateAcquisition(self, group, order).run()
             self.check()
         except SimGenerationLost as error:

@@ -63,15 +63,16 @@ class Group:
         self._left: dict[int, Any] = {}
         self._formed = self._storeless = False
 
-    def form(self, rank: int, process: Process) -> None:
-        """Wait for all members."""
+    def form(self, rank: int, process: Process, *, standby: bool = False) -> None:
+        """Wait for all members. ``standby``: they are connected already."""
         self._members[rank] = process
         self._wait(rank)
-        if self._storeless:
+        if self._storeless and not standby:
             self._cannot_form(rank)
         if len(self._members) == self._size:
             rings = (range(self._size),)
-            self._finish_when_open(dict(self._waiting), self._form_ns, None, 0, rings)
+            takes_ns = 0.0 if standby else self._form_ns
+            self._finish_when_open(dict(self._waiting), takes_ns, None, 0, rings)
 
     def meet(
         self,

@@ -45,7 +45,8 @@ from trainchaos.recovery.checkpoint.memory.protocol import (
 )
 from trainchaos.recovery.process.output import say
 from trainchaos.recovery.process.processes import die_with, redirect_output
-from trainchaos.recovery.transport.wire import Channel, Extra, WireError
+from trainchaos.recovery.transport.channel import Channel, WireError
+from trainchaos.recovery.transport.wire import Extra
 
 KEEPER = b'{"be":"keeper"'
 """First field of a KeeperConfig, as JSON."""

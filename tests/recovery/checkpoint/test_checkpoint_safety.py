@@ -22,9 +22,9 @@ from trainchaos.recovery.policy.strategy import StateFrom
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.supervise.adoption import JobRecord
 from trainchaos.recovery.supervise.controller import Controller
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.wire import (
     Agreed,
-    Channel,
     CheckpointNote,
     Digest,
     Join,

@@ -22,14 +22,8 @@ from trainchaos.recovery.policy.strategy import MOST_SHOWN, Form, StateFrom, des
 from trainchaos.recovery.rank import examine
 from trainchaos.recovery.supervise.adoption import JobRecord
 from trainchaos.recovery.supervise.controller import Controller
-from trainchaos.recovery.transport.wire import (
-    MAX_LINE,
-    MOST_BLAMED,
-    MOST_LEFT_OUT,
-    Join,
-    LeaveOut,
-    Parked,
-)
+from trainchaos.recovery.transport.channel import MAX_LINE
+from trainchaos.recovery.transport.wire import MOST_BLAMED, MOST_LEFT_OUT, Join, LeaveOut, Parked
 
 # ---- supervisor
 

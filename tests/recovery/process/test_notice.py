@@ -23,14 +23,8 @@ from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.policy.strategies.none import NoRecovery
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.supervise.controller import Stage
-from trainchaos.recovery.transport.wire import (
-    Channel,
-    CheckpointNote,
-    Message,
-    Notice,
-    PauseRequest,
-    Stop,
-)
+from trainchaos.recovery.transport.channel import Channel
+from trainchaos.recovery.transport.wire import CheckpointNote, Message, Notice, PauseRequest, Stop
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 TERM = {

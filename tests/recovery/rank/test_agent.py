@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from trainchaos.recovery.rank.agent import RankAgent
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.wire import (
     Abort,
-    Channel,
     Digest,
     Extra,
     Inquiry,

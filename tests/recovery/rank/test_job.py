@@ -25,11 +25,11 @@ from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.rank.job import Job, JobConfig
 from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.progress_counters import MarkPage
 from trainchaos.recovery.transport.wire import (
     Abort,
     Agreed,
-    Channel,
     CheckpointNote,
     Finished,
     Join,

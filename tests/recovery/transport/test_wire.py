@@ -14,15 +14,8 @@ from pathlib import Path
 import pytest
 
 from trainchaos.recovery.transport import wire
-from trainchaos.recovery.transport.wire import (
-    Abort,
-    Channel,
-    Extra,
-    Join,
-    Message,
-    Ready,
-    WireError,
-)
+from trainchaos.recovery.transport.channel import MAX_LINE, Channel, WireError
+from trainchaos.recovery.transport.wire import Abort, Extra, Join, Message, Ready
 
 LARGEST = {
     "generation": 10**6,
@@ -34,6 +27,8 @@ LARGEST = {
 }
 MESSAGES = [
     wire.LeaveOut(after=0, samples=[4, 17], since=[3, 9]),
+    wire.StandBy(generation=3, lost=1, group="w0.s0", rank=1, world=2, store_port=4711),
+    wire.StoodBy(generation=3, group="w0.s0"),
     Join(
         generation=3,
         rank=1,
@@ -90,7 +85,7 @@ MESSAGES = [
 def test_a_rank_of_many_is_told_no_more_than_one_of_few() -> None:
     few = Join(generation=1, rank=0, world=1, store_port=47111, restore=False, timeout_s=60.0)
     many = few.model_copy(update=LARGEST)
-    assert len(many.model_dump_json()) < len(few.model_dump_json()) + 50 < 350
+    assert len(many.model_dump_json()) < len(few.model_dump_json()) + 50 < 360
 
 
 @pytest.fixture
@@ -186,8 +181,7 @@ def test_an_endless_line_is_refused_before_it_fills_the_memory(
     ends: tuple[Channel, Channel], newline: bytes
 ) -> None:
     message = (
-        json.dumps({"type": "extra", "topic": "x" * wire.MAX_LINE, "payload": {}}).encode()
-        + newline
+        json.dumps({"type": "extra", "topic": "x" * MAX_LINE, "payload": {}}).encode() + newline
     )
     with pytest.raises(WireError, match="longer than"):
         for start in range(0, len(message), 1 << 14):

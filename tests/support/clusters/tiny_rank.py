@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 
 from trainchaos.chaos.events.log import EventWriter, Kind
 from trainchaos.recovery.process.entry import Birth, live
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.progress_counters import COLLECTIVE, MarkPage
-from trainchaos.recovery.transport.wire import Channel, Extra, Ready, Stop
+from trainchaos.recovery.transport.wire import Extra, Ready, Stop
 
 
 class TinyConfig(Birth):

@@ -18,10 +18,10 @@ from trainchaos.chaos.events.log import Event, EventWriter, Kind, read_actor
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.rank.job import Job, JobConfig
 from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.progress_counters import MarkPage
 from trainchaos.recovery.transport.wire import (
     Abort,
-    Channel,
     CheckpointNote,
     Digest,
     Join,

@@ -1,0 +1,1 @@
+"""Groups that are formed before they are needed."""

@@ -1,0 +1,47 @@
+"""A group that is formed in the background, while its process trains in another group or waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainchaos.recovery.collectives.dialing import NotingStore
+from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.sockets import connections, keep_alive
+
+
+class AsideGroup(Group):
+    """As ``Group``, with gloo. ``name``: of the group among those that stand by in ``generation``.
+
+    Other threads may open sockets while it is formed, so those of this group are known by their
+    addresses: until all of them are, ``abort`` breaks none.
+    """
+
+    def __init__(self, *, group: str, **words: Any) -> None:
+        super().__init__(**words)
+        self.called += f"-standby-{group}"
+        self._stores: list[NotingStore] = []
+        self._own = set()
+        self._formed = False
+
+    def form(self) -> None:
+        """As for any group; nothing is left to do the second time."""
+        if not self._formed:
+            super().form()
+            self._formed = True
+
+    def adopt(self, generation: int, check: Callable[[], None]) -> None:
+        """Be the group of a generation, which ``check`` tells when it is aborted."""
+        self.generation, self._check = generation, check
+
+    def _gloo(self, store: Any, place: int, size: int, options: Any) -> Any:
+        noting = NotingStore(store, place)
+        self._stores.append(noting)
+        return super()._gloo(noting, place, size, options)
+
+    def _opened(self) -> set[str]:
+        own = {address for store in self._stores for address in store.own}
+        peers = {address for store in self._stores for address in store.peers}
+        found = connections(own, peers)
+        keep_alive(found)
+        return found

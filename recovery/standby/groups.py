@@ -1,0 +1,112 @@
+"""A rank's groups that stand by, formed beside the one it trains in, or waits outside of.
+
+One thread forms them in the order in which the supervisor asks, the same for all members, so that
+no two wait for each other.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.storelink import StoreLink
+from trainchaos.recovery.standby.aside import AsideGroup
+from trainchaos.recovery.transport.wire import StandBy, StoodBy
+
+FORM_LIMIT_S = 5.0
+"""Seconds until a group is given up whose other members do not come."""
+
+Make = Callable[[StandBy, Callable[[], None], StoreLink], AsideGroup]
+
+
+class StandbyGroups:
+    """``make``: makes a group that is not connected yet; its second argument raises GenerationLost
+    once the group is not wanted any more. ``tell``: sends the supervisor an answer.
+    """
+
+    def __init__(self, make: Make, tell: Callable[[StoodBy], object]) -> None:
+        self._make = make
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._asked: queue.SimpleQueue[StandBy] = queue.SimpleQueue()
+        self._busy = False
+        self._generation = 0
+        self._over = -1
+        self._formed: dict[int, tuple[str, AsideGroup]] = {}
+        self._left: list[AsideGroup] = []
+
+    def ask(self, order: StandBy) -> None:
+        """Form a group, soon. On any thread."""
+        with self._lock:
+            if order.generation <= self._over or order.generation < self._generation:
+                return
+            if order.generation > self._generation:
+                self._void()
+                self._generation = order.generation
+            self._asked.put(order)
+            if not self._busy:
+                self._busy = True
+                threading.Thread(target=self._work, name="standby-groups", daemon=True).start()
+
+    def take(self, name: str) -> AsideGroup | None:
+        """The group of that name, which the caller leaves in the end. All others are void, and left
+        later: a recovery need not wait for that.
+        """
+        with self._lock:
+            found = [(lost, group) for lost, (own, group) in self._formed.items() if own == name]
+            for lost, _ in found:
+                del self._formed[lost]
+            self._void()
+            self._over = self._generation  # what is being formed is not wanted any more
+        return found[0][1] if found else None
+
+    def close(self) -> None:
+        """Leave all of them."""
+        self.take("")
+        self._leave_void()
+
+    def _void(self) -> None:
+        self._left += [group for _, group in self._formed.values()]
+        self._formed = {}
+
+    def _leave_void(self) -> None:
+        left, self._left = self._left, []
+        for group in left:
+            group.leave()
+
+    def _work(self) -> None:
+        link = StoreLink()
+        while True:
+            self._leave_void()
+            with self._lock:
+                if self._asked.empty():
+                    self._busy = False
+                    return
+                order = self._asked.get_nowait()
+            if self._wanted(order):
+                self._form(order, link)
+
+    def _wanted(self, order: StandBy) -> bool:
+        return order.generation == self._generation > self._over
+
+    def _form(self, order: StandBy, link: StoreLink) -> None:
+        def check() -> None:
+            if not self._wanted(order):
+                raise GenerationLost("the generation is over")
+
+        group = self._make(order, check, link)
+        try:
+            group.form()
+        except (GenerationLost, RuntimeError):  # nobody depends on it: a group is formed later
+            group.leave()
+            return
+        with self._lock:
+            if not self._wanted(order):
+                group.leave()
+                return
+            if order.lost in self._formed:
+                self._left.append(self._formed[order.lost][1])
+            self._formed[order.lost] = order.group, group
+        self._tell(StoodBy(generation=order.generation, group=order.group))

@@ -66,6 +66,7 @@ class Kind(StrEnum):
     STATE_READY = "state_ready"
     SPARE_SYNCED = "spare_synced"
     SPARE_DROPPED = "spare_dropped"
+    STANDBY_FORMED = "standby_formed"
     BATCH_TAKEN = "batch_taken"
     STEP_COMMITTED = "step_committed"
     NONFINITE_CAUGHT = "nonfinite_caught"
@@ -248,6 +249,9 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # by the rank that feeds it: the process `spare` does not follow any more, until it gets the
         # whole state
         Kind.SPARE_DROPPED: frozenset({"spare", "why"}),
+        # by the supervisor: these are connected, beside what they do, as the next generation's
+        # group if rank `lost` is lost
+        Kind.STANDBY_FORMED: frozenset({"lost", "members"}),
         # samples: this rank's share of the global batch of `step`
         Kind.BATCH_TAKEN: frozenset({"rank", "epoch", "samples"}),
         # samples: global sample count reduced over all ranks; loss: global mean; seconds: {phase:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.transport.wire import Message, StandBy, StoodBy
 
 Members = tuple[str, ...]
@@ -11,11 +12,14 @@ Members = tuple[str, ...]
 
 class StandbyBook:
     """Groups for the loss of each rank of one generation. ``send``: sends a message to a process,
-    by its name.
+    by its name; ``record``: logs an event.
     """
 
-    def __init__(self, send: Callable[[str, Message], object]) -> None:
+    def __init__(
+        self, send: Callable[[str, Message], object], record: Callable[..., object]
+    ) -> None:
         self._send = send
+        self._record = record
         self._generation = 0
         self._groups: dict[int, Members] = {}
         self._formed: dict[Members, set[str]] = {}
@@ -43,9 +47,14 @@ class StandbyBook:
 
     def formed(self, process: str, message: StoodBy) -> None:
         """A process has connected to all others of a group."""
-        for members, done in self._formed.items():
-            if message.generation == self._generation and name_of(members) == message.group:
+        if message.generation != self._generation:
+            return
+        for lost, members in self._groups.items():
+            done = self._formed[members]
+            if name_of(members) == message.group and process in members and process not in done:
                 done.add(process)
+                if len(done) == len(members):
+                    self._record(Kind.STANDBY_FORMED, lost=lost, members=list(members))
 
     def use(self, members: Sequence[str]) -> str:
         """Name of the group of these members if all of them stand by in it, else "". No group

@@ -52,7 +52,7 @@ class Formation:
         self.began_s = 0.0
         self._hands = hands
         self._table = table
-        self.standby = StandbyBook(hands.send)
+        self.standby = StandbyBook(hands.send, hands.record)
         self.store_port = store_port
         self._join_timeout_s = join_timeout_s
         self._deadline_s = 0.0

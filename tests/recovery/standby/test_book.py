@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.standby.book import StandbyBook
 from trainchaos.recovery.transport.wire import Message, StandBy, StoodBy
 
@@ -14,6 +15,7 @@ class Sent:
 
     def __init__(self) -> None:
         self.orders: list[tuple[str, str, int, int]] = []
+        self.formed: list[tuple[int, list[str]]] = []
 
     def __call__(self, process: str, message: Message) -> None:
         """As ``Hands.send``."""
@@ -21,11 +23,16 @@ class Sent:
         assert (message.generation, message.world, message.store_port) == (3, 2, 77)
         self.orders.append((process, message.group, message.lost, message.rank))
 
+    def record(self, kind: Kind, *, lost: int, members: list[str]) -> None:
+        """As ``Hands.record``."""
+        assert kind is Kind.STANDBY_FORMED
+        self.formed.append((lost, members))
+
 
 def book() -> tuple[StandbyBook, Sent]:
     """One of generation 3, asked for both groups."""
     sent = Sent()
-    made = StandbyBook(sent)
+    made = StandbyBook(sent, sent.record)
     made.ask(3, BOTH, 77)
     return made, sent
 
@@ -43,13 +50,17 @@ def test_every_member_is_asked_once_and_all_in_the_same_order() -> None:
 
 
 def test_a_group_is_used_once_all_of_its_members_stand_by() -> None:
-    made, _ = book()
-    for process in ("s0", "w1"):
-        assert made.use(LOST_0) == ""
-        made.ask(3, BOTH, 77)
+    for process in LOST_0:
+        made, _ = book()
         made.formed(process, stood_by("s0.w1"))
-    made.formed("s0", stood_by("s0.w1"))
-    made.formed("w1", stood_by("s0.w1"))
+        assert made.use(LOST_0) == ""
+    made, sent = book()
+    for process in ("s0", "s0", "w0"):  # the last is no member
+        made.formed(process, stood_by("s0.w1"))
+    assert sent.formed == []
+    for process in ("w1", "w1"):
+        made.formed(process, stood_by("s0.w1"))
+    assert sent.formed == [(0, ["s0", "w1"])]
     assert made.use(LOST_0) == "s0.w1"
     assert made.use(LOST_0) == "", "it is in use"
 

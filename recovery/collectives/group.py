@@ -93,8 +93,7 @@ class Group:
         self.everyone: Circle
         self.holders: Circle
         self.same: Circle
-        self.abandoned = False
-        self._aborted = False
+        self.abandoned = self._aborted = False
         self._store_at = (net.store_host, store_port)
         self._address = net.address
         self.backend = backend
@@ -125,9 +124,9 @@ class Group:
     def form(self) -> None:
         """Connect to the other members. Raises GenerationLost when that fails.
 
-        Runs on a thread of its own, which is left to its timeouts when the generation is aborted:
-        nothing ends torch's wait for a store that is gone, gloo's for a peer that was lost before
-        it connected, or NCCL's for one that does not come.
+        Runs on a thread of its own, left to its timeouts when the generation is aborted: nothing
+        ends the wait for a store that is gone, a peer lost before it connected (gloo), or one that
+        does not come (NCCL).
         """
         made = self._forming = Future[list[Circle]]()
         probe = torch.zeros(1, device=self.device) if self.backend == "nccl" else None
@@ -206,11 +205,13 @@ class Group:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout, options.group_name = self._timeout, called
         options._threads = 2
-        dial = self._dial
-        options._devices = [gloo_device(self._address or (address_of(self.rank) if dial else ""))]
-        if dial is not None and self._roll is not None:
-            store = RedirectingStore(store, place, self._roll.by_rank(dial, ranks))
+        options._devices = [self._listening()]
+        if self._dial is not None and self._roll is not None:
+            store = RedirectingStore(store, place, self._roll.by_rank(self._dial, ranks))
         return self._gloo(store, place, size, options)
+
+    def _listening(self) -> Any:
+        return gloo_device(self._address or (address_of(self.rank) if self._dial else ""))
 
     def _gloo(self, store: dist.Store, place: int, size: int, options: Any) -> Any:
         return dist.ProcessGroupGloo(store, place, size, options)

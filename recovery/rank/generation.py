@@ -98,10 +98,17 @@ class Generations:
         timeout_s = max(self._job.config.form_timeout_s, 2 * order.timeout_s)
         return Group(**self._words(order, timeout_s), check=self._job.check, link=self._link)
 
-    def _aside(self, order: StandBy, check: Callable[[], None], link: StoreLink) -> AsideGroup:
+    def _aside(
+        self, order: StandBy, *, check: Callable[[], None], link: StoreLink, devices: list[Any]
+    ) -> AsideGroup:
         """A group that may be that of the next generation, not connected yet."""
-        words = self._words(order, FORM_LIMIT_S)
-        return AsideGroup(**words, group=order.group, check=check, link=link)
+        return AsideGroup(
+            group=order.group,
+            check=check,
+            link=link,
+            devices=devices,
+            **self._words(order, FORM_LIMIT_S),
+        )
 
     def _words(self, order: Join | StandBy, timeout_s: float) -> dict[str, Any]:
         job, config = self._job, self._job.config

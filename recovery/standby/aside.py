@@ -11,14 +11,17 @@ from trainchaos.recovery.collectives.sockets import connections, keep_alive
 
 
 class AsideGroup(Group):
-    """As ``Group``, with gloo. ``name``: of the group among those that stand by in ``generation``.
+    """As ``Group``, with gloo. ``group``: its name among those that stand by in ``generation``;
+    ``devices``: of a process, for all of its groups, made with the first: each has a thread of
+    gloo's that wakes up a hundred times a second.
 
     Other threads may open sockets while it is formed, so those of this group are known by their
     addresses: until all of them are, ``abort`` breaks none.
     """
 
-    def __init__(self, *, group: str, **words: Any) -> None:
+    def __init__(self, *, group: str, devices: list[Any], **words: Any) -> None:
         super().__init__(**words)
+        self._devices = devices
         self.called += f"-standby-{group}"
         self._stores: list[NotingStore] = []
         self._own = set()
@@ -34,6 +37,11 @@ class AsideGroup(Group):
         """Be the group of a generation, which ``check`` tells when it is aborted."""
         self.generation, self._check = generation, check
 
+    def _listening(self) -> Any:
+        if not self._devices:
+            self._devices.append(super()._listening())
+        return self._devices[0]
+
     def _gloo(self, store: Any, place: int, size: int, options: Any) -> Any:
         noting = NotingStore(store, place)
         self._stores.append(noting)
@@ -42,6 +50,6 @@ class AsideGroup(Group):
     def _opened(self) -> set[str]:
         own = {address for store in self._stores for address in store.own}
         peers = {address for store in self._stores for address in store.peers}
-        found = connections(own, peers)
+        found = connections(own, peers) - self._foreign  # those of the process's other groups
         keep_alive(found)
         return found

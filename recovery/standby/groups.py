@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.storelink import StoreLink
@@ -18,13 +19,20 @@ from trainchaos.recovery.transport.wire import StandBy, StoodBy
 FORM_LIMIT_S = 5.0
 """Seconds until a group is given up whose other members do not come."""
 
-Make = Callable[[StandBy, Callable[[], None], StoreLink], AsideGroup]
+
+class Make(Protocol):
+    """Makes a group that is not connected yet. ``check`` raises GenerationLost once it is not
+    wanted any more; ``link``, ``devices``: for this group and others.
+    """
+
+    def __call__(
+        self, order: StandBy, *, check: Callable[[], None], link: StoreLink, devices: list[Any]
+    ) -> AsideGroup:
+        """One more."""
 
 
 class StandbyGroups:
-    """``make``: makes a group that is not connected yet; its second argument raises GenerationLost
-    once the group is not wanted any more. ``tell``: sends the supervisor an answer.
-    """
+    """``tell``: sends the supervisor an answer."""
 
     def __init__(self, make: Make, tell: Callable[[StoodBy], object]) -> None:
         self._make = make
@@ -36,6 +44,7 @@ class StandbyGroups:
         self._over = -1
         self._formed: dict[int, tuple[str, AsideGroup]] = {}
         self._left: list[AsideGroup] = []
+        self._devices: list[Any] = []
 
     def ask(self, order: StandBy) -> None:
         """Form a group, soon. On any thread."""
@@ -66,6 +75,7 @@ class StandbyGroups:
         """Leave all of them."""
         self.take("")
         self._leave_void()
+        self._devices.clear()
 
     def _void(self) -> None:
         self._left += [group for _, group in self._formed.values()]
@@ -96,7 +106,7 @@ class StandbyGroups:
             if not self._wanted(order):
                 raise GenerationLost("the generation is over")
 
-        group = self._make(order, check, link)
+        group = self._make(order, check=check, link=link, devices=self._devices)
         try:
             group.form()
         except (GenerationLost, RuntimeError):  # nobody depends on it: a group is formed later

@@ -92,7 +92,7 @@ def thrown_away(tree: Tree, played: PlayResult) -> bool:
     struck = {e.generation for e in hits if _occurrence(e) in seen}
     return any(
         (
-            event.data["kind"] == "tensor-corrupt"
+            event.data["kind"] in ("tensor-corrupt", "data-corrupt")
             or (_occurrence(event) in held and event.generation in struck)
         )
         and _occurrence(event) not in seen

@@ -50,6 +50,7 @@ class AsideGroup(Group):
     def _opened(self) -> set[str]:
         own = {address for store in self._stores for address in store.own}
         peers = {address for store in self._stores for address in store.peers}
+        self._stores.clear()
         found = connections(own, peers) - self._foreign  # those of the process's other groups
         keep_alive(found)
         return found

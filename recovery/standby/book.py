@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.transport.wire import Message, StandBy, StoodBy
 
 Members = tuple[str, ...]
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """One that was asked for. ``formed``: members that are connected to all others."""
+
+    name: str
+    members: Members
+    formed: set[str] = field(default_factory=set)
+
+    @property
+    def stands(self) -> bool:
+        return len(self.formed) == len(self.members)
 
 
 class StandbyBook:
@@ -21,51 +36,48 @@ class StandbyBook:
         self._send = send
         self._record = record
         self._generation = 0
-        self._groups: dict[int, Members] = {}
-        self._formed: dict[Members, set[str]] = {}
+        self._groups: dict[int, _Group] = {}
+        self._asked = 0
+        # no two groups meet under one name, though they have the same members: also not those of
+        # a supervisor that was lost
+        self._tag = secrets.token_hex(4)
 
     def ask(self, generation: int, groups: Mapping[int, Members], store_port: int) -> None:
         """Have each of these groups formed, unless it was asked for already. ``groups``: rank that
         may be lost -> members by rank. A group takes the place of an earlier one for that rank.
         """
         if generation != self._generation:
-            self._generation, self._groups, self._formed = generation, {}, {}
+            self._generation, self._groups = generation, {}
         for lost, members in sorted(groups.items()):
-            if self._groups.get(lost) == members:
+            former = self._groups.get(lost)
+            if former is not None and former.members == members:
                 continue
-            self._groups[lost], self._formed[members] = members, set()
-            for rank, name in enumerate(members):
+            self._asked += 1
+            name = f"{self._tag}-{self._asked}"
+            self._groups[lost] = _Group(name=name, members=members)
+            for rank, process in enumerate(members):
                 order = StandBy(
                     generation=generation,
                     lost=lost,
-                    group=name_of(members),
+                    group=name,
                     rank=rank,
                     world=len(members),
                     store_port=store_port,
                 )
-                self._send(name, order)
+                self._send(process, order)
 
     def formed(self, process: str, message: StoodBy) -> None:
         """A process has connected to all others of a group."""
-        if message.generation != self._generation:
-            return
-        for lost, members in self._groups.items():
-            done = self._formed[members]
-            if name_of(members) == message.group and process in members and process not in done:
-                done.add(process)
-                if len(done) == len(members):
-                    self._record(Kind.STANDBY_FORMED, lost=lost, members=list(members))
+        for lost, group in self._groups.items():
+            if group.name == message.group and process in group.members and not group.stands:
+                group.formed.add(process)
+                if group.stands:
+                    self._record(Kind.STANDBY_FORMED, lost=lost, members=list(group.members))
 
     def use(self, members: Sequence[str]) -> str:
         """Name of the group of these members if all of them stand by in it, else "". No group
         stands by after this: all are of the generation that ends.
         """
+        groups, self._groups = self._groups.values(), {}
         wanted = tuple(members)
-        ready = self._formed.get(wanted) == set(wanted)
-        self._generation, self._groups, self._formed = 0, {}, {}
-        return name_of(wanted) if ready else ""
-
-
-def name_of(members: Sequence[str]) -> str:
-    """What a group is called."""
-    return ".".join(members)
+        return next((one.name for one in groups if one.members == wanted and one.stands), "")

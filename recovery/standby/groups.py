@@ -82,7 +82,8 @@ class StandbyGroups:
         self._formed = {}
 
     def _leave_void(self) -> None:
-        left, self._left = self._left, []
+        with self._lock:
+            left, self._left = self._left, []
         for group in left:
             group.leave()
 

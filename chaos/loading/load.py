@@ -5,7 +5,7 @@ Nothing is started here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ def load(
     placed += [p for draft in drafts for p in _place_all(document, draft.resolved, draft.problems)]
     placed += [p for draft in drafts for p in draft.placed]
     placed += _differing(document, drafts)
+    placed += [problem for name, problem in _unused(document, drafts) if name in document.tree]
     if document.problems:
         # hide follow-up problems at places that already have one
         known = {(p.span.source, p.span.line, p.span.column) for p in document.problems}
@@ -262,18 +263,23 @@ def _warnings(
             document, draft.resolved, list(warnings(draft.scenario, catalogue))
         )
     ]
+    placed += [problem for name, problem in _unused(document, drafts) if name not in document.tree]
+    return tuple(render(each, label="warning: ") for each in in_order(placed))
+
+
+def _unused(document: Document, drafts: Sequence[_Draft]) -> Iterator[tuple[str, LocatedProblem]]:
+    """Axes of the matrix that nothing refers to. One that is called as a key of the scenario is an
+    error: its cells would be reported as what they are not.
+    """
     used = {reference for draft in drafts for reference in draft.resolved.used}
     axes = {name for draft in drafts for name in draft.combination.values}
     for name in sorted(axes):
         if f"matrix.{name}" not in used:
+            message = f"nothing uses ${{matrix.{name}}}: its cells differ in name only"
+            if name in document.tree:
+                message += f"; write {name}: ${{matrix.{name}}}"
             span = document.locate(("matrix", name), on_key=True)
-            placed.append(
-                LocatedProblem(
-                    span=span,
-                    message=f"nothing uses ${{matrix.{name}}}: its cells differ in name only",
-                )
-            )
-    return tuple(render(each, label="warning: ") for each in in_order(placed))
+            yield name, LocatedProblem(span=span, message=message)
 
 
 def _sla_lines(

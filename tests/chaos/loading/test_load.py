@@ -925,19 +925,28 @@ def test_a_fault_past_the_end_is_a_warning(write: Any) -> None:
 
 
 def test_other_warnings(write: Any) -> None:
-    text = GOOD.replace("${matrix.recovery}", "hot-spare").replace(
-        "process-kill", "checkpoint-corrupt"
-    )
+    text = GOOD.replace("${matrix.recovery}", "hot-spare").replace("{recovery: [", "{way: [")
+    text = text.replace("process-kill", "checkpoint-corrupt")
     text = text.replace("role: worker", "checkpoint: {step: 30}")
     warnings = [w.splitlines()[0].split(": warning: ")[1] for w in read(write(text)).warnings]
     assert warnings == [
         "no checkpoint is made at step 30: one is made every 20 steps",
-        "nothing uses ${matrix.recovery}: its cells differ in name only",
+        "nothing uses ${matrix.way}: its cells differ in name only",
     ]
     (empty,) = read(
         write(SINGLE.replace(SINGLE.splitlines()[6] + "\n", "").replace("faults:", "faults: []"))
     ).warnings
     assert "no faults: the run can only be inconclusive" in empty
+
+
+def test_cells_named_after_what_they_do_not_set_are_an_error(write: Any) -> None:
+    """A report would compare strategies that no cell has."""
+    with pytest.raises(ScenarioError) as caught:
+        read(write(GOOD.replace("${matrix.recovery}", "hot-spare")))
+    assert (
+        "nothing uses ${matrix.recovery}: its cells differ in name only; write recovery:"
+        " ${matrix.recovery}" in str(caught.value)
+    )
 
 
 # --- properties

@@ -47,14 +47,14 @@ class Silent:
 
 
 def cell_of(recovery: Any, faults: list[dict[str, Any]], **more: Any) -> Cell:
-    """One cell. ``more``: other keys of the scenario; ``ranks`` and ``steps`` go to the
-    workload.
+    """One cell. ``more``: other keys of the scenario; ``ranks``, ``steps`` and the like
+    go to the workload.
     """
     workload = {
         "kind": "mlp",
         "ranks": more.pop("ranks", RANKS),
         "steps": more.pop("steps", STEPS),
-        "global_batch": BATCH,
+        "global_batch": more.pop("global_batch", BATCH),
         "parallelism": more.pop("parallelism", "ddp"),
         "checkpoint": {
             "every": more.pop("every", EVERY),

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Callable, Container
+from pathlib import Path
 
 Address = tuple[str, int]
+_LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 
 
 def socket_inodes() -> set[str]:
@@ -20,20 +23,19 @@ def connections(own: Container[Address], peers: Container[Address]) -> set[str]:
     """The TCP connections over IPv4 of this process that were accepted at one of its ``own``
     addresses, or lead to one of ``peers``, by what /proc calls them.
     """
-    return {inode for fd, inode in _sockets() if _is_between(fd, inode, own, peers)}
+    rows = (line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:])
+    known = {
+        f"socket:[{row[9]}]"
+        for row in rows
+        if row[3] != _LISTENS and (_address(row[1]) in own or _address(row[2]) in peers)
+    }
+    return known & socket_inodes()
 
 
-def _is_between(fd: int, inode: str, own: Container[Address], peers: Container[Address]) -> bool:
-    copy = _copy_of(fd, inode)
-    if copy is None:
-        return False
-    with copy:
-        try:
-            if copy.family is not socket.AF_INET or copy.type is not socket.SOCK_STREAM:
-                return False
-            return copy.getpeername() in peers or copy.getsockname() in own
-        except OSError:
-            return False  # it is not connected
+def _address(text: str) -> Address:
+    """As /proc/net/tcp has it: an IPv4 address as this machine reads its bytes, and a port."""
+    host, port = text.split(":")
+    return socket.inet_ntoa(struct.pack("=I", int(host, 16))), int(port, 16)
 
 
 def keep_alive(wanted: Container[str], *, idle_s: int = 60) -> None:
@@ -97,7 +99,14 @@ def _copy_of(fd: int, inode: str) -> socket.socket | None:
         copy = os.dup(fd)
     except OSError:
         return None
-    if os.readlink(f"/proc/self/fd/{copy}") != inode:
-        os.close(copy)
-        return None
-    return socket.socket(fileno=copy)
+    try:
+        if os.readlink(f"/proc/self/fd/{copy}") == inode:
+            # a socket object may set what all descriptors share, after ``socket.setdefaulttimeout``
+            blocks = os.get_blocking(copy)
+            made = socket.socket(fileno=copy)
+            os.set_blocking(copy, blocks)
+            return made
+    except OSError:
+        pass
+    os.close(copy)
+    return None

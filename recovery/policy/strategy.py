@@ -354,7 +354,7 @@ class Strategy(BaseModel):
 
     @abstractmethod
     def on_failure(self, view: ClusterView) -> Decision:
-        """Decide after a failure.
+        """Decide after a failure, or after one that may come (``recovery.standby.likely``).
 
         Members are dead or parked (or still training if ``keeps_survivors`` is False).
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +23,8 @@ from trainchaos.recovery.transport.progress_counters import MarkPage
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
+
+_PASSES = ("data", "forward", "backward")
 
 
 class StepProbe(Protocol):
@@ -82,9 +85,12 @@ class Step:
         """Whether no other phase has begun yet."""
         return self._phase == "data"
 
-    def check(self) -> None:
-        """Raise GenerationLost if the supervisor has aborted this generation."""
-        self._job.check()
+    def check_pass(self) -> None:
+        """Raise GenerationLost if the supervisor has aborted this generation and the step is not
+        reduced yet: from then on it may be applied already.
+        """
+        if self._phase in _PASSES:
+            self._job.check()
 
     def end_phase(self) -> None:
         """Record the duration of the last phase."""
@@ -287,6 +293,7 @@ class StepInProgress:
 
     def __init__(self, *, marks: MarkPage, blocks: BusyBlocks) -> None:
         self.inside = False
+        self._thread = 0
         self._marks = marks
         self._blocks = blocks
 
@@ -294,6 +301,7 @@ class StepInProgress:
         """The loop enters this step's block."""
         self.current = step
         self.inside = True
+        self._thread = threading.get_ident()
 
     def end(self) -> None:
         """The loop is out of the block, and the rank has parked if it had to."""
@@ -312,8 +320,8 @@ class StepInProgress:
         """
         if torch.compiler.is_compiling() or not self.inside:
             return
-        if self._blocks.entered() is None:
-            self.current.check()
+        if threading.get_ident() == self._thread and self._blocks.entered() is None:
+            self.current.check_pass()
 
     def exchange(self, begins: bool) -> None:
         """A sharded model starts or stops waiting for the other ranks of its replica, in the midst

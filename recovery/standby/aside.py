@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.dialing import NotingStore
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.sockets import connections, keep_alive
+
+PAUSE_S = 0.005
 
 
 class AsideGroup(Group):
@@ -43,9 +47,21 @@ class AsideGroup(Group):
         return self._devices[0]
 
     def _gloo(self, store: Any, place: int, size: int, options: Any) -> Any:
+        self._await_all(store, place, size)
         noting = NotingStore(store, place)
         self._stores.append(noting)
         return super()._gloo(noting, place, size, options)
+
+    def _await_all(self, store: Any, place: int, size: int) -> None:
+        """Wait until all are about to connect: gloo's own wait cannot be ended, and leaves on the
+        device what crashes this process if a peer connects later. Raises GenerationLost.
+        """
+        store.set(f"here-{place}", "")
+        keys = [f"here-{other}" for other in range(size)]
+        while not store.check(keys):
+            if self._aborted:
+                raise GenerationLost("aborted while the group was formed")
+            time.sleep(PAUSE_S)
 
     def _opened(self) -> set[str]:
         own = {address for store in self._stores for address in store.own}

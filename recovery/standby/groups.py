@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from trainchaos.recovery.transport.wire import StandBy, StoodBy
 
 FORM_LIMIT_S = 5.0
 """Seconds until a group is given up whose other members do not come."""
+LEAVE_AFTER_S = 1.0
+"""Seconds from when groups are void until they are left: the recovery needs the processors."""
 
 
 class Make(Protocol):
@@ -45,6 +48,7 @@ class StandbyGroups:
         self._formed: dict[int, tuple[str, AsideGroup]] = {}
         self._left: list[AsideGroup] = []
         self._devices: list[Any] = []
+        self._closed = threading.Event()
 
     def ask(self, order: StandBy) -> None:
         """Form a group, soon. On any thread."""
@@ -61,7 +65,7 @@ class StandbyGroups:
 
     def take(self, name: str) -> AsideGroup | None:
         """The group of that name, which the caller leaves in the end. All others are void, and left
-        later: a recovery need not wait for that.
+        later.
         """
         with self._lock:
             found = [(lost, group) for lost, (own, group) in self._formed.items() if own == name]
@@ -69,10 +73,14 @@ class StandbyGroups:
                 del self._formed[lost]
             self._void()
             self._over = self._generation  # what is being formed is not wanted any more
+            some_left = bool(self._left)
+        if some_left:
+            threading.Thread(target=self._leave_soon, name="standby-left", daemon=True).start()
         return found[0][1] if found else None
 
     def close(self) -> None:
         """Leave all of them."""
+        self._closed.set()
         self.take("")
         self._leave_void()
         self._devices.clear()
@@ -86,6 +94,10 @@ class StandbyGroups:
             left, self._left = self._left, []
         for group in left:
             group.leave()
+
+    def _leave_soon(self) -> None:
+        self._closed.wait(LEAVE_AFTER_S)
+        self._leave_void()
 
     def _work(self) -> None:
         link = StoreLink()
@@ -103,21 +115,31 @@ class StandbyGroups:
         return order.generation == self._generation > self._over
 
     def _form(self, order: StandBy, link: StoreLink) -> None:
+        until_s = time.monotonic() + FORM_LIMIT_S
+
         def check() -> None:
             if not self._wanted(order):
                 raise GenerationLost("the generation is over")
+            if time.monotonic() > until_s:
+                raise GenerationLost(f"not all members came within {FORM_LIMIT_S:g} s")
 
-        group = self._make(order, check=check, link=link, devices=self._devices)
+        group = None
         try:
+            group = self._make(order, check=check, link=link, devices=self._devices)
             group.form()
-        except (GenerationLost, RuntimeError):  # nobody depends on it: a group is formed later
-            group.leave()
+        except Exception:  # nobody depends on it: a group is formed when it is needed
+            # a peer that comes after all would meet gloo's remains of it on this device
+            self._devices.clear()
+            if group is not None:
+                group.leave()
             return
         with self._lock:
-            if not self._wanted(order):
-                group.leave()
-                return
-            if order.lost in self._formed:
+            wanted = self._wanted(order)
+            if wanted and order.lost in self._formed:
                 self._left.append(self._formed[order.lost][1])
-            self._formed[order.lost] = order.group, group
-        self._tell(StoodBy(generation=order.generation, group=order.group))
+            if wanted:
+                self._formed[order.lost] = order.group, group
+        if wanted:
+            self._tell(StoodBy(generation=order.generation, group=order.group))
+        else:
+            group.leave()

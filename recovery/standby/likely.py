@@ -63,7 +63,11 @@ def _after(strategy: Strategy, view: ClusterView, lost: str, rank: int) -> Membe
         for one in view.processes
     )
     supposed = replace(view, processes=processes, failures=(failure,), tried=())
-    for action in strategy.on_failure(supposed).actions:
+    try:
+        decision = strategy.on_failure(supposed)
+    except Exception:  # of a plugin, to a loss that has not happened: no reason to end the job
+        return ()
+    for action in decision.actions:
         if isinstance(action, Form) and action.state is StateFrom.PEER and not action.refill:
             known = all(name != lost and not name.startswith("new-") for name in action.members)
             return action.members if known else ()

@@ -38,13 +38,21 @@ def _hook_of_a_copy() -> Callable[..., None]:
 
 def hook_parts(model: nn.Module, called: Callable[..., None]) -> list[RemovableHandle]:
     """Have ``called`` called before each part of the model that has parts itself; the model as a
-    whole is left out, as are single layers, which end soon.
+    whole is left out, as are single layers, which end soon, and layers that torch computes in one
+    kernel where nothing hooks them.
     """
     hook = CalledHook(called)
+    fused = {
+        part
+        for layer in model.modules()
+        if isinstance(layer, nn.TransformerEncoderLayer)
+        for part in layer.modules()
+    }
     return [
         part.register_forward_pre_hook(hook)
         for part in model.modules()
         if part is not model
+        and part not in fused
         and next(part.children(), None) is not None
         and not isinstance(part, torch.jit.ScriptModule)
     ]

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
+
+from trainchaos.recovery.collectives.abandoned import LEAVING
+
+LEAVES_S = 30.0
 
 
 def open_files() -> int:
-    """Open files of this process, without those that earlier tests left to the collector, which
-    would be closed at any time.
+    """Open files of this process, without those that earlier tests left to the collector, or to a
+    thread that leaves a group, which would be closed at any time.
     """
     gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == LEAVING:
+            thread.join(LEAVES_S)
     return len(os.listdir("/proc/self/fd"))

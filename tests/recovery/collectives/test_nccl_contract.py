@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tests.support.gpu.gpu_ranks import WAIT_S, GpuRank, adam, batch, network
 from tests.support.gpu.nccl_contract import Gpus, Nccl
+from tests.support.running import until
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.saves.background import Snapshot
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
@@ -442,6 +443,7 @@ def test_what_only_a_stream_waits_for_is_not_done(gpus: Gpus) -> None:
     told = threading.Event()
 
     def count(group: Group) -> list[int]:
+        until(lambda: not group.unfinished())  # what connected it
         if group.rank == 1:
             assert told.wait(WAIT_S)
         found = [group.unfinished()]

@@ -1,9 +1,9 @@
 """A process group that can be left at any moment.
 
 ``ProcessGroupGloo.abort`` returns at once but does not unblock a pending collective; shutting down
-the group's own TCP sockets does, within milliseconds. NCCL has a working abort. Each generation
-uses its own key prefix, so nothing of an earlier one can be read, and a rank stuck in rendezvous is
-unblocked the same way. What NCCL needs besides is in ``recovery.collectives.nccl``.
+the group's own TCP sockets does, within milliseconds. NCCL has a working abort, and more in
+``recovery.collectives.nccl``. Each generation uses its own key prefix, so nothing of an earlier one
+can be read, and a rank stuck in rendezvous is unblocked the same way.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
@@ -61,9 +62,9 @@ class Group:
     outside long before. ``dial``: where to connect to reach a process, by its name, that listens at
     an address; None: there. ``name``: of this process.
 
-    Every wait looks up at least each ``POLL``: gloo can lose the wake-up of a thread that waits for
-    a connection just being shut down (seen in about 1 of 30 aborts), and its wait would then last
-    the whole timeout. Such an operation is abandoned.
+    Every wait looks up each ``POLL``: gloo can lose the wake-up of a thread whose connection is
+    just being shut down (in about 1 of 30 aborts), which would wait for the whole timeout. Such an
+    operation is abandoned.
     """
 
     def __init__(
@@ -205,22 +206,17 @@ class Group:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout, options.group_name = self._timeout, called
         options._threads = 2
-        options._devices = [self._listening()]
-        if self._dial is not None and self._roll is not None:
-            store = RedirectingStore(store, place, self._roll.by_rank(self._dial, ranks))
+        dial = self._dial
+        options._devices = [gloo_device(self._address or (address_of(self.rank) if dial else ""))]
+        if dial is not None and self._roll is not None:
+            store = RedirectingStore(store, place, self._roll.by_rank(dial, ranks))
         return self._gloo(store, place, size, options)
-
-    def _listening(self) -> Any:
-        return gloo_device(self._address or (address_of(self.rank) if self._dial else ""))
 
     def _gloo(self, store: dist.Store, place: int, size: int, options: Any) -> Any:
         return dist.ProcessGroupGloo(store, place, size, options)
 
     def _connect(self, made: Any, probe: Tensor) -> None:
-        """Raises GenerationLost if the generation was aborted before, as no other member would come
-        any more.
-        """
-        if self._aborted:
+        if self._aborted:  # no other member would come any more
             raise GenerationLost("aborted while the group was formed")
         self.began(nccl.connect(made, probe), probe)
 
@@ -397,4 +393,7 @@ def _settle(made: Future[Any], make: Callable[[], Any]) -> None:
     try:
         made.set_result(make())
     except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # of what they hold open
         made.set_exception(error)
+    finally:
+        del made, make  # an exception keeps this frame, and the frame the exception

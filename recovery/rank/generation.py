@@ -19,7 +19,7 @@ from trainchaos.recovery.rank.fingerprint import tell_joined
 from trainchaos.recovery.rank.membership import Why, rewinds_in, stays_connected
 from trainchaos.recovery.rank.recipe import Attached
 from trainchaos.recovery.standby.aside import AsideGroup
-from trainchaos.recovery.standby.groups import FORM_LIMIT_S, StandbyGroups
+from trainchaos.recovery.standby.groups import CONNECT_LIMIT_S, StandbyGroups
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.versions import versions
 from trainchaos.recovery.transport.wire import Join, Ready, StandBy
@@ -98,17 +98,10 @@ class Generations:
         timeout_s = max(self._job.config.form_timeout_s, 2 * order.timeout_s)
         return Group(**self._words(order, timeout_s), check=self._job.check, link=self._link)
 
-    def _aside(
-        self, order: StandBy, *, check: Callable[[], None], link: StoreLink, devices: list[Any]
-    ) -> AsideGroup:
+    def _aside(self, order: StandBy, *, check: Callable[[], None], link: StoreLink) -> AsideGroup:
         """A group that may be that of the next generation, not connected yet."""
-        return AsideGroup(
-            group=order.group,
-            check=check,
-            link=link,
-            devices=devices,
-            **self._words(order, FORM_LIMIT_S),
-        )
+        words = self._words(order, CONNECT_LIMIT_S)
+        return AsideGroup(**words, group=order.group, check=check, link=link)
 
     def _words(self, order: Join | StandBy, timeout_s: float) -> dict[str, Any]:
         job, config = self._job, self._job.config

@@ -9,8 +9,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.storelink import StoreLink
@@ -19,18 +20,18 @@ from trainchaos.recovery.transport.wire import StandBy, StoodBy
 
 FORM_LIMIT_S = 5.0
 """Seconds until a group is given up whose other members do not come."""
+CONNECT_LIMIT_S = 1.0
+"""Gloo's timeout once all have come; for a peer that does not connect it waits five times that."""
 LEAVE_AFTER_S = 1.0
 """Seconds from when groups are void until they are left: the recovery needs the processors."""
 
 
 class Make(Protocol):
     """Makes a group that is not connected yet. ``check`` raises GenerationLost once it is not
-    wanted any more; ``link``, ``devices``: for this group and others.
+    wanted any more; ``link``: to the store, for this group and others.
     """
 
-    def __call__(
-        self, order: StandBy, *, check: Callable[[], None], link: StoreLink, devices: list[Any]
-    ) -> AsideGroup:
+    def __call__(self, order: StandBy, *, check: Callable[[], None], link: StoreLink) -> AsideGroup:
         """One more."""
 
 
@@ -47,7 +48,6 @@ class StandbyGroups:
         self._over = -1
         self._formed: dict[int, tuple[str, AsideGroup]] = {}
         self._left: list[AsideGroup] = []
-        self._devices: list[Any] = []
         self._closed = threading.Event()
 
     def ask(self, order: StandBy) -> None:
@@ -83,7 +83,6 @@ class StandbyGroups:
         self._closed.set()
         self.take("")
         self._leave_void()
-        self._devices.clear()
 
     def _void(self) -> None:
         self._left += [group for _, group in self._formed.values()]
@@ -125,11 +124,10 @@ class StandbyGroups:
 
         group = None
         try:
-            group = self._make(order, check=check, link=link, devices=self._devices)
+            group = self._make(order, check=check, link=link)
             group.form()
-        except Exception:  # nobody depends on it: a group is formed when it is needed
-            # a peer that comes after all would meet gloo's remains of it on this device
-            self._devices.clear()
+        except Exception as error:  # nobody depends on it: a group is formed when it is needed
+            traceback.clear_frames(error.__traceback__)  # of what they hold open
             if group is not None:
                 group.leave()
             return

@@ -46,9 +46,7 @@ class Standing:
         self.answers: list[str] = []
         self.groups = StandbyGroups(self.make, self.tell)
 
-    def make(
-        self, order: StandBy, *, check: object, link: StoreLink, devices: list[object]
-    ) -> AsideGroup:
+    def make(self, order: StandBy, *, check: object, link: StoreLink) -> AsideGroup:
         """As ``recovery.rank.generation`` does."""
         return AsideGroup(
             group=order.group,
@@ -60,7 +58,6 @@ class Standing:
             timeout_s=DEADLINE_S,
             check=check,
             link=link,
-            devices=devices,
         )
 
     def tell(self, answer: StoodBy) -> None:
@@ -130,6 +127,7 @@ def with_other_connections(me: Self) -> str:
         opening.join(DEADLINE_S)
         ready = standing.groups.take(FIRST)
         assert ready is not None and len(opened) > 2
+        ready.adopt(2, lambda: None)
         summed(ready)
         me.say("formed")
         me.hear()
@@ -164,6 +162,7 @@ def alone(me: Self) -> int:
     standing.until(SECOND)
     late = standing.groups.take(SECOND)
     assert late is not None
+    late.adopt(3, lambda: None)
     summed(late)
     late.leave()
     standing.groups.close()
@@ -182,6 +181,7 @@ def lost_its_peer(me: Self) -> str:
     standing.until(FIRST)
     ready = standing.groups.take(FIRST)
     assert ready is not None
+    ready.adopt(2, lambda: None)
     me.say("formed")
     me.hear()
     if me.rank == 1:

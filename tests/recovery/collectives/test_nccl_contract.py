@@ -210,6 +210,7 @@ def test_a_rank_whose_peer_stands_still_leaves_with_its_state(gpus: Gpus, make: 
     assert time.monotonic() - since_s < SOON_S
     assert first.numbers() == before
     second.abort(1)
+    wait_until(lambda: second.job.member.lost)  # it has the order before it goes on
     go_on.set()
     assert second.hear(Parked).why == "aborted"
     begin(ranks, 2)

@@ -6,6 +6,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from trainchaos.chaos.planning.crowd import HERE
@@ -51,13 +52,15 @@ def family_s(proc: Path = Path("/proc")) -> float:
 
 
 def _children(process: Path) -> list[int]:
-    """Of all its threads."""
+    """Of all its threads, of which any may end meanwhile."""
     found: list[int] = []
     try:
-        for thread in (process / "task").iterdir():
+        threads = list((process / "task").iterdir())
+    except OSError:
+        return found
+    for thread in threads:
+        with suppress(OSError, ValueError):
             found += [int(word) for word in (thread / "children").read_text().split()]
-    except (OSError, ValueError):
-        pass
     return found
 
 

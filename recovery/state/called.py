@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +19,6 @@ class CalledHook:
 
     def __call__(self, *_: object) -> None:
         self._called()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return nothing
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
         return _hook_of_a_copy, ()

@@ -90,17 +90,39 @@ def _address_at(blob: bytes) -> int:
     return at
 
 
-class RedirectingStore(dist.Store):
-    """A store client in which the addresses of those that this rank connects to are what ``dial``
-    says.
-
-    ``place``: of this rank among those that meet there; they are counted like that here.
+class _PassingStore(dist.Store):
+    """A store client that asks another one. ``place``: of this rank among those that meet there;
+    they are counted like that here.
     """
 
-    def __init__(self, inner: dist.Store, place: int, dial: Dial) -> None:
+    def __init__(self, inner: dist.Store, place: int) -> None:
         super().__init__()
         self._inner = inner
         self._place = place
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        """As the inner store."""
+        self._inner.set(key, value)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes:
+        """As the inner store."""
+        return self._inner.get(key)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+        """As the inner store."""
+        if timeout is None:
+            self._inner.wait(list(keys))
+        else:
+            self._inner.wait(list(keys), timeout)
+
+
+class RedirectingStore(_PassingStore):
+    """A store client in which the addresses of those that this rank connects to are what ``dial``
+    says.
+    """
+
+    def __init__(self, inner: dist.Store, place: int, dial: Dial) -> None:
+        super().__init__(inner, place)
         self._dial = dial
         self._own: Address | None = None
 
@@ -108,13 +130,13 @@ class RedirectingStore(dist.Store):
         """As the inner store."""
         if _rank_in(key) == self._place:
             self._own = published(value)
-        self._inner.set(key, value)  # type: ignore[arg-type]
+        super().set(key, value)
 
     def get(self, key: str) -> bytes:
         """As the inner store, but for addresses. Raises RuntimeError when a way leads over too high
         an address.
         """
-        value, peer = self._inner.get(key), _rank_in(key)
+        value, peer = super().get(key), _rank_in(key)
         if peer is None or self._own is None or not connects(self._own, at := published(value)):
             return value
         way = self._dial(peer, at)
@@ -124,24 +146,14 @@ class RedirectingStore(dist.Store):
             )
         return redirected(value, way)
 
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
-        """As the inner store."""
-        if timeout is None:
-            self._inner.wait(list(keys))
-        else:
-            self._inner.wait(list(keys), timeout)
 
-
-class NotingStore(dist.Store):
+class NotingStore(_PassingStore):
     """A store client that notes which addresses gloo publishes and finds there: ``own``, and
-    ``peers``. ``place``: as for ``RedirectingStore``, which it goes around. Raises RuntimeError as
-    ``published``.
+    ``peers``. Raises RuntimeError as ``published``.
     """
 
     def __init__(self, inner: dist.Store, place: int) -> None:
-        super().__init__()
-        self._inner = inner
-        self._place = place
+        super().__init__(inner, place)
         self.own: set[Address] = set()
         self.peers: set[Address] = set()
 
@@ -149,21 +161,14 @@ class NotingStore(dist.Store):
         """As the inner store."""
         if _rank_in(key) == self._place:
             self.own.add(published(value))
-        self._inner.set(key, value)  # type: ignore[arg-type]
+        super().set(key, value)
 
     def get(self, key: str) -> bytes:
         """As the inner store."""
-        value = self._inner.get(key)
+        value = super().get(key)
         if _rank_in(key) not in (None, self._place):
             self.peers.add(published(value))
         return value
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
-        """As the inner store."""
-        if timeout is None:
-            self._inner.wait(list(keys))
-        else:
-            self._inner.wait(list(keys), timeout)
 
 
 def _rank_in(key: str) -> int | None:

@@ -4,7 +4,7 @@ checkpoints. The parts of the controller share it; what happens next is decided 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.cost_meter import CostMeter
 from trainchaos.recovery.policy.costs import Costs, Tried
 from trainchaos.recovery.policy.strategy import Cause, ClusterView, Failure, Health, Strategy
-from trainchaos.recovery.standby.likely import likely_groups
+from trainchaos.recovery.standby.likely import MOST_RANKS, likely_groups
 from trainchaos.recovery.supervise.divergence import DigestBook, Disagreement
 from trainchaos.recovery.supervise.excluded_samples import ExcludedSamples
 from trainchaos.recovery.supervise.failures import NOTHING, FailureBook
@@ -223,10 +223,13 @@ class JobState:
                 feeder, Feed(spare=spare.name, address=spare.live, anew=self.formation.refilled)
             )
 
-    def stand_by(self, strategy: Strategy, view: ClusterView) -> None:
-        """Have the groups formed, beside the job's, that the next failure will need."""
-        groups, formation = likely_groups(strategy, view), self.formation
-        formation.standby.ask(self.generation, groups, formation.store_port)
+    def stand_by(self, strategy: Strategy, view: Callable[[], ClusterView]) -> None:
+        """Have the groups formed, beside the job's, that the next failure will need. ``view``: of
+        the job, which takes a while to make for a large one.
+        """
+        if len(self.members) <= MOST_RANKS:
+            groups, formation = likely_groups(strategy, view()), self.formation
+            formation.standby.ask(self.generation, groups, formation.store_port)
 
     def is_ready(self, process: Process) -> None:
         """A process is built, and waits for orders."""

@@ -308,7 +308,7 @@ class RecoveryCycle:
             self._job.feed_spares()
             self._act(self._strategy.on_ready(self._view()))
             if self.stage is Stage.TRAINING:
-                self._job.stand_by(self._strategy, self._view())
+                self._job.stand_by(self._strategy, self._view)
 
     def form_if_ready(self) -> None:
         """Begin the decided generation, if all its members are ready."""
@@ -355,7 +355,7 @@ class RecoveryCycle:
         if settled and job.ready_spares and len(job.members) < job.world:
             self._act(self._strategy.on_ready(self._view()))
         if settled and self.stage is Stage.TRAINING:
-            self._job.stand_by(self._strategy, self._view())
+            self._job.stand_by(self._strategy, self._view)
 
     # ---- end
 

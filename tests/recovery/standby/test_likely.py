@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,6 +26,7 @@ from trainchaos.recovery.policy.strategy import (
     Strategy,
 )
 from trainchaos.recovery.standby.likely import MOST_RANKS, likely_groups
+from trainchaos.recovery.supervise.job_state import JobState
 
 
 def training(ranks: int, *, spares: int = 0, shards: int = 1) -> ClusterView:
@@ -128,3 +131,16 @@ def test_what_is_predicted_is_what_the_strategy_then_decides(
         decided = strategy.on_failure(after).actions
         (form,) = [action for action in decided if isinstance(action, Form)]
         assert form.members == members and form.state is StateFrom.PEER, name(strategy)
+
+
+def test_a_large_job_is_not_looked_at() -> None:
+    """A view of many thousand ranks takes a while, and nothing would follow from it."""
+
+    def view() -> ClusterView:
+        raise AssertionError("made for nothing")
+
+    job: Any = SimpleNamespace(members=tuple(f"w{rank}" for rank in range(MOST_RANKS + 1)))
+    JobState.stand_by(job, DropReplica(), view)
+    job.members = job.members[:MOST_RANKS]
+    with pytest.raises(AssertionError, match="for nothing"):
+        JobState.stand_by(job, DropReplica(), view)

@@ -523,3 +523,23 @@ def test_a_descriptor_that_became_a_file_meanwhile_is_left_alone(tmp_path: Path)
         assert not sockets._shut_down_one(stream.fileno(), "socket:[1]", False)
         assert open_files() == before
         stream.write("still open")
+
+
+def test_looking_at_sockets_leaves_them_as_they_are() -> None:
+    """Also in a script that has set a default timeout, with which a socket object is made so that
+    nothing blocks, for all that share it.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with socket.create_connection(address) as client, server.accept()[0] as accepted:
+            before = socket.getdefaulttimeout()
+            socket.setdefaulttimeout(5.0)
+            try:
+                found = sockets.connections({address}, {address})
+                sockets.keep_alive(found)
+            finally:
+                socket.setdefaulttimeout(before)
+            assert len(found) == 2, "both ends, and not the listener"
+            for one in (server, client, accepted):
+                assert os.get_blocking(one.fileno())
+            assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -18,6 +18,7 @@ from trainchaos.recovery.policy.strategies.none import NoRecovery
 from trainchaos.recovery.policy.strategy import (
     Cause,
     ClusterView,
+    Decision,
     Failure,
     Form,
     Health,
@@ -144,3 +145,14 @@ def test_a_large_job_is_not_looked_at() -> None:
     job.members = job.members[:MOST_RANKS]
     with pytest.raises(AssertionError, match="for nothing"):
         JobState.stand_by(job, DropReplica(), view)
+
+
+def test_a_strategy_that_fails_at_a_loss_that_has_not_happened_ends_nothing() -> None:
+    class Odd(DropReplica):
+        """A plugin's."""
+
+        def on_failure(self, view: ClusterView) -> Decision:
+            """Knows no such view."""
+            raise KeyError(view.generation)
+
+    assert likely_groups(Odd(), training(4)) == {}

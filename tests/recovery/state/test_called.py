@@ -83,3 +83,11 @@ def test_copies_call_nobody(how: Callable[[nn.Module], nn.Module]) -> None:
     assert Open.calls == 0
     assert torch.equal(net(x), made)
     assert Open.calls == 3
+
+
+def test_layers_that_torch_fuses_stay_without_hooks() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=8)
+    net = nn.Sequential(nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)))
+    hook_parts(net, lambda *_: None)
+    hooked = {type(part) for part in net.modules() if part._forward_pre_hooks}
+    assert hooked == {nn.Sequential, nn.TransformerEncoder, nn.ModuleList}

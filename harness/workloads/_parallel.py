@@ -122,6 +122,7 @@ class Pipeline:
     ) -> Tensor:
         """See ``Step.run``. Samples are cut into the largest number of equal parts."""
         self._as_loss = as_loss
+        inputs = inputs.contiguous()  # torch before 2.12 takes no parts of another stride
         # A new one says hello to the stages beside it: all have a new one in each generation.
         group: Any = mesh.get_group("pipeline")
         needed = group.generation, len(inputs), self._parts(mesh, inputs)

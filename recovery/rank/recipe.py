@@ -76,7 +76,8 @@ class ModelRecipe:
         from trainchaos.recovery.collectives.buckets import check_types
         from trainchaos.recovery.collectives.sharding import FSDPModule, require_torch
 
-        require_torch()
+        if mesh is None or mesh.shard > 1:
+            require_torch()
         check_types(dict(self.model.named_parameters()))
         if any(isinstance(module, FSDPModule) for module in self.model.modules()):
             raise TypeError(

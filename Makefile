@@ -68,7 +68,7 @@ GPU_STAMP := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))
 GPU_RESULTS ?= docs/gpu-results.md
 
 test-gpu: $(GPU_STAMP) ## the tests that need an NVIDIA GPU; skipped where there is none
-	$(GPU_PYTHON) -m pytest -m gpu -o addopts=-qra -p no:cacheprovider $(shell grep -rlE --include='test_*.py' '(mark|marks)[.=].*gpu' tests)
+	$(GPU_PYTHON) -m pytest -m gpu -o addopts=-qra -p no:cacheprovider $(shell grep -rlE --include='test_*.py' '(mark|marks)[.=].*gpu|support.devices' tests)
 
 bench-gpu: $(GPU_STAMP) ## measure on a GPU and write docs/gpu-results.md, in ten minutes; exit status 7 where there is none
 	$(GPU_PYTHON) -m benchmarks.gpu --out $(GPU_RESULTS)

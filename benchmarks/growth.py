@@ -2,7 +2,8 @@
 of 4 MB to 2 GB under each strategy; and what a live spare costs while nothing fails.
 
     python -m benchmarks.growth [--rounds 3] [--mb 4 40 400 2000] [--plot growth.png]
-        [--strategies live none drop warm] [--runs runs/growth]
+        [--strategies live rehearsed none drop warm] [--device cuda] [--gap 16] [--pause 0.1]
+        [--runs runs/growth]
 
 Two ranks and a spare train a model that costs nearly nothing to compute
 (``benchmarks/loops/large_state.py``). Every round plays one arm of each size and strategy, one
@@ -27,16 +28,17 @@ from benchmarks.scenarios import play
 from trainchaos.chaos.events.log import Kind, read_log
 from trainchaos.harness.judge.results import Results
 
-RANKS, PER_ARM, GAP, PAUSE_S = 2, 3, 16, 0.1
-STEPS = GAP * (PER_ARM + 1)
+RANKS, PER_ARM = 2, 3
 STRATEGIES = {
     "live": "{strategy: hot-spare, sync: live}",
+    "rehearsed": "{strategy: hot-spare, sync: live, rehearse: true}",
     "none": "{strategy: hot-spare}",
     "drop": "{strategy: drop-replica}",
     "warm": "{strategy: checkpoint-restart}",
 }
 NAMES = {
     "live": "hot-spare, sync: live",
+    "rehearsed": "hot-spare, sync: live, rehearse: true",
     "none": "hot-spare, sync: none",
     "drop": "drop-replica",
     "warm": "checkpoint-restart warm, from memory",
@@ -45,6 +47,7 @@ INVARIANTS = (
     "[fault-landed, sample-accounting, no-lost-commit, liveness, no-orphans, evidence-complete]"
 )
 LOOP = Path(__file__).parent / "loops" / "large_state.py"
+DEFAULT = ["live", "none", "drop", "warm"]
 Key = tuple[str, float]
 """A strategy, and a size in MB."""
 
@@ -78,12 +81,24 @@ class Growth:
                     self.copied[key].append(int(event.data["bytes"]))
 
 
-def scenario(strategy: str, mb: float, number: int) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How a job goes: on which ``device``, with ``gap`` steps between kills, each of ``pause_s``
+    besides its work on the state.
+    """
+
+    device: str = "cpu"
+    gap: int = 16
+    pause_s: float = 0.1
+
+
+def scenario(strategy: str, mb: float, number: int, course: Course) -> str:
     """One arm as YAML text."""
+    steps = course.gap * (PER_ARM + 1)
     draw = random.Random(f"{number}/{mb}")
     kills = "\n".join(
         f"  - {{id: f{place}, kind: process-kill, target: {{rank: {draw.randrange(RANKS)}}},"
-        f" at: {{step: {GAP * (place + 1)}, phase: forward}}}}"
+        f" at: {{step: {course.gap * (place + 1)}, phase: forward}}}}"
         for place in range(PER_ARM)
     )
     memory = ", memory: {every: 4}" if strategy == "warm" else ""
@@ -92,13 +107,14 @@ name: growth-{strategy}-{mb:g}
 seed: {number + 1}
 workload:
   kind: script
-  params: {{path: {LOOP}, args: ["{mb:g}", "{STEPS}", "{PAUSE_S}"]}}
+  params: {{path: {LOOP}, args: ["{mb:g}", "{steps}", "{course.pause_s}"]}}
+  device: {course.device}
   ranks: {RANKS}
-  steps: {STEPS}
+  steps: {steps}
   global_batch: 4
   determinism: default
   verify_every: 0
-  checkpoint: {{every: {STEPS}{memory}}}
+  checkpoint: {{every: {steps}{memory}}}
 recovery: {STRATEGIES[strategy]}
 faults:
 {kills}
@@ -108,9 +124,11 @@ invariants: {INVARIANTS}
 """
 
 
-def measure(strategy: str, mb: float, number: int, runs: Path, growth: Growth) -> None:
+def measure(
+    strategy: str, mb: float, number: int, course: Course, runs: Path, growth: Growth
+) -> None:
     """Run one arm with real processes."""
-    text = scenario(strategy, mb, number)
+    text = scenario(strategy, mb, number, course)
     results = play(f"growth-{strategy}-{mb:g}-{number}", text, runs)
     growth.add((strategy, mb), results, runs / results.scenario / results.run_id / "events")
 
@@ -174,17 +192,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=3, help=f"each with {PER_ARM} kills an arm")
     parser.add_argument("--mb", type=float, nargs="+", default=[4, 40, 400, 2000])
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=[*STRATEGIES])
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=DEFAULT)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=Course.device)
+    parser.add_argument("--gap", type=int, default=Course.gap, help="steps between kills")
+    parser.add_argument("--pause", type=float, default=Course.pause_s, help="seconds a step")
     parser.add_argument("--plot", type=Path, help="where to write a picture")
     parser.add_argument("--runs", type=Path, default=Path("runs/growth"))
     options = parser.parse_args()
     options.runs.mkdir(parents=True, exist_ok=True)
     growth = Growth()
+    course = Course(device=options.device, gap=options.gap, pause_s=options.pause)
     try:
         for number in range(options.rounds):
             for mb in options.mb:
                 for strategy in options.strategies:
-                    measure(strategy, mb, number, options.runs, growth)
+                    measure(strategy, mb, number, course, options.runs, growth)
     except KeyboardInterrupt:
         print("interrupted: what was played until then", file=sys.stderr)
     print(tables(growth), flush=True)

@@ -1,11 +1,12 @@
 """Measures on a GPU, and puts the results into docs/gpu-results.md, within ten minutes.
 
     python -m benchmarks.gpu [--device cuda] [--size 124m] [--minutes 9] [--out docs/gpu-results.md]
+        [--only TEXT...]
 
 Runs jobs of ``recovery.run`` whose ranks are killed, and measures single parts in separate
-processes. Parts skipped for lack of time are listed. ``--device cpu --size tiny`` rehearses it
-without a GPU. Needs pydantic besides torch, numpy and xxhash, and no network. Exit status: 0 done,
-1 a part failed, 7 no GPU.
+processes; ``--only``: jobs whose names contain one of the texts, and no parts. Parts skipped for
+lack of time are listed. ``--device cpu --size tiny`` rehearses it without a GPU. Needs pydantic
+besides torch, numpy and xxhash, and no network. Exit status: 0 done, 1 a part failed, 7 no GPU.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     usage.add_argument("--size", choices=("124m", "tiny"), default="124m")
     usage.add_argument("--minutes", type=float, default=9.0)
     usage.add_argument("--out", type=Path, default=ROOT / "docs" / "gpu-results.md")
+    usage.add_argument("--only", nargs="+", default=[])
     given = usage.parse_args(argv)
     until_s = time.monotonic() + 60 * given.minutes
     count = gpus() if given.device == "cuda" else 1
@@ -79,21 +81,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs: dict[str, GpuMeasured] = {}
     sharding = about.pop("sharding", reason)
     skipped = {row.name: why for row in ROWS if (why := why_not(row, count, sharding))}
+    only: list[str] = given.only
     rows = [row for row in ROWS if row.name not in skipped]
-    jobs_until_s = time.monotonic() + JOBS_SHARE * (until_s - time.monotonic())
+    rows = [row for row in rows if not only or any(text in row.name for text in only)]
+    share = 1.0 if only else JOBS_SHARE
+    jobs_until_s = time.monotonic() + share * (until_s - time.monotonic())
     for place, row in enumerate(rows):
         share_s = max(0.0, jobs_until_s - time.monotonic()) / (len(rows) - place)
         print(f"{datetime.now(UTC):%H:%M:%S} {row.name}", file=sys.stderr, flush=True)
         jobs[row.name] = play(row, given.device, given.size, batch, time.monotonic() + share_s)
+    left_out: tuple[dict[str, Any], str] = {}, "not run: --only"
     parts = {
-        name: part(name, given.device, given.size, until_s) for name in ("faults", "nccl", "state")
+        name: left_out if only else part(name, given.device, given.size, until_s)
+        for name in ("faults", "nccl", "state")
     }
     text = page(given.device, given.size, batch, about, parts, jobs, skipped)
     given.out.write_text(placed(text, given.out.read_text() if given.out.is_file() else ""))
     print(text)
-    failed = (
-        reason or any(why for _, why in parts.values()) or any(job.note for job in jobs.values())
-    )
+    wrong = [reason, *(job.note for job in jobs.values())]
+    failed = any(wrong) or (not only and any(why for _, why in parts.values()))
     return EXIT_FAIL if failed else EXIT_PASS
 
 

@@ -26,7 +26,7 @@ EVERY = 3  # steps between checkpoints
 @dataclass(frozen=True, kw_only=True)
 class GpuRow:
     """A job of the recovery table. ``spares``: besides ``ranks``; ``gpus``: at least; ``shards``:
-    of the model; ``backend``: see ``recovery.run``.
+    of the model; ``backend``, ``params``: see ``recovery.run``.
     """
 
     name: str
@@ -36,10 +36,25 @@ class GpuRow:
     gpus: int = 1
     shards: int = 1
     backend: str = "auto"
+    params: tuple[str, ...] = ()
 
 
 ROWS = (
     GpuRow(name="hot-spare, two ranks on one GPU (gloo)", strategy="hot-spare", ranks=2, spares=1),
+    GpuRow(
+        name="hot-spare sync=live, two ranks on one GPU (gloo)",
+        strategy="hot-spare",
+        ranks=2,
+        spares=1,
+        params=("sync=live",),
+    ),
+    GpuRow(
+        name="hot-spare sync=live rehearse=true, two ranks on one GPU (gloo)",
+        strategy="hot-spare",
+        ranks=2,
+        spares=1,
+        params=("sync=live", "rehearse=true"),
+    ),
     GpuRow(name="drop-replica, two ranks on one GPU (gloo)", strategy="drop-replica", ranks=2),
     GpuRow(
         name="checkpoint-restart, two ranks on one GPU (gloo)",
@@ -58,6 +73,14 @@ ROWS = (
         ranks=2,
         spares=1,
         backend="nccl",
+    ),
+    GpuRow(
+        name="hot-spare sync=live rehearse=true, two ranks on one GPU (NCCL over sockets)",
+        strategy="hot-spare",
+        ranks=2,
+        spares=1,
+        backend="nccl",
+        params=("sync=live", "rehearse=true"),
     ),
     GpuRow(
         name="drop-replica, two ranks on one GPU (NCCL over sockets)",
@@ -116,6 +139,7 @@ class GpuJob:
         self.pids: dict[str, int] = {}
         self.ready: set[str] = set()
         self.gone: set[str] = set()
+        self.synced: set[str] = set()
         command = [
             sys.executable,
             "-m",
@@ -127,6 +151,7 @@ class GpuJob:
             "--strategy",
             row.strategy,
             *(["--spares", str(row.spares)] if row.strategy == "hot-spare" else []),
+            *(word for param in row.params for word in ("--param", param)),
             "--device",
             device,
             "--backend",
@@ -168,6 +193,8 @@ class GpuJob:
     def _note(self, event: Event) -> None:
         if event.kind is Kind.STEP_COMMITTED:
             self.commits.append(event)
+        elif event.kind is Kind.SPARE_SYNCED:
+            self.synced.add(event.actor)
         elif event.actor != ORCHESTRATOR:
             return
         elif event.kind is Kind.FAILURE_DETECTED:
@@ -191,12 +218,16 @@ class GpuJob:
             self.look()
 
     def _at(self, row: GpuRow, step: int) -> bool:
-        whole = [
-            event
+        members = {
+            event.actor
             for event in self.commits
             if (event.step or 0) >= step and event.data["world"] == row.ranks
-        ]
-        return bool(whole) and len(self.ready - self.gone) >= row.ranks + row.spares
+        }
+        ready = self.ready - self.gone
+        if len(members) < row.ranks or len(ready) < row.ranks + row.spares:
+            return False
+        waiting = ready - members
+        return "sync=live" not in row.params or len(waiting & self.synced) >= row.spares
 
     def members(self) -> list[str]:
         """Processes that committed the newest step, by rank."""

@@ -36,7 +36,7 @@ class Large(nn.Module):
 def main() -> None:
     """Build and train."""
     job = recovery.join(samples=SAMPLES, steps=STEPS, global_batch=BATCH, checkpoint_dir="saved")
-    model = Large(int(MB * 1e6 / 8))
+    model = Large(int(MB * 1e6 / 8)).to(job.device)
     job.attach(model, torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9))
     while job.running():
         with job.step() as step:

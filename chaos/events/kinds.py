@@ -66,6 +66,7 @@ class Kind(StrEnum):
     STATE_READY = "state_ready"
     SPARE_SYNCED = "spare_synced"
     SPARE_DROPPED = "spare_dropped"
+    SPARE_REHEARSED = "spare_rehearsed"
     STANDBY_FORMED = "standby_formed"
     BATCH_TAKEN = "batch_taken"
     STEP_COMMITTED = "step_committed"
@@ -249,6 +250,9 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # by the rank that feeds it: the process `spare` does not follow any more, until it gets the
         # whole state
         Kind.SPARE_DROPPED: frozenset({"spare", "why"}),
+        # by a spare before it is ready, alone: it has trained a step that counts for nothing;
+        # error: what of the script ended it before step.commit(), "" if nothing did
+        Kind.SPARE_REHEARSED: frozenset({"seconds", "error"}),
         # by the supervisor: these are connected, beside what they do, as the next generation's
         # group if rank `lost` is lost
         Kind.STANDBY_FORMED: frozenset({"lost", "members"}),

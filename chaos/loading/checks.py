@@ -260,11 +260,6 @@ def _live(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Iterator
                 f" {workload.shards} ranks: use parallelism: ddp, or sync: none"
             ),
         )
-    if workload.device == "cuda":
-        yield Problem(
-            loc=("recovery", "sync"),
-            message="sync: live serves ranks on the CPU so far: use device: cpu, or sync: none",
-        )
 
 
 def _repeated_ids(faults: list[Any]) -> Iterator[Problem]:

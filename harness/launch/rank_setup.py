@@ -89,6 +89,7 @@ def rank_config(
         "nonfinite": strategy.nonfinite_policy,
         "sync": strategy.spare_sync.sync,
         "sync_lag": strategy.spare_sync.lag,
+        "rehearse": strategy.spare_sync.rehearse and role == "spare",
         "saves": {
             "mode": spec.checkpoint.mode,
             "sharded": spec.checkpoint.sharded,

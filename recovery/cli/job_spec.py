@@ -45,14 +45,15 @@ def script_config(
     spec: JobSpec,
     strategy: Strategy,
     name: str,
+    role: str,
     spot: ProcessPlacement,
     *,
     store_host: str,
     job_id: str,
     memory: InMemory | None,
 ) -> ScriptConfig:
-    """Configuration of the process ``name`` when it starts at a spot. ``store_host``: where the
-    key-value store listens; ``memory``: its keeper, None: it has none.
+    """Configuration of the process ``name`` when it starts at a spot. ``role``: worker or spare;
+    ``store_host``: where the key-value store listens; ``memory``: its keeper, None: it has none.
     """
     seat = SupervisorSettings(
         supervisor="trainchaos.recovery.run",
@@ -75,6 +76,7 @@ def script_config(
         nonfinite=strategy.nonfinite_policy,
         sync=strategy.spare_sync.sync,
         sync_lag=strategy.spare_sync.lag,
+        rehearse=strategy.spare_sync.rehearse and role == "spare",
         fresh=spec.fresh,
         job_id=job_id,
     )

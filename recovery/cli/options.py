@@ -367,10 +367,8 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
     found = ("cuda",) if given.nodes else ("cuda", "auto")
     if given.backend == "nccl" and given.device not in found:
         raise UsageError("--backend nccl exchanges what is on GPUs: use --device cuda, or gloo")
-    if strategy.spare_sync.sync == "live" and (given.shards > 1 or given.device == "cuda"):
-        raise UsageError(
-            "sync=live serves whole models on CPUs: no --shards or --mesh, no --device cuda"
-        )
+    if strategy.spare_sync.sync == "live" and given.shards > 1:
+        raise UsageError("sync=live serves whole models: no --shards or --mesh")
     if given.memory_limit * 1e6 < 1:
         raise UsageError(
             f"--memory-limit {given.memory_limit:g} holds nothing: three times the state, or more"

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from functools import partial
 from typing import Any
 
 from trainchaos.chaos.events.log import LOG_VERSION, ORCHESTRATOR, Event, EventWriter, Kind
@@ -298,7 +299,8 @@ class Supervisor:
     def spawn(self, role: str, mode: str) -> str:
         """Start a process under the next free name; see ``JobProcesses.start``."""
         stop = self._stop
-        started = self._processes.start(role, mode, self._config, stopped=lambda: bool(stop.signum))
+        config = partial(self._config, role)
+        started = self._processes.start(role, mode, config, stopped=lambda: bool(stop.signum))
         self.record(
             Kind.PROCESS_SPAWNED,
             process=started.name,
@@ -314,11 +316,12 @@ class Supervisor:
         """See ``JobProcesses.expect``."""
         self._processes.expect(role, mode, count)
 
-    def _config(self, name: str, spot: ProcessPlacement) -> ScriptConfig:
+    def _config(self, role: str, name: str, spot: ProcessPlacement) -> ScriptConfig:
         return script_config(
             self._spec,
             self.strategy,
             name,
+            role,
             spot,
             store_host=self._host.store_host,
             job_id=self._job_id,

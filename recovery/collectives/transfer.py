@@ -124,13 +124,35 @@ def _send(
     route: _Route, tensors: Sequence[Tensor], wire: torch.device | None, progress: Progress
 ) -> None:
     under_way: deque[tuple[list[Any], Tensor]] = deque()
+    rooms = _Rooms()
     for chunk in _chunks(tensors):
         if len(under_way) == UNDER_WAY:
             _done(route, under_way.popleft()[0], progress)
-        buffer = _packed(chunk).to(wire or chunk[0].device)
+        buffer = _packed(chunk)
+        if wire is not None and wire.type != buffer.device.type:
+            buffer = rooms.next(buffer.nbytes, wire, pinned=buffer.is_cuda).copy_(buffer)
         under_way.append((route.start(buffer), buffer))
     for works, _ in under_way:
         _done(route, works, progress)
+
+
+class _Rooms:
+    """Memory for the messages that are under way, used in turn."""
+
+    def __init__(self) -> None:
+        self._rooms: deque[Tensor | None] = deque([None] * UNDER_WAY)
+
+    def next(self, size: int, on: torch.device, *, pinned: bool) -> Tensor:
+        """``size`` bytes that were used UNDER_WAY messages before. ``pinned``: a GPU copies them,
+        which takes many times as long otherwise.
+        """
+        room = self._rooms.popleft()
+        if room is None or room.device != on or len(room) < size:
+            pinned = pinned and on.type == "cpu"
+            size_made = max(size, CHUNK_BYTES)
+            room = torch.empty(size_made, dtype=torch.uint8, device=on, pin_memory=pinned)
+        self._rooms.append(room)
+        return room[:size]
 
 
 def _receive(
@@ -147,22 +169,18 @@ def _receive(
     broken off may be written to later.
     """
     under_way: deque[tuple[list[Any], Tensor, list[Tensor]]] = deque()
-    room: list[Tensor | None] = [None] * UNDER_WAY
+    rooms = _Rooms()
 
     def take(works: list[Any], buffer: Tensor, chunk: list[Tensor]) -> None:
         _done(route, works, progress)
         if keeps:
             _unpack(buffer.to(chunk[0].device), chunk)
 
-    for number, chunk in enumerate(_chunks(tensors)):
+    for chunk in _chunks(tensors):
         if len(under_way) == UNDER_WAY:
             take(*under_way.popleft())
         size, on = sum(part.nbytes for part in chunk), wire or chunk[0].device
-        here = room[number % UNDER_WAY]
-        if here is None or here.device != on or len(here) < size:
-            here = torch.empty(max(size, CHUNK_BYTES), dtype=torch.uint8, device=on)
-            room[number % UNDER_WAY] = here
-        buffer = here[:size]
+        buffer = rooms.next(size, on, pinned=chunk[0].is_cuda)
         under_way.append((route.start(buffer), buffer, chunk))
     for message in under_way:
         take(*message)

@@ -19,11 +19,13 @@ Sync = Literal["none", "live"]
 
 class SpareSync(NamedTuple):
     """How spares are kept up to date. ``lag``: steps that may wait for a live one; with more it is
-    dropped until a copy later.
+    dropped until a copy later; ``rehearse``: a spare trains a step that counts for nothing before
+    it is ready.
     """
 
     sync: Sync = "none"
     lag: int = 4
+    rehearse: bool = False
 
 
 class InMemory(BaseModel):
@@ -99,8 +101,8 @@ class JobConfig(BaseModel):
     ``memory``: checkpoints in memory besides, None: none; ``fresh``: the job began with initial
     values, and checkpoints of earlier jobs are left alone; ``job_id``: the same in all processes of
     a job, and in no other (see ``recovery.checkpoint.files.fence``); ``collective_timeout_s``,
-    ``form_timeout_s``: last resorts, the supervisor is faster; ``sync``, ``sync_lag``: see
-    SpareSync.
+    ``form_timeout_s``: last resorts, the supervisor is faster; ``sync``, ``sync_lag``,
+    ``rehearse`` (of spares alone): see SpareSync.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -125,6 +127,7 @@ class JobConfig(BaseModel):
     nonfinite: Literal["retry", "skip", "rollback"] = "retry"
     sync: Sync = "none"
     sync_lag: int = 4
+    rehearse: bool = False
     memory: InMemory | None = None
     net: NetworkAddresses = NetworkAddresses()
     device: str = "cpu"

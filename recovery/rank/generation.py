@@ -22,7 +22,7 @@ from trainchaos.recovery.standby.aside import AsideGroup
 from trainchaos.recovery.standby.groups import CONNECT_LIMIT_S, StandbyGroups
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.versions import versions
-from trainchaos.recovery.transport.wire import Join, Ready, StandBy
+from trainchaos.recovery.transport.wire import Finished, Join, Ready, StandBy
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
@@ -168,6 +168,8 @@ class Generations:
             attached.groups.end()
         if self._job.live is not None:
             self._job.live.close()
+        self._job.checkpoints.close()
+        self._job.reducer.let_go()
 
     def leave(self) -> None:
         """Leave the generation and close the connections to all other ranks."""
@@ -195,10 +197,15 @@ def announce(job: Job, live: str) -> None:
     job.agent.channel.send(Ready(**facts, versions=mine, live=live))
 
 
-def refuse_end(job: Job, bad: str) -> None:
-    """Refuse to end the job with a bad state: no step follows whose loss or gradient would show
-    it.
+def tell_end(job: Job, finished: Finished) -> None:
+    """Report the end, or refuse to end the job with a bad state: no step follows whose loss or
+    gradient would show it.
     """
+    bad = job.state.not_finite()
+    job.marks.enter(progress_counters.IDLE)
+    if bad is None:
+        job.agent.channel.send(finished)
+        return
     text = f"after the last step {bad} is not finite: the state is refused"
     print(text, file=sys.stderr, flush=True)
     job.caught(job.state.step, [job.rank], "state")

@@ -43,7 +43,7 @@ from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.rank.busy import LIMIT_S, Busy, BusyBlocks
 from trainchaos.recovery.rank.examine import LossOf, samples_to_blame
-from trainchaos.recovery.rank.generation import Generations, announce, refuse_end
+from trainchaos.recovery.rank.generation import Generations, announce, tell_end
 from trainchaos.recovery.rank.membership import Membership
 from trainchaos.recovery.rank.promotion import listen, live_of
 from trainchaos.recovery.rank.recipe import (
@@ -55,6 +55,7 @@ from trainchaos.recovery.rank.recipe import (
 )
 from trainchaos.recovery.rank.step import NonFinite, Step, StepInProgress, StepProbe
 from trainchaos.recovery.spares.live import Live
+from trainchaos.recovery.spares.rehearsal import Rehearsal
 from trainchaos.recovery.state.misuse import guard_scaling, in_step
 from trainchaos.recovery.state.registered import Stateful
 from trainchaos.recovery.state.state import TrainState
@@ -77,7 +78,7 @@ class Job:
     reducer: Reducer
     checkpoints: Checkpointer
     live: Live | None
-    _wrapped: bool
+    wrapped: bool  # the model came in DistributedDataParallel
 
     def __init__(
         self, config: JobConfig, agent: RankAgent, page: MarkPage, writer: EventWriter
@@ -110,6 +111,7 @@ class Job:
         )
         self.progress = StepInProgress(marks=page, blocks=self.blocks)
         self.generations = Generations(self)
+        self.rehearsal = Rehearsal(self)
         self._attached: Attached | None = None
         self._announced = False
         if config.device.startswith("cuda"):
@@ -166,7 +168,7 @@ class Job:
         self.clip_norm = clip_norm
         self.loss_of = loss_of or self.loss_of
         guard_scaling()
-        self._attached, self._wrapped = attached, attached.wrapped
+        self._attached, self.wrapped = attached, attached.wrapped
         if self.on_attach is not None:
             self.on_attach(self)
 
@@ -238,23 +240,19 @@ class Job:
         """
         attached = self._require_attached("running()")
         if not self._announced:
+            if self.rehearsal.begins():
+                attached.rehearse()
+                return True
             self.ready()
         while True:
             if self.member.trains(self.state.step):
                 self.marks.enter(progress_counters.BETWEEN)
                 return True
             if finished := self.member.finished(self.state.step):
-                bad = self.state.not_finite()
-                self.marks.enter(progress_counters.IDLE)
-                if bad is None:
-                    self.agent.channel.send(finished)
-                else:
-                    refuse_end(self, bad)
+                tell_end(self, finished)
             order = self.agent.orders.get()
             if isinstance(order, Stop):
                 self.generations.end(attached)
-                self.checkpoints.close()
-                self.reducer.let_go()
                 self.over = True
                 return False
             if isinstance(order, Abort):
@@ -274,6 +272,10 @@ class Job:
         """One attempt at the next step; a lost generation or a refused step ends the block without
         an error.
         """
+        if self.rehearsal.under_way:
+            with self.rehearsal.step() as step:
+                yield step
+            return
         number = self.state.step + 1
         self.marks.begin(self.generation, number)
         self.blocks.training()
@@ -294,7 +296,7 @@ class Job:
                 pass  # the block cannot be skipped: its first phase() or its reduction raises again
             self.state.seed_step(self.arranged.draws(self.rank), number)
             self.reducer.begin()
-            with in_step(step.backward_mean if self._wrapped else None):
+            with in_step(step.backward_mean if self.wrapped else None):
                 yield step
             step.require_commit()
             if self.pausing and self.state.step < self.config.steps:

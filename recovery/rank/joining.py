@@ -99,6 +99,7 @@ class SupervisorSettings(BaseModel):
     nonfinite: Literal["retry", "skip", "rollback"] = "retry"
     sync: Sync = "none"
     sync_lag: int = 4
+    rehearse: bool = False
     fresh: bool = False
     job_id: str = ""
 
@@ -257,6 +258,7 @@ def settle(
         nonfinite=settings.nonfinite,
         sync=settings.sync,
         sync_lag=settings.sync_lag,
+        rehearse=settings.rehearse,
         fresh=settings.fresh,
         job_id=settings.job_id,
     )

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 def live_of(job: Job) -> Live | None:
     """What ``job`` holds for live spares; None where there are none, and for what is not served:
-    ranks on GPUs, and models that several ranks hold together.
+    models that several ranks hold together.
     """
-    if job.config.sync != "live" or job.config.device != "cpu" or job.config.shards > 1:
+    if job.config.sync != "live" or job.config.shards > 1:
         return None
 
     def changed() -> None:
@@ -86,6 +86,7 @@ def _compared(
     )
     table = torch.zeros(len(circle.ranks), WORDS, dtype=torch.int64)
     table[circle.ranks.index(job.rank)] = torch.tensor(mine.words())
+    table = table.to(_wire(job, circle))
     circle.wait(circle.start_all_reduce(table))
     rows = circle.read(table)
     return {rank: Standing.of(row) for rank, row in zip(circle.ranks, rows, strict=True)}
@@ -100,36 +101,45 @@ def _finish(job: Job, live: Live, circle: Circle, source: int, *, applies: bool)
     payload: list[memoryview] = []
     if job.rank == source:
         assert held is not None
-        header, payload = retold(state, held)
-        header["sizes"] = [part.nbytes for part in payload]
-    header = _share_header(header, circle, source)
+        item = retold(state, held)
+        for copy in item.copies:
+            copy.wait()
+            payload += copy.views
+        header = item.header | {"sizes": [part.nbytes for part in payload]}
+    header = _share_header(header, job, circle, source)
     parts = [_share(part, circle, source, job) for part in payload or header["sizes"]]
+    if job.rank == source:
+        item.done()
     if not applies:
         return 0
     names = header["names"]
-    dtype = next(iter(state.trained.values())).dtype
-    gradients = replay.gradients_of(
-        state, names, [part.view(dtype) for part in parts[: len(names)]], header["none"]
-    )
+    like = next(iter(state.trained.values()))
+    given = [part.view(like.dtype).to(like.device) for part in parts[: len(names)]]
+    gradients = replay.gradients_of(state, names, given, header["none"])
     job.member.holding.receives()
     replay.apply(state, gradients, header["step"], header["loss"])
     besides = replay.besides(state).values()
     for tensor, part in zip(besides, parts[len(names) :], strict=True):
-        replay.put(tensor, memoryview(part.numpy().data))
+        replay.put(tensor, memoryview(part.cpu().numpy().data))
     state.load_scalars(header["scalars"])
     return sum(header["sizes"])
 
 
-def _share_header(header: dict[str, Any], circle: Circle, source: int) -> dict[str, Any]:
-    data = json.dumps(header).encode() if header else b""
-    size = torch.tensor([len(data)], dtype=torch.int64)
+def _wire(job: Job, circle: Circle) -> torch.device:
+    """Where tensors are that ranks send to each other: NCCL sends those of its device."""
+    return torch.device(job.device if circle.backend == "nccl" else "cpu")
+
+
+def _share_header(header: dict[str, Any], job: Job, circle: Circle, source: int) -> dict[str, Any]:
+    data, wire = json.dumps(header).encode() if header else b"", _wire(job, circle)
+    size = torch.tensor([len(data)], dtype=torch.int64, device=wire)
     circle.broadcast(size, source)
     length = int(size)
     if not 0 < length <= MAX_SCALAR_BYTES:
         raise GenerationLost(f"a peer announced {length} bytes of a step")
-    message = torch.frombuffer(bytearray(data or length), dtype=torch.uint8)
+    message = torch.frombuffer(bytearray(data or length), dtype=torch.uint8).to(wire)
     circle.broadcast(message, source)
-    return dict(json.loads(message.numpy().tobytes()))
+    return dict(json.loads(message.cpu().numpy().tobytes()))
 
 
 def _share(part: memoryview | int, circle: Circle, source: int, job: Job) -> Tensor:
@@ -138,6 +148,7 @@ def _share(part: memoryview | int, circle: Circle, source: int, job: Job) -> Ten
         whole = torch.empty(part, dtype=torch.uint8)
     else:
         whole = torch.frombuffer(part if part.nbytes else bytearray(0), dtype=torch.uint8)
+    whole = whole.to(_wire(job, circle))
     pieces: Sequence[Tensor] = whole.split(CHUNK_BYTES) if whole.numel() else ()
     for piece in pieces:
         circle.broadcast(piece, source)

@@ -307,6 +307,11 @@ class StepInProgress:
         """The loop is out of the block, and the rank has parked if it had to."""
         self.inside = False
 
+    def forget(self) -> None:
+        """That step is none of the job's."""
+        self.inside = False
+        del self.current
+
     def forward(self, *_: object) -> None:
         """The model is called: the forward phase begins, if the loop has not announced it."""
         if torch.compiler.is_compiling():

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from trainchaos.recovery.spares import frames
 from trainchaos.recovery.spares.frames import FrameError
+from trainchaos.recovery.spares.hostcopy import HostCopy
 from trainchaos.recovery.transport.auth import AuthenticationFailed, enter
 
 CONNECT_S = 5.0
@@ -30,10 +30,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A frame that waits to be sent. ``done``: called once it was sent, or will not be."""
+    """A frame that waits to be sent. ``copies``: what its payload is being copied by; ``done``:
+    called once it was sent, or will not be.
+    """
 
     header: dict[str, Any]
-    payload: Sequence[memoryview] = ()
+    copies: Sequence[HostCopy] = ()
     done: Callable[[], None] = _nothing
 
 
@@ -103,7 +105,7 @@ class Feed:
                 while (item := self._next()) is not None:
                     self._listen(sock)
                     try:
-                        frames.send(sock, item.header, item.payload)
+                        _send(sock, item)
                     finally:
                         item.done()
                 with suppress(OSError):
@@ -126,7 +128,7 @@ class Feed:
         if here.get("step") == step:
             frames.send(sock, check)
         elif last is not None and here.get("step") == step - 1:
-            frames.send(sock, last.header, last.payload)
+            _send(sock, last)
             frames.send(sock, check)
         else:
             self.start_again()
@@ -146,13 +148,7 @@ class Feed:
                 self.differs = True
 
 
-def item_of(
-    header: dict[str, Any], payload: Sequence[memoryview], *done: Callable[[], None]
-) -> Item:
-    """An item; all of ``done`` are called in the end."""
-    return Item(header=header, payload=payload, done=partial(_all, done))
-
-
-def _all(calls: Sequence[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
+def _send(sock: socket.socket, item: Item) -> None:
+    for copy in item.copies:
+        copy.wait()
+    frames.send(sock, item.header, [view for copy in item.copies for view in copy.views])

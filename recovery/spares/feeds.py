@@ -16,10 +16,10 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.buckets import Buffers
 from trainchaos.recovery.collectives.reducer import Reducer
 from trainchaos.recovery.spares import replay
-from trainchaos.recovery.spares.feed import Feed, Item, item_of
+from trainchaos.recovery.spares.feed import Feed, Item
 from trainchaos.recovery.spares.held import HeldGradients, Pool
+from trainchaos.recovery.spares.hostcopy import HostCopy
 from trainchaos.recovery.spares.standing import pause_steps
-from trainchaos.recovery.state.digest import bytes_of
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport import wire
 
@@ -59,6 +59,7 @@ class Feeds:
         self._versions: list[int] = []
         self._current: HeldGradients | None = None  # of the step that is being applied
         self._before = self._after = ""
+        self._taken: HostCopy | None = None  # of the whole state, made while a step is computed
 
     def told(self, order: wire.Feed) -> None:
         """The supervisor wants this rank to feed a spare; on any thread."""
@@ -72,6 +73,7 @@ class Feeds:
         for fed in self._fed:
             fed.feed.close()
         self._fed = []
+        self._state_changes()
 
     def forget(self) -> None:
         """The state becomes another than what the retained gradients led to."""
@@ -87,6 +89,7 @@ class Feeds:
             held = [_copy_of(part) for part in held]
         none = replay.without_gradient(state)
         self._current = HeldGradients(state.step + 1, held, none, self._pool)
+        self._state_changes()
         self._before = replay.text_of(state) if self._fed else ""
         for fed in self._fed:
             self._begin_step(fed, state, self._current)
@@ -122,6 +125,11 @@ class Feeds:
             fed.feed.close(now=True)
         self._fed = []
 
+    def _state_changes(self) -> None:
+        if self._taken is not None:
+            self._taken.hold_writers()
+            self._taken = None
+
     def _begin(self, order: wire.Feed, state: TrainState) -> None:
         for fed in [fed for fed in self._fed if fed.feed.spare == order.spare]:
             if fed.feed.address == order.address:
@@ -147,25 +155,26 @@ class Feeds:
         if feed.wants_state:
             if state.step >= fed.due:
                 fed.later(state.step)
-                feed.wants_state = not feed.offer(_snapshot(state))
+                feed.wants_state = not feed.offer(self._snapshot(state))
             return
         if fed.begun != state.step:
             return  # it began in the midst of the step, or what it was to get is void
         if self.retained is None:
             self._drop(fed, state.step, "the optimizer has changed the gradients")
             return
-        header, payload = outcome(state, self.retained)
+        header, copy = outcome(state, self.retained)
         if self._before != self._after:
             header["before"] = json.loads(self._before)
-        feed.offer(Item(header=header, payload=payload))
+        feed.offer(Item(header=header, copies=[copy]))
 
     def _begin_step(self, fed: _Fed, state: TrainState, held: HeldGradients) -> None:
         """Send the gradients, while the optimizer makes its step with them."""
         feed = fed.feed
         if feed.ended or feed.wants_state or feed.differs:
             return
-        header, payload = gradients(state, held)
-        if feed.offer(item_of(header, payload, held.use().release), step=True):
+        copy, done = held.lend()
+        item = Item(header=gradients(state, held), copies=[copy], done=done)
+        if feed.offer(item, step=True):
             fed.begun = held.step
         elif not feed.ended:
             self._drop(fed, state.step, f"it lags by more than {self._lag} steps")
@@ -176,27 +185,32 @@ class Feeds:
         fed.feed.start_again()
         fed.feed.offer(Item(header={"kind": "dropped", "why": why}))
 
+    def _snapshot(self, state: TrainState) -> Item:
+        """The whole state, copied in memory: training goes on meanwhile."""
+        tensors = state.tensors()
+        header = {"kind": "state", "tensors": list(tensors), "scalars": state.scalars()}
+        self._taken = HostCopy([*tensors.values()], apart=True)
+        return Item(header=header, copies=[self._taken])
+
     def _last_item(self, state: TrainState) -> Item | None:
         """The step applied last, for a spare that holds the one before it."""
         held = self.retained
         if held is None or held.step != state.step:
             return None
-        header, payload = retold(state, held)
-        return item_of(header, payload, held.use().release)
+        return retold(state, held)
 
 
-def gradients(state: TrainState, held: HeldGradients) -> tuple[dict[str, Any], list[memoryview]]:
-    """The gradients of a step as header and payload."""
-    header: dict[str, Any] = {
+def gradients(state: TrainState, held: HeldGradients) -> dict[str, Any]:
+    """What goes before the gradients of a step."""
+    return {
         "kind": "gradients",
         "step": held.step,
         "names": replay.names_in(state, held.buffers),
         "none": held.none,
     }
-    return header, [bytes_of(part.gradients) for part in held.buffers]
 
 
-def outcome(state: TrainState, held: HeldGradients) -> tuple[dict[str, Any], list[memoryview]]:
+def outcome(state: TrainState, held: HeldGradients) -> tuple[dict[str, Any], HostCopy]:
     """What does not follow from the gradients of a step. ``state``: after that step."""
     besides = replay.besides(state)
     header: dict[str, Any] = {
@@ -206,20 +220,15 @@ def outcome(state: TrainState, held: HeldGradients) -> tuple[dict[str, Any], lis
         "besides": list(besides),
         "scalars": state.scalars(),
     }
-    return header, replay.copied(besides)
+    copy = HostCopy([*besides.values()], apart=True)
+    copy.hold_writers()  # a forward pass changes buffers
+    return header, copy
 
 
-def retold(state: TrainState, held: HeldGradients) -> tuple[dict[str, Any], list[memoryview]]:
+def retold(state: TrainState, held: HeldGradients) -> Item:
     """Both together."""
-    (first, given), (then, rest) = gradients(state, held), outcome(state, held)
-    return first | then, [*given, *rest]
-
-
-def _snapshot(state: TrainState) -> Item:
-    """The whole state, copied in memory: training goes on meanwhile."""
-    tensors = state.tensors()
-    header = {"kind": "state", "tensors": list(tensors), "scalars": state.scalars()}
-    return Item(header=header, payload=replay.copied(tensors))
+    (given, done), (then, rest) = held.lend(), outcome(state, held)
+    return Item(header=gradients(state, held) | then, copies=[given, rest], done=done)
 
 
 def _copy_of(part: Buffers) -> Buffers:

@@ -18,7 +18,7 @@ from torch import Tensor
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.spares import frames, replay
 from trainchaos.recovery.spares.frames import FrameError
-from trainchaos.recovery.state.digest import own_memory
+from trainchaos.recovery.spares.hostcopy import Landing
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport.auth import AuthenticationFailed, admit
 
@@ -61,6 +61,7 @@ class Follower:
         self._arrived_s = 0.0
         self._connection: socket.socket | None = None
         self._room: dict[str, Tensor] = {}
+        self._landing = Landing()
         self._given: tuple[int, dict[str, Tensor]] = -1, {}
         self._ending = threading.Event()
         self._news = threading.Condition()
@@ -107,6 +108,8 @@ class Follower:
     # ---- on its own thread
 
     def _run(self) -> None:
+        for device in {tensor.device for tensor in self._state.trained.values() if tensor.is_cuda}:
+            torch.cuda.set_device(device)  # each thread has its own
         while not self._ending.is_set():
             if not frames.readable(self._listening, within_s=LOOK_S):
                 continue
@@ -184,7 +187,7 @@ class Follower:
         parts = []
         for place, held in enumerate(names):
             numel = sum(trained[name].numel() for name in held)
-            part = self._room_for(f"{place}", numel, trained[held[0]].dtype)
+            part = self._room_for(f"{place}", numel, trained[held[0]])
             self._fill(sock, part, header["sizes"][place])
             parts.append(part)
         self._given = header["step"], replay.gradients_of(self._state, names, parts, header["none"])
@@ -238,21 +241,18 @@ class Follower:
         self._synced = True
         self._say("copy", sum(header["sizes"]), time.monotonic() - started)
 
-    def _room_for(self, name: str, numel: int, dtype: torch.dtype) -> Tensor:
+    def _room_for(self, name: str, numel: int, like: Tensor) -> Tensor:
         """Memory to receive gradients into, the same for each step."""
         room = self._room.get(name)
-        if room is None or room.numel() != numel or room.dtype != dtype:
-            room = self._room[name] = torch.empty(numel, dtype=dtype)
+        if room is None or room.numel() != numel or room.dtype != like.dtype:
+            room = self._room[name] = torch.empty(numel, dtype=like.dtype, device=like.device)
         return room
 
     def _fill(self, sock: socket.socket, tensor: Tensor, size: int) -> None:
         if size != tensor.nbytes:
             raise FrameError("a tensor of another size")
-        own = own_memory(tensor)
-        data = memoryview(bytearray(size)) if own is None else own
-        frames.fill(sock, data, self._arrived)
-        if own is None:
-            replay.put(tensor, data)
+        frames.fill(sock, self._landing.of(tensor), self._arrived)
+        self._landing.landed(tensor)
 
     def _say(self, how: str, size: int, seconds: float) -> None:
         self._write(

@@ -5,9 +5,14 @@ them yet, and of the last step for one that lacks it at its promotion.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trainchaos.recovery.collectives.buckets import Buffers
+from trainchaos.recovery.spares.hostcopy import HostCopy
+
+
+def _nothing() -> None:
+    """Nobody has to be told."""
 
 
 class HeldGradients:
@@ -26,6 +31,19 @@ class HeldGradients:
         self.none = list(none)
         self._pool = pool
         self._uses = 1
+        self._copy: HostCopy | None = None
+
+    def lend(self) -> tuple[HostCopy, Callable[[], None]]:
+        """The bytes of each buffer's gradients, and what to call once they are of no more use. Of
+        buffers on a GPU there is one copy, however many ask; who has it does not keep the buffers.
+        For the training thread.
+        """
+        gradients = [part.gradients for part in self.buffers]
+        if not any(part.is_cuda for part in gradients):
+            return HostCopy(gradients, apart=False), self.use().release
+        if self._copy is None:
+            self._copy = HostCopy(gradients, apart=True)
+        return self._copy, _nothing
 
     def use(self) -> HeldGradients:
         """One more user. Called by one that uses them, so that they are not gone."""
@@ -38,7 +56,7 @@ class HeldGradients:
         with self._pool.lock:
             self._uses -= 1
             if not self._uses and len(self._pool.free) < self._pool.most:
-                self._pool.free.append(self.buffers)
+                self._pool.free.append((self.buffers, self._copy))
 
 
 class Pool:
@@ -46,10 +64,13 @@ class Pool:
 
     def __init__(self, *, most: int = 2) -> None:
         self.lock = threading.Lock()
-        self.free: list[list[Buffers]] = []
+        self.free: list[tuple[list[Buffers], HostCopy | None]] = []
         self.most = most
 
     def take(self) -> list[Buffers]:
         """A free set, or an empty one: new ones are made then."""
         with self.lock:
-            return self.free.pop() if self.free else []
+            buffers, copy = self.free.pop() if self.free else ([], None)
+        if copy is not None:
+            copy.hold_writers()
+        return buffers

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainchaos.recovery.collectives.buckets import Buffers
-from trainchaos.recovery.state.digest import bytes_of, own_memory
+from trainchaos.recovery.state.digest import own_memory
 from trainchaos.recovery.state.naming import named_tensors
 from trainchaos.recovery.state.state import TrainState
 
@@ -69,11 +69,6 @@ def besides(state: TrainState) -> dict[str, Tensor]:
     named = {f"model.{name}": buffer for name, buffer in named_tensors(state.model).items()}
     kept = {name: tensor for name, tensor in named.items() if name not in trained}
     return kept | state.registered.tensors()
-
-
-def copied(tensors: Mapping[str, Tensor]) -> list[memoryview]:
-    """The bytes of tensors as they are now, in memory of their own."""
-    return [memoryview(bytearray(bytes_of(tensor))) for tensor in tensors.values()]
 
 
 def put(tensor: Tensor, data: memoryview) -> None:

@@ -225,8 +225,8 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
         """See torch. Waited for where torch's caller waits."""
         circle = self._joined()
-        parts = [tensor.contiguous() for tensor in tensors]
-        self._traffic.pass_on(parts)
+        self._traffic.pass_on(tensors)
+        parts = [_for_peers(circle, tensor).contiguous() for tensor in tensors]
         return _Later(
             self._traffic, circle, begin(circle, lambda made: made.send(parts, peer, tag))
         )
@@ -235,8 +235,9 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         """See torch. Waited for where torch's caller waits."""
         circle = self._joined()
         self._traffic.pass_on(())
-        work = begin(circle, lambda made: made.recv(tensors, peer, tag))
-        return _Later(self._traffic, circle, work, tensors)
+        rooms = [_room_for_peers(circle, tensor) for tensor in tensors]
+        work = begin(circle, lambda made: made.recv(rooms, peer, tag))
+        return _Later(self._traffic, circle, work, tensors, rooms)
 
     def gather(self, *_: Any) -> NoReturn:
         """Refused."""
@@ -299,26 +300,58 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
 
 
 class _Later(dist.Work):
-    """An operation with one other rank."""
+    """An operation with one other rank. ``rooms``: where it fills the tensors that it ``got``, if
+    not in them themselves.
+    """
 
     def __init__(
-        self, traffic: Traffic, circle: Circle, work: Any, got: Sequence[Tensor] = ()
+        self,
+        traffic: Traffic,
+        circle: Circle,
+        work: Any,
+        got: Sequence[Tensor] = (),
+        rooms: Sequence[Tensor] = (),
     ) -> None:
         super().__init__()
         self._parts = traffic, circle, work, got
+        self._rooms = rooms
         self._ended = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """See torch. Raises GenerationLost."""
         if not self._ended:
             traffic, circle, work, got = self._parts
-            traffic.await_peer(circle, work, got)
+            traffic.await_peer(circle, work, got, self._land)
             self._ended = True
         return True
 
     def is_completed(self) -> bool:
-        """Whether it was waited for, or need not be."""
-        return self._ended or bool(self._parts[2].is_completed())
+        """Whether it was waited for, or need not be: what it got is in its place. Raises
+        GenerationLost.
+        """
+        if not self._ended and self._parts[2].is_completed():
+            self.wait()
+        return self._ended
+
+    def _land(self) -> None:
+        for tensor, room in zip(self._parts[3], self._rooms, strict=False):
+            if room is not tensor:
+                tensor.copy_(room)
+
+
+def _on_host(circle: Circle, tensor: Tensor) -> bool:
+    """Whether what goes from rank to rank goes over the host: gloo takes memory of a GPU to
+    operations of all ranks only.
+    """
+    return circle.backend == "gloo" and not tensor.is_cpu
+
+
+def _for_peers(circle: Circle, tensor: Tensor) -> Tensor:
+    return tensor.cpu() if _on_host(circle, tensor) else tensor
+
+
+def _room_for_peers(circle: Circle, tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="cpu") if _on_host(circle, tensor) else tensor
 
 
 def work_done(result: Any) -> dist.Work:

@@ -46,9 +46,14 @@ class Traffic:
             self._reducer.check()
         self._reducer.goes(sent)
 
-    def await_peer(self, circle: Circle, work: Any, got: Sequence[Tensor]) -> None:
-        """Wait for what was begun with one other rank. Raises GenerationLost."""
+    def await_peer(
+        self, circle: Circle, work: Any, got: Sequence[Tensor], land: Callable[[], None]
+    ) -> None:
+        """Wait for what was begun with one other rank; ``land``: puts it into ``got``. Raises
+        GenerationLost.
+        """
         self._waiting(True)
         circle.wait(work)
+        land()
         self._waiting(False)
         self._reducer.came(got)

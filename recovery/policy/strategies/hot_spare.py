@@ -19,7 +19,9 @@ class HotSpare(Strategy):
     when no state is left whole either, the newest checkpoint is restored. ``nonfinite``: what to do
     about a non-finite loss or gradient (see ``recovery.policy.strategy.Nonfinite``). ``sync``: with
     ``live`` spares receive each step's reduced gradients and apply them too, so that nothing is
-    copied when one is needed; ``lag``: steps that may wait for a live spare.
+    copied when one is needed; ``lag``: steps that may wait for a live spare. ``rehearse``: before a
+    spare is ready it trains a step alone that counts for nothing, so that what is slow the first
+    time (kernels loaded or compiled, workers of data started) is not waited for at its first step.
     """
 
     exact: ClassVar[bool] = True
@@ -29,6 +31,7 @@ class HotSpare(Strategy):
     nonfinite: Nonfinite = "retry"
     sync: Literal["none", "live"] = "none"
     lag: int = Field(default=4, ge=1, le=64)
+    rehearse: bool = False
 
     @property
     def nonfinite_policy(self) -> Nonfinite:
@@ -43,7 +46,7 @@ class HotSpare(Strategy):
     @property
     def spare_sync(self) -> SpareSync:
         """As the parameters say."""
-        return SpareSync(self.sync, self.lag)
+        return SpareSync(self.sync, self.lag, self.rehearse)
 
     def on_failure(self, view: ClusterView) -> Decision:
         """Refill, re-form, swap, or shrink when there are more losses than spares."""

@@ -13,6 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
+from tests.support.devices import DEVICES
 from tests.support.running import until
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.reduce import GradientReducer
@@ -27,6 +28,7 @@ from trainchaos.recovery.transport.wire import Feed
 WAIT_S = 20.0
 LAG = 3
 MOST_STEPS = 500
+Optimized = Callable[[list[nn.Parameter]], Optimizer]
 
 
 class Log:
@@ -53,9 +55,9 @@ class Log:
 class Side:
     """A process's model and what belongs to it."""
 
-    def __init__(self, make: Callable[[list[nn.Parameter]], Optimizer], seed: int = 1) -> None:
-        torch.manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    def __init__(self, make: Optimized, device: str = "cpu") -> None:
+        torch.manual_seed(1)
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).to(device)
         optimizer = make(list(self.model.parameters()))
         self.state = TrainState(
             self.model, optimizer, StepLR(optimizer, step_size=2, gamma=0.5), seed=3
@@ -68,8 +70,9 @@ class Side:
 class Pair:
     """A rank and a spare. The rank's steps go by random gradients."""
 
-    def __init__(self, make: Callable[[list[nn.Parameter]], Optimizer]) -> None:
-        self.rank, self.spare = Side(make), Side(make)
+    def __init__(self, make: Optimized, device: str = "cpu") -> None:
+        self.device = device
+        self.rank, self.spare = Side(make, device), Side(make, device)
         self.reducer = GradientReducer(self.rank.model, max_world=2, entering=lambda _: None)
         self.feeds = Feeds(lag=LAG, sampled=sampled_digest, write=self.rank.log.write)
         self.follower = Follower(
@@ -92,7 +95,7 @@ class Pair:
             bucket.gradients.normal_()
         if skip:
             state.trained[skip].grad = None
-        self.rank.model(torch.randn(5, 6))  # running statistics
+        self.rank.model(torch.randn(5, 6).to(self.device))  # running statistics
         before()
         self.feeds.before(state, self.reducer)
         state.apply(0.5)
@@ -152,9 +155,9 @@ def writes_into_gradients(parameters: list[nn.Parameter]) -> Optimizer:
     return SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, foreach=True)
 
 
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = Pair(adam)
+@pytest.fixture(params=DEVICES)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = Pair(adam, request.param)
     yield made
     made.close()
 
@@ -181,8 +184,9 @@ def test_a_spare_that_comes_late_gets_a_copy_once(pair: Pair) -> None:
     pair.follows()
 
 
-def test_an_optimizer_that_writes_into_the_gradients_is_followed_all_the_same() -> None:
-    pair = Pair(writes_into_gradients)
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_optimizer_that_writes_into_the_gradients_is_followed_all_the_same(device: str) -> None:
+    pair = Pair(writes_into_gradients, device)
     try:
         pair.follower.start()
         pair.step()
@@ -219,7 +223,7 @@ def test_gradients_are_kept_and_not_overwritten_by_the_next_step(pair: Pair) -> 
     for part, before in zip(held.buffers, kept, strict=True):
         assert torch.equal(part.gradients, before)
     held.release()
-    assert held.buffers in pair.feeds._pool.free
+    assert held.buffers in [buffers for buffers, _ in pair.feeds._pool.free]
 
 
 def test_a_spare_that_does_nothing_is_dropped_and_the_job_does_not_wait(pair: Pair) -> None:

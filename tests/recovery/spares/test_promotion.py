@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.recovery.spares.test_following import Pair, Side, adam
+from tests.support.devices import DEVICES
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.rank.membership import HeldState
 from trainchaos.recovery.rank.promotion import wanting
@@ -38,6 +39,7 @@ class FakeCircle:
     """One rank's side of it."""
 
     ranks = (0, 1, 2)
+    backend = "gloo"
 
     def __init__(self, shared: Exchange, rank: int) -> None:
         self._shared, self.rank = shared, rank
@@ -72,9 +74,9 @@ class FakeCircle:
 class Promotion:
     """Rank 0 feeds, and has kept its last step; rank 1 is as it is; rank 2 is the spare."""
 
-    def __init__(self) -> None:
-        self.pair = Pair(adam)
-        self.other = Side(adam)
+    def __init__(self, device: str) -> None:
+        self.pair = Pair(adam, device)
+        self.other = Side(adam, device)
         self.shared = Exchange()
 
     def rank(self, rank: int, *, receives: bool, follower: Any, state: Any, feeds: Any) -> Any:
@@ -118,9 +120,9 @@ class Promotion:
             return [one.result(WAIT_S) for one in ran]
 
 
-@pytest.fixture
-def promotion() -> Iterator[Promotion]:
-    made = Promotion()
+@pytest.fixture(params=DEVICES)
+def promotion(request: pytest.FixtureRequest) -> Iterator[Promotion]:
+    made = Promotion(request.param)
     made.pair.follower.start()
     yield made
     made.pair.close()

@@ -118,6 +118,12 @@ class Buckets:
         self.begin()
         self._guarded = False
 
+    def pin(self) -> None:
+        """See Reducer."""
+        flats = [bucket.flat for bucket in self._buckets]
+        rooms = [torch.empty_like(flat, device="cpu", pin_memory=True) for flat in flats]
+        del rooms  # all of them at once, as in a step
+
     def begin(self) -> None:
         """See Reducer."""
         self._next = 0

@@ -81,6 +81,11 @@ class Reducer(Protocol):
     def rehearse(self) -> None:
         """Clear gradients and get ready for a backward pass that is not reduced."""
 
+    def pin(self) -> None:
+        """Have torch take the pinned memory of the host now by which gloo reduces the gradients of
+        a GPU; it keeps what was taken once.
+        """
+
     def begin(self) -> None:
         """Clear gradients and get ready for one backward pass."""
 

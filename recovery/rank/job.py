@@ -96,8 +96,7 @@ class Job:
         self.examine = 0  # the step at which a non-finite value is to be traced to samples
         self.pausing = False  # all ranks park after this step
         self.over = False
-        self.rank = -1
-        self.world = 0
+        self.rank, self.world = -1, 0
         self.layout = Layout(world=1)
         self.arranged = config.arranged
         self._plan = SamplePlan(config)

@@ -236,6 +236,8 @@ class Attached:
         else:
             self._make_groups(Layout(world=self._config.world), rank=0)  # rank and world follow
         self.reducer.rehearse()
+        if self._config.backend == "gloo" and self._config.device != "cpu":
+            self.reducer.pin()
 
     def take_part(self, rank: int, layout: Layout) -> None:
         """Make the groups that torch calls through, and cut the model up, where it has to be and is

@@ -336,7 +336,7 @@ class _Later(dist.Work):
     def _land(self) -> None:
         for tensor, room in zip(self._parts[3], self._rooms, strict=False):
             if room is not tensor:
-                tensor.copy_(room)
+                tensor.data.copy_(room)  # a leaf that requires grad, as a stage's input, too
 
 
 def _on_host(circle: Circle, tensor: Tensor) -> bool:

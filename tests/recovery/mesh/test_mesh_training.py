@@ -21,6 +21,7 @@ from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
 from trainchaos.recovery.checkpoint.state_io import order_of, restore_newest, write
 from trainchaos.recovery.collectives.buckets import Bucket
 from trainchaos.recovery.collectives.circle import GenerationLost, lost_in
+from trainchaos.recovery.collectives.lasting import groups
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.collectives.reducer import Reduced
@@ -255,6 +256,22 @@ def test_a_mesh_trains_what_one_process_does(world: int, mesh: Mesh, schedule: s
         torch.testing.assert_close(
             made[name], tensor.to(made[name]), rtol=tolerance, atol=1e-4 if not keys else 3e-2
         )
+
+
+def train_over_the_host(mesh: Mesh, schedule: str, me: Self) -> Any:
+    """As on GPUs with gloo, which sends no memory of theirs from rank to rank."""
+    groups._on_host = lambda circle, tensor: True
+    return train(mesh, schedule, me)
+
+
+def test_what_stages_send_each_other_may_go_over_the_host() -> None:
+    over, direct = (
+        results(partial(how, Mesh(pipeline=2), "1f1b"), 2) for how in (train_over_the_host, train)
+    )
+    for (held, seen, _), (other, wanted, _) in zip(over, direct, strict=True):
+        assert seen == wanted
+        for mine, its in zip(held, other, strict=True):
+            assert mine[:4] == its[:4] and (mine[4] == its[4]).all(), mine[0]
 
 
 def exchange_in_another_order(me: Self) -> Any:

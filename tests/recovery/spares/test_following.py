@@ -233,7 +233,8 @@ def test_a_spare_that_does_nothing_is_dropped_and_the_job_does_not_wait(pair: Pa
     said = pair.rank.log.wait(Kind.SPARE_DROPPED)
     assert (said["spare"], said["why"]) == ("s4", f"it lags by more than {LAG} steps")
     assert not pair.feeds._fed[0].feed._queue or len(pair.feeds._fed[0].feed._queue) == 1
-    assert len(pair.feeds._pool.free) >= LAG - 1  # what it did not take is free again
+    # What it did not take is free again; of a GPU only copies on the host waited for it.
+    assert len(pair.feeds._pool.free) >= (LAG - 1 if pair.device == "cpu" else 1)
 
 
 def test_a_spare_whose_state_differs_in_one_bit_is_found_and_gets_a_copy(pair: Pair) -> None:

@@ -89,7 +89,7 @@ def check_cell(tree: Mapping[str, Any], catalogue: Catalogue) -> list[Problem]:
         problems += found
     workload = valid(WorkloadSpec, tree.get("workload"))
     problems += _elastic(workload, strategy)
-    problems += _live(workload, strategy)
+    problems += _spares(workload, strategy)
     faults = _items(tree.get("faults"))
     setting = _setting(tree, catalogue, workload, strategy)
     for index, raw in enumerate(faults):
@@ -249,17 +249,19 @@ def _elastic(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Itera
         )
 
 
-def _live(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Iterator[Problem]:
-    if workload is None or getattr(strategy, "sync", "none") != "live":
+def _spares(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Iterator[Problem]:
+    if workload is None or workload.shards == 1:
         return
-    if workload.shards > 1:
-        yield Problem(
-            loc=("recovery", "sync"),
-            message=(
-                f"sync: live serves models that each rank holds whole, and this one is spread over"
-                f" {workload.shards} ranks: use parallelism: ddp, or sync: none"
-            ),
-        )
+    for name, value, instead in (("sync", "live", "none"), ("rehearse", True, "false")):
+        if getattr(strategy, name, None) == value:
+            yield Problem(
+                loc=("recovery", name),
+                message=(
+                    f"{name}: {str(value).lower()} serves models that each rank holds whole, and"
+                    f" this one is spread over {workload.shards} ranks: use parallelism: ddp, or"
+                    f" {name}: {instead}"
+                ),
+            )
 
 
 def _repeated_ids(faults: list[Any]) -> Iterator[Problem]:

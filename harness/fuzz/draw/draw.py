@@ -25,6 +25,7 @@ Tree = dict[str, Any]
 
 MOST_FAULTS = 4
 CHECKED = "place_checked"
+WITH_PARTS = {"sync": "none", "rehearse": False}  # where ranks hold parts of the model
 EVENTS: tuple[str, ...] = tuple(name for name in get_args(EventName) if name != CHECKED)
 """Those of every job."""
 SHAPES = ("ddp", "fsdp", "hsdp", "mesh")
@@ -206,8 +207,8 @@ def checkpoint(dice: Dice, steps: int) -> Tree:
 
 
 def recovery_of(dice: Dice, world: World, shape: Any) -> Tree:
-    """A strategy with its parameters. ``shape``: how the model is spread; live spares follow whole
-    models only.
+    """A strategy with its parameters. ``shape``: how the model is spread; spares follow, and
+    rehearse, whole models only.
     """
     names = (
         [world.strategy]
@@ -216,8 +217,8 @@ def recovery_of(dice: Dice, world: World, shape: Any) -> Tree:
     )
     name = dice.pick("strategy", names)
     made = {"strategy": name, **_params(world.strategies[name], dice, world.scale)}
-    if shape != "ddp" and made.get("sync") == "live":
-        made["sync"] = "none"
+    if shape != "ddp":
+        made |= {key: value for key, value in WITH_PARTS.items() if key in made}
     return made
 
 

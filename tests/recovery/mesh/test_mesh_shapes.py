@@ -46,6 +46,13 @@ recovery: {strategy}
             "{strategy: hot-spare, sync: live}",
             "sync: live serves models that each rank holds whole",
         ),
+        (
+            "gpt",
+            4,
+            "{replicate: 2, shard: 2}",
+            "{strategy: hot-spare, rehearse: true}",
+            "spread over 2 ranks: use parallelism: ddp, or rehearse: false",
+        ),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused(

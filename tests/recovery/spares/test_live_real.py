@@ -36,3 +36,18 @@ def test_a_promotion_copies_no_state_and_the_result_is_the_same(
         assert given[2][0] == "live" and 0 < given[2][1] < whole
     # the gradients of the last step may have been under way from the rank that was killed
     assert given[3][0] == "live" and given[3][1] < whole
+
+
+def test_spares_rehearse_before_they_are_ready_and_ranks_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scenario = SCENARIO.with_name("hot-spare-rehearsed.yaml")
+    assert decided(scenario, "runs") == 0  # bit for bit, among the invariants
+    (arm,) = tmp_path.glob("runs/hot-spare-rehearsed/latest/events/*faulted")
+    log = read_log(arm).events
+    made = {event.actor: event for event in log if event.kind is Kind.SPARE_REHEARSED}
+    ready = {e.data["process"]: e for e in log if e.kind is Kind.PROCESS_READY}
+    assert {*made} == {name for name in ready if name.startswith("s")} and len(made) >= 2
+    for name, event in made.items():
+        assert event.data["error"] == "" and event.time_ns < ready[name].time_ns

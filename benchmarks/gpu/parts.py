@@ -29,7 +29,7 @@ from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.reduce import GradientReducer
 from trainchaos.recovery.process.local import start_store
-from trainchaos.recovery.rank.fingerprint import fingerprint
+from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.state.state import TrainState
 
 ROUNDS = {"cuda": 10, "cpu": 3}

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.group import GenerationLost, Group
 from trainchaos.recovery.collectives.reducer import Reduced
-from trainchaos.recovery.policy.interval import Wanted, counts
-from trainchaos.recovery.rank.fingerprint import tell_digest
+from trainchaos.recovery.policy.interval import Wanted, compared, counts
+from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.transport import progress_counters
+from trainchaos.recovery.transport.wire import Digest
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
@@ -43,7 +44,7 @@ def complete(job: Job, step: Step, reduced: Reduced, *, late: bool = False) -> N
         job.write(Kind.STATE_DIGEST, step=step.number, rank=job.rank, **digests)
     if late:
         return
-    tell_digest(job, step.number, saving=saving)
+    _tell_digest(job, step.number, saving=saving)
     job.checkpoints.after_commit(
         step.number,
         rank=job.rank,
@@ -53,6 +54,21 @@ def complete(job: Job, step: Step, reduced: Reduced, *, late: bool = False) -> N
         pausing=reduced.asks.pause,
     )
     job.marks.enter(progress_counters.BETWEEN)
+
+
+def _tell_digest(job: Job, step: int, *, saving: bool) -> None:
+    """Send the supervisor a digest of the state after ``step``, if one is due and other ranks hold
+    the same state. ``saving``: a checkpoint of this step is due.
+    """
+    due = compared(step, every=job.config.verify_every, steps=job.config.steps, saving=saving)
+    if due and job.layout.replicas > 1:
+        digest = Digest(
+            generation=job.generation, step=step, digest=fingerprint(job.state, job.marks.touch)
+        )
+        if job.live is not None:
+            job.live.feeds.check(step, digest.digest)
+        job.agent.digest = digest
+        job.agent.channel.send(digest)
 
 
 def _apply(job: Job, step: Step, reduced: Reduced) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import xxhash
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.group import GenerationLost, Group
@@ -15,14 +16,14 @@ from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.storelink import StoreLink
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.acquire_state import take_state
-from trainchaos.recovery.rank.fingerprint import tell_joined
 from trainchaos.recovery.rank.membership import Why, rewinds_in, stays_connected
 from trainchaos.recovery.rank.recipe import Attached
 from trainchaos.recovery.standby.aside import AsideGroup
 from trainchaos.recovery.standby.groups import CONNECT_LIMIT_S, StandbyGroups
+from trainchaos.recovery.state.fingerprint import sampled_digest
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.versions import versions
-from trainchaos.recovery.transport.wire import Finished, Join, Ready, StandBy
+from trainchaos.recovery.transport.wire import Finished, Join, Joined, Ready, StandBy
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
@@ -210,3 +211,23 @@ def tell_end(job: Job, finished: Finished) -> None:
     print(text, file=sys.stderr, flush=True)
     job.caught(job.state.step, [job.rank], "state")
     job.generations.park("nonfinite", blamed=[job.rank])
+
+
+def starting_digest(job: Job) -> str:
+    """Digest of this rank's state at the start of a generation, 16 hexadecimal digits; empty where
+    no other rank holds the same state. Covers everything that is not a tensor, and some values of
+    each tensor of at most SAMPLED parameters: two different states differ nearly everywhere, and
+    reading each byte would delay the start.
+    """
+    return "" if job.layout.replicas == 1 else sampled_digest(job.state)
+
+
+def tell_joined(job: Job, checkpoint: str | None) -> None:
+    """Report to the supervisor that this rank is in the generation, and what it holds.
+    ``checkpoint``: the one it restored.
+    """
+    step, digest = job.state.step, starting_digest(job)
+    # The supervisor compares the step as well, and nothing is applied where it differs.
+    job.reducer.starts_with(xxhash.xxh3_64_hexdigest(f"{step}/{digest}".encode()) if digest else "")
+    message = Joined(generation=job.generation, step=step, checkpoint=checkpoint, digest=digest)
+    job.agent.channel.send(message)

@@ -53,9 +53,9 @@ from trainchaos.recovery.rank.recipe import (
     ModelRecipe,
     Parallelize,
 )
+from trainchaos.recovery.rank.rehearsal import Rehearsal
 from trainchaos.recovery.rank.step import NonFinite, Step, StepInProgress, StepProbe
 from trainchaos.recovery.spares.live import Live
-from trainchaos.recovery.spares.rehearsal import Rehearsal
 from trainchaos.recovery.state.misuse import guard_scaling, in_step
 from trainchaos.recovery.state.registered import Stateful
 from trainchaos.recovery.state.state import TrainState

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
 from trainchaos.recovery.collectives.transfer import CHUNK_BYTES, MAX_SCALAR_BYTES
-from trainchaos.recovery.rank.fingerprint import fingerprint, sampled_digest
 from trainchaos.recovery.spares import replay
 from trainchaos.recovery.spares.feeds import retold
+from trainchaos.recovery.spares.hostcopy import COPY_S
 from trainchaos.recovery.spares.live import Live
 from trainchaos.recovery.spares.standing import WORDS, Standing, in_want, number_of, one_behind
+from trainchaos.recovery.state.fingerprint import fingerprint, sampled_digest
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
@@ -103,7 +104,7 @@ def _finish(job: Job, live: Live, circle: Circle, source: int, *, applies: bool)
         assert held is not None
         item = retold(state, held)
         for copy in item.copies:
-            copy.wait()
+            copy.wait(COPY_S)
             payload += copy.views
         header = item.header | {"sizes": [part.nbytes for part in payload]}
     header = _share_header(header, job, circle, source)

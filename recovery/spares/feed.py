@@ -14,7 +14,7 @@ from typing import Any
 
 from trainchaos.recovery.spares import frames
 from trainchaos.recovery.spares.frames import FrameError
-from trainchaos.recovery.spares.hostcopy import HostCopy
+from trainchaos.recovery.spares.hostcopy import COPY_S, HostCopy
 from trainchaos.recovery.transport.auth import AuthenticationFailed, enter
 
 CONNECT_S = 5.0
@@ -150,5 +150,5 @@ class Feed:
 
 def _send(sock: socket.socket, item: Item) -> None:
     for copy in item.copies:
-        copy.wait()
+        copy.wait(COPY_S)
     frames.send(sock, item.header, [view for copy in item.copies for view in copy.views])

@@ -4,6 +4,7 @@ pinned memory, on a stream of their own.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import cache
 
@@ -11,6 +12,10 @@ import torch
 from torch import Tensor
 
 from trainchaos.recovery.state.digest import bytes_of, own_memory
+
+COPY_S = 60.0
+"""For what the GPU was given before, and the copy."""
+LOOK_S = 0.0001
 
 
 class HostCopy:
@@ -32,10 +37,15 @@ class HostCopy:
                 raw = bytes_of(tensor)
                 self.views.append(memoryview(bytearray(raw)) if apart else raw)
 
-    def wait(self) -> None:
-        """Until the bytes are there. On any thread."""
-        if self._copied is not None:
-            self._copied.synchronize()
+    def wait(self, limit_s: float) -> None:
+        """Until the bytes are there. On any thread. Raises RuntimeError if the GPU does not come to
+        it.
+        """
+        until_s = time.monotonic() + limit_s
+        while self._copied is not None and not self._copied.query():
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"a GPU has not copied to the host within {limit_s:g} s")
+            time.sleep(LOOK_S)
 
     def hold_writers(self) -> None:
         """What the calling thread gives its GPU from now on begins once the bytes are copied: it

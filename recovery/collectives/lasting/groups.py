@@ -319,19 +319,22 @@ class _Later(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """See torch. Raises GenerationLost."""
-        if not self._ended:
-            traffic, circle, work, got = self._parts
-            traffic.await_peer(circle, work, got, self._land)
-            self._ended = True
+        self._end()
         return True
 
     def is_completed(self) -> bool:
         """Whether it was waited for, or need not be: what it got is in its place. Raises
         GenerationLost.
         """
-        if not self._ended and self._parts[2].is_completed():
-            self.wait()
+        if self._parts[2].is_completed():
+            self._end()
         return self._ended
+
+    def _end(self) -> None:
+        if not self._ended:
+            traffic, circle, work, got = self._parts
+            traffic.await_peer(circle, work, got, self._land)
+            self._ended = True
 
     def _land(self) -> None:
         for tensor, room in zip(self._parts[3], self._rooms, strict=False):

@@ -29,8 +29,8 @@ from trainchaos.recovery.checkpoint.saves.background import BackgroundWorker, Sn
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
 from trainchaos.recovery.policy.jobconfig import InMemory
 from trainchaos.recovery.policy.layout import Layout
-from trainchaos.recovery.rank.fingerprint import fingerprint
 from trainchaos.recovery.state import strides
+from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.transport import atomic_rename
 
 __all__ = ["gate"]

@@ -17,11 +17,11 @@ from tests.support.devices import DEVICES
 from tests.support.running import until
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.reduce import GradientReducer
-from trainchaos.recovery.rank.fingerprint import fingerprint, sampled_digest
 from trainchaos.recovery.spares import frames
 from trainchaos.recovery.spares.feed import Item
 from trainchaos.recovery.spares.feeds import Feeds
 from trainchaos.recovery.spares.follower import Follower
+from trainchaos.recovery.state.fingerprint import fingerprint, sampled_digest
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport.wire import Feed
 

@@ -20,8 +20,7 @@ from trainchaos.recovery.checkpoint.files import checkpoints, retention
 from trainchaos.recovery.checkpoint.files.manifest import MANIFEST, seal
 from trainchaos.recovery.checkpoint.saves.chunks import first_not_finite
 from trainchaos.recovery.collectives.transfer import copy_state
-from trainchaos.recovery.rank import fingerprint
-from trainchaos.recovery.state import typed
+from trainchaos.recovery.state import fingerprint, typed
 from trainchaos.recovery.state.digest import array_of, bytes_of, own_memory
 from trainchaos.recovery.state.state import TrainState
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from trainchaos.recovery.policy.layout import Layout
-from trainchaos.recovery.rank.fingerprint import fingerprint, starting_digest
+from trainchaos.recovery.rank.generation import starting_digest
+from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.supervise.divergence import (
     MAX_OPEN_STEPS,

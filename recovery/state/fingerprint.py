@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
 import xxhash
 from torch import Tensor
 
-from trainchaos.recovery.policy.interval import compared
 from trainchaos.recovery.state import strides
 from trainchaos.recovery.state.digest import array_of, bytes_of, numbers, words_of
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.state.strides import Progress, quiet
-from trainchaos.recovery.transport.wire import Digest, Joined
-
-if TYPE_CHECKING:
-    from trainchaos.recovery.rank.job import Job
 
 SAMPLED = 10  # parameters whose values and slots enter the digest at a generation's start
 VALUES = 16  # per tensor; each tensor costs one wait for memory
@@ -40,15 +35,6 @@ def fingerprint(state: TrainState, progress: Progress = quiet) -> str:
         [(name, tuple(t.shape), n) for (name, t), n in zip(parts.items(), sums, strict=True)]
     )
     return hashlib.blake2b(f"{text} {state.rules()}".encode(), digest_size=8).hexdigest()
-
-
-def starting_digest(job: Job) -> str:
-    """Digest of this rank's state at the start of a generation, 16 hexadecimal digits; empty where
-    no other rank holds the same state. Covers everything that is not a tensor, and some values of
-    each tensor of at most SAMPLED parameters: two different states differ nearly everywhere, and
-    reading each byte would delay the start.
-    """
-    return "" if job.layout.replicas == 1 else sampled_digest(job.state)
 
 
 def sampled_digest(state: TrainState) -> str:
@@ -73,32 +59,6 @@ def sampled_digest(state: TrainState) -> str:
             ]
             found.update(bytes_of(torch.cat(raw)) if raw else b"")  # one wait for the device
     return found.hexdigest()
-
-
-def tell_joined(job: Job, checkpoint: str | None) -> None:
-    """Report to the supervisor that this rank is in the generation, and what it holds.
-    ``checkpoint``: the one it restored.
-    """
-    step, digest = job.state.step, starting_digest(job)
-    # The supervisor compares the step as well, and nothing is applied where it differs.
-    job.reducer.starts_with(xxhash.xxh3_64_hexdigest(f"{step}/{digest}".encode()) if digest else "")
-    message = Joined(generation=job.generation, step=step, checkpoint=checkpoint, digest=digest)
-    job.agent.channel.send(message)
-
-
-def tell_digest(job: Job, step: int, *, saving: bool) -> None:
-    """Send the supervisor a digest of the state after ``step``, if one is due and other ranks hold
-    the same state. ``saving``: a checkpoint of this step is due.
-    """
-    due = compared(step, every=job.config.verify_every, steps=job.config.steps, saving=saving)
-    if due and job.layout.replicas > 1:
-        digest = Digest(
-            generation=job.generation, step=step, digest=fingerprint(job.state, job.marks.touch)
-        )
-        if job.live is not None:
-            job.live.feeds.check(step, digest.digest)
-        job.agent.digest = digest
-        job.agent.channel.send(digest)
 
 
 def _sum(tensor: Tensor) -> Tensor:

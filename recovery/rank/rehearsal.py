@@ -14,10 +14,10 @@ from torch import Tensor
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.group import GenerationLost
-from trainchaos.recovery.rank.fingerprint import fingerprint
 from trainchaos.recovery.rank.step import Step
 from trainchaos.recovery.spares import replay
-from trainchaos.recovery.spares.hostcopy import HostCopy
+from trainchaos.recovery.spares.hostcopy import COPY_S, HostCopy
+from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.state.misuse import backward_as_torch_does, in_step
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Rehearsal:
         """
         job, error, started = self._job, "", time.monotonic()
         kept = HostCopy([*replay.besides(job.state).values()], apart=True)
-        kept.wait()
+        kept.wait(COPY_S)
         scalars, before = job.state.scalars(), fingerprint(job.state)
         job.rank, job.world = job.config.world - 1, job.config.world
         number, probe, job.probe = job.state.step + 1, job.probe, None

@@ -82,7 +82,7 @@ def scenario(dice: Dice, world: World) -> Tree:
     ]
     checks_of_places(made, dice)
     for one in made["faults"]:
-        if "health" in made and "event" in one["at"] and dice.chance(0.6):
+        if "health" in made and "event" in one["at"] and dice.chance(0.8):
             one["at"]["event"] = CHECKED
     made["seed"] = dice.rng.randrange(10_000)
     return made

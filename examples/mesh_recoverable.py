@@ -32,14 +32,22 @@ def cut_up(model, mesh):
     return model
 
 
+def adam(parameters):
+    """One by one: torch works on no lists of which some parameters are DTensors and some are not,
+    as it would on a GPU.
+    """
+    return torch.optim.AdamW(parameters, lr=3e-3, foreach=False)
+
+
 def main():
     """Build, train, print."""
     generator = torch.Generator().manual_seed(7)
     points = torch.randn(SAMPLES, 8, generator=generator)
     heights = torch.sin(points @ torch.linspace(-1, 1, 8)).unsqueeze(1)
     job = recovery.join(samples=SAMPLES, steps=STEPS, global_batch=BATCH, checkpoint_dir="saved")
-    model = network()
-    job.attach(model, lambda parameters: torch.optim.AdamW(parameters, lr=3e-3), parallelize=cut_up)
+    points, heights = points.to(job.device), heights.to(job.device)
+    model = network().to(job.device)
+    job.attach(model, adam, parallelize=cut_up)
     while job.running():
         with job.step() as step:
             loss = nn.functional.mse_loss(model(points[step.samples]), heights[step.samples])

@@ -314,9 +314,12 @@ def _made_up(optimizer: Optimizer) -> dict[Any, Any]:
         # their order.
         type(optimizer).step(optimizer)
     except (TypeError, RuntimeError) as error:
+        hint = (
+            ": make it with foreach=False" if "mixed torch.Tensor and DTensor" in f"{error}" else ""
+        )
         raise TypeError(
             f"{type(optimizer).__name__} cannot be used: its step is made without a closure and"
-            f" with dense gradients, which it refuses ({error})"
+            f" with dense gradients, which it refuses ({error}){hint}"
         ) from error
     finally:
         for group, before, gradients in zip(optimizer.param_groups, fields, saved, strict=True):

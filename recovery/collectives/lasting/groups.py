@@ -92,6 +92,12 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
     def bound_device_id(self) -> None:
         """None: no communicator is split off this group."""
 
+    @property
+    def object_device(self) -> str:
+        """Where the bytes of objects are to be that ranks exchange."""
+        circle = self._circle
+        return str(circle.device) if circle is not None and circle.backend == "nccl" else "cpu"
+
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         """See torch."""
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
@@ -239,16 +245,24 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         work = begin(circle, lambda made: made.recv(rooms, peer, tag))
         return _Later(self._traffic, circle, work, tensors, rooms)
 
-    def gather(self, *_: Any) -> NoReturn:
-        """Refused."""
-        _refuse("gather", "all_gather_into_tensor")
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> dist.Work:
+        """See torch; an all-gather, whose result the others throw away."""
+        mine = opts.rootRank == self.rank()
+        for place, own in enumerate(inputs):
+            made = [torch.empty_like(own) for _ in range(self.size())]
+            self.allgather([outputs[place] if mine else made], [own])
+        return work_done(outputs)
 
-    def scatter(self, *_: Any) -> NoReturn:
-        """Refused; outside a generation it is parallelize_module's, for which there is another
-        answer.
-        """
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> dist.Work:
+        """See torch; a broadcast, of which each rank takes its part."""
         self._joined()
-        _refuse("scatter", "broadcast, and take the part of this rank")
+        for place, part in enumerate(outputs):
+            whole = part.new_empty((self.size(), *part.shape))
+            if opts.rootRank == self.rank():
+                torch.stack(inputs[place], out=whole)
+            self.broadcast([whole], opts)
+            part.copy_(whole[self.rank()])
+        return work_done(outputs)
 
     def alltoall(self, *_: Any) -> NoReturn:
         """Refused."""

@@ -7,7 +7,6 @@ keeps it: the numbers in the mesh are therefore places in a replica, which a pro
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -18,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainchaos.recovery.collectives.circle import require_no_group
 from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.collectives.lasting import objects
 from trainchaos.recovery.collectives.lasting.groups import BACKEND, LastingGroup
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.policy.mesh import DIMS, Mesh
@@ -93,8 +93,7 @@ def _become_default(group: LastingGroup) -> None:
         BACKEND, store=dist.HashStore(), rank=group.rank(), world_size=group.size()
     )
     _c10d._world.pg_map[group] = (BACKEND, _NoStore())
-    _c10d._object_to_tensor = _no_pickles(_c10d._object_to_tensor)
-    _c10d._tensor_to_object = _no_pickles(_c10d._tensor_to_object)
+    objects.teach()
 
 
 def _register(group: LastingGroup, name: str, ranks: list[int]) -> None:
@@ -131,25 +130,6 @@ def _number_by_place(cell: int) -> None:
 def is_a_jobs() -> bool:
     """Whether the default group is a job's."""
     return dist.is_initialized() and isinstance(_c10d._get_default_group(), LastingGroup)
-
-
-def _no_pickles(original: Any) -> Any:
-    """torch's functions that make objects of what other ranks send, and the other way round."""
-    if getattr(original, "refuses", False):
-        return original
-
-    def refuse(what: Any, other: Any, group: Any) -> Any:
-        if not isinstance(group or _c10d._get_default_group(), LastingGroup):
-            return original(what, other, group)
-        called = sys._getframe(1).f_code.co_name
-        raise NotImplementedError(
-            f"torch.distributed.{called} unpickles what other ranks send, which a job never does:"
-            " exchange tensors, such as the bytes of JSON, with all_gather or broadcast (and give"
-            " a PipelineStage its input_args and output_args)"
-        )
-
-    refuse.refuses = True  # type: ignore[attr-defined]
-    return refuse
 
 
 def _refuse_new_group(*_: object) -> NoReturn:

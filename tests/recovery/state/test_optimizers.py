@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn, optim
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import SWALR
@@ -264,6 +266,20 @@ def test_an_optimizer_that_cannot_be_used_is_refused_before_anything_is_trained(
         TypeError, match=f"{name} cannot be used: its step is made without a closure"
     ):
         TrainState(model, REFUSED[name](list(model.parameters())), None, seed=1)
+
+
+def test_an_optimizer_that_works_on_lists_is_told_of_where_some_parameters_are_parts() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        plan = {"0": ColwiseParallel(use_local_output=False)}
+        parallelize_module(model, dist.init_device_mesh("cpu", (1,)), plan)
+        as_on_a_gpu = optim.AdamW(model.parameters(), foreach=True)
+        with pytest.raises(TypeError, match=r"AdamW cannot .*: make it with foreach=False"):
+            TrainState(model, as_on_a_gpu, None, seed=1)
+        TrainState(model, optim.AdamW(model.parameters(), foreach=False), None, seed=1)
+    finally:
+        dist.destroy_process_group()
 
 
 class Counting(optim.SGD):

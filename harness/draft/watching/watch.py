@@ -109,6 +109,8 @@ class Watch:
         self._beacon = BeaconReader(self._beacon_file)
         self._leftovers = CommandLeftovers()
         self._hints: dict[int, int] = {}
+        # Of two looks: in the last one a shell may be alone whose only child has just ended.
+        self._counts: deque[int] = deque(maxlen=2)
         self.seen = Sighting(before=listing(prepared.directory))
         self._changes = Changes([prepared.directory, prepared.scratch, *places])
         self.seen.files = self._changes.files
@@ -206,7 +208,8 @@ class Watch:
         seen.opened |= open_for_writing(rows)
         self._changes.look(seen.seconds)
         if now := ran.running(rows):
-            seen.together = len(now)
+            self._counts.append(len(now))
+            seen.together = max(self._counts)
         if len(seen.ran) < ran.MOST:
             seen.ran = {**seen.ran, **now}
         seen.meets = seen.meets or ran.rendezvous(rows, self._prepared.env)

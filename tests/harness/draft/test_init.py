@@ -16,6 +16,7 @@ from trainchaos.chaos.cli import build_catalogue, invoke
 from trainchaos.chaos.errors import EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE
 from trainchaos.chaos.loading.load import load
 from trainchaos.chaos.scenario.model import Scenario
+from trainchaos.harness.draft.watching import watch
 
 pytestmark = pytest.mark.real
 
@@ -281,6 +282,22 @@ def test_a_process_that_became_the_job_is_alone(
     assert invoke(["init", "--", "./python3", "t.py"]) == EXIT_PASS
     said = capsys.readouterr().out
     assert ("one process, which nothing starts again" in said) is end.startswith("exec")
+
+
+def test_a_shell_whose_child_has_ended_is_not_taken_for_the_job(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "JUDGE_EVERY_S", 1000.0)  # it is watched to its end
+    monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.3)
+    (folder / "t.py").write_text(
+        "import time\nfor n in range(1, 21):\n    print('step', n)\n    time.sleep(0.1)\n"
+    )
+    shim = folder / "python3"
+    alone = "t=${EPOCHREALTIME/./}; while (( ${EPOCHREALTIME/./} - t < 280000 )); do :; done"
+    shim.write_text(f"#!/bin/bash\n{sys.executable} t.py\n{alone}\n")
+    shim.chmod(0o755)
+    assert invoke(["init", "--", "./python3", "t.py"]) == EXIT_PASS
+    assert "one process, which nothing starts again" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

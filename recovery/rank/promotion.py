@@ -49,6 +49,7 @@ def listen(job: Job) -> str:
     """Follow whoever feeds this process from now on; returns where ("": it follows nobody)."""
     if job.live is None:
         return ""
+    job.live.feeds.prepare(job.reducer)
     job.agent.on_feed = job.live.feeds.told
     job.live.waits()
     return job.live.address

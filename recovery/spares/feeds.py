@@ -65,6 +65,12 @@ class Feeds:
         """The supervisor wants this rank to feed a spare; on any thread."""
         self._orders.append(order)
 
+    def prepare(self, reducer: Reducer) -> None:
+        """Have a second set of buffers before anybody waits: fresh memory takes a while to get."""
+        first = reducer.held()
+        reducer.hand_over(self._pool.take())
+        self._pool.free.append((first, None))
+
     def joins(self) -> None:
         """This rank is on its way into another generation, in which the supervisor says anew who
         feeds whom; what waits is sent all the same.
@@ -97,9 +103,9 @@ class Feeds:
     def after(self, state: TrainState, reducer: Reducer, loss: float) -> None:
         """The step is applied, and ``state`` is that of after it."""
         changed = [part.flat._version for part in reducer.held()] != self._versions
+        self.forget()  # of the step before, whose buffers are free then unless a spare lacks them
         if not self._copies:
             reducer.hand_over(self._pool.take())
-        self.forget()
         self.retained, self._current = self._current, None
         if self.retained is not None:
             self.retained.loss = loss

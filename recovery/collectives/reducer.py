@@ -82,8 +82,8 @@ class Reducer(Protocol):
         """Clear gradients and get ready for a backward pass that is not reduced."""
 
     def pin(self) -> None:
-        """Have torch take the pinned memory of the host now by which gloo reduces the gradients of
-        a GPU; it keeps what was taken once.
+        """Have torch allocate now the pinned host memory that gloo uses to reduce the gradients of
+        a GPU; torch keeps it.
         """
 
     def begin(self) -> None:

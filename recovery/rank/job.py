@@ -239,8 +239,7 @@ class Job:
         """
         attached = self._require_attached("running()")
         if not self._announced:
-            if self.rehearsal.begins():
-                attached.rehearse()
+            if self.rehearsal.begins(attached):
                 return True
             self.ready()
         while True:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,17 +102,17 @@ def _finish(job: Job, live: Live, circle: Circle, source: int, *, applies: bool)
     state, held = job.state, live.feeds.retained
     header: dict[str, Any] = {}
     payload: list[memoryview] = []
-    if job.rank == source:
-        assert held is not None
-        item = retold(state, held)
-        for copy in item.copies:
-            copy.wait(COPY_S)
-            payload += copy.views
-        header = item.header | {"sizes": [part.nbytes for part in payload]}
-    header = _share_header(header, job, circle, source)
-    parts = [_share(part, circle, source, job) for part in payload or header["sizes"]]
-    if job.rank == source:
-        item.done()
+    with ExitStack() as after:
+        if job.rank == source:
+            assert held is not None
+            item = retold(state, held)
+            after.callback(item.done)
+            for copy in item.copies:
+                copy.wait(COPY_S, job.check)
+                payload += copy.views
+            header = item.header | {"sizes": [part.nbytes for part in payload]}
+        header = _share_header(header, job, circle, source)
+        parts = [_share(part, circle, source, job) for part in payload or header["sizes"]]
     if not applies:
         return 0
     names = header["names"]

@@ -22,6 +22,7 @@ from trainchaos.recovery.state.misuse import backward_as_torch_does, in_step
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
+    from trainchaos.recovery.rank.recipe import Attached
 
 
 class _Rehearsed(GenerationLost):
@@ -32,7 +33,8 @@ class _RehearsedStep(Step):
     """A step without other ranks: nothing is reduced, and nothing is applied."""
 
     def phase(self, name: str) -> None:
-        """Nobody is told."""
+        """Nobody is told; other work that the script has announced is over, as ever."""
+        self._job.blocks.training()
         self._phase = name
 
     def check_pass(self) -> None:
@@ -57,29 +59,33 @@ class _RehearsedStep(Step):
 
 
 class Rehearsal:
-    """Of a process that its configuration says so of. Used by the training thread."""
+    """The rehearsal of a process whose configuration asks for one. Used by the training thread.
+
+    ``under_way``: the loop is in the step, or in what the script does before and after it.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._left = job.config.rehearse
         self.under_way = False
 
-    def begins(self) -> bool:
-        """Whether the loop is to make the step now: once."""
-        self.under_way, self._left = self._left, False
-        return self.under_way
+    def begins(self, attached: Attached) -> bool:
+        """Whether the loop is to make the step now: once, before the process is ready. Called each
+        time that the loop comes round until then.
+        """
+        if self.under_way:
+            self._end(attached)
+        begins, self._left = self._left, False
+        if begins:
+            self._begin(attached)
+        return begins
 
     @contextmanager
     def step(self) -> Iterator[Step]:
         """The first step, as the last rank would compute it. Errors of the script end it too, and
         are in the log: the real step will show them, if it has them.
         """
-        job, error, started = self._job, "", time.monotonic()
-        kept = HostCopy([*replay.besides(job.state).values()], apart=True)
-        kept.wait(COPY_S)
-        scalars, before = job.state.scalars(), fingerprint(job.state)
-        job.rank, job.world = job.config.world - 1, job.config.world
-        number, probe, job.probe = job.state.step + 1, job.probe, None
+        job, number = self._job, self._job.state.step + 1
         step = _RehearsedStep(job, number, job.micro_batches(number))
         job.progress.begin(step)
         try:
@@ -89,18 +95,46 @@ class Rehearsal:
         except _Rehearsed:
             pass
         except Exception as raised:
-            error = f"{type(raised).__name__}: {raised}"
+            self._error = f"{type(raised).__name__}: {raised}"
         finally:
-            self.under_way = False
+            job.blocks.training()
             job.progress.forget()
-            job.rank, job.world, job.probe = -1, 0, probe
-            job.reducer.rehearse()
-        for tensor, view in zip(replay.besides(job.state).values(), kept.views, strict=True):
-            replay.put(tensor, view)
-        if job.state.scalars() != scalars:
-            job.state.load_scalars(scalars)
-        if fingerprint(job.state) != before:
+
+    def _begin(self, attached: Attached) -> None:
+        job, self._started, self._error = self._job, time.monotonic(), ""
+        attached.rehearse()
+        besides = replay.besides(job.state)
+        self._names, self._kept = [*besides], HostCopy([*besides.values()], apart=True)
+        self._kept.wait(COPY_S)
+        self._scalars, self._print = job.state.scalars(), fingerprint(job.state)
+        self._probe, job.probe = job.probe, None
+        job.rank, job.world, self.under_way = job.config.world - 1, job.config.world, True
+        if attached.groups is not None:
+            attached.groups.away(True)
+
+    def _end(self, attached: Attached) -> None:
+        job, number = self._job, self._job.state.step + 1
+        if attached.groups is not None:
+            attached.groups.away(False)
+        job.rank, job.world, job.probe, self.under_way = -1, 0, self._probe, False
+        job.reducer.rehearse()
+        try:
+            self._put_back()
+        except Exception as raised:
+            self._error = self._error or f"{type(raised).__name__}: {raised}"
             job.member.holding.fresh = False
-            error = error or "the script has changed the state before step.commit()"
-        seconds = round(time.monotonic() - started, 6)
-        job.write(Kind.SPARE_REHEARSED, step=number, seconds=seconds, error=error)
+        seconds = round(time.monotonic() - self._started, 6)
+        job.write(Kind.SPARE_REHEARSED, step=number, seconds=seconds, error=self._error)
+
+    def _put_back(self) -> None:
+        """Raises ValueError where the state is not what it was: the process gets another then."""
+        state = self._job.state
+        besides = replay.besides(state)
+        if [*besides] != self._names:
+            raise ValueError("the script has changed which tensors the state has")
+        for tensor, view in zip(besides.values(), self._kept.views, strict=True):
+            replay.put(tensor, view)
+        if state.scalars() != self._scalars:
+            state.load_scalars(self._scalars)
+        if fingerprint(state) != self._print:
+            raise ValueError("the script has changed the state before step.commit()")

@@ -110,7 +110,7 @@ class Feed:
                         item.done()
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_WR)
-        except (OSError, ValueError, FrameError, AuthenticationFailed) as error:
+        except (OSError, ValueError, RuntimeError, FrameError, AuthenticationFailed) as error:
             why = str(error) or type(error).__name__
         else:
             why = "closed"

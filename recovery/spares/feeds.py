@@ -111,6 +111,7 @@ class Feeds:
             self.retained.loss = loss
         if changed and not self._copies:
             self._copies = True
+            self._pool.close()  # the reducer keeps the buffers that it has
             self.forget()  # what the optimizer was given is gone: this step cannot be retold
         for fed in self._fed:
             self._tell(fed, state)
@@ -193,10 +194,14 @@ class Feeds:
 
     def _snapshot(self, state: TrainState) -> Item:
         """The whole state, copied in memory: training goes on meanwhile."""
-        tensors = state.tensors()
-        header = {"kind": "state", "tensors": list(tensors), "scalars": state.scalars()}
-        self._taken = HostCopy([*tensors.values()], apart=True)
-        return Item(header=header, copies=[self._taken])
+        besides = replay.besides(state)
+        rest = {name: one for name, one in state.tensors().items() if name not in besides}
+        first = HostCopy([*besides.values()], apart=True)
+        first.hold_writers()  # a forward pass changes buffers; the rest is the optimizer's
+        self._taken = HostCopy([*rest.values()], apart=True)
+        names = [*besides, *rest]
+        header = {"kind": "state", "tensors": names, "scalars": state.scalars()}
+        return Item(header=header, copies=[first, self._taken])
 
     def _last_item(self, state: TrainState) -> Item | None:
         """The step applied last, for a spare that holds the one before it."""

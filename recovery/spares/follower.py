@@ -230,12 +230,12 @@ class Follower:
         state, started = self._state, time.monotonic()
         slots = state.planned(header["scalars"])
         tensors = state.tensors(slots)
-        if list(tensors) != header["tensors"]:
+        if sorted(tensors) != sorted(header["tensors"]):
             raise FrameError("the tensors of the state are others")
         self._changed()
         self._synced, self._torn = False, True
-        for size, tensor in zip(header["sizes"], tensors.values(), strict=True):
-            self._fill(sock, tensor, size)
+        for size, name in zip(header["sizes"], header["tensors"], strict=True):
+            self._fill(sock, tensors[name], size)
         state.load_scalars(header["scalars"], slots)
         self._torn = self._refuses = False
         self._synced = True

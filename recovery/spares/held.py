@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from trainchaos.recovery.collectives.buckets import Buffers
-from trainchaos.recovery.spares.hostcopy import HostCopy
+from trainchaos.recovery.spares.hostcopy import Fence, HostCopy
 
 
 def _nothing() -> None:
@@ -56,7 +56,8 @@ class HeldGradients:
         with self._pool.lock:
             self._uses -= 1
             if not self._uses and len(self._pool.free) < self._pool.most:
-                self._pool.free.append((self.buffers, self._copy))
+                fence = None if self._copy is None else self._copy.fence
+                self._pool.free.append((self.buffers, fence))
 
 
 class Pool:
@@ -64,13 +65,19 @@ class Pool:
 
     def __init__(self, *, most: int = 2) -> None:
         self.lock = threading.Lock()
-        self.free: list[tuple[list[Buffers], HostCopy | None]] = []
+        self.free: list[tuple[list[Buffers], Fence | None]] = []
         self.most = most
 
     def take(self) -> list[Buffers]:
         """A free set, or an empty one: new ones are made then."""
         with self.lock:
-            buffers, copy = self.free.pop() if self.free else ([], None)
-        if copy is not None:
-            copy.hold_writers()
+            buffers, fence = self.free.pop() if self.free else ([], None)
+        if fence is not None:
+            fence.hold_writers()
         return buffers
+
+    def close(self) -> None:
+        """No set is used again."""
+        with self.lock:
+            self.most = 0
+            self.free.clear()

@@ -5,7 +5,7 @@ pinned memory, on a stream of their own.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -14,20 +14,48 @@ from torch import Tensor
 from trainchaos.recovery.state.digest import bytes_of, own_memory
 
 COPY_S = 60.0
-"""For what the GPU was given before, and the copy."""
+"""Within which the GPU must finish its earlier work and the copy."""
 LOOK_S = 0.0001
 
 
-class HostCopy:
-    """Of tensors as the caller's stream leaves them; made by the training thread. ``apart``: in
-    memory of its own for tensors of the host, too; else their memory is taken where it is in order.
+def _nothing() -> None:
+    """There is nothing to check."""
 
-    ``views``: the bytes of each, there once ``wait`` has returned.
+
+class Fence:
+    """The end of a copy from a GPU."""
+
+    def __init__(self, copied: torch.cuda.Event) -> None:
+        self._copied = copied
+
+    def hold_writers(self) -> None:
+        """What the calling thread gives its GPU from now on begins once the bytes are copied: it
+        may write to the tensors. Nobody waits on the host.
+        """
+        torch.cuda.current_stream().wait_event(self._copied)
+
+    def wait(self, limit_s: float, check: Callable[[], None]) -> None:
+        """See HostCopy."""
+        until_s = time.monotonic() + limit_s
+        while not self._copied.query():
+            check()
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"a GPU has not copied to the host within {limit_s:g} s")
+            time.sleep(LOOK_S)
+
+
+class HostCopy:
+    """A copy of tensors as they are once the caller's stream has done what it was given; the
+    training thread makes it. ``apart``: tensors of the host are copied too; else their memory is
+    used where it is in order.
+
+    ``views``: the bytes of each tensor, there once ``wait`` has returned; ``fence``: the end of the
+    copy from a GPU, None where there is none.
     """
 
     def __init__(self, tensors: Sequence[Tensor], *, apart: bool) -> None:
         self.views: list[memoryview] = []
-        self._copied: torch.cuda.Event | None = None
+        self.fence: Fence | None = None
         on_gpu = [tensor.detach() for tensor in tensors if tensor.is_cuda and tensor.numel()]
         begun = iter(self._begin(on_gpu) if on_gpu else ())
         for tensor in tensors:
@@ -37,22 +65,17 @@ class HostCopy:
                 raw = bytes_of(tensor)
                 self.views.append(memoryview(bytearray(raw)) if apart else raw)
 
-    def wait(self, limit_s: float) -> None:
-        """Until the bytes are there. On any thread. Raises RuntimeError if the GPU does not come to
-        it.
+    def wait(self, limit_s: float, check: Callable[[], None] = _nothing) -> None:
+        """Until the bytes are there. On any thread. ``check`` raises what ends the wait. Raises
+        RuntimeError if the GPU does not come to it.
         """
-        until_s = time.monotonic() + limit_s
-        while self._copied is not None and not self._copied.query():
-            if time.monotonic() > until_s:
-                raise RuntimeError(f"a GPU has not copied to the host within {limit_s:g} s")
-            time.sleep(LOOK_S)
+        if self.fence is not None:
+            self.fence.wait(limit_s, check)
 
     def hold_writers(self) -> None:
-        """What the calling thread gives its GPU from now on begins once the bytes are copied: it
-        may write to the tensors. Nobody waits on the host.
-        """
-        if self._copied is not None:
-            torch.cuda.current_stream().wait_event(self._copied)
+        """See Fence."""
+        if self.fence is not None:
+            self.fence.hold_writers()
 
     def _begin(self, tensors: Sequence[Tensor]) -> list[memoryview]:
         device = tensors[0].device
@@ -67,8 +90,9 @@ class HostCopy:
                 into = pinned.view(tensor.dtype).view(tensor.shape)
                 into.copy_(tensor, non_blocking=True)
                 views.append(memoryview(pinned.numpy().data))
-        self._copied = torch.cuda.Event()
-        self._copied.record(beside)
+        copied = torch.cuda.Event()
+        copied.record(beside)
+        self.fence = Fence(copied)
         return views
 
 
@@ -94,7 +118,7 @@ class Landing:
         return memoryview(memory.numpy().data)[: tensor.nbytes]
 
     def landed(self, tensor: Tensor) -> None:
-        """They are all there."""
+        """The bytes of ``tensor`` are all there."""
         if own_memory(tensor) is None and self._memory is not None:
             flat = self._memory[: tensor.nbytes]
             with torch.no_grad():

@@ -57,6 +57,10 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         """There is no generation until the next ``join``."""
         self._left, self._circle = self._left or self._circle is not None, None
 
+    def away(self, is_so: bool) -> None:
+        """Whether this process trains a step alone that counts for nothing: nobody answers."""
+        self._left = is_so
+
     def end(self) -> None:
         """There is no other generation for this process, which may have been in none."""
         self._left, self._circle = True, None
@@ -126,6 +130,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
                 tensor.copy_(whole)
         return work_done(tensors)
 
+    @torch.no_grad()
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
@@ -245,6 +250,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         work = begin(circle, lambda made: made.recv(rooms, peer, tag))
         return _Later(self._traffic, circle, work, tensors, rooms)
 
+    @torch.no_grad()
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> dist.Work:
         """See torch; an all-gather, whose result the others throw away."""
         mine = opts.rootRank == self.rank()
@@ -253,6 +259,7 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
             self.allgather([outputs[place] if mine else made], [own])
         return work_done(outputs)
 
+    @torch.no_grad()
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> dist.Work:
         """See torch; a broadcast, of which each rank takes its part."""
         self._joined()
@@ -337,9 +344,7 @@ class _Later(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it was waited for, or need not be: what it got is in its place. Raises
-        GenerationLost.
-        """
+        """Whether it has ended and its result is in place. Raises GenerationLost."""
         if self._parts[2].is_completed():
             self._end()
         return self._ended

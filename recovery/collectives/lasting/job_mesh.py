@@ -74,6 +74,11 @@ class JobGroups:
         for each in (self.default, *self._groups.values()):
             each.leave()
 
+    def away(self, is_so: bool) -> None:
+        """See LastingGroup."""
+        for each in (self.default, *self._groups.values()):
+            each.away(is_so)
+
     def end(self) -> None:
         """They never are again."""
         for each in (self.default, *self._groups.values()):

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,7 +19,9 @@ from trainchaos.recovery.collectives.lasting.groups import LastingGroup
 from trainchaos.recovery.state import typed
 
 _c10d: Any = dist.distributed_c10d
-_NOT_SENT = ("!enum", "!code")  # of which the receiver would need its own
+_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype)
+_MAPPINGS = (dict, OrderedDict, Counter)
+_SEQUENCES = (list, tuple, set, deque)
 
 
 def teach() -> None:
@@ -40,37 +44,56 @@ def _for_jobs(original: Any, instead: Callable[..., Any]) -> Any:
 
 
 def _to_tensor(value: Any, device: Any, group: Any) -> tuple[Tensor, Tensor]:
-    """The bytes of ``value`` and their number. Raises TypeError for what has no typed form."""
+    """The bytes of ``value`` and their number. Raises TypeError for what is not sent."""
     try:
-        form = json.dumps(_checked(typed.encode(value, "the object")))
+        _require_plain(value, "the object")
+        form = json.dumps(typed.encode(value, "the object")).encode()
     except TypeError as error:
-        called = sys._getframe(2).f_code.co_name
         raise TypeError(
-            f"torch.distributed.{called}: {error} (no rank of a job unpickles what another sends; a"
-            " PipelineStage needs no such exchange if it is given its input_args and output_args)"
+            f"torch.distributed.{_called()}: {error} (no rank of a job unpickles what another"
+            " sends; a PipelineStage needs no such exchange if it is given its input_args and"
+            " output_args)"
         ) from None
-    data = torch.frombuffer(bytearray(form.encode()), dtype=torch.uint8).to(device)
+    # torch makes it longer where another rank sends more: it needs memory of its own
+    data = torch.frombuffer(bytearray(form), dtype=torch.uint8).clone().to(device)
     return data, torch.tensor([data.numel()], dtype=torch.int64, device=device)
 
 
 def _to_object(tensor: Tensor, size: Any, group: Any) -> Any:
-    """Tensors in it are on the CPU. Raises ValueError for what is no object of ``_to_tensor``."""
+    """Tensors in it are on the CPU. Raises ValueError for what ``_to_tensor`` never makes."""
     raw = tensor.cpu().numpy().tobytes()[: int(size)]
-    return typed.decode(json.loads(raw))
+    try:
+        return typed.decode(json.loads(raw))
+    except (RecursionError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"a rank has sent what is no object of a job: {error}") from error
 
 
 def _device(group: Any = None) -> str:
     return (group or _c10d._get_default_group()).object_device  # type: ignore[no-any-return]
 
 
-def _checked(form: Any) -> Any:
-    if isinstance(form, dict):
-        if form.keys() & set(_NOT_SENT) and len(form) == 1:
-            (what,) = form.values()
-            raise TypeError(f"{what!r} in the object is code or a member of an Enum: send its name")
-        for part in form.values():
-            _checked(part)
-    elif isinstance(form, list):
-        for part in form:
-            _checked(part)
-    return form
+def _require_plain(value: Any, path: str) -> None:
+    """Raise TypeError for what would arrive as something else, or not at all."""
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, Tensor | numpy.generic):
+        return
+    if kind in _MAPPINGS:
+        for key, item in value.items():
+            _require_plain(key, f"a key of {path}")
+            _require_plain(item, f"{path}[{key!r}]")
+    elif kind in _SEQUENCES:
+        for place, item in enumerate(value):
+            _require_plain(item, f"{path}[{place}]")
+    else:
+        raise TypeError(
+            f"{path} is a {kind.__name__}: send numbers, text, tensors, lists, tuples, sets and"
+            " dictionaries"
+        )
+
+
+def _called() -> str:
+    """The function of torch's that the script has called."""
+    frame = sys._getframe(3)
+    while frame.f_code.co_name.startswith("<") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name

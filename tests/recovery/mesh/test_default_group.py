@@ -5,6 +5,7 @@ lost.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import torch.distributed as dist
 
 from tests.support.running import supervised
 from trainchaos import recovery
+from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.circle import GenerationLost
+from trainchaos.recovery.collectives.lasting import objects
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups, is_a_jobs
 from trainchaos.recovery.collectives.lasting.traffic import Traffic
 from trainchaos.recovery.policy.mesh import Mesh
@@ -87,7 +90,7 @@ def test_the_default_group_is_one_for_life_and_follows_the_ranks(tmp_path: Path)
             assert 0 <= rank < size
             sizes.add(size)
         assert len(said) == 5
-        assert "all_gather_object: 'refused' in the object is code" in said[0]
+        assert "all_gather_object: the object['loss'] is a function: send numbers" in said[0]
         assert all("outside the job's mesh" in text for text in said[1:4])
     assert sizes >= {2, 3}
     longest = max((seen for seen, _, _ in found), key=len)
@@ -108,26 +111,60 @@ while job.running():
         step.commit()
     with job.busy("evaluation"):
         me = dist.get_rank()
-        mine = {"rank": me, "at": (me, "x"), "bad": float("nan"), "w": torch.full((2,), float(me))}
+        mine = {"rank": me, "at": (me, "x" * 10**me), "bad": float("nan")}
+        mine["w"] = torch.full((2,), float(me))
         every = [None] * job.world
         dist.all_gather_object(every, mine)
-        assert [(one["rank"], one["at"]) for one in every] == [(n, (n, "x")) for n in range(3)]
+        assert [(one["rank"], one["at"]) for one in every] == [
+            (n, (n, "x" * 10**n)) for n in range(3)
+        ]
         assert all(one["bad"] != one["bad"] and one["w"].tolist() == [n, n]
                    for n, one in enumerate(every))
         told = [{"lr": 0.1}, "go"] if me == 1 else [None, None]
         dist.broadcast_object_list(told, src=1)
         kept = [None] * job.world if me == 2 else None
-        dist.gather_object({me: "of"}, kept, dst=2)
+        dist.gather_object({me: "of" * me}, kept, dst=2)
         part = [None]
-        dist.scatter_object_list(part, [["a"], ["b"], ["c"]] if me == 0 else None, src=0)
+        dist.scatter_object_list(part, [["a"], [], ["ccc"]] if me == 0 else None, src=0)
         rows = [torch.empty(2) for _ in range(3)] if me == 0 else None
         dist.gather(torch.tensor([me, 1.0]), rows, dst=0)
-        own = torch.empty(1)
-        dist.scatter(own, [torch.tensor([n * 10.0]) for n in range(3)] if me == 2 else None, src=2)
+        own = torch.empty(1, requires_grad=True)
+        parts = torch.nn.Parameter(torch.arange(3) * 10.0).chunk(3)
+        dist.scatter(own, list(parts) if me == 2 else None, src=2)
         rows = rows and [row.tolist() for row in rows]
         with open(f"{me}.json", "w") as stream:
             json.dump([told, kept and [*map(str, kept)], part, rows, own.tolist()], stream)
 """
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ([{"a": Path("x")}], r"the object\[0\]\['a'\] is a PosixPath: send numbers"),
+        ({(1, Kind.BUSY): 1}, r"a key of the object\[1\] is a Kind"),
+        (defaultdict(int), "the object is a defaultdict"),
+    ],
+    ids=["path", "enum", "subclass"],
+)
+def test_an_object_that_would_arrive_as_another_is_refused(value: Any, complaint: str) -> None:
+    with pytest.raises(TypeError, match=complaint):
+        objects._to_tensor(value, "cpu", None)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "[" * 100_000,
+        '{"!tensor": ["float32", [3], "AAAA"]}',
+        '{"!enum": "x"}',
+        '{"!numpy": ["O", ""]}',
+    ],
+    ids=["deep", "tensor", "enum", "numpy"],
+)
+def test_what_is_no_object_of_a_job_is_an_error(form: str) -> None:
+    raw = torch.frombuffer(bytearray(form.encode()), dtype=torch.uint8)
+    with pytest.raises(ValueError):
+        objects._to_object(raw, torch.tensor(raw.numel()), None)
 
 
 @pytest.mark.real
@@ -136,8 +173,8 @@ def test_ranks_exchange_objects_gather_and_scatter(tmp_path: Path) -> None:
     supervised(job, OBJECTS, "--ranks", "3")
     found = [json.loads((job / f"{rank}.json").read_text()) for rank in range(3)]
     assert [told for told, *_ in found] == [[{"lr": 0.1}, "go"]] * 3
-    assert [kept for _, kept, *_ in found] == [None, None, ["{0: 'of'}", "{1: 'of'}", "{2: 'of'}"]]
-    assert [part for _, _, part, *_ in found] == [[["a"]], [["b"]], [["c"]]]
+    assert [kept for _, kept, *_ in found] == [None, None, ["{0: ''}", "{1: 'of'}", "{2: 'ofof'}"]]
+    assert [part for _, _, part, *_ in found] == [[["a"]], [[]], [["ccc"]]]
     assert [rows for *_, rows, _ in found] == [[[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]], None, None]
     assert [own for *_, own in found] == [[0.0], [10.0], [20.0]]
 

@@ -18,10 +18,11 @@ from tests.support.running import until
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.buckets import Bucket
 from trainchaos.recovery.collectives.reduce import GradientReducer
-from trainchaos.recovery.spares import frames
+from trainchaos.recovery.spares import feeds, frames
 from trainchaos.recovery.spares.feed import Item
 from trainchaos.recovery.spares.feeds import Feeds
 from trainchaos.recovery.spares.follower import Follower
+from trainchaos.recovery.spares.hostcopy import HostCopy
 from trainchaos.recovery.state.fingerprint import fingerprint, sampled_digest
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport.wire import Feed
@@ -282,6 +283,28 @@ def test_a_step_whose_gradients_are_missing_is_noticed(pair: Pair) -> None:
     assert pair.step_until(Kind.SPARE_SYNCED, 2)["how"] == "copy"
     pair.settle()
     pair.same()
+
+
+class Stuck(HostCopy):
+    """Never there."""
+
+    WHY = "a GPU has not copied to the host within 60 s"
+
+    def wait(self, limit_s: float, check: Callable[[], None] = lambda: None) -> None:
+        raise RuntimeError(self.WHY)
+
+
+def test_a_copy_that_does_not_come_ends_the_feed_and_says_why(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.follower.start()
+    pair.feed()
+    pair.step()
+    pair.spare.log.wait(Kind.SPARE_SYNCED)
+    (fed,) = pair.feeds._fed
+    monkeypatch.setattr(feeds, "HostCopy", Stuck)
+    assert pair.step_until(Kind.SPARE_DROPPED)["why"] == Stuck.WHY
+    assert not fed.feed._queue and not pair.feeds._fed
 
 
 def test_a_state_that_cannot_be_trusted_is_replaced_although_it_looks_the_same(pair: Pair) -> None:

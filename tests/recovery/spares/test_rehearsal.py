@@ -109,6 +109,7 @@ def test_nothing_is_left_of_it() -> None:
         plain(loop, step)
         step.commit()
         raise AssertionError("the block is over")
+    assert loop.job._attached is not None and not loop.job.rehearsal.begins(loop.job._attached)
     assert (loop.job.rank, loop.job.world, loop.job.done) == (-1, 0, 0)
     assert loop.job.state.scalars() == kept
     gradients = [parameter.grad for parameter in loop.model.parameters()]
@@ -132,7 +133,7 @@ def test_an_error_of_the_script_is_in_the_log_and_shows_in_the_real_step() -> No
 
     loop = Loop(rehearse=True)
     assert loop.run(needs_others) == Loop(rehearse=False).run(plain)
-    assert "in no generation" in loop.rehearsed()[0]
+    assert loop.rehearsed()[0].startswith("GenerationLost: ")
     loop = Loop(rehearse=True)
     with pytest.raises(KeyError):
         loop.run(broken)
@@ -149,12 +150,58 @@ def test_a_script_that_changes_the_state_itself_is_found() -> None:
 
     loop = Loop(rehearse=True)
     loop.run(changes)
-    assert loop.rehearsed() == ["the script has changed the state before step.commit()"]
+    (error,) = loop.rehearsed()
+    assert error == "ValueError: the script has changed the state before step.commit()"
     assert not loop.job.member.holding.fresh
+
+
+class Late:
+    """Has a tensor from its first use on."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, torch.Tensor] = {}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.held
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.held = state
+
+
+def test_a_script_that_makes_more_state_is_found_too() -> None:
+    loop, late = Loop(rehearse=True), Late()
+    loop.job.register("late", late)
+
+    def makes(loop: Loop, step: Step) -> None:
+        plain(loop, step)
+        late.held.setdefault("seen", torch.zeros(1))
+
+    loop.run(makes)
+    assert loop.rehearsed() == ["ValueError: the script has changed which tensors the state has"]
+    assert not loop.job.member.holding.fresh
+
+
+def test_what_a_script_does_around_its_step_is_done_in_its_place_too() -> None:
+    loop = Loop(rehearse=True)
+    shares, sums, held = [], [], []
+    while loop.job.running():
+        shares.append(6 // loop.job.world)
+        with loop.job.step() as step:
+            plain(loop, step)
+            loop.job.busy("a word, and no block")
+            step.commit()
+        held.append(loop.job.blocks._innermost)
+        with loop.job.busy("evaluation"):
+            total = torch.ones(1)
+            torch.distributed.all_reduce(total)
+            sums.append(float(total))
+    assert loop.rehearsed() == [""]
+    assert (shares, sums) == ([3, *[6] * STEPS], [1.0] * STEPS)  # it trains alone then
+    assert held == [None] * (STEPS + 1)  # no word lasts longer than the step that it was said in
 
 
 def test_a_loop_that_makes_no_step_at_first_is_not_taken_for_a_rehearsal_later() -> None:
     loop = Loop(rehearse=True)
     assert loop.job.running()
     loop.run(plain)
-    assert loop.rehearsed() == [] and [step for _, _, step in loop.places] == [1, 2, 3]
+    assert loop.rehearsed() == [""] and [step for _, _, step in loop.places] == [1, 2, 3]

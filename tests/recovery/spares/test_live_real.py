@@ -12,6 +12,7 @@ from tests.support.decided import decided
 from trainchaos.chaos.events.log import Kind, read_log
 
 pytestmark = pytest.mark.real
+TOLD = (Kind.SPARE_SYNCED, Kind.SPARE_DROPPED, Kind.PARKED, Kind.SURVIVORS_PARKED, Kind.STATE_READY)
 SCENARIO = Path(__file__).resolve().parents[3] / "scenarios" / "process" / "hot-spare-live.yaml"
 
 
@@ -30,8 +31,13 @@ def test_a_promotion_copies_no_state_and_the_result_is_the_same(
     whole = max(event.data["bytes"] for event in events if event.kind is Kind.SPARE_SYNCED)
     parked = next(event for event in events if event.kind is Kind.SURVIVORS_PARKED)
     steps = {name: held["step"] for name, held in parked.data["processes"].items()}
+    told = [
+        (event.time_ns // 1000, event.kind.value, event.actor, event.step, event.data)
+        for event in events
+        if event.kind in TOLD and event.generation <= 2
+    ]
     if steps["w3"] == max(steps.values()):
-        assert given[2] == ("live", 0)
+        assert given[2] == ("live", 0), told
     else:  # the rank that feeds the spare had not done the last step itself
         assert given[2][0] == "live" and 0 < given[2][1] < whole
     # the gradients of the last step may have been under way from the rank that was killed

@@ -243,13 +243,17 @@ def test_a_rank_that_feeds_nobody_uses_two_sets_of_buffers_in_turn(
 
 def test_a_spare_that_does_nothing_is_dropped_and_the_job_does_not_wait(pair: Pair) -> None:
     pair.feed()  # it listens, and does not answer
+    waited = []
     for _ in range(LAG + 2):
         pair.step()
+        assert pair.feeds.retained is not None
+        waited.append(pair.feeds.retained.buffers)
     said = pair.rank.log.wait(Kind.SPARE_DROPPED)
     assert (said["spare"], said["why"]) == ("s4", f"it lags by more than {LAG} steps")
     assert not pair.feeds._fed[0].feed._queue or len(pair.feeds._fed[0].feed._queue) == 1
     # What it did not take is free again, where no copies on the host waited for it instead.
-    assert pair.feeds._pool.free or pair.device != "cpu"
+    free = [buffers for buffers, _ in pair.feeds._pool.free]
+    assert (free or pair.device != "cpu") and all(buffers in waited[:LAG] for buffers in free)
 
 
 def test_a_spare_whose_state_differs_in_one_bit_is_found_and_gets_a_copy(pair: Pair) -> None:

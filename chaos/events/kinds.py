@@ -19,6 +19,7 @@ class Kind(StrEnum):
     # orchestrator: the run and its processes
     RUN_STARTED = "run_started"
     RUN_FINISHED = "run_finished"
+    NAMES_RESERVED = "names_reserved"
     PROCESS_SPAWNED = "process_spawned"
     PROCESS_READY = "process_ready"
     PROCESS_EXITED = "process_exited"
@@ -117,6 +118,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # outcome: completed|gave-up|halted|interrupted|timed-out|broken; refused: reports of a
         # command without a step
         Kind.RUN_FINISHED: frozenset({"outcome", "reason", "committed_step"}),
+        # many processes are started at once, under names with a number below this one
+        Kind.NAMES_RESERVED: frozenset({"below"}),
         # process: actor name ("w0"); role: worker|spare; mode: warm|cold|sim; node: its number;
         # device: its slot
         Kind.PROCESS_SPAWNED: frozenset({"process", "pid", "role", "mode"}),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
+from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.cli.process_host import (
     LeastTaken,
     ProcessHost,
@@ -19,9 +20,13 @@ from trainchaos.recovery.process.logroom import LogRoom
 from trainchaos.recovery.rank.script import ScriptConfig
 
 Configure = Callable[[str, ProcessPlacement], ScriptConfig]
-MOST_ASKED = 64
+FEW_ASKED = 64
 """Processes asked for at a time: fewer than ``takeover_log.UNWRITTEN``, as all of them may be
 started without being in the log when the supervisor is lost.
+"""
+MOST_ASKED = 8192
+"""The same where the log says which names they may have. Each is answered in the turn after next at
+best, and a turn serves all nodes: with few asked for, thousands of nodes start their ranks slowly.
 """
 ORDER_S = 0.5
 """For which an order of spots is used again, or for ten times as long as it took: nodes fall
@@ -40,7 +45,7 @@ class StartedProcess:
 
 class JobProcesses:
     """Processes that live, or whose exit is not recorded yet: ``pids``. ``takeover``: log of the
-    supervisor whose job is taken over.
+    supervisor whose job is taken over; ``write``: logs an event of the supervisor.
     """
 
     def __init__(
@@ -48,12 +53,14 @@ class JobProcesses:
         host: ProcessHost,
         log_room: LogRoom,
         takeover: TakeoverLog | None,
-        *,
         now_s: Callable[[], float],
+        write: Callable[..., object],
     ) -> None:
         self._host = host
         self._log_room = log_room
         self._now_s = now_s
+        self._write = write
+        self._reserved = 0  # what processes may be called is in the log, up to this number
         left = takeover.processes if takeover is not None else {}
         self.pids = {name: entry.pid for name, entry in left.items() if not entry.gone}
         self._spots = {name: (left[name].node, left[name].device) for name in self.pids}
@@ -113,6 +120,9 @@ class JobProcesses:
         MOST_ASKED of them are asked for at a time: a job would else wait once for each rank.
         """
         self._expected = {(role, mode): count}
+        if self._remote is not None and count > FEW_ASKED:
+            self._reserved = self._count + count
+            self._write(Kind.NAMES_RESERVED, below=self._reserved)
 
     def _ask(
         self, kind: str, mode: str, config: Configure, count: int
@@ -120,7 +130,7 @@ class JobProcesses:
         """The name and the spot of the next process; it and the next ones, ``count`` in all, are
         asked for where the host is remote. None: there is no spot.
         """
-        while len(self._asked) < (min(count, MOST_ASKED) if self._remote is not None else 1):
+        while len(self._asked) < min(count, self._most_asked()):
             order = self._order()
             if (spot := order.best()) is None:
                 break
@@ -136,6 +146,12 @@ class JobProcesses:
             order.took(spot)
             self._asked.append((name, spot))
         return self._asked.popleft() if self._asked else None
+
+    def _most_asked(self) -> int:
+        """How many processes may be asked for at a time, the next one included."""
+        if self._remote is None:
+            return 1
+        return MOST_ASKED if self._count < self._reserved else FEW_ASKED
 
     def _answer(self, name: str, spot: ProcessPlacement, config: Configure, mode: str) -> int:
         """The pid of a process that was asked for, or is started now."""

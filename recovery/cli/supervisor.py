@@ -82,7 +82,7 @@ class Supervisor:
         self._writer = EventWriter(
             spec.events, ORCHESTRATOR, time.monotonic_ns, after=log, reserve=LOG_RESERVE
         )
-        self._processes = JobProcesses(host, self._log_room, takeover, now_s=self.now_s)
+        self._processes = JobProcesses(host, self._log_room, takeover, self.now_s, self._write)
         self._care = PlaceCare(
             care, self._processes, self._write, self.now_s, self._avoided.name_of
         )

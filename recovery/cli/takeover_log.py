@@ -13,7 +13,7 @@ from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import LOCK
 
-UNWRITTEN = 100  # attempts to start one process, on node after node, of which none is in the log
+UNWRITTEN = 100  # attempts to start a process of which none is in the log, unless it says so before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class LoggedProcess:
 class TakeoverLog:
     """The log of a job that is not over. ``steps``: of the whole job, 0: it has not begun;
     ``epoch``: of the next coordinator; ``processes``: all there ever were, each by its kind and
-    number; ``since_ns``: when the last event was written.
+    number; ``reserved``: below it, any may have been started; ``since_ns``: when the last event was
+    written.
     """
 
     log: ActorLog
@@ -38,6 +39,7 @@ class TakeoverLog:
     epoch: int
     since_ns: int
     processes: dict[str, LoggedProcess] = field(default_factory=dict)
+    reserved: int = 0
 
     @property
     def names(self) -> int:
@@ -45,7 +47,8 @@ class TakeoverLog:
         so that there may be fewer processes than numbers; the last attempts of the lost coordinator
         may have succeeded without being in the log.
         """
-        return 1 + max((_number(name) for name in self.processes), default=-1) + UNWRITTEN
+        last = max((_number(name) for name in self.processes), default=-1)
+        return max(last, self.reserved) + 1 + UNWRITTEN
 
     @property
     def living(self) -> dict[str, tuple[int, int]]:
@@ -65,7 +68,7 @@ def read_takeover_log(events: Path) -> TakeoverLog | str:
             f"the log of the job in {events} cannot be read: {log.problems[0]}",
             hint="start it anew with another --events: it goes on from its newest checkpoint",
         )
-    steps, epoch, processes = 0, 1, dict[str, LoggedProcess]()
+    steps, epoch, reserved, processes = 0, 1, 0, dict[str, LoggedProcess]()
     for event in log.events:
         data = event.data
         match event.kind:
@@ -92,6 +95,8 @@ def read_takeover_log(events: Path) -> TakeoverLog | str:
                     )
             case Kind.RUN_STARTED:
                 steps = data["steps"]
+            case Kind.NAMES_RESERVED:
+                reserved = max(reserved, data["below"])
             case Kind.PROCESS_SPAWNED if data["role"] != KEEPER:
                 processes[data["process"]] = LoggedProcess(
                     node=data["node"], pid=data["pid"], device=data["device"]
@@ -102,7 +107,14 @@ def read_takeover_log(events: Path) -> TakeoverLog | str:
                     node=left.node, pid=left.pid, device=left.device, gone=True
                 )
     since_ns = log.events[-1].time_ns if log.events else 0
-    return TakeoverLog(log=log, steps=steps, epoch=epoch, since_ns=since_ns, processes=processes)
+    return TakeoverLog(
+        log=log,
+        steps=steps,
+        epoch=epoch,
+        since_ns=since_ns,
+        processes=processes,
+        reserved=reserved,
+    )
 
 
 def _number(name: str) -> int:

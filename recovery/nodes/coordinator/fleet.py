@@ -56,6 +56,8 @@ __all__ = [
 ]
 
 BYE_LIMIT_S = 10.0
+SERVED_NS = 100_000_000
+"""Between two turns, while many processes are asked for at once."""
 NEEDED = (Join, Abort, Stop, Inquiry)
 """Messages that a decision waits for."""
 
@@ -173,6 +175,8 @@ class Fleet:
         of ``begin``, "" for none. Raises NodeGone.
         """
         connections = self._connections
+        if self._clock_ns() > connections.turned_ns + SERVED_NS:
+            connections.turn(0.0)
         state = connections.reachable(node)
         patience_s = self._limits.pass_s
         if connections.silent_s(state) > patience_s:

@@ -359,7 +359,7 @@ def test_a_process_starts_on_a_suspect_spot_only_where_there_is_no_other(tmp_pat
         spots=lambda: spots, start=lambda name, spot, config, mode: 7, may_return=lambda: False
     )
     room: Any = SimpleNamespace(begins=lambda name: None)
-    processes = JobProcesses(host, room, None, now_s=lambda: 0.0)
+    processes = JobProcesses(host, room, None, lambda: 0.0, lambda *_, **__: None)
     suspects = {GOOD}
     processes.doubt(suspects.__contains__)
 
@@ -388,7 +388,7 @@ def test_a_process_does_not_start_where_another_gave_wrong_values(tmp_path: Path
         spots=lambda: spots, start=lambda name, spot, config, mode: 7, may_return=lambda: False
     )
     room: Any = SimpleNamespace(begins=lambda name: None)
-    processes = JobProcesses(host, room, None, now_s=lambda: 0.0)
+    processes = JobProcesses(host, room, None, lambda: 0.0, lambda *_, **__: None)
 
     def start() -> str:
         config: Any = None

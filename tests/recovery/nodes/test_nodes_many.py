@@ -8,7 +8,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -18,19 +18,22 @@ import pytest
 
 from tests.recovery.nodes.test_nodes_fleet import LIMIT_S, TOKEN, Clock, Puppet
 from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
+from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind
+from trainchaos.recovery.cli import processes
 from trainchaos.recovery.cli.nodes_host import RETURN_LIMIT_S, _Arrivals
 from trainchaos.recovery.cli.process_host import LeastTaken, ProcessPlacement, least_taken
-from trainchaos.recovery.cli.processes import MOST_ASKED, JobProcesses
-from trainchaos.recovery.cli.takeover_log import UNWRITTEN
+from trainchaos.recovery.cli.processes import FEW_ASKED, JobProcesses
+from trainchaos.recovery.cli.takeover_log import UNWRITTEN, TakeoverLog, read_takeover_log
 from trainchaos.recovery.detection.paced_look import LONGEST_S, REST, PacedLook
 from trainchaos.recovery.health.quarantine import names_of
 from trainchaos.recovery.nodes.coordinator import pings
 from trainchaos.recovery.nodes.coordinator.connections import Connections
 from trainchaos.recovery.nodes.coordinator.datapath import DataPath, Furthest
-from trainchaos.recovery.nodes.coordinator.fleet import Fleet
+from trainchaos.recovery.nodes.coordinator.fleet import SERVED_NS, Fleet
 from trainchaos.recovery.nodes.coordinator.node_state import RemoteProcess
 from trainchaos.recovery.nodes.coordinator.software import refuse_other, versions
-from trainchaos.recovery.nodes.link.protocol import Beat
+from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.nodes.link.protocol import Beat, Start
 from trainchaos.recovery.transport.progress_counters import NEVER
 
 NODES = 12
@@ -154,7 +157,7 @@ class Agents:
 
     def __init__(self, nodes: int, each: int, dead: frozenset[int] = frozenset()) -> None:
         self._spots, self._dead = spots(nodes, each), dead
-        self.looks = self.open = self.most_open = 0
+        self.looks = self.open = self.most_open = self.reserved = 0
         self.names: list[str] = []
 
     def spots(self) -> list[ProcessPlacement]:
@@ -168,6 +171,8 @@ class Agents:
         assert len(self.names) < 1000, "the same nodes are asked again and again"
         self.open += 1
         self.most_open = max(self.most_open, self.open)
+        if int(name[1:]) >= self.reserved:
+            assert self.open <= FEW_ASKED < UNWRITTEN, "a supervisor that takes over skips so many"
 
     def started(self, name: str, spot: ProcessPlacement) -> int:
         self.open -= 1
@@ -181,10 +186,18 @@ class Agents:
     def may_return(self) -> bool:
         return False
 
+    def write(self, kind: Kind, *, below: int) -> None:
+        assert kind is Kind.NAMES_RESERVED
+        self.reserved = below
+
+
+def jobs_of(host: Agents, now_s: Callable[[], float] = lambda: 1.0) -> JobProcesses:
+    return JobProcesses(host, Room(), None, now_s, host.write)  # type: ignore[arg-type]
+
 
 def started(host: Agents, count: int) -> list[tuple[str, int]]:
     clock = itertools.count()
-    jobs = JobProcesses(host, Room(), None, now_s=lambda: next(clock) * 1e-3)  # type: ignore[arg-type]
+    jobs = jobs_of(host, lambda: next(clock) * 1e-3)
     jobs.expect("worker", "warm", count)
     made = [
         jobs.start("worker", "warm", lambda *_: None, stopped=lambda: False)  # type: ignore[arg-type, return-value]
@@ -198,9 +211,56 @@ def test_many_processes_are_asked_for_ahead_and_placed_by_one_order() -> None:
     made = started(host, 512)
     assert [name for name, _ in made] == [f"w{n}" for n in range(512)]
     assert Counter(node for _, node in made) == dict.fromkeys(range(64), 8)
-    assert host.most_open == MOST_ASKED < UNWRITTEN, "a supervisor that takes over skips so many"
-    assert host.open == 0
+    assert (host.most_open, host.open, host.reserved) == (512, 0, 512)
     assert host.looks < 64
+
+
+def test_not_more_are_asked_for_at_a_time_than_a_coordinator_can_bear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "MOST_ASKED", 100)
+    host = Agents(64, 8)
+    assert len(started(host, 512)) == 512
+    assert host.most_open == 100
+
+
+def test_names_that_the_log_does_not_reserve_are_asked_for_in_small_numbers() -> None:
+    host = Agents(64, 8, dead=frozenset(range(0, 40, 2)))
+    assert len(started(host, 300)) == 300
+    assert host.most_open == 300 and len(host.names) > 300
+
+
+def test_few_processes_need_nothing_in_the_log() -> None:
+    host = Agents(16, 8)
+    assert len(started(host, FEW_ASKED)) == FEW_ASKED
+    assert (host.most_open, host.reserved) == (FEW_ASKED, 0)
+
+
+def test_who_takes_over_uses_no_name_that_may_be_in_use(tmp_path: Path) -> None:
+    writer = EventWriter(tmp_path, ORCHESTRATOR, time.monotonic_ns)
+    writer.write(Kind.ACTOR_STARTED, pid=1, host="here", wall_ns=1, boot=boot_id())
+    spawned = {"pid": 7, "role": "worker", "mode": "warm", "node": 0, "device": "cpu"}
+    writer.write(Kind.PROCESS_SPAWNED, process="w3", **spawned)
+    log = read_takeover_log(tmp_path)
+    assert isinstance(log, TakeoverLog) and log.names > 3 + FEW_ASKED
+    writer.write(Kind.NAMES_RESERVED, below=5000)
+    writer.write(Kind.PROCESS_SPAWNED, process="w4", **spawned)
+    log = read_takeover_log(tmp_path)
+    assert isinstance(log, TakeoverLog) and log.names > 5000 + FEW_ASKED
+    writer.close()
+
+
+def test_nodes_are_served_while_many_processes_are_asked_for() -> None:
+    clock = Clock()
+    fleet = Fleet(token=TOKEN, host="127.0.0.1", clock_ns=clock)
+    puppet = Puppet(fleet, 0, "agent")
+    fleet.await_nodes([0], limit_s=LIMIT_S, gone=lambda _: None)
+    for number in range(3):
+        fleet.ask_for(f"w{number}", 0, {}, mode="warm", log="")
+        clock.now_ns += 2 * SERVED_NS
+    asked = [frame.process for frame in puppet.listen() if isinstance(frame, Start)]
+    assert asked[:2] == ["w0", "w1"]
+    fleet.away()
 
 
 def test_nodes_that_do_not_answer_get_no_process_and_use_up_names() -> None:
@@ -214,7 +274,7 @@ def test_nodes_that_do_not_answer_get_no_process_and_use_up_names() -> None:
 
 def test_a_node_that_failed_is_not_tried_again_when_places_are_ordered_anew() -> None:
     host = Agents(3, 2, dead=frozenset({0}))
-    jobs = JobProcesses(host, Room(), None, now_s=lambda: 1.0)  # type: ignore[arg-type]
+    jobs = jobs_of(host)
     made = jobs.start("worker", "warm", lambda *_: None, stopped=lambda: False)  # type: ignore[arg-type, return-value]
     assert (made.spot.node, made.name) == (1, "w1")
     assert host.looks > 1, "a clock that stands still has it order them for each try"
@@ -222,7 +282,7 @@ def test_a_node_that_failed_is_not_tried_again_when_places_are_ordered_anew() ->
 
 def test_one_process_is_asked_for_alone() -> None:
     host = Agents(4, 4)
-    jobs = JobProcesses(host, Room(), None, now_s=lambda: 1.0)  # type: ignore[arg-type]
+    jobs = jobs_of(host)
     for _ in range(3):
         jobs.start("worker", "warm", lambda *_: None, stopped=lambda: False)  # type: ignore[arg-type, return-value]
     assert (host.most_open, host.open) == (1, 0)

@@ -264,6 +264,7 @@ NEVER_DUE = (
     r"was due [\d.]+ s after the first step, the run took",
     r"was due at step \d+, and there was no rank \d+ in it",
     r"was due at step \d+, and \w+, which it was for, had been lost to \w+ before it came there",
+    r"was due at step \d+, and the generation was lost whose ranks held there for \w+",
     "no fault fired: their probabilities ruled all of them out",
 )
 """Reasons why a fault was never injected."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.fault import PHASES, FaultSpec, TraceSpec
+from trainchaos.harness.inject.occurrence import LET_GO
 from trainchaos.harness.judge.evidence.evidence import Evidence
 from trainchaos.harness.judge.record.episode import Episode, processes_hit
 from trainchaos.harness.judge.record.history import NS
@@ -129,7 +130,32 @@ def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
     if lost := _lost_before(evidence, planned, step):
         process, fault = lost
         return f"and {process}, which it was for, had been lost to {fault} before it came there"
+    if (other := _held_before(evidence, planned, step)) is not None:
+        return f"and the generation was lost whose ranks held there for {other}"
     return "but was never injected"
+
+
+def _held_before(evidence: Evidence, planned: dict[str, Any], step: int) -> str | None:
+    """Another fault for which ranks held in the same step, at or before the planned phase, when
+    their generation was lost: none of them came to this fault. None: there was no such fault.
+    """
+    there = _phases(planned, step)
+    let_go = {
+        str(event.data["fault"])
+        for event in evidence.log.of(Kind.FAULT_FAILED)
+        if event.step == step and str(event.data["reason"]).endswith(LET_GO)
+    }
+    for other in evidence.cell.scenario.faults if there else ():
+        held_at = _phases(_planned_at(evidence, other), step)
+        if other.id in let_go and held_at and min(held_at) <= max(there):
+            return other.id
+    return None
+
+
+def _phases(planned: dict[str, Any], step: int) -> list[int]:
+    """The phases of a step for which a fault was planned, as their places in PHASES."""
+    there = (phase for at, phase in planned.get("points") or () if at == step)
+    return [PHASES.index(phase) for phase in there if phase in PHASES]
 
 
 def _lost_before(evidence: Evidence, planned: dict[str, Any], step: int) -> tuple[str, str] | None:
@@ -140,11 +166,10 @@ def _lost_before(evidence: Evidence, planned: dict[str, Any], step: int) -> tupl
     the step, and it was not repeated.
     """
     ranks, log = set(planned.get("ranks") or ()), evidence.log
-    there = [phase for at, phase in planned.get("points") or () if at == step]
-    phases = [PHASES.index(phase) for phase in there if phase in PHASES]
+    phases = _phases(planned, step)
     lost = {e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.step == step}
     made = [e for e in log.of(Kind.STEP_COMMITTED) if e.step == step and e.data["rank"] in ranks]
-    if there == [SAVE]:  # ranks that do not save never come there
+    if phases == [PHASES.index(SAVE)]:  # ranks that do not save never come there
         saves = log.of(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_PART)
         savers = {e.actor for e in saves if e.step == step}
         made = [e for e in made if e.actor in savers]

@@ -94,6 +94,14 @@ def missing_shards(view: ClusterView, people: Iterable[ProcessView]) -> list[int
     return [shard for shard in range(view.shards) if shard not in held]
 
 
+def least_followed(followed: Iterable[int], shards: int) -> int:
+    """The shard that one more live spare is to follow: the first of those that fewest do.
+    ``followed``: the shard of each spare that follows one.
+    """
+    spares = Counter(followed)
+    return min(range(shards), key=lambda shard: spares[shard])
+
+
 def by_shard(people: Iterable[ProcessView], shards: int) -> list[list[ProcessView]]:
     """The holders of each shard."""
     columns: list[list[ProcessView]] = [[] for _ in range(shards)]

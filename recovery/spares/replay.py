@@ -32,9 +32,9 @@ def without_gradient(state: TrainState) -> list[str]:
 def gradients_of(
     state: TrainState, names: Sequence[Sequence[str]], parts: Sequence[Tensor], none: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Gradients by parameter, of what is held here of each, as views of ``parts``: for each buffer its gradients one after the
-    other, in the order of ``names``; ``none``: those that have none. Raises ValueError where they
-    are not of this model.
+    """Gradients by parameter, of what is held here of each, as views of ``parts``: for each buffer
+    its gradients one after the other, in the order of ``names``; ``none``: those that have none.
+    Raises ValueError where they are not of this model.
     """
     found: dict[str, Tensor] = {}
     for held, flat in zip(names, parts, strict=True):

@@ -30,8 +30,9 @@ class JobRecord:
     trained; ``failures``: not answered by it; ``unnoticed``: exits for which no failure was
     declared, and how they happened; ``skipped``: excluded samples and the first step without them;
     ``shard``: the part of the model held by each process that was ever a member, or was told to
-    follow one; ``agreed``, ``saved``: the last step at which the replicas were the same, and the checkpoint that this
-    vouches for; ``doubts``: checkpoints in doubt that are not known to be set aside.
+    follow one; ``agreed``, ``saved``: the last step at which the replicas were the same, and the
+    checkpoint that this vouches for; ``doubts``: checkpoints in doubt that are not known to be set
+    aside.
     """
 
     roles: dict[str, str] = field(default_factory=dict)

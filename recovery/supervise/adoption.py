@@ -19,7 +19,7 @@ from trainchaos.recovery.policy.strategy import Cause, Failure, Health, StateFro
 from trainchaos.recovery.supervise.failures import answer_of
 from trainchaos.recovery.supervise.job_state import KILLED_FOR, JobState
 from trainchaos.recovery.supervise.process_table import Process
-from trainchaos.recovery.transport.wire import Inquiry, Status
+from trainchaos.recovery.transport.wire import Follow, Inquiry, Status
 
 
 @dataclass(kw_only=True)
@@ -224,6 +224,8 @@ class Adoption:
             # it was never told of its rank
             process.health, process.follows = Health.READY, status.shard >= 0
             process.shard = status.shard if process.follows else None
+            if process.follows and not status.live:  # its answer may be lost, or still come
+                self._job.hands.send(process.name, Follow(shard=status.shard))
 
     def heard(self, process: Process) -> None:
         """The process has answered, or never will."""

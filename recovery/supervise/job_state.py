@@ -254,7 +254,6 @@ class JobState:
                 spare.shard, spare.follows = least_followed(followed, self.shards), True
                 followed.append(spare.shard)
                 self.hands.record(Kind.SPARE_PLACED, process=spare.name, shard=spare.shard)
-            if spare.follows and not spare.live and spare.shard is not None:
                 self.hands.send(spare.name, Follow(shard=spare.shard))
 
     def follows(self, process: Process, message: Following) -> bool:

@@ -121,11 +121,23 @@ def test_who_has_not_followed_gets_a_copy_and_no_generation_waits_for_it() -> No
 def test_a_step_that_some_have_not_applied_yet_is_followed_too() -> None:
     rig = trained()
     rig.die("w1")
-    rig.park("w0", "w3", step=11)
-    rig.park("w2", step=10, pending=11)
+    rig.park("w0", "w2", step=11)
+    rig.park("w3", step=10, pending=11)
     assert rig.members == ("w0", "s5", "w2", "w3")
     joins = rig.joins().values()
+    assert rig.copies() == {1: 3}, "whose state is of the step before until then"
     assert {join.finish for join in joins} == {join.live for join in joins} == {11}
+
+
+def test_who_was_to_take_a_place_does_not_follow_any_more() -> None:
+    rig = trained()
+    lose(rig, "w1", step=10)
+    assert rig.joins()["s5"].live == 10
+    rig.park("s5", step=0, valid=False, why="failed", error="connection reset")
+    rig.park("w0", "w2", "w3", step=10)
+    rig.wait(1.0)
+    assert rig.members == ("w0", "s5", "w2", "w3") and rig.copies() == {1: 3}
+    assert {join.live for join in rig.joins().values()} == {-1}
 
 
 def test_a_state_that_cannot_be_trusted_is_replaced_whatever_was_followed() -> None:
@@ -185,9 +197,9 @@ def test_only_spares_that_are_live_and_models_in_parts_have_places(strategy: Hot
 # ---- a supervisor that takes over
 
 
-def adopted(rig: Rig, **statuses: tuple[int, str]) -> Controller:
+def adopted(rig: Rig, silent: str = "", **statuses: tuple[int, str]) -> Controller:
     """The job under another supervisor. ``statuses``: the part that each spare was told to follow,
-    and where it listens.
+    and where it listens; ``silent``: does not answer.
     """
     events = [
         Event(
@@ -215,7 +227,7 @@ def adopted(rig: Rig, **statuses: tuple[int, str]) -> Controller:
     rig.hands.sent.clear()
     control.adopt(known, StateFrom.INITIAL)
     (number,) = {one.number for _, one in rig.hands.sent if isinstance(one, Inquiry)}
-    for name in rig.names():
+    for name in [name for name in rig.names() if name != silent]:
         place = "training" if name in rig.members else "waiting"
         shard, live = statuses.get(name, (-1, ""))
         status = Status(
@@ -228,8 +240,10 @@ def adopted(rig: Rig, **statuses: tuple[int, str]) -> Controller:
             live=live,
         )
         control.on_message(name, status)
-    assert control.stage is Stage.TRAINING
     rig.control = control
+    if silent:
+        rig.wait(control.timing.adopt_timeout_s + 0.1)
+    assert control.stage is Stage.TRAINING
     return control
 
 
@@ -248,6 +262,13 @@ def test_a_spare_that_has_not_answered_is_told_again_and_one_that_was_not_told_i
     assert sorted(told(rig)) == [("s4", 0), ("s5", 1)] and not fed(rig)
     control.on_message("s5", Following(shard=1, live="s5 1 00"))
     assert ("w3", "s5") in fed(rig)
+
+
+def test_of_a_spare_that_does_not_answer_the_log_knows_the_part() -> None:
+    rig = trained()
+    control = adopted(rig, "s5", s4=(0, "s4 1 00"))
+    assert control.job.table["s5"].shard == 1 and not told(rig)
+    assert fed(rig) == [("w2", "s4")]
 
 
 def test_what_a_member_says_of_where_it_listened_is_nothing() -> None:

@@ -167,8 +167,8 @@ class Controller:
 
     def _on_ready(self, process: Process, versions: Mapping[str, str], live: str) -> None:
         known, process.versions = process.health is not Health.STARTING, versions
-        process.live = live
         if not known:
+            process.live = live
             self.job.is_ready(process)
         if why := misfit(versions, self.job.table.other_versions(process)):
             self._fail(process, Cause.UNFIT, why)

@@ -271,6 +271,18 @@ def test_of_a_spare_that_does_not_answer_the_log_knows_the_part() -> None:
     assert fed(rig) == [("w2", "s4")]
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_a_process_said_before_it_had_a_rank_is_nothing_when_it_comes_late(
+    shards: int,
+) -> None:
+    rig = Rig(LIVE, shards=shards)
+    rig.ready(*rig.names())
+    rig.join(*rig.members, step=0)
+    sent = len(rig.hands.sent)
+    rig.control.on_message("w1", Ready(live="w1 1 00"))  # after its answer to whoever took over
+    assert rig.control.job.table["w1"].live == "" and rig.hands.sent[sent:] == []
+
+
 def test_what_a_member_says_of_where_it_listened_is_nothing() -> None:
     rig = trained()
     control = adopted(rig, w1=(1, "w1 1 00"), s4=(0, "s4 1 00"), s5=(1, "s5 1 00"))

@@ -211,6 +211,18 @@ def test_a_lost_rank_is_taken_by_the_spare_that_follows_its_shard() -> None:
     assert form.members == ("w0", "w1", "w2", "new"), "one that follows no shard takes any"
 
 
+def test_of_those_that_wait_the_one_that_follows_comes_first_and_members_keep_their_places() -> (
+    None
+):
+    benched = replace(member(0, 2, health=Health.READY, valid=False, step=4), name="b", rank=None)
+    two = [member(0, 2), member(1, 2)]
+    view = view_of(two, 2, benched, spare("f", 0), spare("new", None), world=4)
+    assert fallback.with_room(view) == ("w0", "w1", "f", "new")
+    torn = [member(0, 2), member(1, 2), member(2, 2, valid=False), member(3, 2)]
+    form, _ = form_of(HotSpare(sync="live", spares=2), view_of(torn, 2, spare("f", 0)))
+    assert form.members == ("w0", "w1", "w2", "w3")
+
+
 @pytest.mark.parametrize(
     ("spares", "moves"),
     [

@@ -287,6 +287,21 @@ def test_what_a_member_says_of_where_it_listened_is_nothing() -> None:
     rig = trained()
     control = adopted(rig, w1=(1, "w1 1 00"), s4=(0, "s4 1 00"), s5=(1, "s5 1 00"))
     assert control.job.table["w1"].live == ""
+    rig = trained()
+    control = adopted(rig, "w1", s4=(0, "s4 1 00"), s5=(1, "s5 1 00"))
+    rig.hands.sent.clear()
+    number = control._adoption._inquiry
+    for place, live in (("joining", ""), ("waiting", "w1 1 00")):  # told of a rank, or not
+        status = Status(
+            place=place,  # type: ignore[arg-type]
+            generation=0,
+            step=0,
+            valid=False,
+            number=number,
+            live="w1 1 00",
+        )
+        control.on_message("w1", status)
+        assert control.job.table["w1"].live == live
 
 
 def test_a_benched_member_is_no_spare_that_follows() -> None:

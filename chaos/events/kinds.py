@@ -60,6 +60,7 @@ class Kind(StrEnum):
     ABORT_SENT = "abort_sent"
     SURVIVORS_PARKED = "survivors_parked"
     DECISION = "decision"
+    SPARE_PLACED = "spare_placed"
     GENERATION_STARTED = "generation_started"
     GENERATION_READY = "generation_ready"
     # ranks
@@ -241,6 +242,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         Kind.GENERATION_STARTED: frozenset({"members", "state", "source", "cause"}),
         # resume_step: step whose state all members hold (training continues with resume_step + 1)
         Kind.GENERATION_READY: frozenset({"members", "resume_step", "checkpoint"}),
+        # a spare is told to hold and follow part `shard` of the model, which it keeps for life
+        Kind.SPARE_PLACED: frozenset({"process", "shard"}),
         # standby (if so): True: it had been formed beside the last one
         Kind.GROUP_FORMED: frozenset({"rank", "world", "seconds"}),
         # origin: initial|kept|peer|checkpoint|live (a spare that had followed the job); event step

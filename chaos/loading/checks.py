@@ -252,16 +252,34 @@ def _elastic(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Itera
 def _spares(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Iterator[Problem]:
     if workload is None or workload.shards == 1:
         return
-    for name, value, instead in (("sync", "live", "none"), ("rehearse", True, "false")):
-        if getattr(strategy, name, None) == value:
-            yield Problem(
-                loc=("recovery", name),
-                message=(
-                    f"{name}: {str(value).lower()} serves models that each rank holds whole, and"
-                    f" this one is spread over {workload.shards} ranks: use parallelism: ddp, or"
-                    f" {name}: {instead}"
-                ),
-            )
+    if getattr(strategy, "rehearse", False):
+        yield Problem(
+            loc=("recovery", "rehearse"),
+            message=(
+                "rehearse: true serves models that each rank holds whole, and this one is spread"
+                f" over {workload.shards} ranks: use parallelism: ddp, or rehearse: false"
+            ),
+        )
+    if getattr(strategy, "sync", None) != "live":
+        return
+    if workload.ranks == workload.shards:
+        yield Problem(
+            loc=("recovery", "sync"),
+            message=(
+                f"the {workload.ranks} ranks hold one copy of the model, and a live spare is"
+                " compared with another rank that holds the same part: use two copies or more"
+                " (hsdp, or replicate: 2 of a mesh), or sync: none"
+            ),
+        )
+    elif (spares := getattr(strategy, "spares_wanted", 0)) < workload.shards:
+        yield Problem(
+            loc=("recovery", "sync"),
+            message=(
+                f"a live spare follows one of the {workload.shards} parts of the model, and"
+                f" {spares} of them leave parts that none follows: use spares: {workload.shards}"
+                " or more, or sync: none"
+            ),
+        )
 
 
 def _repeated_ids(faults: list[Any]) -> Iterator[Problem]:

@@ -367,10 +367,8 @@ def check(given: argparse.Namespace, strategy: Strategy) -> None:
     found = ("cuda",) if given.nodes else ("cuda", "auto")
     if given.backend == "nccl" and given.device not in found:
         raise UsageError("--backend nccl exchanges what is on GPUs: use --device cuda, or gloo")
-    spares = strategy.spare_sync
-    if given.shards > 1 and (spares.sync == "live" or spares.rehearse):
-        what = "sync=live" if spares.sync == "live" else "rehearse=true"
-        raise UsageError(f"{what} serves whole models: no --shards or --mesh")
+    if why := strategy.spare_sync.misfit(given.ranks, given.shards, strategy.spares_wanted):
+        raise UsageError(why)
     if given.memory_limit * 1e6 < 1:
         raise UsageError(
             f"--memory-limit {given.memory_limit:g} holds nothing: three times the state, or more"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
@@ -212,7 +213,7 @@ def move_away(view: ClusterView) -> Decision | None:
 
     When no other process holds some shard, a checkpoint keeps the state.
     """
-    if not view.warned or len(view.refuge) < len(view.warned):
+    if not _can_move(view):
         return None
     return Decision(
         actions=(Pause(save=_alone(view, view.warned)),),
@@ -224,9 +225,18 @@ def move(view: ClusterView) -> Decision | None:
     """Answer the pause that ``move_away`` asked for. None without a spare for each process that may
     fail.
     """
-    if not view.warned or len(view.refuge) < len(view.warned):
+    if not _can_move(view):
         return None
     return _without(view, view.warned, view.refuge, Cause.WARNING, "may fail soon")
+
+
+def _can_move(view: ClusterView) -> bool:
+    """Whether there is a spare for each process that may fail: one that follows its shard, or one
+    that can take any.
+    """
+    follow = Counter(spare.shard for spare in view.benched if spare.live and not spare.warned)
+    lack = Counter(view.process(name).shard for name in view.warned) - follow
+    return bool(view.warned) and lack.total() <= len(view.refuge)
 
 
 def _alone(view: ClusterView, names: Collection[str]) -> bool:
@@ -246,7 +256,8 @@ def _without(
     ``what``: is to become of those who leave, for people.
     """
     stay = [view.process(name) for name in view.members if name not in leaving]
-    people = (*stay, *view.benched)
+    idle = [p for p in view.benched if cause is Cause.NOTICE or not p.warned]
+    people = (*stay, *idle)
     members = seat(view, people, [p.name for p in takers], replicas=view.replicas)
     seated, there = set(members), set(view.members)
     if common_step([p for p in people if p.name in seated], view.shards) is None:

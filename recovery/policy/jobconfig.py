@@ -27,6 +27,27 @@ class SpareSync(NamedTuple):
     lag: int = 4
     rehearse: bool = False
 
+    def misfit(self, ranks: int, shards: int, spares: int) -> str:
+        """Why it does not fit a job of so many ranks, ``shards`` of which hold the model together,
+        and so many spares; "" where it does.
+        """
+        if shards > 1 and self.rehearse:
+            return "rehearse=true serves models that each rank holds whole: no --shards or --mesh"
+        if shards == 1 or self.sync != "live":
+            return ""
+        if ranks == shards:
+            return (
+                f"sync=live: the {ranks} ranks hold one copy of the model, and a spare is compared"
+                " with another rank that holds the same part: use two copies or more, or sync=none"
+            )
+        if spares < shards:
+            return (
+                f"sync=live: a spare follows one of the {shards} parts of the model, and a part"
+                f" that no spare follows would find none: use --spares {shards} or more, or"
+                " sync=none"
+            )
+        return ""
+
 
 class InMemory(BaseModel):
     """Checkpoints in memory. ``socket``: of the keeper on this process's node; ``job``: the name of

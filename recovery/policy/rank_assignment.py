@@ -94,6 +94,14 @@ def missing_shards(view: ClusterView, people: Iterable[ProcessView]) -> list[int
     return [shard for shard in range(view.shards) if shard not in held]
 
 
+def least_followed(followed: Iterable[int], shards: int) -> int:
+    """The shard that one more live spare is to follow: the first of those that fewest do.
+    ``followed``: the shard of each spare that follows one.
+    """
+    spares = Counter(followed)
+    return min(range(shards), key=lambda shard: spares[shard])
+
+
 def by_shard(people: Iterable[ProcessView], shards: int) -> list[list[ProcessView]]:
     """The holders of each shard."""
     columns: list[list[ProcessView]] = [[] for _ in range(shards)]
@@ -125,15 +133,16 @@ def _choose(
     lost: Mapping[int, int],
 ) -> list[ProcessView]:
     """Of more holders of one shard than there are places: those that hold the step, from replicas
-    that lost least. ``lost``: missing members of each replica.
+    that lost least; of those that wait, those that follow it. ``lost``: missing members of each
+    replica.
     """
     if len(column) <= number:
         return list(column)
 
-    def rating(process: ProcessView) -> tuple[bool, bool, int]:
+    def rating(process: ProcessView) -> tuple[bool, bool, int, bool]:
         behind = step is not None and not can_supply(process, step)
         broken = view.world if process.rank is None else lost.get(process.rank // view.shards, 0)
-        return behind, process.step != step, broken
+        return behind, process.step != step, broken, not process.live
 
     best = {process.name for process in sorted(column, key=rating)[:number]}
     return [process for process in column if process.name in best]

@@ -17,13 +17,14 @@ from trainchaos.recovery.collectives.storelink import StoreLink
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.acquire_state import take_state
 from trainchaos.recovery.rank.membership import Why, rewinds_in, stays_connected
+from trainchaos.recovery.rank.promotion import fed_at, take_part, take_place
 from trainchaos.recovery.rank.recipe import Attached
 from trainchaos.recovery.standby.aside import AsideGroup
 from trainchaos.recovery.standby.groups import CONNECT_LIMIT_S, StandbyGroups
 from trainchaos.recovery.state.fingerprint import sampled_digest
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.versions import versions
-from trainchaos.recovery.transport.wire import Finished, Join, Joined, Ready, StandBy
+from trainchaos.recovery.transport.wire import Finished, Follow, Join, Joined, Ready, StandBy
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
@@ -49,6 +50,13 @@ class Generations:
         """Whether this process is in a generation."""
         return self._group is not None
 
+    def obey(self, order: Join | Follow, attached: Attached) -> None:
+        """Join a generation, or take a place as a spare; see ``join`` and ``take_place``."""
+        if isinstance(order, Follow):
+            take_place(self._job, order, attached)
+        else:
+            self.join(order, attached)
+
     def join(self, order: Join, attached: Attached) -> None:
         """Join a generation once its ranks are connected and this one has its state; parks if the
         generation is lost meanwhile. Raises RuntimeError where this process cannot hold its part of
@@ -61,7 +69,7 @@ class Generations:
             job.live.joins(settles=order.live >= 0)
         job.rank, job.world = order.rank, order.world
         job.layout = Layout(world=job.world, shards=order.shards)
-        attached.take_part(job.rank, job.layout)
+        take_part(job, attached, job.rank)
         job.writer.generation = order.generation
         job.examine = order.examine
         job.marks.begin(order.generation, job.state.step)
@@ -188,14 +196,14 @@ class Generations:
         self._job.marks.enter(progress_counters.IDLE)
 
 
-def announce(job: Job, live: str) -> None:
-    """Tell the supervisor that this process is built. ``live``: where it is fed, if it is."""
+def announce(job: Job) -> None:
+    """Tell the supervisor that this process is built."""
     config = job.config
     mine = versions(
         torch=torch.__version__, backend=config.backend, dtype=str(torch.get_default_dtype())
     )
     facts = config.model_dump(include={"steps", "samples", "global_batch", "seed"})
-    job.agent.channel.send(Ready(**facts, versions=mine, live=live))
+    job.agent.channel.send(Ready(**facts, versions=mine, live=fed_at(job)))
 
 
 def tell_end(job: Job, finished: Finished) -> None:

@@ -45,7 +45,7 @@ from trainchaos.recovery.rank.busy import LIMIT_S, Busy, BusyBlocks
 from trainchaos.recovery.rank.examine import LossOf, samples_to_blame
 from trainchaos.recovery.rank.generation import Generations, announce, tell_end
 from trainchaos.recovery.rank.membership import Membership
-from trainchaos.recovery.rank.promotion import listen, live_of
+from trainchaos.recovery.rank.promotion import fed_at, listen, live_of
 from trainchaos.recovery.rank.recipe import (
     Attached,
     MakeOptimizer,
@@ -224,12 +224,13 @@ class Job:
         does so if the script did not.
         """
         self._require_attached("ready()").rehearse()
-        where, back = listen(self), self.config.backend
-        self.agent.status = lambda number: self.member.status(self.state.step, number, where)
+        listen(self)
+        back = self.config.backend
+        self.agent.status = lambda n: self.member.status(self.state.step, n, fed_at(self))
         self.agent.recall = lambda n: recalled(n, back, self.generation, self.rank, recorder)
         self.agent.start()
         self._announced = True
-        announce(self, where)
+        announce(self)
 
     def running(self) -> bool:
         """True when a step should be trained; waits for the supervisor where needed. False: end of
@@ -259,7 +260,7 @@ class Job:
             elif isinstance(order, LeaveOut):
                 self.member.note_exclusions(order)
             else:
-                self.generations.join(order, attached)
+                self.generations.obey(order, attached)
 
     def caught(self, step: int, blamed: list[int], what: str) -> None:
         """Log values that are not finite."""

@@ -18,6 +18,7 @@ from trainchaos.recovery.transport.wire import (
     Abort,
     Agreed,
     Finished,
+    Follow,
     Join,
     LeaveOut,
     Parked,
@@ -26,7 +27,7 @@ from trainchaos.recovery.transport.wire import (
     Stop,
 )
 
-Order = Join | LeaveOut | Abort | Stop
+Order = Join | Follow | LeaveOut | Abort | Stop
 """Messages that wait for the training thread, in order; all others are noted on receipt."""
 
 Why = Literal["aborted", "pause", "nonfinite", "failed"]
@@ -40,7 +41,7 @@ class SupervisorOrders:
     ``aborted_generation``: the last one to leave; ``told_generation``: the last one to join;
     ``agreed``: the last step, in the history of this rank's state, at which all replicas are known
     to have been the same; ``pause_wanted``: with the next gradients this rank asks all ranks to
-    park; ``save_wanted``: and to save before.
+    park; ``save_wanted``: and to save before; ``shard``: the part that this spare is to follow.
     """
 
     aborted_generation: int = 0
@@ -48,6 +49,7 @@ class SupervisorOrders:
     agreed: int = -1
     pause_wanted: bool = False
     save_wanted: bool = False
+    shard: int = -1
 
     def take(self, message: object) -> Order | None:
         """Note what a message says; returns it if the training thread must act on it."""
@@ -57,6 +59,8 @@ class SupervisorOrders:
             case Join():
                 self.told_generation = message.generation
                 self.agreed = message.agreed if message.agreed >= 0 else self.agreed
+            case Follow():
+                self.shard = message.shard
             case Agreed():
                 self.agreed = message.step
             case PauseRequest():
@@ -191,6 +195,7 @@ class Membership:
             pending=self.holding.pending,
             number=number,
             live=live,
+            shard=self.heard.shard,
         )
 
     def parked(

@@ -14,23 +14,23 @@ from torch import Tensor
 
 from trainchaos.recovery.collectives.group import Circle, GenerationLost, Group
 from trainchaos.recovery.collectives.transfer import CHUNK_BYTES, MAX_SCALAR_BYTES
+from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.spares import replay
 from trainchaos.recovery.spares.feeds import retold
 from trainchaos.recovery.spares.hostcopy import COPY_S
 from trainchaos.recovery.spares.live import Live
 from trainchaos.recovery.spares.standing import WORDS, Standing, in_want, number_of, one_behind
 from trainchaos.recovery.state.fingerprint import fingerprint, sampled_digest
+from trainchaos.recovery.transport.wire import Follow, Following, Join
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
-    from trainchaos.recovery.transport.wire import Join
+    from trainchaos.recovery.rank.recipe import Attached
 
 
 def live_of(job: Job) -> Live | None:
-    """What ``job`` holds for live spares; None where there are none, and for what is not served:
-    models that several ranks hold together.
-    """
-    if job.config.sync != "live" or job.config.shards > 1:
+    """What ``job`` holds for live spares; None where there are none."""
+    if job.config.sync != "live":
         return None
 
     def changed() -> None:
@@ -46,20 +46,46 @@ def live_of(job: Job) -> Live | None:
     )
 
 
-def listen(job: Job) -> str:
-    """Follow whoever feeds this process from now on; returns where ("": it follows nobody)."""
+def listen(job: Job) -> None:
+    """Follow whoever feeds this process from now on; where several ranks hold the model together,
+    once it is told which part (``take_place``).
+    """
     if job.live is None:
-        return ""
-    job.live.feeds.prepare(job.reducer)
+        return
     job.agent.on_feed = job.live.feeds.told
-    job.live.waits()
-    return job.live.address
+    if job.config.shards == 1:
+        job.live.feeds.prepare(job.reducer)
+        job.live.waits()
+
+
+def fed_at(job: Job) -> str:
+    """Where this process is fed ("": nowhere)."""
+    return "" if job.live is None else job.live.address
+
+
+def take_part(job: Job, attached: Attached, rank: int) -> None:
+    """Hold the part of the model that this rank does, if it is not held yet. Raises RuntimeError
+    where that cannot be.
+    """
+    if attached.take_part(rank, job.layout) and job.live is not None:
+        job.live.feeds.prepare(job.reducer)
+
+
+def take_place(job: Job, order: Follow, attached: Attached) -> None:
+    """Hold the part that this spare is to follow, as a rank of the first replica would, and say
+    where it is fed. Raises RuntimeError as ``take_part``.
+    """
+    if job.live is not None:
+        job.layout = Layout(world=job.config.world, shards=job.config.shards)
+        take_part(job, attached, order.shard)
+        job.live.waits()
+        job.agent.channel.send(Following(shard=order.shard, live=job.live.address))
 
 
 def wanting(job: Job, live: Live, order: Join, group: Group) -> tuple[tuple[int, ...], int]:
     """Ranks that need a copy of the state of ``order.source``, once each has got what it lacks of
-    the last step; a collective of all ranks. Returns them, and the bytes that came here. Raises
-    GenerationLost.
+    the last step; a collective of all that hold the same part, nothing where none of them receives.
+    Returns the ranks, and the bytes that came here. Raises GenerationLost.
     """
     claims = job.member.holding.valid
     if live.follower is not None:
@@ -68,6 +94,8 @@ def wanting(job: Job, live: Live, order: Join, group: Group) -> tuple[tuple[int,
             claims = live.follower.step >= 0
         live.promoted()
     circle, source = group.holders, order.source
+    if source < 0:
+        return (), 0
     standings = _compared(job, live, order, circle, claims=claims)
     late = one_behind(standings, source)
     if not late:

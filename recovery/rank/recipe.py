@@ -239,9 +239,10 @@ class Attached:
         if self._config.backend == "gloo" and self._config.device != "cpu":
             self.reducer.pin()
 
-    def take_part(self, rank: int, layout: Layout) -> None:
+    def take_part(self, rank: int, layout: Layout) -> bool:
         """Make the groups that torch calls through, and cut the model up, where it has to be and is
-        not yet. Raises RuntimeError when this process cannot hold the part that the rank needs.
+        not yet. Returns whether it was cut up. Raises RuntimeError when this process cannot hold
+        the part that the rank needs.
         """
         config, mesh = self._config, self._config.arranged
         if layout.shards != config.shards:
@@ -250,12 +251,14 @@ class Attached:
             )
         self._make_groups(layout, rank)
         if self._sharded is None or self.groups is None:
-            return
-        if self._recipe.take_part(
+            return False
+        cut = self._recipe.take_part(
             rank, layout, state=self.state, reducer=self._sharded, groups=self.groups, mesh=mesh
-        ):
+        )
+        if cut:
             self._hook.remove()  # the sharded model's own hook comes before this one
             self._hook = self.state.model.register_forward_pre_hook(self._forward, prepend=True)
+        return cut
 
     def _make_groups(self, layout: Layout, rank: int) -> None:
         """Once, unless the script has a process group of its own. Raises RuntimeError where it has

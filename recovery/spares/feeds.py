@@ -195,7 +195,7 @@ class Feeds:
     def _snapshot(self, state: TrainState) -> Item:
         """The whole state, copied in memory: training goes on meanwhile."""
         besides = replay.besides(state)
-        rest = {name: one for name, one in state.tensors().items() if name not in besides}
+        rest = {name: one for name, one in state.parts().items() if name not in besides}
         first = HostCopy([*besides.values()], apart=True)
         first.hold_writers()  # a forward pass changes buffers; the rest is the optimizer's
         self._taken = HostCopy([*rest.values()], apart=True)

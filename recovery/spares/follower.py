@@ -19,6 +19,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.spares import frames, replay
 from trainchaos.recovery.spares.frames import FrameError
 from trainchaos.recovery.spares.hostcopy import Landing
+from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport.auth import AuthenticationFailed, admit
 
@@ -186,7 +187,7 @@ class Follower:
         names, trained = header["names"], self._state.trained
         parts = []
         for place, held in enumerate(names):
-            numel = sum(trained[name].numel() for name in held)
+            numel = sum(local(trained[name]).numel() for name in held)
             part = self._room_for(f"{place}", numel, trained[held[0]])
             self._fill(sock, part, header["sizes"][place])
             parts.append(part)
@@ -229,7 +230,7 @@ class Follower:
     def _copy(self, sock: socket.socket, header: dict[str, Any]) -> None:
         state, started = self._state, time.monotonic()
         slots = state.planned(header["scalars"])
-        tensors = state.tensors(slots)
+        tensors = {name: local(tensor) for name, tensor in state.tensors(slots).items()}
         if sorted(tensors) != sorted(header["tensors"]):
             raise FrameError("the tensors of the state are others")
         self._changed()

@@ -38,12 +38,19 @@ class Live:
             write=write,
             changed=changed,
         )
-        self.address = self.follower.address
+        self._waits = False
+
+    @property
+    def address(self) -> str:
+        """Where this process is fed ("": nowhere); on any thread."""
+        follower = self.follower
+        return follower.address if self._waits and follower is not None else ""
 
     def waits(self) -> None:
-        """This process is ready, and may be fed from now on."""
-        assert self.follower is not None
-        self.follower.start()
+        """This process holds what it is to follow, and may be fed from now on. Once is enough."""
+        if self.follower is not None and not self._waits:
+            self._waits = True
+            self.follower.start()
 
     def joins(self, *, settles: bool) -> None:
         """This process joins a generation; ``settles``: it may hold the generation's state, so that

@@ -14,6 +14,7 @@ from torch import Tensor
 from trainchaos.recovery.collectives.buckets import Buffers
 from trainchaos.recovery.state.digest import own_memory
 from trainchaos.recovery.state.naming import named_tensors
+from trainchaos.recovery.state.parts import local, wrapped
 from trainchaos.recovery.state.state import TrainState
 
 
@@ -31,9 +32,9 @@ def without_gradient(state: TrainState) -> list[str]:
 def gradients_of(
     state: TrainState, names: Sequence[Sequence[str]], parts: Sequence[Tensor], none: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Gradients by parameter, as views of ``parts``: for each buffer its gradients one after the
-    other, in the order of ``names``; ``none``: those that have none. Raises ValueError where they
-    are not of this model.
+    """Gradients by parameter, of what is held here of each, as views of ``parts``: for each buffer
+    its gradients one after the other, in the order of ``names``; ``none``: those that have none.
+    Raises ValueError where they are not of this model.
     """
     found: dict[str, Tensor] = {}
     for held, flat in zip(names, parts, strict=True):
@@ -41,11 +42,11 @@ def gradients_of(
             parameters = [state.trained[name] for name in held]
         except KeyError as error:
             raise ValueError(f"there is no parameter {error} here") from error
-        sizes = [parameter.numel() for parameter in parameters]
+        sizes = [local(parameter).numel() for parameter in parameters]
         if sum(sizes) != flat.numel():
             raise ValueError("the gradients are of another model")
         for name, parameter, piece in zip(held, parameters, flat.split(sizes), strict=True):
-            found[name] = piece.view_as(parameter)
+            found[name] = wrapped(piece.view_as(local(parameter)), parameter)
     return {name: gradient for name, gradient in found.items() if name not in set(none)}
 
 
@@ -63,12 +64,12 @@ def apply(state: TrainState, gradients: Mapping[str, Tensor], step: int, loss: f
 
 def besides(state: TrainState) -> dict[str, Tensor]:
     """Tensors that the optimizer does not make: buffers of the model, and what the user has
-    registered. They go with each step.
+    registered; of each the part that is held here. They go with each step.
     """
     trained = {f"model.{name}" for name in state.trained}
     named = {f"model.{name}": buffer for name, buffer in named_tensors(state.model).items()}
     kept = {name: tensor for name, tensor in named.items() if name not in trained}
-    return kept | state.registered.tensors()
+    return {name: local(tensor) for name, tensor in (kept | state.registered.tensors()).items()}
 
 
 def put(tensor: Tensor, data: memoryview) -> None:

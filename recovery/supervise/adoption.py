@@ -19,7 +19,7 @@ from trainchaos.recovery.policy.strategy import Cause, Failure, Health, StateFro
 from trainchaos.recovery.supervise.failures import answer_of
 from trainchaos.recovery.supervise.job_state import KILLED_FOR, JobState
 from trainchaos.recovery.supervise.process_table import Process
-from trainchaos.recovery.transport.wire import Inquiry, Status
+from trainchaos.recovery.transport.wire import Follow, Inquiry, Status
 
 
 @dataclass(kw_only=True)
@@ -29,9 +29,10 @@ class JobRecord:
     ``leaving``: those that were asked to end and have not; ``ready_generation``: the last that
     trained; ``failures``: not answered by it; ``unnoticed``: exits for which no failure was
     declared, and how they happened; ``skipped``: excluded samples and the first step without them;
-    ``shard``: the part of the model held by each process that was ever a member; ``agreed``,
-    ``saved``: the last step at which the replicas were the same, and the checkpoint that this
-    vouches for; ``doubts``: checkpoints in doubt that are not known to be set aside.
+    ``shard``: the part of the model held by each process that was ever a member, or was told to
+    follow one; ``agreed``, ``saved``: the last step at which the replicas were the same, and the
+    checkpoint that this vouches for; ``doubts``: checkpoints in doubt that are not known to be set
+    aside.
     """
 
     roles: dict[str, str] = field(default_factory=dict)
@@ -85,6 +86,8 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> JobRecord:
                 found.dead |= {failure.process} if died else set()
                 found.condemned |= {failure.process} if failure.cause in KILLED_FOR else set()
                 found.unnoticed.pop(failure.process, None)
+            case Kind.SPARE_PLACED:
+                found.shard[data["process"]] = data["shard"]
             case Kind.GENERATION_STARTED:
                 found.members, found.generation = tuple(data["members"]), event.generation
                 found.doubts = _doubts_of(data.get("doubts", ()))
@@ -218,7 +221,11 @@ class Adoption:
         elif status.generation:  # the job may have left its replica behind
             process.health, process.valid = Health.READY, False
         elif process.health is not Health.STARTING:
-            process.health, process.shard = Health.READY, None  # it was never told of its rank
+            # it was never told of its rank
+            process.health, process.follows = Health.READY, status.shard >= 0
+            process.shard = status.shard if process.follows else None
+            if process.follows and not status.live:  # its answer may be lost, or still come
+                self._job.hands.send(process.name, Follow(shard=status.shard))
 
     def heard(self, process: Process) -> None:
         """The process has answered, or never will."""

@@ -48,7 +48,13 @@ class Controller:
         self.timing = timing or Timing()
         limits.check(self.timing)
         self.job = JobState(
-            hands, self.timing, world=world, steps=steps, shards=shards, store_port=store_port
+            hands,
+            self.timing,
+            world=world,
+            steps=steps,
+            shards=shards,
+            store_port=store_port,
+            live=strategy.spare_sync.sync == "live",
         )
         self._startup = Startup(self.job, strategy)
         self._adoption = Adoption(self.job)
@@ -82,7 +88,7 @@ class Controller:
     def _on_status(self, process: Process, status: wire.Status) -> None:
         if not self._adoption.is_answer(status):
             return
-        process.live = status.live
+        process.live = "" if status.generation or status.place != "waiting" else status.live
         if self.stage is Stage.ADOPTING:
             self._adoption.place(process, status)
         if process.health is Health.STARTING:  # its ``Ready`` went to the lost supervisor
@@ -130,6 +136,8 @@ class Controller:
                 self._on_status(entry, message)
             case wire.Ready():
                 self._on_ready(entry, message.versions, message.live)
+            case wire.Following() if self.job.follows(entry, message):
+                self._cycle.became_ready(entry)
             case wire.Joined():
                 self._cycle.joined(entry, message)
             case wire.Parked():
@@ -159,8 +167,8 @@ class Controller:
 
     def _on_ready(self, process: Process, versions: Mapping[str, str], live: str) -> None:
         known, process.versions = process.health is not Health.STARTING, versions
-        process.live = live
         if not known:
+            process.live = live
             self.job.is_ready(process)
         if why := misfit(versions, self.job.table.other_versions(process)):
             self._fail(process, Cause.UNFIT, why)
@@ -274,8 +282,7 @@ class Controller:
             case Stage.FORMING:
                 self._answer(self._watch.forming(now))
         if self.stage in (Stage.STARTING, Stage.WAITING, Stage.TRAINING):
-            # at the start this would end the job, as no process can take its place; it may still
-            # continue in time
+            # at the start this would end the job; the process may still continue in time
             begun = self.stage is not Stage.STARTING
             self._answer(self._watch.starting(now, stopped_too=begun))
         if self.stage is Stage.ENDING:

@@ -172,6 +172,7 @@ class Formation:
             process = self._table[name]
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
             process.shard = rank % self._shards
+            process.live, process.follows = "", False  # it follows until then
             self._hands.send(name, common.varied(rank=rank, **own))
 
     def _plan(self, form: Form) -> tuple[CopyPlan, int]:
@@ -179,7 +180,7 @@ class Formation:
         ``Join``): who lacks what is then found out by all members, and not known here.
         """
         plan = self._table.plan_transfer(form, self._shards)
-        live = self._live_step(form, plan.copies)
+        live = self._live_step(form, plan)
         direct = live < 0 and self._table.reach_one_another(form.members)
         return plan.spread() if direct else plan, live
 
@@ -197,16 +198,15 @@ class Formation:
         self._joined = {}
         self._table.members = form.members
 
-    def _live_step(self, form: Form, copies: Mapping[int, int]) -> int:
+    def _live_step(self, form: Form, plan: CopyPlan) -> int:
         """The step that the members come to, where one of those that receive it may have followed
         the job up to there; -1: nobody has. A state that cannot be trusted is replaced in any case.
         """
         if form.state is not StateFrom.PEER or form.refill:
             return -1
-        receivers = (self._table[form.members[rank]] for rank in copies)
-        if not any(process.live and process.shard is None for process in receivers):
+        if not any(self._table[form.members[rank]].live for rank in plan.copies):
             return -1
-        return self._table[form.members[next(iter(copies.values()))]].step
+        return plan.finish or self._table[form.members[next(iter(plan.copies.values()))]].step
 
     def _let_others_go(self, form: Form) -> None:
         benched = frozenset(form.bench)

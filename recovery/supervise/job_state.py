@@ -4,6 +4,7 @@ checkpoints. The parts of the controller share it; what happens next is decided 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.cost_meter import CostMeter
 from trainchaos.recovery.policy.costs import Costs, Tried
+from trainchaos.recovery.policy.rank_assignment import least_followed
 from trainchaos.recovery.policy.strategy import Cause, ClusterView, Failure, Health, Strategy
 from trainchaos.recovery.standby.likely import MOST_RANKS, likely_groups
 from trainchaos.recovery.supervise.divergence import DigestBook, Disagreement
@@ -20,7 +22,7 @@ from trainchaos.recovery.supervise.formation import Formation
 from trainchaos.recovery.supervise.process_table import Process, ProcessTable
 from trainchaos.recovery.supervise.progress import AgreementLog, ProgressWatch
 from trainchaos.recovery.supervise.supervision import Hands, Timing
-from trainchaos.recovery.transport.wire import Feed, Parked
+from trainchaos.recovery.transport.wire import Feed, Follow, Following, Parked
 
 KILLED_FOR = (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT)
 """A process that fails by one of these causes may still be running."""
@@ -28,17 +30,26 @@ KILLED_FOR = (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT)
 
 class JobState:
     """``world``: ranks asked for; ``shards``: ranks that hold one copy of the model together;
-    ``steps``: number after which the job is complete.
+    ``steps``: number after which the job is complete; ``live``: spares follow the job.
     """
 
     def __init__(
-        self, hands: Hands, timing: Timing, *, world: int, steps: int, shards: int, store_port: int
+        self,
+        hands: Hands,
+        timing: Timing,
+        *,
+        world: int,
+        steps: int,
+        shards: int,
+        store_port: int,
+        live: bool = False,
     ) -> None:
         self.hands = hands
         self.timing = timing
         self.world = world
         self.steps = steps
         self.shards = shards
+        self._live_parts = live and shards > 1
         self.table = ProcessTable(hands, start_timeout_s=timing.start_timeout_s)
         self.failures = FailureBook(hands, max_attempts=timing.max_attempts)
         self.progress = ProgressWatch(hands, timing.hang, shards=shards)
@@ -213,15 +224,43 @@ class JobState:
         self.meter.trains()
 
     def feed_spares(self) -> None:
-        """Have ranks keep the spares up to date that wait; the last rank first, as the first has
-        checkpoints to save.
+        """Have ranks keep the spares up to date that wait; of those that hold the same part the
+        last rank first, as the first has checkpoints to save.
         """
-        spares = [p for p in self.table.where(Health.READY) if p.live and p.shard is None]
-        for place, spare in enumerate(spares):
-            feeder = self.members[-1 - place % len(self.members)]
+        if self._live_parts:
+            self._tell_parts()
+        fed: Counter[int] = Counter()
+        for spare in self.table.where(Health.READY):
+            if not spare.live:
+                continue
+            shard = spare.shard or 0
+            holders = self.members[shard :: self.shards]
+            feeder = holders[-1 - fed[shard] % len(holders)]
+            fed[shard] += 1
             self.hands.send(
                 feeder, Feed(spare=spare.name, address=spare.live, anew=self.formation.refilled)
             )
+
+    def _tell_parts(self) -> None:
+        """Tell spares which part of the model to follow, before the job begins already. While the
+        world is not full, new ones are left free to take any rank.
+        """
+        ready = self.table.where(Health.READY)
+        waiting = [process for process in ready if not self.formation.awaits(process.name)]
+        followed = [p.shard for p in waiting if p.follows and p.shard is not None]
+        full = len(self.members) == self.world or not self.generation
+        for spare in waiting:
+            if full and spare.shard is None:
+                spare.shard, spare.follows = least_followed(followed, self.shards), True
+                followed.append(spare.shard)
+                self.hands.record(Kind.SPARE_PLACED, process=spare.name, shard=spare.shard)
+                self.hands.send(spare.name, Follow(shard=spare.shard))
+
+    def follows(self, process: Process, message: Following) -> bool:
+        """A spare holds the part that it was told to follow. Returns whether it still waits."""
+        waits = process.health is Health.READY and process.follows
+        process.live = message.live if waits else ""
+        return waits
 
     def stand_by(self, strategy: Strategy, view: Callable[[], ClusterView]) -> None:
         """Have the groups formed, beside the job's, that the next failure will need. ``view``: of
@@ -237,6 +276,8 @@ class JobState:
         if process.started_s is not None:
             self.meter.started(self.hands.now_s() - process.started_s)
         self.hands.record(Kind.PROCESS_READY, process=process.name)
+        if self._live_parts and not self.generation:
+            self._tell_parts()
 
     def view(
         self,

@@ -35,7 +35,8 @@ class Process:
     ``ProcessView``; ``exclusions_sent``: how many excluded samples it has been sent; ``stopped_s``:
     since when it is seen stopped during startup; ``leaving``: it counts as dead, and was asked to
     end by itself, which it may not do; ``live``: where it listens for a rank that keeps it up to
-    date ("": nowhere). ``lists``: the processes by health, this one among them.
+    date ("": nowhere); ``follows``: it was told to follow its shard, as a spare. ``lists``: the
+    processes by health, this one among them.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Process:
     stopped_s: float = math.inf
     leaving: bool = False
     live: str = ""
+    follows: bool = False
 
     def __post_init__(self) -> None:
         self._health = Health.STARTING
@@ -84,9 +86,7 @@ TERMINATED = "signal 15"
 
 
 class ProcessTable:
-    """Every process that is alive, dead members of the last generation, and which process holds
-    which rank now.
-    """
+    """All living processes, dead members of the last generation, and who holds which rank now."""
 
     def __init__(self, hands: Hands, *, start_timeout_s: float) -> None:
         self._members: tuple[str, ...] = ()

@@ -300,7 +300,7 @@ class RecoveryCycle:
     # ---- form
 
     def became_ready(self, process: Process) -> None:
-        """A process is built and waits for orders."""
+        """A process is built and waits for orders, or holds the part that it was to follow."""
         self._job.excluded.send_missing(process)  # before it is needed
         if self.stage in (Stage.STARTING, Stage.WAITING):
             self.form_if_ready()

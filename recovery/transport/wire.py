@@ -126,6 +126,25 @@ class Feed(Message):
     anew: bool = False
 
 
+class Follow(Message):
+    """To a spare that holds no part of the model yet: hold part ``shard`` from now on, as its ranks
+    do, and be fed. Answered by ``Following``, each time that it is sent.
+    """
+
+    type: Literal["follow"] = "follow"
+    shard: int
+
+
+class Following(Message):
+    """From a spare: it holds part ``shard``, and listens at ``live`` for a rank that keeps it up to
+    date.
+    """
+
+    type: Literal["following"] = "following"
+    shard: int
+    live: str
+
+
 class PauseRequest(Message):
     """To one rank: have the whole generation park after its next commit; ``save``: and save a
     checkpoint before.
@@ -161,7 +180,9 @@ class Inquiry(Message):
 
 class Status(Message):
     """From a rank: the answer. ``waiting``: in no generation (``generation``: the one it left, 0:
-    never in one), nor told to join one; ``pending``: as in Parked; ``live``: as in Ready.
+    never in one), nor told to join one; ``pending``: as in Parked; ``live``: where it listens for a
+    rank that keeps it up to date ("": nowhere); ``shard``: the part of the model that it was told
+    to follow (-1: none).
     """
 
     type: Literal["status"] = "status"
@@ -172,6 +193,7 @@ class Status(Message):
     pending: int = 0
     number: int = 0
     live: str = ""
+    shard: int = -1
 
 
 class Recall(Message):
@@ -223,8 +245,8 @@ class Extra(Message):
 
 class Ready(Message):
     """From a rank: built and waiting for ``Join``. It says what it is about to train, the same on
-    every rank, and with what software (see ``recovery.transport.versions``). ``live``: where it
-    listens for a rank that keeps it up to date ("": nowhere).
+    every rank, and with what software (see ``recovery.transport.versions``). ``live``: as in
+    Status; where several ranks hold the model together, a spare listens from ``Follow`` on.
     """
 
     type: Literal["ready"] = "ready"
@@ -337,6 +359,7 @@ ToRank = (
     Join
     | StandBy
     | Feed
+    | Follow
     | LeaveOut
     | Abort
     | PauseRequest
@@ -360,6 +383,7 @@ FromRank = (
     | Notice
     | Recalled
     | StoodBy
+    | Following
     | Extra
 )
 AnyMessage = Annotated[ToRank | FromRank, Field(discriminator="type")]

@@ -25,7 +25,6 @@ Tree = dict[str, Any]
 
 MOST_FAULTS = 4
 CHECKED = "place_checked"
-WITH_PARTS = {"sync": "none", "rehearse": False}  # where ranks hold parts of the model
 EVENTS: tuple[str, ...] = tuple(name for name in get_args(EventName) if name != CHECKED)
 """Those of every job."""
 SHAPES = ("ddp", "fsdp", "hsdp", "mesh")
@@ -155,6 +154,15 @@ def replicas_of(shape: Any) -> int:
     return int(shape["replicate"] if is_mesh(shape) else shape["hsdp"]["replicas"])
 
 
+def parts_of(shape: Any) -> int:
+    """Ranks that hold one copy of the model together; 0 where the shape does not say so."""
+    if not isinstance(shape, dict):
+        return 0
+    if not is_mesh(shape):
+        return int(shape["hsdp"]["shards"])
+    return math.prod(int(shape.get(dim, 1)) for dim in ("shard", "pipeline", "context", "tensor"))
+
+
 def _shape(dice: Dice, sizes: Sequence[int]) -> tuple[int, Any]:
     """The number of ranks, and how the model is spread over them."""
     most = max(sizes)
@@ -207,8 +215,8 @@ def checkpoint(dice: Dice, steps: int) -> Tree:
 
 
 def recovery_of(dice: Dice, world: World, shape: Any) -> Tree:
-    """A strategy with its parameters. ``shape``: how the model is spread; spares follow, and
-    rehearse, whole models only.
+    """A strategy with its parameters. ``shape``: how the model is spread; spares rehearse whole
+    models only, and follow each part of one of which there are several copies.
     """
     names = (
         [world.strategy]
@@ -217,8 +225,14 @@ def recovery_of(dice: Dice, world: World, shape: Any) -> Tree:
     )
     name = dice.pick("strategy", names)
     made = {"strategy": name, **_params(world.strategies[name], dice, world.scale)}
-    if shape != "ddp":
-        made |= {key: value for key, value in WITH_PARTS.items() if key in made}
+    if shape != "ddp" and "rehearse" in made:
+        made["rehearse"] = False
+    if shape != "ddp" and made.get("sync") == "live":
+        parts = parts_of(shape)
+        if replicas_of(shape) > 1 and parts <= world.scale.most["spares"]:
+            made["spares"] = max(made.get("spares", 1), parts)
+        else:
+            made["sync"] = "none"
     return made
 
 

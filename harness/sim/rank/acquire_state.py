@@ -109,6 +109,8 @@ class StateAcquisition:
                 job.check()
             claims = follower.step >= 0 if order.receives else claims
             job.follower = None
+        if order.source < 0:  # nobody who holds the same part receives
+            return origin
         standings, last = yield from self._compared(claims=claims)
         late = one_behind(standings, order.source)
         if late:
@@ -139,7 +141,8 @@ class StateAcquisition:
         )
         job.check()
         takes_ns = job.config.timings.phase_ns("collective") / 4
-        self._group.meet(job.rank, (mine, last), dict, takes_ns)
+        holders = job.layout.holders(job.layout.shard_of(job.rank))
+        self._group.meet(job.rank, (mine, last), dict, takes_ns, among=holders)
         rows = yield None
         job.check()
         return {rank: row[0] for rank, row in rows.items()}, rows[order.source][1]

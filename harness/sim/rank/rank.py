@@ -38,6 +38,8 @@ from trainchaos.recovery.transport.wire import (
     Digest,
     Extra,
     Feed,
+    Follow,
+    Following,
     Inquiry,
     Join,
     Joined,
@@ -162,7 +164,8 @@ class SimRank:
 
     @property
     def _live(self) -> str:
-        return self.process.name if self.follower is not None else ""
+        whole = self.config.shards == 1 or self._shard is not None
+        return self.process.name if self.follower is not None and whole else ""
 
     def _order(self, message: Order) -> None:
         self._orders.append(message)
@@ -222,6 +225,8 @@ class SimRank:
             order = yield from self._next_order()
             if isinstance(order, Join):
                 yield from self._join(order)
+            elif isinstance(order, Follow):
+                yield from self._follow(order)
             elif isinstance(order, LeaveOut):
                 self.member.note_exclusions(order)
             elif isinstance(order, Abort):
@@ -294,7 +299,8 @@ class SimRank:
             self.feeds.joins()
             self.follower = self.follower if order.live >= 0 else None
         self.rank, self.world = order.rank, order.world
-        self._take_seat(Layout(world=self.world, shards=order.shards))
+        layout = Layout(world=self.world, shards=order.shards)
+        self._hold(layout.shard_of(self.rank), layout)
         assert self.writer is not None
         self.writer.generation = order.generation
         self.skip, self.examine = self.member.left_out(order), order.examine
@@ -328,9 +334,15 @@ class SimRank:
         )
         self.member.joined()
 
-    def _take_seat(self, layout: Layout) -> None:
+    def _follow(self, order: Follow) -> Sleeping:
+        """Hold the part that this spare is to follow, and say where it is fed."""
+        if self._shard is None:
+            yield self.about(self.config.timings.form_ms * MS)
+        self._hold(order.shard, Layout(world=self.config.world, shards=self.config.shards))
+        self.send(Following(shard=order.shard, live=self._live))
+
+    def _hold(self, shard: int, layout: Layout) -> None:
         """A process gets its shard once, and keeps it for life."""
-        shard = layout.shard_of(self.rank)
         if self._shard is None and layout.shards > 1:
             self.state = self.state.of_shard(shard)
         if self._shard not in (None, shard) or layout.shards != self.config.shards:

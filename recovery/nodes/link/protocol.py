@@ -17,7 +17,7 @@ from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
 from trainchaos.recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
 
-VERSION = 10
+VERSION = 11
 MAX_LINE = 4 << 20
 
 

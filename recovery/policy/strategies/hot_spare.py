@@ -19,7 +19,8 @@ class HotSpare(Strategy):
     when no state is left whole either, the newest checkpoint is restored. ``nonfinite``: what to do
     about a non-finite loss or gradient (see ``recovery.policy.strategy.Nonfinite``). ``sync``: with
     ``live`` spares receive each step's reduced gradients and apply them too, so that nothing is
-    copied when one is needed; ``lag``: steps that may wait for a live spare. ``rehearse``: before a
+    copied when one is needed (each follows one part of a model that several ranks hold together);
+    ``lag``: steps that may wait for a live spare. ``rehearse``: before a
     spare is ready it trains a step alone that counts for nothing, so that what is slow the first
     time (kernels loaded or compiled, workers of data started) is not waited for at its first step.
     """
@@ -57,7 +58,8 @@ class HotSpare(Strategy):
         form = fallback.fill(view, fresh)
         if form is None or not lost or len(form.members) < len(view.members):
             rest = "" if form is None else ", what they cannot fill is dropped"
-            why = f"{len(lost)} lost, {len(fresh)} spares ready{rest}"
+            ready = len(fresh) + sum(spare.live for spare in view.benched)
+            why = f"{len(lost)} lost, {ready} spares ready{rest}"
             return fallback.shrink(view, why=why, fresh=fresh)
         before = set(view.members)
         takers = [name for name in form.members if name not in before]

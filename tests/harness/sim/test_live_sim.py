@@ -12,6 +12,9 @@ from trainchaos.chaos.events.log import Event, Kind, read_log
 KILL = "{{id: kill{0}, kind: process-kill, target: {{rank: {1}}}, at: {{step: {0}, phase: {2}}}}}"
 SPARE = "{{id: spare, kind: {}, target: {{role: spare, select: one}}, at: {{step: 8}}}}"
 
+HSDP = "{hsdp: {replicas: 2, shards: 2}}"
+PARTS = "{strategy: hot-spare, sync: live, spares: 2}"
+
 
 def play(
     tmp_path: Path,
@@ -98,9 +101,72 @@ def test_a_value_that_went_wrong_is_answered_by_a_whole_copy(
     assert (code, origins(events)) == (0, [("peer", -1)])
 
 
-def test_a_model_that_is_spread_over_ranks_is_an_error_at_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("parallelism", ["fsdp", HSDP])
+def test_a_model_whose_parts_spares_cannot_follow_is_an_error_at_its_place(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    parallelism: str,
 ) -> None:
-    code, _ = play(tmp_path, monkeypatch, parallelism="fsdp")
+    code, _ = play(tmp_path, monkeypatch, parallelism=parallelism)
     assert code == 2
     assert "live.yaml:5" in (said := "".join(capsys.readouterr())) and "sync: none" in said
+
+
+def placed(events: list[Event]) -> list[int]:
+    """The part that each spare was told to follow, in order."""
+    return [int(event.data["shard"]) for event in events if event.kind is Kind.SPARE_PLACED]
+
+
+def test_of_a_model_in_parts_each_part_has_a_spare_and_nothing_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = [
+        KILL.format(8, 2, "backward"),
+        KILL.format(18, 3, "forward"),
+        KILL.format(30, 1, "data"),
+    ]
+    code, events = play(tmp_path, monkeypatch, *kills, recovery=PARTS, parallelism=HSDP)
+    assert (code, origins(events)) == (0, [("live", 0)] * 3)
+    assert placed(events) == [0, 1, 0, 1, 1], "who replaces a spare follows what it followed"
+    how = [str(e.data["how"]) for e in events if e.kind is Kind.SPARE_SYNCED]
+    assert how[:2] == ["equal"] * 2 and set(how[2:]) == {"copy"}
+
+
+def test_without_sync_live_no_spare_has_a_part_before_it_has_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill, recovery = KILL.format(8, 2, "backward"), "{strategy: hot-spare, spares: 2}"
+    code, events = play(tmp_path, monkeypatch, kill, recovery=recovery, parallelism=HSDP)
+    assert (code, origins(events), placed(events)) == (0, [("peer", -1)], [])
+
+
+def test_both_ranks_of_a_replica_are_lost_at_once_and_both_spares_take_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = (
+        "{id: both, kind: process-kill, target: {select: {count: 2}, exclude: {ranks: [0, 1]}},"
+        " at: {step: 20, phase: backward}}"
+    )
+    code, events = play(tmp_path, monkeypatch, kill, recovery=PARTS, parallelism=HSDP)
+    assert (code, origins(events)) == (0, [("live", 0)] * 2)
+
+
+def test_a_part_whose_spare_is_gone_is_followed_again_before_the_next_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = KILL.format(30, 2, "backward")
+    spare = SPARE.format("process-kill")
+    code, events = play(tmp_path, monkeypatch, spare, kill, recovery=PARTS, parallelism=HSDP)
+    assert (code, origins(events)) == (0, [("live", 0)])
+    assert placed(events)[2] in (0, 1) and sorted(placed(events)[:2]) == [0, 1]
+
+
+def test_a_coordinator_that_takes_over_knows_who_follows_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = "{id: lost, kind: coordinator-kill, params: {down_s: 0.1}, at: {step: 10}}"
+    kills = [KILL.format(20, 2, "backward"), KILL.format(30, 1, "forward")]
+    code, events = play(tmp_path, monkeypatch, lost, *kills, recovery=PARTS, parallelism=HSDP)
+    assert (code, origins(events)) == (0, [("live", 0)] * 2)
+    assert [event for event in events if event.kind is Kind.COORDINATOR_ADOPTED]

@@ -76,6 +76,7 @@ def test_a_lost_cell_changes_no_bit(
 
 
 SPARE, RESTART = ("hot-spare", "--spares", "1"), ("checkpoint-restart",)
+LIVE = ("hot-spare", "--spares", "2", "--param", "sync=live")
 STEPS = 96
 
 
@@ -84,6 +85,7 @@ STEPS = 96
     ("example", "mesh", "strategy"),
     [
         ("mesh_recoverable.py", "tensor=2", SPARE),
+        ("mesh_recoverable.py", "tensor=2", LIVE),
         ("mesh_recoverable.py", "tensor=2", RESTART),
         ("context_recoverable.py", "context=2", SPARE),
     ],
@@ -112,3 +114,5 @@ def test_an_example_ends_after_a_kill_as_without(
         generations = len(job.of("orchestrator", Kind.GENERATION_STARTED))
         assert generations == (1 if name == "plain" else 2)
     assert len(ends[0]) == 4 and ends[0] == ends[1]
+    states = [event.data for log in logs for event in job.of(log, Kind.STATE_READY)]
+    assert ("live" in {state["origin"] for state in states}) == (strategy is LIVE)

@@ -44,7 +44,15 @@ recovery: {strategy}
             4,
             "{replicate: 2, tensor: 2}",
             "{strategy: hot-spare, sync: live}",
-            "sync: live serves models that each rank holds whole",
+            "a live spare follows one of the 2 parts of the model, and 1 of them leave parts that"
+            " none follows: use spares: 2 or more, or sync: none",
+        ),
+        (
+            "gpt",
+            2,
+            "{tensor: 2}",
+            "{strategy: hot-spare, sync: live, spares: 2}",
+            "the 2 ranks hold one copy of the model, and a live spare is compared with another",
         ),
         (
             "gpt",

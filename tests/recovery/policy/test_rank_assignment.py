@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 
 from trainchaos.recovery.policy import fallback
 from trainchaos.recovery.policy.layout import Layout
-from trainchaos.recovery.policy.rank_assignment import can_supply, common_step, seat
+from trainchaos.recovery.policy.rank_assignment import (
+    can_supply,
+    common_step,
+    least_followed,
+    seat,
+)
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.policy.strategy import (
@@ -77,7 +82,7 @@ def view_of(
 @st.composite
 def broken_jobs(draw: st.DrawFn) -> ClusterView:
     """Ranks that died, are torn, a step ahead, or hold one that they have not applied; others that
-    wait.
+    wait, some of them spares that follow a shard.
     """
     shards, replicas, missing = (
         draw(st.integers(1, 3)),
@@ -109,11 +114,22 @@ def broken_jobs(draw: st.DrawFn) -> ClusterView:
         )
         for shard in range(draw(st.integers(0, shards)) if missing else 0)
     ]
+    following = [
+        ProcessView(
+            name=f"f{n}",
+            role="spare",
+            health=Health.READY,
+            shard=draw(st.integers(0, shards - 1)),
+            live=draw(st.booleans()),
+        )
+        for n in range(draw(st.integers(0, 3)))
+    ]
     return view_of(
         members,
         shards,
         *outside,
         *benched,
+        *following,
         world=shards * (replicas + missing),
         saved=draw(st.booleans()),
     )
@@ -159,6 +175,80 @@ def test_whole_replicas_and_every_shard_in_its_column(
     assert lacking > fresh or short * view.shards > len(view.members), (
         "as many replicas as there can be"
     )
+
+
+@given(st.integers(1, 6), st.lists(st.integers(0, 5), max_size=12))
+def test_spares_are_spread_over_the_shards_whoever_is_lost(shards: int, losses: list[int]) -> None:
+    following: list[int] = []
+    for _ in range(shards):
+        following.append(least_followed(following, shards))
+    assert following == [*range(shards)], "the first ones follow a shard each"
+    for lost in losses:  # one that takes a rank, or dies, is replaced
+        gone = following.pop(lost % shards)
+        following.append(least_followed(following, shards))
+        assert following[-1] == gone
+    more = [least_followed(following, shards)]
+    more.append(least_followed([*following, *more], shards))
+    assert more == [0, 1 % shards]
+
+
+def spare(name: str, shard: int | None, **more: Any) -> ProcessView:
+    """One that is ready, and follows a shard where it has one."""
+    live = shard is not None
+    return ProcessView(name=name, role="spare", health=Health.READY, shard=shard, live=live, **more)
+
+
+def test_a_lost_rank_is_taken_by_the_spare_that_follows_its_shard() -> None:
+    strategy = HotSpare(sync="live", spares=2)
+    gone = [member(0, 2), member(1, 2), member(2, 2), member(3, 2, health=Health.DEAD)]
+    form, reason = form_of(strategy, view_of(gone, 2, spare("a", 0), spare("b", 1)))
+    assert form.members == ("w0", "w1", "w2", "b") and form.state is StateFrom.PEER
+    assert reason == "b takes over from w3"
+    form, reason = form_of(strategy, view_of(gone, 2, spare("a", 0), spare("c", 0)))
+    assert form.members == ("w0", "w1") and form.bench == ("w2",)
+    assert reason.startswith("1 lost, 2 spares ready, what they cannot fill is dropped")
+    form, _ = form_of(strategy, view_of(gone, 2, spare("a", 0), spare("new", None)))
+    assert form.members == ("w0", "w1", "w2", "new"), "one that follows no shard takes any"
+
+
+def test_of_those_that_wait_the_one_that_follows_comes_first_and_members_keep_their_places() -> (
+    None
+):
+    benched = replace(member(0, 2, health=Health.READY, valid=False, step=4), name="b", rank=None)
+    two = [member(0, 2), member(1, 2)]
+    view = view_of(two, 2, benched, spare("f", 0), spare("new", None), world=4)
+    assert fallback.with_room(view) == ("w0", "w1", "f", "new")
+    torn = [member(0, 2), member(1, 2), member(2, 2, valid=False), member(3, 2)]
+    form, _ = form_of(HotSpare(sync="live", spares=2), view_of(torn, 2, spare("f", 0)))
+    assert form.members == ("w0", "w1", "w2", "w3")
+
+
+@pytest.mark.parametrize(
+    ("spares", "moves"),
+    [
+        ([spare("a", 0), spare("b", 1)], True),
+        ([spare("a", 0), spare("c", 0)], False),
+        ([spare("a", 0), spare("new", None)], True),
+        ([spare("b", 1, warned=True)], False),
+        ([spare("b", 1, warned=True), spare("new", None)], True),
+        ([replace(spare("b", 1), live=False)], False),
+    ],
+    ids=["follows", "another", "free", "warned", "warned-and-free", "not-yet"],
+)
+def test_a_rank_that_may_fail_moves_to_a_spare_of_its_shard(
+    spares: list[ProcessView], moves: bool
+) -> None:
+    people = [member(rank, 2, warned=rank == 3, health=Health.TRAINING) for rank in range(4)]
+    view = view_of(people, 2, *spares)
+    assert (fallback.move_away(view) is not None) == moves
+    parked = [replace(one, health=Health.PARKED) for one in people]
+    moved = fallback.move(view_of(parked, 2, *spares))
+    assert (moved is not None) == moves
+    if moved is not None:
+        (form,) = [action for action in moved.actions if isinstance(action, Form)]
+        taker = form.members[3]
+        assert form.members[:3] == ("w0", "w1", "w2") and taker in ("b", "new")
+        assert not next(one for one in spares if one.name == taker).warned
 
 
 class NoHands:

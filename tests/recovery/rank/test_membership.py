@@ -29,6 +29,7 @@ from trainchaos.recovery.transport.wire import (
     Agreed,
     CheckpointNote,
     Finished,
+    Follow,
     Inquiry,
     Join,
     Joined,
@@ -63,7 +64,7 @@ def membership(*messages: object) -> Membership:
 
 def test_only_orders_wait_for_the_training_thread() -> None:
     left_out = LeaveOut(after=0, samples=[3], since=[4])
-    orders = [join(), left_out, Abort(generation=1), Stop()]
+    orders = [join(), Follow(shard=1), left_out, Abort(generation=1), Stop()]
     heard = SupervisorOrders()
     assert [heard.take(order) for order in orders] == orders
     others = [PauseRequest(), Agreed(step=3), Inquiry(number=1), Ready()]
@@ -205,6 +206,16 @@ def test_it_has_a_place_at_each_moment() -> None:
     assert [member.status(step, 0).place for step in (2, STEPS)] == ["training", "finished"]
     member.left()
     assert member.status(2, 0).place == "waiting" and member.status(2, 0).generation == 1
+
+
+def test_a_spare_says_which_part_it_was_told_to_follow_and_where_it_is_fed() -> None:
+    member = membership()
+    assert (member.status(0, 1).shard, member.status(0, 1).live) == (-1, "")
+    member.heard.take(Follow(shard=0))
+    assert member.status(0, 1).shard == 0, "though its training thread does not know yet"
+    assert member.status(3, 1, "here 1 00") == Status(
+        place="waiting", generation=0, step=3, valid=False, number=1, live="here 1 00", shard=0
+    )
 
 
 class Watched(Membership):

@@ -169,6 +169,18 @@ def test_a_spare_that_never_followed_needs_a_copy(promotion: Promotion) -> None:
     assert promotion.play() == [((SPARE,), 0)] * 3
 
 
+def test_where_nobody_who_holds_the_same_part_receives_nothing_is_compared() -> None:
+    """Another part's rank was lost; here are the ranks of this one."""
+    ended: list[str] = []
+    live: Any = SimpleNamespace(follower=None, promoted=lambda: ended.append("never"))
+    job: Any = SimpleNamespace(member=SimpleNamespace(holding=HeldState(valid=True)), rank=1)
+    group: Any = SimpleNamespace(holders=None)
+    order = Join(
+        generation=2, rank=1, world=4, store_port=1, restore=False, timeout_s=1.0, shards=2, live=3
+    )
+    assert wanting(job, live, order, group) == ((), 0) and not ended
+
+
 def test_a_spare_with_another_state_of_the_same_step_needs_a_copy(promotion: Promotion) -> None:
     follow(promotion, 3)
     promotion.pair.follower.settle(3, lambda: None)

@@ -68,6 +68,8 @@ MESSAGES = [
     wire.Unrecoverable(error="nothing is left to restore"),
     wire.Finished(step=100),
     wire.Feed(spare="s4", address="127.0.0.1 4711 00ff"),
+    wire.Follow(shard=1),
+    wire.Following(shard=1, live="127.0.0.1 4711 00ff"),
     wire.Recall(number=3),
     wire.Recalled(
         number=3,

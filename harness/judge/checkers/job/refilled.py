@@ -103,10 +103,11 @@ def _left_before(exited: Event | None, time_ns: int) -> bool:
 
 
 def _fills_a_replica(history: History, idle: Mapping[str, int]) -> bool:
-    """Whether the idle processes can fill a replica: one that held a shard only takes that shard
-    again, one that never held a rank takes any.
+    """Whether the idle processes can fill a replica: one that held a shard, or follows one as a
+    spare, only takes that shard, one that never did takes any.
     """
-    held: dict[str, int] = {}
+    placed = history.log.of(Kind.SPARE_PLACED)
+    held = {str(event.data["process"]): int(event.data["shard"]) for event in placed}
     for generation in history.generations:
         held |= {name: rank % generation.shards for rank, name in enumerate(generation.members)}
     fresh = sum(name not in held for name in idle)

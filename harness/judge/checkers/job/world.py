@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.checkers.job.lost import without_need
 from trainchaos.harness.judge.evidence import busy
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
 from trainchaos.harness.judge.measure.digests import diverged, final_digests, sound_digests
@@ -16,7 +16,6 @@ from trainchaos.harness.judge.measure.pauses import pauses
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY
 from trainchaos.harness.judge.measure.refused import refused_at, refused_states
 from trainchaos.harness.judge.record.history import Generation, History, StepRun
-from trainchaos.harness.judge.record.kept_in_memory import PLACE, REMEMBERED, keepers
 from trainchaos.harness.judge.record.observed import unseen
 from trainchaos.harness.judge.results import Finding
 
@@ -31,7 +30,7 @@ def membership(evidence: Evidence) -> Finding:
     provisioned.
 
     A strategy that promises an exact result keeps the full world until it has lost more members
-    than it had spares.
+    than it had spares, of some part of the model where each spare follows one.
     """
     history = evidence.history
     if not history.generations:
@@ -82,57 +81,13 @@ def _announced(evidence: Evidence, generation: Generation) -> list[str]:
             f"generation {number} has {generation.world} ranks, provisioned were"
             f" {history.info.ranks}"
         )
-    if generation.world < history.info.ranks and evidence.keeps_world:
-        lost = _losses(history, generation)
-        if lost <= history.info.spares or history.info.spares == 0:
-            problems.append(
-                f"generation {number} shrank to {generation.world} ranks after {lost} losses "
-                f"with {history.info.spares} spares"
-            )
+    shrank = generation.world < history.info.ranks and evidence.keeps_world
+    if shrank and (why := without_need(history, generation)):
+        problems.append(f"generation {number} shrank to {generation.world} ranks {why}")
     for event in history.log.of(Kind.GROUP_FORMED):
         if event.generation == number:
             problems += _wrong_rank(generation, event)
     return problems
-
-
-def _losses(history: History, generation: Generation) -> int:
-    """Losses up to a generation: members that failed and left, members that had to leave a job that
-    started from scratch, and spares that died, or were about to, while waiting.
-
-    In a restart from scratch the first replica has never trained, and spares take the places of
-    living members.
-    """
-    rows = [g for g in history.generations if g.number <= generation.number]
-    members = {name for row in rows for name in row.members}
-    gone = {
-        e.data["process"]
-        for e in history.log.of(Kind.PROCESS_EXITED, Kind.FAILURE_DETECTED)
-        if e.time_ns < generation.started_ns and not e.data.get("expected")
-    }
-    gone -= keepers(history.log).keys()
-    spares = {name for name in gone if name is not None and name not in members}
-    left = 0
-    for old, new in itertools.pairwise(rows):
-        departed = set(old.members) - set(new.members)
-        left += len(departed if _begins_anew(history, new) else departed & gone)
-    return len(spares) + left
-
-
-def _begins_anew(history: History, generation: Generation) -> bool:
-    """Whether a generation was to start from scratch: nothing had been saved on disk before it.
-
-    Checkpoints that keepers hold do not count, because they may be lost with their node: a
-    coordinator that knows of no other plans for a fresh start, even if one is found later.
-    """
-    remembered = (generation.checkpoint or "").startswith(REMEMBERED)
-    if generation.ready_ns is not None and not remembered:
-        found = generation.checkpoint is not None
-    else:
-        found = any(
-            e.time_ns < generation.started_ns and e.data.get("place") != PLACE
-            for e in history.log.of(Kind.CHECKPOINT_COMMITTED)
-        )
-    return generation.state == "checkpoint" and not found
 
 
 def _claimed(history: History, run: StepRun) -> list[str]:

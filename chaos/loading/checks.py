@@ -7,6 +7,7 @@ load shows all errors at once. Warnings are in ``chaos.loading.cautions``.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -272,14 +273,21 @@ def _spares(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Iterat
             ),
         )
     elif (spares := getattr(strategy, "spares_wanted", 0)) < workload.shards:
+        enough = f"spares: {workload.shards} or more, or "
         yield Problem(
             loc=("recovery", "sync"),
             message=(
                 f"a live spare follows one of the {workload.shards} parts of the model, and"
-                f" {spares} of them leave parts that none follows: use spares: {workload.shards}"
-                " or more, or sync: none"
+                f" {spares} of them leave parts that none follows: use"
+                f" {enough if workload.shards <= _most(strategy, 'spares') else ''}sync: none"
             ),
         )
+
+
+def _most(strategy: Any, name: str) -> float:
+    """The largest value that a parameter may have."""
+    described = strategy.model_json_schema()["properties"].get(name, {})
+    return float(described.get("maximum", math.inf))
 
 
 def _repeated_ids(faults: list[Any]) -> Iterator[Problem]:

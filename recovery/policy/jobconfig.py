@@ -13,6 +13,7 @@ FORM_TIMEOUT_S = 300.0
 COLLECTIVE_TIMEOUT_S = 86_400.0
 """A collective lasts until the slowest member arrives, which the supervisor judges."""
 LOOPBACK = "127.0.0.1"
+MOST_SPARES = 64
 Sync = Literal["none", "live"]
 """Of spares: ``live`` ones follow the job step by step."""
 
@@ -41,10 +42,10 @@ class SpareSync(NamedTuple):
                 " with another rank that holds the same part: use two copies or more, or sync=none"
             )
         if spares < shards:
+            enough = f"--spares {shards} or more, or " if shards <= MOST_SPARES else ""
             return (
                 f"sync=live: a spare follows one of the {shards} parts of the model, and a part"
-                f" that no spare follows would find none: use --spares {shards} or more, or"
-                " sync=none"
+                f" that no spare follows would find none: use {enough}sync=none"
             )
         return ""
 

@@ -133,16 +133,17 @@ def _choose(
     lost: Mapping[int, int],
 ) -> list[ProcessView]:
     """Of more holders of one shard than there are places: those that hold the step, from replicas
-    that lost least; of those that wait, those that follow it. ``lost``: missing members of each
-    replica.
+    that lost least; of those that wait, those whose place is not about to fail, and of these those
+    that follow it. ``lost``: missing members of each replica.
     """
     if len(column) <= number:
         return list(column)
 
-    def rating(process: ProcessView) -> tuple[bool, bool, int, bool]:
+    def rating(process: ProcessView) -> tuple[bool, bool, int, bool, bool]:
         behind = step is not None and not can_supply(process, step)
         broken = view.world if process.rank is None else lost.get(process.rank // view.shards, 0)
-        return behind, process.step != step, broken, not process.live
+        in_danger = process.rank is None and process.warned
+        return behind, process.step != step, broken, in_danger, not process.live
 
     best = {process.name for process in sorted(column, key=rating)[:number]}
     return [process for process in column if process.name in best]

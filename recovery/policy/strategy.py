@@ -66,7 +66,7 @@ class ProcessView:
 
     ``rank``: its rank in the current generation; ``step``: last step it applied; ``valid``: state
     usable; ``noticed``: it was told that it will be ended soon; ``warned``: the place it runs on is
-    about to fail; ``shard``: the part of the model it holds for life, None before it held a rank;
+    about to fail; ``shard``: the part of the model it holds for life, None before it has one;
     ``pending``: the step whose reduced gradients it holds and has not applied (0: none);
     ``age_s``: seconds since it was started; ``live``: it follows the job's steps as a spare.
     """
@@ -164,14 +164,14 @@ class ClusterView:
 
     @cached_property
     def benched(self) -> tuple[ProcessView, ...]:
-        """Those of the ready that held a rank: they left with a broken replica, and keep their
-        shard.
+        """Those of the ready that keep their shard: they held a rank, and left with a broken
+        replica, or follow it as live spares.
         """
         return tuple(view for view in self.ready if view.shard is not None)
 
     @cached_property
     def fresh(self) -> tuple[ProcessView, ...]:
-        """Those of the ready that never held a rank, and can take any: last those whose place is
+        """Those of the ready that hold no shard, and can take any rank: last those whose place is
         about to fail.
         """
         found = (view for view in self.ready if view.shard is None)

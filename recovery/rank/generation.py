@@ -162,6 +162,8 @@ class Generations:
             self._out()
         else:
             self.leave()
+        if job.live is not None:
+            job.live.feeds.leaves()  # a spare that is promoted waits for what is under way
         job.checkpoints.parked(lost=not stays)
         job.write(Kind.PARKED, step=job.state.step, valid=held.valid, why=why)
         said = job.member.parked(

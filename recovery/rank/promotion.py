@@ -77,7 +77,12 @@ def take_place(job: Job, order: Follow, attached: Attached) -> None:
     """
     if job.live is not None:
         job.layout = Layout(world=job.config.world, shards=job.config.shards)
-        take_part(job, attached, order.shard)
+        before = job.rank, job.world
+        job.rank, job.world = order.shard, job.config.world  # the script's cut may ask for them
+        try:
+            take_part(job, attached, order.shard)
+        finally:
+            job.rank, job.world = before
         job.live.waits()
         job.agent.channel.send(Following(shard=order.shard, live=job.live.address))
 

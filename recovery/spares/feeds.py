@@ -71,9 +71,9 @@ class Feeds:
         reducer.hand_over(self._pool.take())
         self._pool.free.append((first, None))
 
-    def joins(self) -> None:
-        """This rank is on its way into another generation, in which the supervisor says anew who
-        feeds whom; what waits is sent all the same.
+    def leaves(self) -> None:
+        """This rank is in no generation; in the next one the supervisor says anew who feeds whom.
+        What waits is sent all the same.
         """
         self._orders.clear()
         for fed in self._fed:

@@ -56,7 +56,7 @@ class Live:
         """This process joins a generation; ``settles``: it may hold the generation's state, so that
         it follows until then. Raises RuntimeError where it cannot stop following.
         """
-        self.feeds.joins()
+        self.feeds.leaves()
         if not settles:
             self.feeds.forget()
             self.promoted()

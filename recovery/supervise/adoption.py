@@ -30,9 +30,9 @@ class JobRecord:
     trained; ``failures``: not answered by it; ``unnoticed``: exits for which no failure was
     declared, and how they happened; ``skipped``: excluded samples and the first step without them;
     ``shard``: the part of the model held by each process that was ever a member, or was told to
-    follow one; ``agreed``, ``saved``: the last step at which the replicas were the same, and the
-    checkpoint that this vouches for; ``doubts``: checkpoints in doubt that are not known to be set
-    aside.
+    follow one; ``follow``: those that were told, and never were a member; ``agreed``, ``saved``:
+    the last step at which the replicas were the same, and the checkpoint that this vouches for;
+    ``doubts``: checkpoints in doubt that are not known to be set aside.
     """
 
     roles: dict[str, str] = field(default_factory=dict)
@@ -51,6 +51,7 @@ class JobRecord:
     skipped: dict[int, int] = field(default_factory=dict)
     unnoticed: dict[str, str] = field(default_factory=dict)
     shard: dict[str, int] = field(default_factory=dict)
+    follow: set[str] = field(default_factory=set)
     agreed: int | None = None
     saved: int | None = None
     doubts: tuple[Doubt, ...] = ()
@@ -88,8 +89,10 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> JobRecord:
                 found.unnoticed.pop(failure.process, None)
             case Kind.SPARE_PLACED:
                 found.shard[data["process"]] = data["shard"]
+                found.follow.add(data["process"])
             case Kind.GENERATION_STARTED:
                 found.members, found.generation = tuple(data["members"]), event.generation
+                found.follow -= {*found.members}
                 found.doubts = _doubts_of(data.get("doubts", ()))
                 answer = answer_of(StateFrom(data["state"]), data["cause"])
                 found.rollbacks += data["state"] == StateFrom.CHECKPOINT.value
@@ -183,7 +186,7 @@ class Adoption:
         for name, role in known.roles.items():
             process = self._job.table.know(name, role)
             process.rank = ranks.get(name)
-            process.shard = known.shard.get(name)
+            process.shard, process.follows = known.shard.get(name), name in known.follow
             process.warned = name in known.warned
             if name in known.dead:
                 process.health, process.expected_exit = Health.DEAD, True

@@ -88,9 +88,9 @@ class Controller:
     def _on_status(self, process: Process, status: wire.Status) -> None:
         if not self._adoption.is_answer(status):
             return
-        process.live = "" if status.generation or status.place != "waiting" else status.live
         if self.stage is Stage.ADOPTING:
             self._adoption.place(process, status)
+        self.job.listens(process, status)
         if process.health is Health.STARTING:  # its ``Ready`` went to the lost supervisor
             self._on_ready(process, {}, status.live)
         self._heard(process)

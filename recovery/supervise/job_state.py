@@ -22,7 +22,7 @@ from trainchaos.recovery.supervise.formation import Formation
 from trainchaos.recovery.supervise.process_table import Process, ProcessTable
 from trainchaos.recovery.supervise.progress import AgreementLog, ProgressWatch
 from trainchaos.recovery.supervise.supervision import Hands, Timing
-from trainchaos.recovery.transport.wire import Feed, Follow, Following, Parked
+from trainchaos.recovery.transport.wire import Feed, Follow, Following, Parked, Status
 
 KILLED_FOR = (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT)
 """A process that fails by one of these causes may still be running."""
@@ -247,18 +247,26 @@ class JobState:
         """
         ready = self.table.where(Health.READY)
         waiting = [process for process in ready if not self.formation.awaits(process.name)]
-        followed = [p.shard for p in waiting if p.follows and p.shard is not None]
-        full = len(self.members) == self.world or not self.generation
+        # one that holds a part and follows nobody takes a lost rank of it all the same
+        followed = [process.shard for process in waiting if process.shard is not None]
+        begun = bool(self.generation)
+        full = len(self.members) == self.world or not begun
         for spare in waiting:
-            if full and spare.shard is None:
+            if full and spare.shard is None and (begun or spare.role == "spare"):
                 spare.shard, spare.follows = least_followed(followed, self.shards), True
                 followed.append(spare.shard)
                 self.hands.record(Kind.SPARE_PLACED, process=spare.name, shard=spare.shard)
                 self.hands.send(spare.name, Follow(shard=spare.shard))
 
+    def listens(self, process: Process, status: Status) -> None:
+        """Note where a process is fed, unless it has had a rank, or was told of one since."""
+        waits = process.health is Health.READY and not status.generation
+        process.live = status.live if waits and status.place == "waiting" else ""
+
     def follows(self, process: Process, message: Following) -> bool:
         """A spare holds the part that it was told to follow. Returns whether it still waits."""
         waits = process.health is Health.READY and process.follows
+        waits = waits and message.shard == process.shard
         process.live = message.live if waits else ""
         return waits
 

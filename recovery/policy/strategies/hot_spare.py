@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from trainchaos.recovery.policy import corruption, fallback
-from trainchaos.recovery.policy.jobconfig import SpareSync
+from trainchaos.recovery.policy.jobconfig import MOST_SPARES, SpareSync
 from trainchaos.recovery.policy.strategy import ClusterView, Decision, Nonfinite, Pause, Strategy
 
 
@@ -27,7 +27,7 @@ class HotSpare(Strategy):
 
     exact: ClassVar[bool] = True
 
-    spares: int = Field(default=1, ge=1, le=64)
+    spares: int = Field(default=1, ge=1, le=MOST_SPARES)
     replenish: bool = True
     nonfinite: Nonfinite = "retry"
     sync: Literal["none", "live"] = "none"
@@ -58,7 +58,8 @@ class HotSpare(Strategy):
         form = fallback.fill(view, fresh)
         if form is None or not lost or len(form.members) < len(view.members):
             rest = "" if form is None else ", what they cannot fill is dropped"
-            ready = len(fresh) + sum(spare.live for spare in view.benched)
+            parts = {view.process(name).shard for name in lost}
+            ready = len(fresh) + sum(spare.shard in parts for spare in view.benched)
             why = f"{len(lost)} lost, {ready} spares ready{rest}"
             return fallback.shrink(view, why=why, fresh=fresh)
         before = set(view.members)

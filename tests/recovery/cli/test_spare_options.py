@@ -21,6 +21,7 @@ from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
         (SpareSync("live"), 8, 2, 5, ""),
         (SpareSync("none"), 4, 4, 1, ""),
         (SpareSync("live"), 4, 2, 1, "use --spares 2 or more"),
+        (SpareSync("live"), 256, 128, 64, "would find none: use sync=none"),
         (SpareSync("live"), 4, 4, 4, "the 4 ranks hold one copy of the model"),
         (SpareSync("none", rehearse=True), 4, 2, 2, "rehearse=true serves models that each rank"),
         (SpareSync("live", rehearse=True), 4, 2, 2, "rehearse=true serves models that each rank"),

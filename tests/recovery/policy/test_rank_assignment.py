@@ -206,7 +206,7 @@ def test_a_lost_rank_is_taken_by_the_spare_that_follows_its_shard() -> None:
     assert reason == "b takes over from w3"
     form, reason = form_of(strategy, view_of(gone, 2, spare("a", 0), spare("c", 0)))
     assert form.members == ("w0", "w1") and form.bench == ("w2",)
-    assert reason.startswith("1 lost, 2 spares ready, what they cannot fill is dropped")
+    assert reason.startswith("1 lost, 0 spares ready, what they cannot fill is dropped")
     form, _ = form_of(strategy, view_of(gone, 2, spare("a", 0), spare("new", None)))
     assert form.members == ("w0", "w1", "w2", "new"), "one that follows no shard takes any"
 

@@ -79,7 +79,7 @@ def take_part(mesh: Mesh, first: int, me: Self) -> Any:
         feeds.check(part.state.step, fingerprint(part.state))
     while first > 1 and feeds._fed[0].feed.wants_state:  # until it is due
         feeds._tell(feeds._fed[0], part.state)
-    feeds.joins()
+    feeds.leaves()
     me.say(held(part))
     me.hear()
     return log.events

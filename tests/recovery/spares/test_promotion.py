@@ -135,7 +135,7 @@ def follow(promotion: Promotion, steps: int) -> None:
     for _ in range(steps):
         pair.step()
         pair.spare.log.wait(Kind.SPARE_SYNCED)
-    pair.feeds.joins()
+    pair.feeds.leaves()
 
 
 def test_nothing_is_sent_to_a_spare_that_is_up_to_date(promotion: Promotion) -> None:

@@ -9,10 +9,12 @@ import tempfile
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from tests.support.ranks import Self, ranks
 from tests.support.running import until
@@ -20,6 +22,7 @@ from trainchaos.chaos.events.log import EventWriter
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.rank.agent import RankAgent
+from trainchaos.recovery.rank.generation import Generations
 from trainchaos.recovery.rank.job import Job
 from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.transport import progress_counters
@@ -42,7 +45,7 @@ WAIT_S = 20.0
 class Spare:
     """Of a job of two replicas of two shards, on a thread of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, tensor: bool = False) -> None:
         ours, theirs = socket.socketpair()
         ours.settimeout(WAIT_S)
         self.channel = Channel(ours)
@@ -51,7 +54,7 @@ class Spare:
             process="s4",
             world=4,
             shards=2,
-            mesh=Mesh(shard=2),
+            mesh=Mesh(tensor=2) if tensor else Mesh(shard=2),
             steps=5,
             global_batch=4,
             samples=8,
@@ -66,10 +69,19 @@ class Spare:
         self.job = Job(config, agent, MarkPage(progress_counters.create()), writer)
         torch.manual_seed(1)
         model = nn.Linear(3, 4)
-        self.job.attach(model, lambda parameters: torch.optim.AdamW(parameters, lr=0.1))
+        self.cuts: list[tuple[int, int, int]] = []
+        self.job.attach(
+            model,
+            lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+            parallelize=self._cut if tensor else None,
+        )
         self.error = ""
         self.thread = threading.Thread(target=self._train, daemon=True)
         self.thread.start()
+
+    def _cut(self, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        self.cuts.append((self.job.rank, self.job.world, mesh.get_local_rank("tensor")))
+        return model
 
     def _train(self) -> None:
         try:
@@ -124,6 +136,22 @@ def test_a_spare_holds_the_part_that_it_is_told_and_says_where_it_is_fed() -> No
     assert (status.place, status.shard, status.step, status.valid) == ("waiting", 1, 0, False)
 
 
+def follow_a_cell(me: Self) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        spare = Spare(Path(folder), tensor=True)
+        spare.hear(Ready)
+        spare.tell(Follow(shard=1))
+        spare.hear(Following)
+        spare.tell(Stop())
+        spare.thread.join(WAIT_S)
+        return spare.cuts, spare.error
+
+
+def test_a_script_that_cuts_its_model_up_sees_the_rank_whose_part_it_is_to_be() -> None:
+    with ranks(follow_a_cell, 1) as (one,):
+        assert one.result() == ([(1, 4, 1)], "")
+
+
 def follow_another(me: Self) -> str:
     with tempfile.TemporaryDirectory() as folder:
         spare = Spare(Path(folder))
@@ -138,3 +166,9 @@ def follow_another(me: Self) -> str:
 def test_a_part_is_kept_for_life() -> None:
     with ranks(follow_another, 1) as (one,):
         assert one.result() == "this process holds shard 1, and is to be shard 0"
+
+
+def test_a_rank_that_parks_sends_what_waits_and_feeds_nobody_any_more() -> None:
+    job = MagicMock()
+    Generations(job).park("aborted")
+    job.live.feeds.leaves.assert_called_once_with()

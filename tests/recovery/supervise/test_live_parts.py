@@ -222,6 +222,7 @@ def adopted(rig: Rig, silent: str = "", **statuses: tuple[int, str]) -> Controll
         ready_generation=1,
         resume_step=0,
         shard={name: rank % 2 for rank, name in enumerate(rig.members)} | past(events).shard,
+        follow=past(events).follow,
     )
     control = Controller(LIVE, rig.hands, world=4, steps=100, store_port=1, shards=2)
     rig.hands.sent.clear()
@@ -291,7 +292,7 @@ def test_what_a_member_says_of_where_it_listened_is_nothing() -> None:
     control = adopted(rig, "w1", s4=(0, "s4 1 00"), s5=(1, "s5 1 00"))
     rig.hands.sent.clear()
     number = control._adoption._inquiry
-    for place, live in (("joining", ""), ("waiting", "w1 1 00")):  # told of a rank, or not
+    for place in ("joining", "waiting"):  # told of a rank, or not
         status = Status(
             place=place,  # type: ignore[arg-type]
             generation=0,
@@ -301,7 +302,7 @@ def test_what_a_member_says_of_where_it_listened_is_nothing() -> None:
             live="w1 1 00",
         )
         control.on_message("w1", status)
-        assert control.job.table["w1"].live == live
+        assert control.job.table["w1"].live == ""
 
 
 def test_a_benched_member_is_no_spare_that_follows() -> None:
@@ -319,3 +320,59 @@ def test_a_benched_member_is_no_spare_that_follows() -> None:
         message = Joined(generation=rig.control.generation, step=10, checkpoint=None)
         rig.control.on_message(name, message)
     assert waits.name not in [spare for _, spare in fed(rig)]
+
+
+def test_whoever_takes_over_before_the_job_began_tells_no_rank_to_follow() -> None:
+    rig = Rig(LIVE, shards=2)
+    known = JobRecord(roles={name: role for name, role, _ in rig.hands.spawned}, ready={"w1"})
+    control = Controller(LIVE, rig.hands, world=4, steps=100, store_port=1, shards=2)
+    rig.hands.sent.clear()
+    control.adopt(known, StateFrom.INITIAL)
+    rig.control = control
+    (number,) = {one.number for _, one in rig.hands.sent if isinstance(one, Inquiry)}
+    for name in ("w3", "w1"):  # the answer of the first went to the lost supervisor
+        answer = Status(place="waiting", generation=0, step=0, valid=False, number=number)
+        control.on_message(name, answer)
+    rig.ready("w0", "w2", "s4", "s5")
+    assert told(rig) == [("s4", 0), ("s5", 1)]
+    assert rig.members == ("w0", "w1", "w2", "w3")
+
+
+def test_a_part_that_no_waiting_process_holds_comes_first() -> None:
+    rig = trained()
+    rig.control.job.table["s4"].follows = False  # as one of part 0 that has been a member
+    lose(rig, "w1", step=10)
+    rig.join(*rig.members, step=10)
+    rig.go_on(11, first=11)
+    rig.ready("s6")
+    assert told(rig)[2:] == [("s6", 1)]
+
+
+def test_a_spare_that_answers_too_late_for_a_takeover_is_fed_all_the_same() -> None:
+    rig = trained(follows=False)
+    control = adopted(rig, "s5", s4=(0, "s4 1 00"))
+    control.on_message("s5", Following(shard=0, live="s5 1 00"))
+    assert "s5" not in [spare for _, spare in fed(rig)], "that is not the part it was told"
+    control.on_message("s5", Following(shard=1, live="s5 1 00"))
+    assert ("w3", "s5") in fed(rig)
+
+
+def test_what_a_spare_answers_after_it_was_told_of_a_rank_is_nothing() -> None:
+    rig = trained(follows=False)
+    control = adopted(rig, "s5", s4=(0, "s4 1 00"))
+    number = control._adoption._inquiry
+    lose(rig, "w1", step=10)
+    assert rig.members == ("w0", "s5", "w2", "w3")
+    late = Status(
+        place="waiting", generation=0, step=0, valid=False, number=number, shard=1, live="s5 1 00"
+    )
+    control.on_message("s5", late)
+    assert control.job.table["s5"].live == ""
+
+
+def test_a_spare_whose_place_is_about_to_fail_is_taken_last() -> None:
+    rig = trained(spares=4)
+    assert told(rig)[::2] == [("s4", 0), ("s6", 0)]
+    rig.control.no_better_place(["s4"])
+    lose(rig, "w0", step=10)
+    assert rig.members == ("s6", "w1", "w2", "w3")

@@ -137,15 +137,22 @@ MAKERS: Mapping[str, Callable[[], Base]] = {
         {**KILL, "at": {"event": "checkpoint_committed", "nth": 2}},
         fault("process-kill", 1, id="second", at={"time": 1.2}),
     ),
+    "live parts": _simulated(
+        {"strategy": "hot-spare", "sync": "live", "spares": 2},
+        fault("process-kill", 0, at={"step": 9, "phase": "backward"}),
+        fault("process-kill", 1, id="second", at={"step": 25, "phase": "forward"}),
+        parallelism=TWO_REPLICAS,
+    ),
     "script": _recorded("script"),
     "agents": _recorded("agents"),
     "compare": _recorded("compare"),
 }
 """``ends small``: whoever is started in place of the lost is not ready before the end, ``stays
-small``: nobody is; ``spare used``: another is started in its place; ``few checks``: a scenario that
-lists its invariants; ``script``: a command that is started again after a kill, whose ranks report
-through a beacon; ``agents``: nodes with agents, one of which is lost while a third has a spare;
-``compare``: two runs of a comparison, of torchrun.
+small``: nobody is; ``spare used``: another is started in its place; ``live parts``: each spare
+follows a part of the model, as in ``scenarios/parallel/hsdp-live.yaml``; ``few checks``: a scenario
+that lists its invariants; ``script``: a command that is started again after a kill, whose ranks
+report through a beacon; ``agents``: nodes with agents, one of which is lost while a third has a
+spare; ``compare``: two runs of a comparison, of torchrun.
 """
 
 

@@ -137,7 +137,8 @@ def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
 
 def _held_before(evidence: Evidence, planned: dict[str, Any], step: int) -> str | None:
     """Another fault for which ranks held in the same step, at or before the planned phase, when
-    their generation was lost: none of them came to this fault. None: there was no such fault.
+    their generation was lost: none of them came to this fault, and no later generation made the
+    step again. None: there was no such fault.
     """
     there = _phases(planned, step)
     let_go = {
@@ -147,9 +148,52 @@ def _held_before(evidence: Evidence, planned: dict[str, Any], step: int) -> str 
     }
     for other in evidence.cell.scenario.faults if there else ():
         held_at = _phases(_planned_at(evidence, other), step)
-        if other.id in let_go and held_at and min(held_at) <= max(there):
+        if other.id not in let_go or not held_at or min(held_at) > max(there):
+            continue
+        lost = _lost_at(evidence, step, min(held_at))
+        if lost is not None and not _made_again(evidence, planned, step, lost):
             return other.id
     return None
+
+
+def _lost_at(evidence: Evidence, step: int, phase: int) -> int | None:
+    """The first generation that came to this place of a step, as far as its ranks tell, and that
+    was lost. None: there is none.
+
+    Which one ranks held in is not in the log: the injector says that they did when it closes.
+    """
+    history, log = evidence.history, evidence.log
+    kind, done = (Kind.BATCH_TAKEN, step) if phase else (Kind.STEP_COMMITTED, step - 1)
+    if phase == PHASES.index(SAVE):
+        kind = Kind.STEP_COMMITTED
+    came = {event.generation for event in log.of(kind) if event.step == done}
+    if not phase:
+        came |= {row.number for row in history.generations if row.resume_step == step - 1}
+    failed = {event.generation for event in log.of(Kind.FAILURE_DETECTED)}
+    ended = (row.number for row in history.generations if row.fenced_ns or row.number in failed)
+    return next((number for number in ended if number in came), None)
+
+
+def _made_again(evidence: Evidence, planned: dict[str, Any], step: int, lost: int) -> bool:
+    """Whether a rank that a fault was planned for made the step again, up to the fault's phase,
+    after a generation was lost. One that only completes the step it had reduced does not.
+    """
+    log, ranks = evidence.log, set(planned.get("ranks") or ())
+    taken = {
+        (event.actor, event.generation)
+        for event in log.of(Kind.BATCH_TAKEN)
+        if event.step == step and event.generation > lost
+    }
+    made = {
+        (event.actor, event.generation)
+        for event in log.of(Kind.STEP_COMMITTED)
+        if event.step == step and (not ranks or event.data["rank"] in ranks)
+    }
+    made &= taken
+    if _phases(planned, step) == [PHASES.index(SAVE)]:  # ranks that do not save never come there
+        saves = log.of(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_PART)
+        made &= {(event.actor, event.generation) for event in saves if event.step == step}
+    return bool(made)
 
 
 def _phases(planned: dict[str, Any], step: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.lifecycle.places import followed
 from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.harness.judge.record.kept_in_memory import PLACE, REMEMBERED, keepers
 
@@ -23,10 +24,7 @@ def without_need(history: History, generation: Generation) -> str:
         for event in history.log.of(Kind.PROCESS_SPAWNED)
         if event.data["role"] == "spare"
     ][:spares]
-    part = {
-        str(event.data["process"]): int(event.data["shard"])
-        for event in history.log.of(Kind.SPARE_PLACED)
-    }
+    part = followed(history, generation.started_ns)  # nothing that was told later helped it
     placed = bool(part)
     for row in history.generations:
         part |= {name: row.shard_of(rank) for rank, name in enumerate(row.members)}

@@ -11,6 +11,7 @@ from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.checkers.job.lost import without_need
 from trainchaos.harness.judge.evidence import busy
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
+from trainchaos.harness.judge.lifecycle.places import places
 from trainchaos.harness.judge.measure.digests import diverged, final_digests, sound_digests
 from trainchaos.harness.judge.measure.pauses import pauses
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY
@@ -27,7 +28,7 @@ HEALTHY_RATE = 0.5
 
 def membership(evidence: Evidence) -> Finding:
     """Generations have the members, ranks and sizes that they announce; ranks and spares are as
-    provisioned.
+    provisioned, and each spare that follows a part of the model was told one that it could.
 
     A strategy that promises an exact result keeps the full world until it has lost more members
     than it had spares, of some part of the model where each spare follows one.
@@ -45,6 +46,8 @@ def membership(evidence: Evidence) -> Finding:
         problems += _announced(evidence, generation)
     problems += [p for run in history.runs for p in _claimed(history, run)]
     problems += _ranks_taken(history)
+    live = evidence.cell.scenario.recovery.params.get("sync") == "live"
+    problems += places(history, live=live)
     sizes = " -> ".join(str(generation.world) for generation in history.generations)
     return verdict_of(problems, f"world size {sizes}, {history.info.spares} spares")
 

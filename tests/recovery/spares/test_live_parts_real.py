@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.recovery.spares.promoted import promotions
 from tests.support.decided import decided
-from tests.support.promoted import promotions
 from trainchaos.chaos.events.log import Kind, read_log
 
 pytestmark = pytest.mark.real

@@ -20,9 +20,9 @@ class HotSpare(Strategy):
     about a non-finite loss or gradient (see ``recovery.policy.strategy.Nonfinite``). ``sync``: with
     ``live`` spares receive each step's reduced gradients and apply them too, so that nothing is
     copied when one is needed (each follows one part of a model that several ranks hold together);
-    ``lag``: steps that may wait for a live spare. ``rehearse``: before a
-    spare is ready it trains a step alone that counts for nothing, so that what is slow the first
-    time (kernels loaded or compiled, workers of data started) is not waited for at its first step.
+    ``lag``: steps that may wait for a live spare. ``rehearse``: before a spare is ready it trains a
+    step alone that counts for nothing, so that what is slow the first time (kernels loaded or
+    compiled, workers of data started) is not waited for at its first step.
     """
 
     exact: ClassVar[bool] = True

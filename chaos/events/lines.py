@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from itertools import chain, cycle
 from operator import is_
 from sys import getsizeof
 from typing import Any
@@ -36,22 +37,24 @@ _SHARED = 100_000
 _FEW = 8  # numbers: to share them takes longer than it is worth
 _INTEGERS = {int}
 _SIZES = {float: 24, int: 32}
-"""Bytes of values. What a larger whole number than 2**60 takes more is less than its text is long,
-for which the line is charged.
+"""Bytes of values. What a larger whole number than 2**60 takes more is less than its text is
+long, for which the line is charged.
 """
 _CONTAINERS = frozenset({list, dict})
+_Data = dict[str, Any]
 _set = object.__setattr__  # events are frozen
 
 
-def _has_long_number(raw: bytes) -> bool:
+def _have_long_number(raws: Sequence[bytes]) -> bool:
     """Whether a line may have a number that ``int`` refuses for its length. msgspec does not read
     the values of keys that an event does not have.
     """
     most = sys.get_int_max_str_digits()
-    if not 0 < most < len(raw):
+    if not most or max(map(len, raws), default=0) <= most:
         return False
     # every 64th byte: to look at each takes longer than to read the line
-    return re.search(rb"[0-9]{%d}" % (most // 64), raw[::64]) is not None
+    many = re.compile(rb"[0-9]{%d}" % (most // 64))
+    return any(many.search(raw[::64]) for raw in raws if len(raw) > most)
 
 
 class _Shape:
@@ -66,51 +69,46 @@ class _Shape:
         self.kinds: list[Kind] = []
 
 
-class _Form:
-    """Mappings with the same keys and types of values. ``held``: bytes that one takes with its
-    values, but for texts and containers; ``texts``, ``mappings``, ``lists``: keys of such values.
-    """
-
-    __slots__ = ("held", "keys", "kinds", "lists", "longest", "mappings", "texts")
-
-    def __init__(self, shape: _Shape, mapping: Mapping[str, Any]) -> None:
-        self.keys, self.kinds = shape.keys, shape.kinds
-        self.longest = max(map(getsizeof, shape.keys), default=0)
-        values = mapping.items()
-        self.texts, self.mappings, self.lists = (
-            tuple(key for key, value in values if type(value) is kind) for kind in (str, dict, list)
-        )
-        self.held = getsizeof(mapping) + sum(_SIZES.get(type(v), 0) for v in mapping.values())
-
-
 class KnownLines:
     """Which keys the data of events have had."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, ...], _Shape] = {}
-        self._forms: dict[tuple[Any, ...], _Form] = {}
         self._wholes: list[int] = []
 
-    def read(self, raw: bytes, actor: str) -> tuple[Event, int] | None:
-        """The event of a line and the memory of its data in bytes; None: not like any before, or
-        not of ``actor``.
+    def read(self, raws: Sequence[bytes], actor: str) -> tuple[list[Event], int] | None:
+        """The events of some lines and the memory of all their data in bytes; None: one of them is
+        not like any before, or not of ``actor``.
         """
-        if DECODE is None or _has_long_number(raw):
+        if DECODE is None or _have_long_number(raws):
             return None
         try:
-            event = DECODE(raw)
+            events = list(map(DECODE, raws))
         except REFUSED:
             return None
-        data: Any = event.data
-        form = self._forms.get((*data, *map(type, data.values()))) or self._form(data)
-        if form is None or event.kind not in form.kinds or event.actor != actor:
-            return None
-        numbers = event.seq | event.time_ns | event.generation | (event.step or 0)
+        alike: dict[tuple[Any, ...], list[_Data]] = {}
+        numbers = 0
+        for event in events:
+            data: Any = event.data
+            if event.actor != actor:
+                return None
+            _set(event, "actor", actor)
+            numbers |= event.seq | event.time_ns | event.generation | (event.step or 0)
+            if (known := alike.get(like := (event.kind, *data))) is None:
+                alike[like] = [data]
+            else:
+                known.append(data)
         if not 0 <= numbers <= _LARGEST:
             return None
-        _set(event, "actor", actor)
-        held = self._settle(data, form, _DEEPEST)
-        return None if held is None else (event, held)
+        held = 0
+        for (kind, *keys), datas in alike.items():
+            shape = self._shapes.get(tuple(keys))
+            if shape is None or kind not in shape.kinds:
+                return None
+            if (taken := self._settle(datas, shape, _DEEPEST)) is None:
+                return None
+            held += taken
+        return events, held
 
     def learn(self, event: Event) -> int:
         """Remember the keys of an event from the exact reader; returns the bytes that takes."""
@@ -131,48 +129,62 @@ class KnownLines:
             todo += [(value, None) for value in mapping.values() if type(value) is dict]
         return taken
 
-    def _form(self, mapping: Mapping[str, Any]) -> _Form | None:
-        """The form of a mapping whose shape is known."""
-        shape = self._shapes.get(tuple(mapping))
-        if shape is None:
-            return None
-        shape.keys = shape.keys or tuple(mapping)
-        form = _Form(shape, mapping)
-        if len(self._forms) < _MOST_SHAPES:
-            self._forms[(*mapping, *map(type, mapping.values()))] = form
-        return form
-
-    def _settle(self, holder: dict[str, Any], form: _Form, deepest: int) -> int | None:
-        """Share the small numbers of long lists in a mapping; returns the bytes that it holds,
-        None: not like any before.
+    def _settle(self, holders: Sequence[_Data], shape: _Shape, deepest: int) -> int | None:
+        """Share the small numbers of long lists in mappings of one shape; returns the bytes that
+        they hold, None: one is not like any before.
         """
-        # msgspec makes most keys once: those that it had to make again are this mapping's own
-        held: int = form.held + form.longest * (len(holder) - sum(map(is_, holder, form.keys)))
-        for key in form.texts:
-            held += getsizeof(holder[key])
-        for key in form.lists:
-            value = holder[key]
-            kinds = set(map(type, value))
-            held += getsizeof(value)
-            if len(value) < _FEW and not kinds & _CONTAINERS:
-                held += sum(map(getsizeof, value))
-            elif kinds == _INTEGERS and min(value) >= 0 and max(value) < _SHARED:
-                shared = self._wholes or self._numbers()
-                holder[key] = [shared[number] for number in value]
-            elif kinds & _CONTAINERS:
-                return None
-            else:
-                held += sum(map(getsizeof, value))
-        for key in form.mappings:
-            value = holder[key]
-            inside = self._forms.get((*value, *map(type, value.values()))) or self._form(value)
-            if inside is None or not deepest:
-                return None
-            inner = self._settle(value, inside, deepest - 1)
-            if inner is None:
-                return None
-            held += inner
+        shape.keys = keys = shape.keys or tuple(holders[0])
+        # msgspec makes most keys once: those that it had to make again are these mappings' own
+        once = sum(map(is_, chain.from_iterable(holders), cycle(keys)))
+        again = len(keys) * len(holders) - once
+        held = len(holders) * getsizeof(holders[0])
+        held += again * max(map(getsizeof, keys)) if again else 0
+        for key, column in zip(keys, zip(*map(dict.values, holders), strict=True), strict=True):
+            kinds = set(map(type, column))
+            if kinds & _SIZES.keys():
+                held += max(_SIZES.get(kind, 0) for kind in kinds) * len(column)
+            if str in kinds:
+                held += sum(getsizeof(value) for value in column if type(value) is str)
+            if dict in kinds:
+                taken = self._settle_all([v for v in column if type(v) is dict], deepest - 1)
+                if taken is None:
+                    return None
+                held += taken
+            if list in kinds:
+                for holder in holders:
+                    taken = self._settle_list(holder, key) if type(holder[key]) is list else 0
+                    if taken is None:
+                        return None
+                    held += taken
         return held
+
+    def _settle_all(self, values: Sequence[_Data], deepest: int) -> int | None:
+        """As ``_settle``, for mappings that may differ in shape."""
+        if deepest < 0:
+            return None
+        alike: dict[tuple[str, ...], list[_Data]] = {}
+        for value in values:
+            alike.setdefault(tuple(value), []).append(value)
+        held = 0
+        for keys, same in alike.items():
+            shape = self._shapes.get(keys)
+            taken = None if shape is None else self._settle(same, shape, deepest)
+            if taken is None:
+                return None
+            held += taken
+        return held
+
+    def _settle_list(self, holder: _Data, key: str) -> int | None:
+        """As ``_settle``, for a list in a mapping; None: it holds containers."""
+        value = holder[key]
+        kinds = set(map(type, value))
+        if kinds & _CONTAINERS:
+            return None
+        if kinds == _INTEGERS and len(value) >= _FEW and min(value) >= 0 and max(value) < _SHARED:
+            shared = self._wholes or self._numbers()
+            holder[key] = [shared[number] for number in value]
+            return getsizeof(value)
+        return getsizeof(value) + sum(map(getsizeof, value))
 
     def _numbers(self) -> list[int]:
         self._wholes = list(range(_SHARED))

@@ -11,9 +11,9 @@ of the writer's host's monotonic clock, shared by all processes of a host; for r
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from operator import attrgetter, lt
 from pathlib import Path
@@ -23,7 +23,7 @@ from trainchaos.chaos.errors import LogError, NewerVersion
 from trainchaos.chaos.events.budget import Budget, FileProblems
 from trainchaos.chaos.events.clocks import Clocks
 from trainchaos.chaos.events.event import Event, require_keys
-from trainchaos.chaos.events.holes import MAX_LINE_BYTES, extent, skip_hole
+from trainchaos.chaos.events.holes import MAX_LINE_BYTES, extent, line_blocks, skip_hole
 from trainchaos.chaos.events.kinds import Kind
 from trainchaos.chaos.events.writer import EventWriter
 from trainchaos.chaos.files import open_regular
@@ -213,38 +213,48 @@ def _unread(path: Path, problem: str) -> ActorLog:
 def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> ActorLog | None:
     """Read all lines; None: the budget is used up."""
     cut = skip_hole(stream, start)
-    torn, due, actor = b"", 0, path.stem
+    due, actor, number, torn = 0, path.stem, 0, 0
     events: list[Event] = []
     problems = FileProblems()
     if cut:
         problems.add(f"{path.name}: its first {cut} bytes were dropped")
-    for number, raw in enumerate(iter(partial(stream.readline, MAX_LINE_BYTES), b""), start=1):
+    for raws, rest in line_blocks(stream):
+        for event in _events(raws, actor, budget):
+            number += 1
+            if isinstance(event, LogError):
+                problems.add(f"{path.name}:{number}: {event.message}")
+                continue
+            if event.seq != due or event.actor != actor or event.kind is Kind.EVENTS_DROPPED:
+                before = events[-1].seq if events else None
+                for problem in _out_of_place(actor, event, before, bool(cut)):
+                    problems.add(f"{path.name}:{number}: {problem}")
+            events.append(event)
+            due = event.seq + 1
         if budget.spent:
             return None
-        if not raw.endswith(b"\n"):
-            torn = raw
-            if len(raw) == MAX_LINE_BYTES:
-                problems.add(f"{path.name}:{number}: a line of more than {MAX_LINE_BYTES} bytes")
-            break  # anything after such a line is not read
-        try:
-            event = budget.read(raw, actor)
-        except LogError as error:
-            problems.add(f"{path.name}:{number}: {error.message}")
-            continue
-        if event.seq != due or event.actor != actor or event.kind is Kind.EVENTS_DROPPED:
-            before = events[-1].seq if events else None
-            for problem in _out_of_place(actor, event, before, bool(cut)):
-                problems.add(f"{path.name}:{number}: {problem}")
-        events.append(event)
-        due = event.seq + 1
+        torn = rest
+    if torn >= MAX_LINE_BYTES:
+        problems.add(f"{path.name}:{number + 1}: a line of more than {MAX_LINE_BYTES} bytes")
     if torn:
-        problems.add(f"{path.name}: last line is torn ({len(torn)} bytes)")
-    if budget.spent:
-        return None
+        problems.add(f"{path.name}: last line is torn ({torn} bytes)")
     ended = bool(events) and events[-1].kind is Kind.ACTOR_ENDED
     return ActorLog(
         actor=path.stem, events=tuple(events), problems=problems.all(path.name), ended=ended
     )
+
+
+def _events(raws: Sequence[bytes], actor: str, budget: Budget) -> Iterator[Event | LogError]:
+    """What each line is, in order; fewer once the budget is used up."""
+    if (known := budget.read_known(raws, actor)) is not None:
+        yield from known
+        return
+    for raw in raws:
+        if budget.spent:
+            return
+        try:
+            yield budget.read(raw, actor)
+        except LogError as error:
+            yield error
 
 
 def _out_of_place(actor: str, event: Event, before: int | None, cut: bool) -> Iterator[str]:

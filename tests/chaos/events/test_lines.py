@@ -96,7 +96,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(budget: Budget, raw: bytes, actor: str) -> str:
     try:
-        event = budget.read(raw + b"\n", actor)
+        event = budget.read(raw, actor)
     except LogError as error:
         return str(error)
     return repr(event)
@@ -151,6 +151,26 @@ def test_lines_that_were_changed_anywhere_are_read_or_refused_alike(
 ) -> None:
     rng = random.Random(3)
     alike(monkeypatch, [*real, *(changed(rng, rng.choice(real)) for _ in range(20_000))])
+
+
+def test_a_file_is_read_alike_however_many_of_its_lines_are_odd(
+    real: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(7)
+    mine = [raw for raw in real if actor_of(raw) == "w0"] * 40
+    path = tmp_path / "w0.jsonl"
+    read = []
+    for share in (0.0, 0.002, 0.1, 1.0):
+        made = [changed(rng, raw) if rng.random() < share else raw for raw in mine]
+        path.write_bytes(b"\n".join([*made, b""] if rng.random() < 0.5 else made))
+        read.append((path.read_bytes(), read_actor(path)))
+    assert len(read[0][0]) > 5 * (1 << 16), "several blocks"
+    exact(monkeypatch)
+    for content, fast in read:
+        path.write_bytes(content)
+        slow = read_actor(path)
+        assert list(map(repr, fast.events)) == list(map(repr, slow.events))
+        assert (fast.problems, fast.ended) == (slow.problems, slow.ended)
 
 
 def odd_ones() -> Iterator[bytes]:
@@ -225,13 +245,13 @@ def test_keys_names_and_samples_are_kept_once(tmp_path: Path) -> None:
 
 
 def test_a_line_keeps_the_actor_that_it_names() -> None:
-    budget, raw = Budget(), json.dumps(LINE).encode() + b"\n"
+    budget, raw = Budget(), json.dumps(LINE).encode()
     assert [budget.read(raw, name).actor for name in ("w0", "w0", "w9")] == ["w0"] * 3
 
 
 @pytest.mark.skipif(module.DECODE is None, reason=NEED)
 def test_keys_that_are_made_again_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw, charged = json.dumps(LINE).encode() + b"\n", []
+    raw, charged = json.dumps(LINE).encode(), []
     for decode in (module.DECODE, lambda raw: Event.from_line(raw.decode())):
         monkeypatch.setattr(module, "DECODE", decode)
         budget = Budget(1 << 40)
@@ -247,7 +267,7 @@ def test_values_of_a_log_are_those_that_were_written(real: list[bytes]) -> None:
     budget = Budget()
     for raw in real:
         due = json.loads(raw)
-        event = budget.read(raw + b"\n", due["actor"])
+        event = budget.read(raw, due["actor"])
         assert event.kind is Kind(due["kind"]) and repr(event.data) == repr(due["data"])
         assert all(
             type(value) is not float or math.isfinite(value) for value in event.data.values()

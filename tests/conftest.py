@@ -63,3 +63,12 @@ def memory() -> Iterator[Path]:
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as path:
         yield Path(path)
+
+
+@pytest.fixture(autouse=True)
+def no_default_group() -> Iterator[None]:
+    """A job leaves torch's default group to the script that it ran in: here, to the next test."""
+    yield
+    torch_distributed = sys.modules.get("torch.distributed")
+    if torch_distributed is not None and torch_distributed.is_initialized():
+        torch_distributed.destroy_process_group()

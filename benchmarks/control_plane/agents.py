@@ -101,8 +101,12 @@ class SimulatedAgent:
             pause_s = min(LATEST_S, pause_s * 2)
 
     def _connect(self) -> None:
-        sock = socket.create_connection(self.address, timeout=CONNECT_LIMIT_S)
+        # Not by socket.create_connection: it asks for the address's name even where that is a
+        # number, in gevent's ten threads, which hardly run while thousands of agents speak.
+        sock = socket.socket(socket.AF_INET)
         try:
+            sock.settimeout(CONNECT_LIMIT_S)
+            sock.connect(self.address)
             keys = handshake.enter(sock, self.token, node=self.node)
             self.link = Link(sock, keys, FROM_COORDINATOR)
         except BaseException:
@@ -123,7 +127,10 @@ class SimulatedAgent:
         self.link.flush()
 
     def serve(self, until_s: float) -> None:
-        """Obey and report until then, or until the connection ends or the run is over."""
+        """Obey and report until then, until the connection ends or the run is over, or until the
+        coordinator lets it in.
+        """
+        waits = not self.welcome
         while not self.ended and self.link is not None:
             now_s = time.monotonic()
             if now_s < self.deaf_until_s:
@@ -142,6 +149,8 @@ class SimulatedAgent:
             if self.slow_s:
                 self._pause(self.slow_s)
             self._obey()
+            if waits and self.welcome:
+                return
 
     def lose(self) -> None:
         """Hang up, as an agent that lives does: by a reset."""

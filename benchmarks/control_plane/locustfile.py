@@ -79,7 +79,7 @@ class NodeAgentUser(User):  # type: ignore[misc]  # Locust has no types
         for why in agent.dial():
             DIRECTOR.dial_failures[why] += 1
         while not agent.welcome and agent.link is not None and not agent.ended:
-            agent.serve(time.monotonic() + 0.02)
+            agent.serve(time.monotonic() + CASE.beat_s)
         if agent.welcome:
             took_ms = 1000 * (time.monotonic() - dialled_s)
             DIRECTOR.registered(agent, took_ms, self.environment)

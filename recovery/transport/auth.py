@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 LIMIT_S = 5.0
 MAX_MESSAGE = 1 << 12
+CLOSED = "the other side closed before it had said who it is"
+LATE = "the other side did not say in time who it is"
 _LENGTH = struct.Struct("!I")
 _REFUSED = ""  # in place of the server's code, where the client's was wrong
 
@@ -61,34 +63,77 @@ class _Answer(_Message):
 _M = TypeVar("_M", bound=_Message)
 
 
+class Admitting:
+    """The server's side of one connection, which never waits: ``first`` is to be sent, then what
+    comes is to be taken, ``wanted`` bytes at most at a time, until there is a ``key``, which only
+    these two have and for this connection alone, or a ``refusal``. ``purpose``, ``version``: of the
+    protocol that follows.
+    """
+
+    def __init__(self, token: bytes, *, purpose: str, version: int) -> None:
+        self._token, self._purpose, self._version = token, purpose, version
+        self._nonce = secrets.token_hex(32)
+        self._size: int | None = None
+        self._data = b""
+        self.first = _framed(_Challenge(version=version, nonce=self._nonce))
+        self.key: bytes | None = None
+        self.refusal: AuthenticationFailed | None = None
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes of its message are still to come."""
+        return (_LENGTH.size if self._size is None else self._size) - len(self._data)
+
+    def take(self, data: bytes) -> bytes:
+        """Go on with what came; returns what is to be sent. Raises AuthenticationFailed, also where
+        the other side has closed the connection and nothing came.
+        """
+        if not data:
+            raise AuthenticationFailed(CLOSED)
+        self._data += data
+        if self.wanted:
+            return b""
+        if self._size is None:
+            self._size, self._data = _size(self._data), b""
+            return b"" if self._size else self._judge(b"")
+        return self._judge(self._data)
+
+    def _judge(self, body: bytes) -> bytes:
+        response = _parsed(_Response, body)
+        if response.version != self._version:
+            raise AuthenticationFailed(
+                f"the other side speaks version {response.version}, not {self._version}: run the"
+                " same software",
+                node=response.node,
+            )
+        mine, its = self._nonce, response.nonce
+        due = _mac(self._token, self._purpose, "client", mine, its)
+        if not hmac.compare_digest(response.mac.encode(), due.encode()):
+            self.refusal = AuthenticationFailed(
+                "the other side does not know the run's token", node=response.node
+            )
+            return _framed(_Answer(mac=_REFUSED))
+        self.key = bytes.fromhex(_mac(self._token, self._purpose, "key", mine, its))
+        return _framed(_Answer(mac=_mac(self._token, self._purpose, "server", its, mine)))
+
+
 def admit(
     sock: socket.socket, token: bytes, *, purpose: str, version: int, limit_s: float = LIMIT_S
 ) -> bytes:
-    """As the server: let the client authenticate, then do so too. Returns a key that only these two
-    have, for this connection alone. ``purpose``, ``version``: of the protocol that follows. Raises
+    """As the server: let the client authenticate, then do so too; see ``Admitting``. Raises
     AuthenticationFailed, OSError.
     """
     until_s = time.monotonic() + limit_s
-    nonce = secrets.token_hex(32)
-    _send(sock, _Challenge(version=version, nonce=nonce), until_s)
-    response = _receive(sock, _Response, until_s)
-    if response.version != version:
-        raise AuthenticationFailed(
-            f"the other side speaks version {response.version}, not {version}: run the same"
-            " software",
-            node=response.node,
-        )
-    mine, its = nonce, response.nonce
-    if not hmac.compare_digest(
-        response.mac.encode(), _mac(token, purpose, "client", mine, its).encode()
-    ):
-        with suppress(OSError):
-            _send(sock, _Answer(mac=_REFUSED), until_s)
-        raise AuthenticationFailed(
-            "the other side does not know the run's token", node=response.node
-        )
-    _send(sock, _Answer(mac=_mac(token, purpose, "server", its, mine)), until_s)
-    return bytes.fromhex(_mac(token, purpose, "key", mine, its))
+    side = Admitting(token, purpose=purpose, version=version)
+    _send(sock, side.first, until_s)
+    while side.key is None:
+        answer = side.take(_exactly(sock, side.wanted, until_s))
+        if side.refusal is not None:
+            with suppress(OSError):
+                _send(sock, answer, until_s)
+            raise side.refusal
+        _send(sock, answer, until_s)
+    return side.key
 
 
 def enter(
@@ -108,7 +153,7 @@ def enter(
     mine, its = secrets.token_hex(32), challenge.nonce
     mac = _mac(token, purpose, "client", its, mine)
     named = node if challenge.version == version else None  # another version may not know the field
-    _send(sock, _Response(version=version, nonce=mine, mac=mac, node=named), until_s)
+    _send(sock, _framed(_Response(version=version, nonce=mine, mac=mac, node=named)), until_s)
     if challenge.version != version:
         raise AuthenticationFailed(
             f"the other side speaks version {challenge.version}, not {version}: run the same"
@@ -128,23 +173,35 @@ def _mac(token: bytes, *words: str) -> str:
     return hmac.new(token, "|".join(words).encode(), hashlib.sha256).hexdigest()
 
 
-def _send(sock: socket.socket, message: BaseModel, until_s: float) -> None:
+def _framed(message: BaseModel) -> bytes:
     body = message.model_dump_json(exclude_none=True).encode()
-    sock.settimeout(_left_s(until_s))
-    sock.sendall(_LENGTH.pack(len(body)) + body)
+    return _LENGTH.pack(len(body)) + body
 
 
-def _receive(sock: socket.socket, kind: type[_M], until_s: float) -> _M:
-    (size,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size, until_s))
+def _size(head: bytes) -> int:
+    size: int = _LENGTH.unpack(head)[0]
     if size > MAX_MESSAGE:
         raise AuthenticationFailed(f"a message of {size} bytes, over {MAX_MESSAGE}")
+    return size
+
+
+def _parsed(kind: type[_M], body: bytes) -> _M:
     try:
-        return kind.model_validate_json(_exactly(sock, size, until_s))
+        return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors()[0]
         raise AuthenticationFailed(
             f"not a message: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         ) from error
+
+
+def _send(sock: socket.socket, said: bytes, until_s: float) -> None:
+    sock.settimeout(_left_s(until_s))
+    sock.sendall(said)
+
+
+def _receive(sock: socket.socket, kind: type[_M], until_s: float) -> _M:
+    return _parsed(kind, _exactly(sock, _size(_exactly(sock, _LENGTH.size, until_s)), until_s))
 
 
 def _exactly(sock: socket.socket, size: int, until_s: float) -> bytes:
@@ -153,7 +210,7 @@ def _exactly(sock: socket.socket, size: int, until_s: float) -> bytes:
         sock.settimeout(_left_s(until_s))
         part = sock.recv(size - len(data))
         if not part:
-            raise AuthenticationFailed("the other side closed before it had said who it is")
+            raise AuthenticationFailed(CLOSED)
         data += part
     return data
 
@@ -161,5 +218,5 @@ def _exactly(sock: socket.socket, size: int, until_s: float) -> bytes:
 def _left_s(until_s: float) -> float:
     left_s = until_s - time.monotonic()
     if left_s <= 0:
-        raise TimeoutError("the other side did not say in time who it is")
+        raise TimeoutError(LATE)
     return left_s

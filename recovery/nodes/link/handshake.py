@@ -14,16 +14,25 @@ from dataclasses import dataclass
 
 from trainchaos.recovery.nodes.link.protocol import MAX_LINE, VERSION
 from trainchaos.recovery.transport import auth
-from trainchaos.recovery.transport.auth import LIMIT_S, AuthenticationFailed, TokenRefused
+from trainchaos.recovery.transport.auth import (
+    LATE,
+    LIMIT_S,
+    Admitting,
+    AuthenticationFailed,
+    TokenRefused,
+)
 
 __all__ = [
+    "LATE",
     "LIMIT_S",
+    "Admitting",
     "AuthenticationFailed",
     "Keys",
     "ProtocolViolation",
     "Seal",
     "TokenRefused",
-    "admit",
+    "admitted",
+    "admitting",
     "enter",
     "opened",
     "sealed",
@@ -47,11 +56,13 @@ class Keys:
     receiving: bytes
 
 
-def admit(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
-    """Authenticate as the coordinator; see ``recovery.transport.auth.admit``. Raises
-    AuthenticationFailed, OSError.
-    """
-    key = auth.admit(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
+def admitting(token: bytes) -> Admitting:
+    """The coordinator's side of a connection that an agent opened."""
+    return Admitting(token, purpose="agents", version=VERSION)
+
+
+def admitted(key: bytes) -> Keys:
+    """The coordinator's keys of a connection whose agent is authenticated."""
     return Keys(sending=_derive(key, "to the agent"), receiving=_derive(key, "from the agent"))
 
 

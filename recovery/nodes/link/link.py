@@ -9,10 +9,8 @@ doubled or reordered.
 from __future__ import annotations
 
 import itertools
-import select
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -225,18 +223,3 @@ class Post:
         new = parcel.number in (0, self.received + 1)
         self.received = max(self.received, parcel.number)
         return new
-
-
-def await_parcel(link: Link, *, limit_s: float) -> Parcel:
-    """The first parcel of a connection, which is read alone. Raises ProtocolViolation, OSError
-    (TimeoutError: it did not come).
-    """
-    until_s = time.monotonic() + limit_s
-    poll = select.poll()
-    poll.register(link.fileno(), select.POLLIN)
-    while (left_s := until_s - time.monotonic()) > 0:
-        if poll.poll(left_s * 1000) and (parcels := link.take()):
-            if len(parcels) > 1:
-                raise ProtocolViolation("more than one message before an answer")
-            return parcels[0]
-    raise TimeoutError("the other side did not say in time what it is")

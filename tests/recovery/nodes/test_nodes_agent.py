@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.recovery.nodes.test_nodes_handshake import admit
 from tests.support.clusters.cluster import agent_command
 from tests.support.clusters.nodes import LIMIT_S, ROOT, AgentProcess, Yard
 from tests.support.open_files import open_files
@@ -34,7 +35,7 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
     NodeWarned,
 )
 from trainchaos.recovery.nodes.link import handshake
-from trainchaos.recovery.nodes.link.link import Link, Post, await_parcel
+from trainchaos.recovery.nodes.link.link import Link, Parcel, Post
 from trainchaos.recovery.nodes.link.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
@@ -61,10 +62,10 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    """Two nodes that stay."""
+    """Two nodes that stay, also while other tests have the worker for minutes."""
     yard = Yard(tmp_path_factory.mktemp("shared"))
     try:
-        yard.start(0, 1)
+        yard.start(0, 1, lease_s=3600.0)
         yield yard
     finally:
         try:
@@ -479,12 +480,20 @@ def test_a_coordinator_of_an_older_epoch_is_not_obeyed(yard: Yard) -> None:
     assert yard.fleet.alive("w0")
 
 
+def await_parcel(link: Link) -> Parcel:
+    """The first parcel of a connection. Raises OSError."""
+    while select.select([link], [], [], LIMIT_S)[0]:
+        if parcels := link.take():
+            return parcels[0]
+    raise TimeoutError
+
+
 def answer(listener: socket.socket, token: bytes) -> tuple[Link, Hello]:
     """Be a coordinator that somebody dials."""
     listener.settimeout(LIMIT_S)
     sock, _ = listener.accept()
-    link = Link(sock, handshake.admit(sock, token), FROM_AGENT)
-    hello = await_parcel(link, limit_s=LIMIT_S).frame
+    link = Link(sock, admit(sock, token), FROM_AGENT)
+    hello = await_parcel(link).frame
     assert isinstance(hello, Hello)
     return link, hello
 
@@ -529,7 +538,7 @@ def say_hello(yard: Yard, hello: Hello) -> Any:
         link.put(hello)
         link.flush()
         try:
-            found.append(await_parcel(link, limit_s=LIMIT_S))
+            found.append(await_parcel(link))
         except OSError as error:
             found.append(error)
         link.close()

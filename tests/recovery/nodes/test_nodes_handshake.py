@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import queue
 import secrets
@@ -51,6 +52,12 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return one, two
 
 
+def admit(sock: socket.socket, token: bytes, *, limit_s: float = LIMIT_S) -> Keys:
+    """Be a coordinator that somebody has dialled."""
+    key = auth.admit(sock, token, purpose="agents", version=VERSION, limit_s=limit_s)
+    return handshake.admitted(key)
+
+
 def prove(left: bytes, right: bytes, *, limit_s: float = LIMIT_S) -> list[Keys | Exception]:
     """What a coordinator and an agent with these tokens come to."""
     found: list[Keys | Exception] = [ValueError(), ValueError()]
@@ -64,7 +71,7 @@ def prove(left: bytes, right: bytes, *, limit_s: float = LIMIT_S) -> list[Keys |
             socks[at].close()
 
     threads = [
-        threading.Thread(target=one, args=(0, handshake.admit, left), daemon=True),
+        threading.Thread(target=one, args=(0, admit, left), daemon=True),
         threading.Thread(target=one, args=(1, handshake.enter, right), daemon=True),
     ]
     for thread in threads:
@@ -96,9 +103,11 @@ def test_a_coordinator_that_does_not_know_the_token_is_not_obeyed() -> None:
 
         def lie() -> None:
             until_s = time.monotonic() + LIMIT_S
-            auth._send(left, auth._Challenge(version=VERSION, nonce="0" * 64), until_s)
+            auth._send(
+                left, auth._framed(auth._Challenge(version=VERSION, nonce="0" * 64)), until_s
+            )
             auth._receive(left, auth._Response, until_s)
-            auth._send(left, auth._Answer(mac="0" * 64), until_s)
+            auth._send(left, auth._framed(auth._Answer(mac="0" * 64)), until_s)
 
         thread = threading.Thread(target=lie, daemon=True)
         thread.start()
@@ -116,7 +125,7 @@ def test_the_proof_of_another_purpose_proves_nothing() -> None:
         )
         thread.start()
         with pytest.raises(AuthenticationFailed, match="token"):
-            handshake.admit(left, TOKEN)
+            admit(left, TOKEN)
         left.close()
         thread.join(LIMIT_S)
 
@@ -137,7 +146,7 @@ def test_other_software_is_told_apart_from_a_wrong_token() -> None:
         with pytest.raises(
             AuthenticationFailed, match=f"speaks version 99, not {VERSION}: run the same software"
         ):
-            handshake.admit(left, TOKEN)
+            admit(left, TOKEN)
         thread.join(LIMIT_S)
 
 
@@ -156,7 +165,7 @@ def test_a_drip_of_bytes_does_not_stretch_the_limit() -> None:
     with left, right:
         started_s = time.monotonic()
         with pytest.raises(TimeoutError):
-            handshake.admit(left, TOKEN, limit_s=0.2)
+            admit(left, TOKEN, limit_s=0.2)
         assert time.monotonic() - started_s < 1.0
         stop.set()
         thread.join(LIMIT_S)
@@ -331,13 +340,6 @@ def test_all_agents_that_dial_at_once_come_in(
     listener: tuple[AgentListener, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of them is thrown out for the next one."""
-    admit = handshake.admit
-
-    def takes_a_while(*words: Any, **named: Any) -> Any:
-        threading.Event().wait(0.02)
-        return admit(*words, **named)
-
-    monkeypatch.setattr(handshake, "admit", takes_a_while)
     monkeypatch.setattr(listening, "STRANGERS", 4)
     links: list[Link] = []
 
@@ -358,6 +360,38 @@ def test_all_agents_that_dial_at_once_come_in(
     assert len(links) == len(herd) and not listener[1]
     for link in links:
         link.close()
+
+
+def test_hundreds_of_strangers_take_no_thread_each(
+    listener: tuple[AgentListener, list[str]],
+) -> None:
+    """Each of those would wait for the interpreter at each step, while the coordinator works."""
+    threads = threading.active_count()
+    socks = [socket.create_connection(listener[0].address, timeout=LIMIT_S) for _ in range(300)]
+    eventually(lambda: len(listener[0]._strangers) == len(socks))
+    assert threading.active_count() == threads
+    links = [Link(sock, handshake.enter(sock, TOKEN), FROM_COORDINATOR) for sock in socks]
+    for link in links:
+        link.put(HELLO)
+        link.flush()
+    came = 0
+    while came < len(links):
+        came += len(entered(listener[0]))
+    assert not listener[1] and not listener[0]._strangers
+    for link in links:
+        link.close()
+
+
+def test_a_stranger_that_stops_in_the_middle_is_let_go_of(
+    listener: tuple[AgentListener, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "LIMIT_S", 0.2)
+    proven = dial(listener[0])
+    with socket.create_connection(listener[0].address, timeout=LIMIT_S) as sock:
+        sock.sendall(struct.pack("!I", 100))
+        eventually(lambda: len(listener[1]) == 2)
+    assert listener[1] == ["127.0.0.1: the other side did not say in time who it is"] * 2
+    proven.close()
 
 
 def test_who_came_in_is_no_stranger_and_is_not_hung_up_for_the_next_one(
@@ -386,30 +420,37 @@ def test_who_was_hung_up_for_the_next_one_does_not_come_in(
 ) -> None:
     monkeypatch.setattr(listening, "STRANGERS", 1)
     monkeypatch.setattr(listening, "PATIENCE_S", 0.0)
-    proven, go_on = threading.Event(), threading.Event()
-    wait = listening.await_parcel
-
-    def waits(*words: Any, **named: Any) -> Any:
-        said = wait(*words, **named)
-        if not proven.is_set():
-            proven.set()
-            go_on.wait(LIMIT_S)
-        return said
-
-    monkeypatch.setattr(listening, "await_parcel", waits)
     first = dial(listener[0])
-    first.put(HELLO)
-    first.flush()
-    assert proven.wait(LIMIT_S)
     second = dial(listener[0])
-    go_on.set()
     eventually(lambda: len(listener[1]) == 1)
-    assert "it took too long" in listener[1][0] and not listener[0].enter()
-    second.put(HELLO)
-    second.flush()
-    assert len(entered(listener[0])) == 1
+    assert "it took too long" in listener[1][0]
+    for link in (first, second):
+        link.put(HELLO)
+        with suppress(OSError):
+            link.flush()
+    assert len(entered(listener[0])) == 1 and not listener[0].enter()
     for link in (first, second):
         link.close()
+
+
+def test_no_more_descriptors_do_not_end_the_listener(
+    listener: tuple[AgentListener, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = [OSError(errno.EMFILE, "Too many open files")]
+    accept = socket.socket.accept
+
+    def refuses(self: socket.socket) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", refuses)
+    link = dial(listener[0])
+    link.put(HELLO)
+    link.flush()
+    assert entered(listener[0])[0][1].frame == HELLO
+    assert listener[1] == ["a connection could not be accepted: Too many open files"]
+    link.close()
 
 
 def test_who_is_turned_away_is_logged_with_why(listener: tuple[AgentListener, list[str]]) -> None:
@@ -423,7 +464,7 @@ def test_who_is_turned_away_is_logged_with_why(listener: tuple[AgentListener, li
     link.flush()
     eventually(lambda: len(listener[1]) == 3)
     assert "does not know the run's token" in listener[1][0]
-    assert "over 4096" in listener[1][1] and listener[1][1].startswith("127.0.0.1:")
+    assert "over 4096" in listener[1][1] and listener[1][1].startswith("127.0.0.1: ")
     assert "not a message" in listener[1][2], "a coordinator's word, from an agent"
 
 
@@ -458,7 +499,9 @@ def test_another_version_is_not_told_what_it_may_not_know() -> None:
         )
         thread.start()
         until_s = time.monotonic() + LIMIT_S
-        auth._send(left, auth._Challenge(version=VERSION - 1, nonce="0" * 64), until_s)
+        auth._send(
+            left, auth._framed(auth._Challenge(version=VERSION - 1, nonce="0" * 64)), until_s
+        )
         (size,) = struct.unpack("!I", auth._exactly(left, 4, until_s))
         said = json.loads(auth._exactly(left, size, until_s))
         thread.join(LIMIT_S)
@@ -495,7 +538,7 @@ def test_the_token_is_never_sent() -> None:
 
     for ends in ((two, three), (three, two)):
         threading.Thread(target=listen, args=ends, daemon=True).start()
-    thread = threading.Thread(target=handshake.admit, args=(one, TOKEN), daemon=True)
+    thread = threading.Thread(target=admit, args=(one, TOKEN), daemon=True)
     thread.start()
     keys = handshake.enter(four, TOKEN)
     thread.join(LIMIT_S)

@@ -371,9 +371,11 @@ def test_a_keeper_that_does_not_know_the_token_is_not_believed() -> None:
             sock, _ = listener.accept()
             with sock:
                 until_s = time.monotonic() + 5.0
-                auth._send(sock, auth._Challenge(version=VERSION, nonce="0" * 64), until_s)
+                auth._send(
+                    sock, auth._framed(auth._Challenge(version=VERSION, nonce="0" * 64)), until_s
+                )
                 auth._receive(sock, auth._Response, until_s)
-                auth._send(sock, auth._Answer(mac="0" * 64), until_s)
+                auth._send(sock, auth._framed(auth._Answer(mac="0" * 64)), until_s)
 
         thread = threading.Thread(target=lie, daemon=True)
         thread.start()

@@ -59,7 +59,6 @@ from trainchaos.recovery.health.taint import TaintError
 from trainchaos.recovery.health.taints import TaintList
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
-from trainchaos.recovery.nodes.link.beat_rate import beat_s
 from trainchaos.recovery.nodes.serve import read_token
 from trainchaos.recovery.policy.jobconfig import Exchange, exchange_of
 from trainchaos.recovery.policy.strategy import Strategy
@@ -163,7 +162,7 @@ def _on_nodes(
     prepare_store()  # agents that have connected would get no answer meanwhile
     gc.set_threshold(*COLLECTED)
     host, port = given.listen
-    limits = FleetLimits(node_s=given.node_timeout, beat_s=beat_s(given.nodes))
+    limits = FleetLimits.of(given.nodes, node_s=given.node_timeout)
     fleet = Fleet(
         token=read_token(given.token_file), host=host, port=port, epoch=epoch, limits=limits
     )

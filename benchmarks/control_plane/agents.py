@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.control_plane.job import Counted, SimulatedJob
-from trainchaos.recovery.nodes.agent.agent import MAX_KEPT, SILENT_S
+from trainchaos.recovery.nodes.agent.agent import MAX_KEPT, SILENT_PINGS
 from trainchaos.recovery.nodes.agent.dialer import CONNECT_LIMIT_S, LATEST_S, SOONEST_S
 from trainchaos.recovery.nodes.coordinator.software import versions
 from trainchaos.recovery.nodes.link import handshake, protocol
@@ -70,7 +70,7 @@ class SimulatedAgent:
         self._versions = versions()
         self.link: Link | None = None
         self.welcome = self.ended = False
-        self.epoch = 0
+        self.epoch, self._ping_s = 0, 1.0
         self._coordinator = ""
         self.processes: dict[str, int] = {}
         self._generation: dict[str, int] = {}
@@ -135,7 +135,7 @@ class SimulatedAgent:
             now_s = time.monotonic()
             if now_s < self.deaf_until_s:
                 self._pause(self.deaf_until_s - now_s)
-                if time.monotonic() - self._heard_s > SILENT_S:
+                if time.monotonic() - self._heard_s > SILENT_PINGS * self._ping_s:
                     self.lose()
                     return
             self._beat()
@@ -245,7 +245,7 @@ class SimulatedAgent:
             self.lose()
 
     def _be_welcomed(self, welcome: protocol.Welcome) -> None:
-        self.epoch = welcome.epoch
+        self.epoch, self._ping_s = welcome.epoch, welcome.ping_s
         if welcome.coordinator != self._coordinator:
             self._coordinator = welcome.coordinator
             self._post.renumber()

@@ -18,13 +18,14 @@ from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport, Node
 from trainchaos.recovery.nodes.coordinator.node_state import NodeInfo
 from trainchaos.recovery.nodes.coordinator.place_checks import NodeChecks
 from trainchaos.recovery.nodes.coordinator.software import refuse_other
+from trainchaos.recovery.nodes.link.beat_rate import ping_s
 from trainchaos.recovery.process.output import say
 from trainchaos.recovery.rank.script import ScriptConfig
 
 READY_LIMIT_S = 300.0  # agents may be started by hand
 # for agents to reconnect to a restarted coordinator: they try at least every second
 RETURN_LIMIT_S = 10.0
-HEARD_S = 1.0  # a node that was silent for longer is tried after the others
+HEARD_PINGS = 1.0  # a node that was silent for longer is tried after the others
 LOGS = "logs"
 
 
@@ -47,6 +48,7 @@ class NodesProcessHost:
         self.store_host = fleet.address[0]
         self._fleet = fleet
         self._numbers = range(nodes)
+        self._heard_s = HEARD_PINGS * ping_s(nodes)
         self._slots = math.ceil(size / nodes)
         self._device = device
         self._events = events
@@ -94,7 +96,7 @@ class NodesProcessHost:
         the CPU as many for each as it has at first. Tainted ones only if there are no others.
         """
         left = [info for info in self._fleet.nodes().values() if not info.lost]
-        there = [info for info in left if info.connected and info.silent_s < HEARD_S] or left
+        there = [info for info in left if info.connected and info.silent_s < self._heard_s] or left
         found = self._spots_of(there)
         if not found:
             raise NoPlaceLeft("no node is left", hint="start agents, and the job again")

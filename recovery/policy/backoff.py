@@ -64,4 +64,5 @@ class Reputation:
 
     def avoids(self, place: Hashable, now_s: float) -> bool:
         """Whether to start nothing there as long as other places exist."""
-        return now_s < self.ROW.again_s(self._failures.get(place, ()))
+        failures = self._failures.get(place)
+        return failures is not None and now_s < self.ROW.again_s(failures)

@@ -38,11 +38,8 @@ from trainchaos.recovery.process.output import say
 IDLE_BEAT_S = 0.5  # with no processes
 MAX_KEPT = 200_000  # messages that wait for a coordinator that is away
 OLD_COORDINATOR_S = 1.0
-SILENT_S = (
-    # the coordinator sends a clock query every second; a cut network may keep a dead connection
-    # open for long
-    3.0
-)
+SILENT_PINGS = 3.0
+"""Pings that may be missing: a cut network may keep a dead connection open for long."""
 # between two turns: after a longer gap the agent slept, and the coordinator was not silent
 ASLEEP_S = 1.0
 
@@ -65,7 +62,7 @@ class NodeAgent:
         )
         self._link: Link | None = None
         self._welcome = False
-        self._epoch, self._beat_s = 0, LEAST_S
+        self._epoch, self._beat_s, self._ping_s = 0, LEAST_S, 1.0
         self._coordinator = ""
         self._away_s = self._heard_s = self._turned_s = time.monotonic()
         self._ended = ""
@@ -208,8 +205,8 @@ class NodeAgent:
         if now_s > self._turned_s + ASLEEP_S:  # this process slept
             self._heard_s = now_s
         self._turned_s = now_s
-        if now_s > self._heard_s + SILENT_S:
-            self._lose(f"nothing came for {SILENT_S:g} s")
+        if now_s > self._heard_s + (silent_s := SILENT_PINGS * self._ping_s):
+            self._lose(f"nothing came for {silent_s:g} s")
         if not self._welcome and now_s > self._away_s + self._config.lease_s:
             self._give_up()
         if not len(self._post):
@@ -293,7 +290,7 @@ class NodeAgent:
         self._welcome = True
         self._rejections.admitted()
         self._post.reconnected()
-        self._beat_s = welcome.beat_s
+        self._beat_s, self._ping_s = welcome.beat_s, welcome.ping_s
         self._beats = Beats(self._beat_s)  # this coordinator may know nothing
 
     def _do(self, frame: Any) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.nodes.coordinator.listener import AgentListener
+from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.coordinator.node_state import FleetReport, NodeJoined, NodeState
 from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from trainchaos.recovery.nodes.coordinator.switchboard import Switchboard
@@ -25,7 +26,7 @@ class Admission:
     """Listens at ``address`` (port 0 for any) for agents that know ``token``, and adds their nodes
     to ``states``. ``refused``: called with the address of a rejected agent and the reason;
     ``give_up``: counts a node as lost; ``heard``: whether a message of its agent came lately;
-    ``board``: is told of connections; ``beat_s``: for agents, between two reports. Raises
+    ``board``: is told of connections; ``limits``: of which agents are told some. Raises
     InfrastructureError when it cannot listen.
     """
 
@@ -38,7 +39,7 @@ class Admission:
         token: bytes,
         address: tuple[str, int],
         epoch: int,
-        beat_s: float,
+        limits: FleetLimits,
         clock_ns: Callable[[], int],
         refused: Callable[[str], None] | None,
         give_up: Callable[[int, str], None],
@@ -51,7 +52,7 @@ class Admission:
         self._token = token
         self.address = address
         self._epoch = epoch
-        self._beat_s = beat_s
+        self._limits = limits
         self._clock_ns = clock_ns
         self._log = refused or _say
         self._give_up = give_up
@@ -191,7 +192,12 @@ class Admission:
         self._reports.append(NodeJoined(node=hello.node, info=state.info(now_ns, heard_ns=now_ns)))
 
     def _welcome(self) -> protocol.Welcome:
-        return protocol.Welcome(epoch=self._epoch, coordinator=self._id, beat_s=self._beat_s)
+        return protocol.Welcome(
+            epoch=self._epoch,
+            coordinator=self._id,
+            beat_s=self._limits.beat_s,
+            ping_s=self._limits.ping_s,
+        )
 
     def _turn_away(self, link: Link, hello: protocol.Hello, why: str) -> None:
         self.refuse(f"an agent for node {hello.node} at {hello.address}: {why}", hello.node)

@@ -35,9 +35,7 @@ from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
 from trainchaos.recovery.nodes.link.link import Closed
 
 ASLEEP_S = 1.0  # between two turns: a longer gap was our own, and no node counts as silent for it
-# between two turns: agents, which expect a message every second, may have hung up, and connect
-# again
-AWAY_S = 2.0
+AWAY_S = 2.0  # between two turns: agents may have hung up, and connect again
 # after its own absence a coordinator knows within this time which connections had ended
 NOTICED_S = 0.25
 LOOK_S = 0.01  # while a connection is missing
@@ -65,12 +63,14 @@ class Connections:
         self._reports = reports
         self._clock_ns = clock_ns
         self._limits, self._late_ns = limits, int(late_s(limits.beat_s) * 1e9)
+        self._every_ns = int(limits.ping_s * 1e9)
         self._boot = boot_id()
         self._gone: Callable[[int], str | None] = _unknown
         self._board = Switchboard()
         self._missing: set[int] = set()  # nodes that are not connected, or silent
         self.turned_ns = clock_ns()  # when it listened last
         self._away_ns = (0, 0)  # since when, until when
+        self._alone = (-1, False)  # at what time, whether no node was heard then
         self._admission = Admission(
             self.states,
             processes,
@@ -78,7 +78,7 @@ class Connections:
             token=token,
             address=address,
             epoch=epoch,
-            beat_s=limits.beat_s,
+            limits=limits,
             clock_ns=clock_ns,
             refused=refused,
             give_up=self.give_up,
@@ -248,7 +248,7 @@ class Connections:
             return
         if state.link is not None and now_ns >= state.ping_due_ns:
             state.pings += 1
-            state.ping_due_ns = pings.next_ns(state.node, state.pings, now_ns)
+            state.ping_due_ns = pings.next_ns(state.node, state.pings, now_ns, self._every_ns)
             state.link.put(protocol.Ping(sent_ns=self._clock_ns()), got=state.post.received)
             self._board.stir(state)
         missed = self._misses(state, now_ns)
@@ -281,9 +281,15 @@ class Connections:
             trains=ended and self._processes.trains(state.node),
             wanted_s=(now_ns - wanted_ns) / 1e9,
             ours=since_ns < state.left_ns <= until_ns + NOTICED_S * 1e9,
-            alone=not any(self.is_heard(other) for other in self.states.values()),
+            alone=self._is_alone(now_ns),
             lease_s=state.hello.lease_s,
         )
+
+    def _is_alone(self, now_ns: int) -> bool:
+        """Whether no node at all is heard, found out once for all that are missing at that time."""
+        if self._alone[0] != now_ns:
+            self._alone = now_ns, not any(self.is_heard(other) for other in self.states.values())
+        return self._alone[1]
 
     def is_heard(self, state: NodeState) -> bool:
         """Whether its agent is connected and sent something lately."""

@@ -57,7 +57,9 @@ __all__ = [
 
 BYE_LIMIT_S = 10.0
 SERVED_NS = 100_000_000
-"""Between two turns, while many processes are asked for at once."""
+"""Between two turns while many processes are asked for at once; as long as a turn takes, if that is
+longer: else thousands of nodes would each be served between two processes that are asked for.
+"""
 NEEDED = (Join, Abort, Stop, Inquiry)
 """Messages that a decision waits for."""
 
@@ -86,6 +88,7 @@ class Fleet:
         self._stale_ns = limits.stale_s * limits.beat_s / LEAST_S * 1e9
         self._reports: list[FleetReport] = []
         self._processes = RemoteProcesses(self._reports, clock_ns)
+        self._serves_ns = 0  # when there is a turn between two processes that are asked for
         self._asked: dict[str, NodeState] = {}  # processes that were asked for, and of whom
         self._connections = Connections(
             self._processes,
@@ -175,8 +178,11 @@ class Fleet:
         of ``begin``, "" for none. Raises NodeGone.
         """
         connections = self._connections
-        if self._clock_ns() > connections.turned_ns + SERVED_NS:
+        begun_ns = self._clock_ns()
+        if begun_ns > max(self._serves_ns, connections.turned_ns + SERVED_NS):
             connections.turn(0.0)
+            ended_ns = self._clock_ns()
+            self._serves_ns = ended_ns + max(SERVED_NS, ended_ns - begun_ns)
         state = connections.reachable(node)
         patience_s = self._limits.pass_s
         if connections.silent_s(state) > patience_s:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
+from trainchaos.recovery.nodes.link.beat_rate import LEAST_S, beat_s, ping_s
 
 How = Literal["", "closed", "reset"]
 Data = Literal["unknown", "lives", "failed"]
@@ -38,6 +38,7 @@ class FleetLimits:
     after which it, and any whose agent has ended, is lost; ``return_s``: the same, where nothing
     shows whether it lives; ``node_s``: for which the job waits for a silent node; ``silence_s``:
     after which the platform is asked; ``beat_s``: between two reports of an agent with changes;
+    ``ping_s``: between two pings of a node (``recovery.nodes.link.beat_rate``);
     ``stale_s``: after which reports about its processes say nothing about now, with LEAST_S between
     two, otherwise as many times longer; ``pass_s``: for which a silent node is awaited before
     another one is asked to start a process; ``answer_s``: of silence of a node that was heard when
@@ -51,11 +52,19 @@ class FleetLimits:
     node_s: float = 15.0
     silence_s: float = 1.5
     beat_s: float = LEAST_S
+    ping_s: float = 1.0
     stale_s: float = 0.25
     pass_s: float = 1.0
     answer_s: float = 5.0
     start_s: float = 30.0
     clear_s: float = 30.0
+
+    @classmethod
+    def of(cls, nodes: int, *, node_s: float) -> FleetLimits:
+        """Those of a job on so many nodes. Where there are thousands, each is heard less often."""
+        each_s = ping_s(nodes)
+        silence_s = cls.silence_s * each_s
+        return cls(node_s=node_s, beat_s=beat_s(nodes), ping_s=each_s, silence_s=silence_s)
 
 
 @dataclass(frozen=True, kw_only=True)

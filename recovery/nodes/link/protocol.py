@@ -17,7 +17,7 @@ from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
 from trainchaos.recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
 
-VERSION = 11
+VERSION = 12
 MAX_LINE = 4 << 20
 
 
@@ -194,13 +194,15 @@ class Checked(Frame):
 class Welcome(Frame):
     """The answer to ``Hello``. ``epoch``: of this coordinator, not lower than any before;
     ``coordinator``: its identity: for another one than before, the agent numbers its messages anew;
-    ``beat_s``: seconds between two of its reports with changes (``recovery.nodes.link.beat_rate``).
+    ``beat_s``: seconds between two of its reports with changes; ``ping_s``: within which it is
+    pinged (``recovery.nodes.link.beat_rate``).
     """
 
     type: Literal["welcome"] = "welcome"
     epoch: int
     coordinator: str
     beat_s: float = Field(default=LEAST_S, ge=LEAST_S, le=60.0)
+    ping_s: float = Field(default=1.0, ge=1.0, le=600.0)
 
 
 class Fence(Frame):

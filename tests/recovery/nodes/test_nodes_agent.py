@@ -519,6 +519,24 @@ def test_a_coordinator_that_is_silent_is_dialled_again(yard: Yard) -> None:
     )
 
 
+def test_an_agent_of_thousands_of_nodes_is_as_patient_as_it_was_told(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    yard.fleet.away()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        agent = yard.agent(0, port=listener.getsockname()[1])
+        try:
+            link, _ = answer(listener, yard.token)
+            link.put(Welcome(epoch=1, coordinator="one", ping_s=1.2))
+            link.flush()
+            begun_s = time.monotonic()
+            eventually(lambda: "nothing came for 3.6 s" in agent.said())
+            assert time.monotonic() - begun_s >= 3.6
+            link.close()
+        finally:
+            agent.close()
+            yard.close()
+
+
 def test_an_agent_that_has_obeyed_a_newer_coordinator_is_turned_away(yard: Yard) -> None:
     answer = say_hello(
         yard, Hello(node=0, incarnation="x", epoch=9, host="h", boot="b", address="127.0.0.1")

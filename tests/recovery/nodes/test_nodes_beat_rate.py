@@ -12,9 +12,17 @@ from tests.recovery.nodes.test_nodes_fleet import MARK, TOKEN, Clock, Puppet, St
 from trainchaos.recovery.cli.options import parser, timing_of
 from trainchaos.recovery.detection.hangs import HangDetector, HangLimits
 from trainchaos.recovery.nodes.agent.beats import Beats
+from trainchaos.recovery.nodes.coordinator import pings
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
-from trainchaos.recovery.nodes.link.beat_rate import LEAST_S, MOST_A_SECOND, QUIET, beat_s, late_s
+from trainchaos.recovery.nodes.link.beat_rate import (
+    LEAST_S,
+    MOST_A_SECOND,
+    MOST_PINGS_A_SECOND,
+    QUIET,
+    beat_s,
+    late_s,
+)
 from trainchaos.recovery.nodes.link.protocol import Beat, Start, Welcome
 from trainchaos.recovery.transport.progress_counters import Mark
 
@@ -27,7 +35,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     """A fleet of so many nodes, as far as its agents are told."""
     made = Stage(tmp_path)
     made.fleet.away()
-    limits = FleetLimits(beat_s=EVERY_S)
+    limits = FleetLimits.of(NODES, node_s=15.0)
     made.fleet = Fleet(token=TOKEN, host="127.0.0.1", clock_ns=made.clock, limits=limits)
     made.fleet.await_nodes([], limit_s=1.0, gone=lambda _: None)
     made.fleet.begin("arm", tmp_path)
@@ -71,6 +79,19 @@ def test_with_few_nodes_nothing_is_late(nodes: int) -> None:
     )
 
 
+@pytest.mark.parametrize("nodes", [1, 2048, MOST_PINGS_A_SECOND, 8192, 100_000])
+def test_pings_of_all_nodes_together_are_bounded_and_silence_is_longer(nodes: int) -> None:
+    limits = FleetLimits.of(nodes, node_s=15.0)
+    assert nodes / limits.ping_s <= MOST_PINGS_A_SECOND + 1e-6
+    few = FleetLimits()
+    if nodes <= MOST_PINGS_A_SECOND:
+        assert (limits.ping_s, limits.silence_s) == (few.ping_s, few.silence_s)
+    assert limits.silence_s / limits.ping_s == few.silence_s / few.ping_s
+    now_ns, every_ns = 10**15, int(limits.ping_s * 1e9)
+    due = [pings.next_ns(node, pings.FIRST, now_ns, every_ns) - now_ns for node in range(4096)]
+    assert min(due) > 0 and 0.9 * every_ns < max(due) <= every_ns
+
+
 @pytest.mark.parametrize("nodes", [512, 2048, 8192, 100_000])
 def test_reports_of_all_nodes_together_are_bounded(nodes: int) -> None:
     assert nodes / beat_s(nodes) <= MOST_A_SECOND + 1e-6
@@ -84,13 +105,15 @@ def test_an_agent_reports_as_often_as_it_was_told() -> None:
 
 
 def test_an_agent_is_told_at_its_welcome(stage: Stage, tmp_path: Path) -> None:
-    assert cast(Welcome, stage.join().heard[0]).beat_s == EVERY_S
+    welcome = cast(Welcome, stage.join().heard[0])
+    assert (welcome.beat_s, welcome.ping_s) == (EVERY_S, NODES / MOST_PINGS_A_SECOND)
     few = Fleet(token=TOKEN, host="127.0.0.1", clock_ns=Clock())
     puppet = Puppet(few, 0, "a")
     while not puppet.listen():
         few.wait(0.01)
     few.away()
-    assert cast(Welcome, puppet.heard[0]).beat_s == LEAST_S
+    welcome = cast(Welcome, puppet.heard[0])
+    assert (welcome.beat_s, welcome.ping_s) == (LEAST_S, 1.0)
 
 
 def test_what_is_known_of_a_process_is_not_stale_before_the_next_report(stage: Stage) -> None:

@@ -263,6 +263,31 @@ def test_nodes_are_served_while_many_processes_are_asked_for() -> None:
     fleet.away()
 
 
+def test_turns_that_take_long_leave_as_much_time_for_the_processes_to_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 8,192 nodes one takes a second: 65,536 processes would be asked for in as many seconds."""
+    clock = Clock()
+    fleet = Fleet(token=TOKEN, host="127.0.0.1", clock_ns=clock)
+    puppet = Puppet(fleet, 0, "agent")
+    fleet.await_nodes([0], limit_s=LIMIT_S, gone=lambda _: None)
+    turns = []
+
+    def turn(connections: Connections, timeout_s: float) -> None:
+        turns.append(clock.now_ns)
+        clock.now_ns += 10 * SERVED_NS
+        connections.turned_ns = connections.states[0].silent_ns = clock.now_ns
+
+    monkeypatch.setattr(Connections, "turn", turn)
+    for number in range(400):
+        fleet.ask_for(f"w{number}", 0, {}, mode="warm", log="")
+        clock.now_ns += SERVED_NS // 10
+    assert 3 <= len(turns) <= 5, "one in twice its time"
+    monkeypatch.undo()
+    puppet.link.close()
+    fleet.away()
+
+
 def test_nodes_that_do_not_answer_get_no_process_and_use_up_names() -> None:
     host = Agents(8, 4, dead=frozenset({2, 5}))
     made = started(host, 24)

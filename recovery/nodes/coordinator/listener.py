@@ -155,7 +155,7 @@ class AgentListener:
     def _hear(self, stranger: _Stranger) -> None:
         try:
             said = stranger.hear()
-        except (AuthenticationFailed, ProtocolViolation, OSError) as error:
+        except Exception as error:  # whatever a stranger says, the others are heard
             self._turn_away(stranger, error)
             return
         if said is not None:

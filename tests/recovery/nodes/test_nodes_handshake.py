@@ -433,6 +433,24 @@ def test_who_was_hung_up_for_the_next_one_does_not_come_in(
         link.close()
 
 
+def test_whatever_a_stranger_says_the_next_one_is_heard(
+    listener: tuple[AgentListener, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Any, *_: Any) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("nobody thought of this")
+
+    monkeypatch.setattr(auth.Admitting, "take", fails)
+    with suppress(AuthenticationFailed, OSError):
+        dial(listener[0])
+    link = dial(listener[0])
+    link.put(HELLO)
+    link.flush()
+    assert entered(listener[0])[0][1].frame == HELLO
+    assert listener[1] == ["127.0.0.1: nobody thought of this"]
+    link.close()
+
+
 def test_no_more_descriptors_do_not_end_the_listener(
     listener: tuple[AgentListener, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,8 +25,10 @@ test: $(STAMP) ## all tests but those of clusters, real processes included (9 mi
 	$(PYTEST_2) -m "not real and not soak and not long"
 	$(PYTEST_2) -m "real and not soak and not long and not docker and not slurm and not stacks and not frameworks"
 
-test-long: $(STAMP) ## more of the same families of tests: other strategies, seeds and moments (twenty minutes)
-	$(PYTEST_2) -m "long and not soak and not docker and not slurm and not stacks"
+PART ?= 1/1
+
+test-long: $(STAMP) ## more of the same families of tests: other strategies, seeds and moments (25 minutes; PART=1/3: a third)
+	$(PYTEST_2) --part $(PART) -m "long and not soak and not docker and not slurm and not stacks"
 
 lint: $(STAMP) ## format, lint, types
 	$(BIN)/ruff format --check .

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +29,23 @@ os.environ["CHAOS_TAINTS"] = "/nonexistent/taints.yaml"
 
 DESCRIPTORS = 8192
 """A process of the tests plays thousands of ranks; a shell's usual limit is 1024."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--part``."""
+    parser.addoption(
+        "--part", default="1/1", metavar="I/N", help="of N equal parts of the tests play the I-th"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of other parts: by their names, so that a test stays in its part."""
+    part, _, parts = config.getoption("--part").partition("/")
+    others = [one for one in items if crc32(one.nodeid.encode()) % int(parts) != int(part) - 1]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        left_out = set(others)
+        items[:] = [one for one in items if one not in left_out]
 
 
 def pytest_configure() -> None:

@@ -66,8 +66,8 @@ class Budget:
         """The event of a line of ``actor``, without its newline. Its memory is charged, whether or
         not it is an event. Raises LogError if it is none.
         """
-        if (known := self.read_known([raw], actor)) is not None:
-            return known[0]
+        if (known := self.read_known([raw], actor)[0]) is not None:
+            return known
         length = len(raw)
         try:
             event = Event.from_line(raw.decode(errors="replace"), self._parse)
@@ -79,16 +79,16 @@ class Budget:
             self._left -= self._known.learn(event)
         return event
 
-    def read_known(self, raws: Sequence[bytes], actor: str) -> list[Event] | None:
-        """The events of lines of ``actor``, without their newlines, if all of them are like lines
-        read before; None: one is not, and nothing is charged. Many at once take half the time.
+    def read_known(self, raws: Sequence[bytes], actor: str) -> Sequence[Event | None]:
+        """The events of lines of ``actor``, without their newlines, as far as they are like lines
+        read before; None for one that is not, for which nothing is charged. Many at once take less
+        time.
         """
         if max(map(len, raws), default=0) > _LONG_LINE:
-            return None
-        if (known := self._known.read(raws, actor)) is None:
-            return None
-        events, held = known
-        self._left -= _EVENT * len(events) + max(held, sum(map(len, raws)))
+            return [None] * len(raws)
+        events, held = self._known.read(raws, actor)
+        known = [len(raw) for raw, event in zip(raws, events, strict=True) if event is not None]
+        self._left -= _EVENT * len(known) + max(held, sum(known))
         return events
 
     def _parse(self, line: str) -> Any:

@@ -45,16 +45,27 @@ _Data = dict[str, Any]
 _set = object.__setattr__  # events are frozen
 
 
-def _have_long_number(raws: Sequence[bytes]) -> bool:
+def _has_long_number(raw: bytes) -> bool:
     """Whether a line may have a number that ``int`` refuses for its length. msgspec does not read
     the values of keys that an event does not have.
     """
     most = sys.get_int_max_str_digits()
-    if not most or max(map(len, raws), default=0) <= most:
+    if not 0 < most < len(raw):
         return False
     # every 64th byte: to look at each takes longer than to read the line
-    many = re.compile(rb"[0-9]{%d}" % (most // 64))
-    return any(many.search(raw[::64]) for raw in raws if len(raw) > most)
+    return re.search(rb"[0-9]{%d}" % (most // 64), raw[::64]) is not None
+
+
+def _decoded(raws: Sequence[bytes]) -> list[Event | None]:
+    """The events of lines; None for one that msgspec refuses."""
+    if DECODE is None:
+        return [None] * len(raws)
+    try:
+        return list(map(DECODE, raws))
+    except REFUSED:
+        if len(raws) == 1:
+            return [None]
+    return [event for raw in raws for event in _decoded([raw])]
 
 
 class _Shape:
@@ -76,39 +87,35 @@ class KnownLines:
         self._shapes: dict[tuple[str, ...], _Shape] = {}
         self._wholes: list[int] = []
 
-    def read(self, raws: Sequence[bytes], actor: str) -> tuple[list[Event], int] | None:
-        """The events of some lines and the memory of all their data in bytes; None: one of them is
-        not like any before, or not of ``actor``.
+    def read(self, raws: Sequence[bytes], actor: str) -> tuple[list[Event | None], int]:
+        """The event of each line, and the memory of their data in bytes; None for one that is not
+        like any before, or not of ``actor``.
         """
-        if DECODE is None or _have_long_number(raws):
-            return None
-        try:
-            events = list(map(DECODE, raws))
-        except REFUSED:
-            return None
-        alike: dict[tuple[Any, ...], list[_Data]] = {}
-        numbers = 0
-        for event in events:
-            data: Any = event.data
-            if event.actor != actor:
-                return None
+        found: list[Event | None] = [None] * len(raws)
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        events = _decoded(raws)
+        for place, event in enumerate(events):
+            if event is None or event.actor != actor:
+                continue
+            numbers = event.seq | event.time_ns | event.generation | (event.step or 0)
+            if not 0 <= numbers <= _LARGEST or _has_long_number(raws[place]):
+                continue
             _set(event, "actor", actor)
-            numbers |= event.seq | event.time_ns | event.generation | (event.step or 0)
-            if (known := alike.get(like := (event.kind, *data))) is None:
-                alike[like] = [data]
+            if (known := alike.get(like := (event.kind, *event.data))) is None:
+                alike[like] = [place]
             else:
-                known.append(data)
-        if not 0 <= numbers <= _LARGEST:
-            return None
+                known.append(place)
         held = 0
-        for (kind, *keys), datas in alike.items():
+        for (kind, *keys), places in alike.items():
             shape = self._shapes.get(tuple(keys))
             if shape is None or kind not in shape.kinds:
-                return None
-            if (taken := self._settle(datas, shape, _DEEPEST)) is None:
-                return None
-            held += taken
-        return events, held
+                continue
+            datas: list[Any] = [events[place].data for place in places]  # type: ignore[union-attr]
+            if (taken := self._settle(datas, shape, _DEEPEST)) is not None:
+                held += taken
+                for place in places:
+                    found[place] = events[place]
+        return found, held
 
     def learn(self, event: Event) -> int:
         """Remember the keys of an event from the exact reader; returns the bytes that takes."""

@@ -245,14 +245,11 @@ def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> Act
 
 def _events(raws: Sequence[bytes], actor: str, budget: Budget) -> Iterator[Event | LogError]:
     """What each line is, in order; fewer once the budget is used up."""
-    if (known := budget.read_known(raws, actor)) is not None:
-        yield from known
-        return
-    for raw in raws:
+    for raw, known in zip(raws, budget.read_known(raws, actor), strict=True):
         if budget.spent:
             return
         try:
-            yield budget.read(raw, actor)
+            yield known or budget.read(raw, actor)
         except LogError as error:
             yield error
 

@@ -189,7 +189,10 @@ def test_two_runs_in_one_allocation_do_not_know_each_other(
     )
     slurm.until(lambda: set(slurm.states().values()) == {"IDLE"}, "all nodes to be idle", 30.0)
     job = slurm.submit(script, *OPTIONS, nodes=3)
-    assert slurm.ended(job, RUN_LIMIT_S) == "COMPLETED", slurm.output(job)
+    try:
+        assert slurm.ended(job, 2 * RUN_LIMIT_S) == "COMPLETED", slurm.output(job)
+    finally:  # else the next tests would wait for its nodes
+        slurm.run("scancel", "--quiet", job, check=False)
     assert slurm.output(job).count("PASS") == 2
     for name in ("a", "b"):
         nothing_is_left(slurm, tmp_path / name, job)

@@ -114,7 +114,6 @@ PLAYED = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # those of long jobs take minutes of a shared processor
 @pytest.mark.parametrize("path", PLAYED)
 def test_it_runs_to_its_outcome_in_simulation(path: Path, memory: Path) -> None:
     scenario = loaded(

@@ -126,7 +126,7 @@ def _no_save(
 
 def _empty_nodes(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
     place, strategy = scenario.topology, catalogue.strategies.get(scenario.recovery.strategy)
-    held = {place.node_of(rank) for rank in range(place.ranks)}
+    held = set(range(place.nodes)) - set(place.spare_nodes)
     spares = 0
     if strategy is not None:
         spares = int(getattr(strategy(**scenario.recovery.params), "spares_wanted", 0))

@@ -8,7 +8,7 @@ import csv
 import hashlib
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,22 @@ MAX_STEP = 10**9
 
 def draw(*words: str | int) -> int:
     """63 pseudo-random bits, the same for the same words on every machine."""
-    text = "\0".join(f"{type(word).__name__}:{word}" for word in words)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
+    return int.from_bytes(hashlib.sha256(_text(words)).digest()[:8]) >> 1
+
+
+def draws(words: Sequence[str | int], lasts: Iterable[Sequence[str | int]]) -> Iterator[int]:
+    """``draw(*words, *last)`` for each last. The common words are digested once: a job has tens of
+    thousands of ranks.
+    """
+    common = hashlib.sha256(_text(words) + b"\0")
+    for last in lasts:
+        one = common.copy()
+        one.update(_text(last))
+        yield int.from_bytes(one.digest()[:8]) >> 1
+
+
+def _text(words: Sequence[str | int]) -> bytes:
+    return "\0".join([f"{type(word).__name__}:{word}" for word in words]).encode()
 
 
 def share(*words: str | int) -> float:

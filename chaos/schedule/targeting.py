@@ -6,6 +6,7 @@ to the n chosen, and no other fault changes the choice.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Literal
 from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.scenario.fault import CountTarget, FaultSpec, PercentTarget, TargetSpec
 from trainchaos.chaos.scenario.topology import Topology
-from trainchaos.chaos.schedule.arrivals import draw
+from trainchaos.chaos.schedule.arrivals import draws
 from trainchaos.chaos.source.diagnostics import Loc
 
 PLACELESS = (Where.CHECKPOINT, Where.STORAGE, Where.STORE, Where.COORDINATOR)
@@ -139,6 +140,8 @@ def _people(target: TargetSpec, scope: Scope) -> list[Who]:
         people += [("worker", rank) for rank in range(topology.ranks)]
     if target.role in ("spare", "any"):
         people += [("spare", index) for index in range(scope.spares)]
+    if target.node is None and target.rack is None:
+        return people
     return [who for who in people if _on(target, _node_of(who, topology), topology)]
 
 
@@ -206,8 +209,9 @@ def _select(
         }
         where = part.get(type(fault.target.select), ("select",))
         raise TargetError(f"cannot select {count} of {len(free)}{also}", where)
-    ordered = sorted(free, key=lambda who: draw(seed, fault.id, "target", *who))
-    return sorted(ordered[:count], key=lambda who: who[1])
+    drawn = zip(draws((seed, fault.id, "target"), free), free, strict=True)
+    ordered = heapq.nsmallest(count, drawn, key=lambda pair: pair[0])
+    return sorted((who for _, who in ordered), key=lambda who: who[1])
 
 
 def _takes_all(target: TargetSpec) -> bool:

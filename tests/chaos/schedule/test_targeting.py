@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trainchaos.chaos.fault.base import Where
 from trainchaos.chaos.scenario.fault import FaultSpec
 from trainchaos.chaos.scenario.topology import Topology
+from trainchaos.chaos.schedule.arrivals import draw, draws
 from trainchaos.chaos.schedule.targeting import FaultTraits, Scope, TargetError, Targets, resolve
 
 PLACE = Topology(ranks=8, nodes=4, nodes_per_rack=2)  # two ranks on a node, two nodes in a rack
@@ -200,3 +201,14 @@ def test_the_choice_depends_on_seed_and_name_alone(seed: int, select: Any) -> No
     assert hit({"select": select}, seed=seed) == hit({"select": select}, seed=seed)
     ours = {hit({"select": select}, seed=seed, name=f"f{n}").ranks for n in range(20)}
     assert len(ours) > 1
+
+
+@given(
+    words=st.lists(st.integers() | st.text(), min_size=1),
+    lasts=st.lists(st.tuples(st.text(), st.integers()), min_size=1),
+)
+def test_what_is_drawn_at_once_is_what_is_drawn_one_by_one(
+    words: list[int | str], lasts: list[tuple[str, int]]
+) -> None:
+    """Or stored runs would face other faults when they are planned again."""
+    assert list(draws(words, lasts)) == [draw(*words, *last) for last in lasts]

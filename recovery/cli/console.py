@@ -10,9 +10,10 @@ from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
 from trainchaos.recovery.policy.strategy import ANNOUNCED
 from trainchaos.recovery.process.output import say
-from trainchaos.recovery.supervise.controller import Controller
+from trainchaos.recovery.supervise.controller import Controller, Stage
 
 MOST_PIDS = 64  # in a line
+_TRAINS = (Stage.TRAINING, Stage.PAUSING)
 
 
 class JobListener(Protocol):
@@ -55,12 +56,15 @@ class Outage:
             self._since_s, self._step = job.now_s(), job.controller.committed
 
     def look(self, job: Supervised) -> None:
-        """Whether a step beyond all earlier ones is committed. Costs something only after a
-        failure: the step of a large job takes a while to find out.
+        """Whether a step beyond all earlier ones is committed, by a generation that trains: of one
+        that was broken, members may still report what they had done before. Costs something only
+        after a failure: the step of a large job takes a while to find out.
         """
-        if self._since_s is None:
+        controller = job.controller
+        done = controller.outcome == "completed"
+        if self._since_s is None or not (done or controller.stage in _TRAINS):
             return
-        step = job.controller.committed
+        step = controller.committed
         if step > self._step:
             self._listener.on_recovered(job.now_s() - self._since_s, step)
             self._since_s = None

@@ -245,8 +245,11 @@ class Tell(Frame):
 
     def messages(self) -> Iterator[tuple[str, Message]]:
         """Process and message. Raises pydantic's ValidationError."""
+        said, message = None, None  # to all ranks of a node most orders are the same
         for process, own in self.each:
-            yield process, ANY_MESSAGE.validate_python({**self.common, **own})
+            if message is None or own != said:
+                said, message = own, ANY_MESSAGE.validate_python({**self.common, **own})
+            yield process, message
 
 
 class Signal(Frame):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from trainchaos.chaos.events.kinds import REQUIRED, Kind
 from trainchaos.chaos.events.log import Event
-from trainchaos.recovery.cli.console import ConsoleListener
+from trainchaos.recovery.cli.console import ConsoleListener, Outage
 from trainchaos.recovery.process.output import say
+from trainchaos.recovery.supervise.supervision import Stage
 
 
 def test_a_line_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,3 +84,60 @@ def test_the_line_of_a_generation_names_as_many_pids_as_a_person_reads(
     said = capsys.readouterr().err
     assert f"{ranks} ranks train after step 3; pids 7 gone" in said and said.endswith(end)
     assert len(said.splitlines()[-1]) < 600
+
+
+class Heard(ConsoleListener):
+    """What it would tell a person."""
+
+    def __init__(self) -> None:
+        self.recovered: list[tuple[float, int]] = []
+
+    def on_recovered(self, seconds: float, step: int) -> None:
+        self.recovered.append((seconds, step))
+
+
+class Job:
+    """A supervisor at a stage of its job, at a time, with the step that its marks say."""
+
+    def __init__(self) -> None:
+        self.controller = SimpleNamespace(stage=Stage.TRAINING, outcome="", committed=7)
+        self.seconds = 10.0
+
+    def now_s(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def broken() -> tuple[Heard, Outage, Job]:
+    """A job that a failure has just stopped in step 8."""
+    heard, job = Heard(), Job()
+    outage = Outage(heard)
+    outage.begins(job)  # type: ignore[arg-type]
+    return heard, outage, job
+
+
+def test_a_step_that_was_done_before_is_no_recovery(broken: tuple[Heard, Outage, Job]) -> None:
+    """The members of a broken generation report their last step late, those of other nodes most."""
+    heard, outage, job = broken
+    job.controller.committed = 8
+    for stage in (Stage.STOPPING, Stage.WAITING, Stage.FORMING):
+        job.controller.stage = stage
+        outage.look(job)  # type: ignore[arg-type]
+    assert heard.recovered == []
+    job.controller.stage, job.seconds = Stage.TRAINING, 10.5
+    outage.look(job)  # type: ignore[arg-type]
+    outage.look(job)  # type: ignore[arg-type]
+    assert heard.recovered == [(0.5, 8)], "once"
+
+
+def test_the_last_step_is_a_recovery_and_giving_up_is_none(
+    broken: tuple[Heard, Outage, Job],
+) -> None:
+    heard, outage, job = broken
+    job.controller.stage, job.controller.committed = Stage.ENDING, 8
+    job.controller.outcome = "gave-up"
+    outage.look(job)  # type: ignore[arg-type]
+    assert heard.recovered == []
+    job.controller.outcome = "completed"
+    outage.look(job)  # type: ignore[arg-type]
+    assert heard.recovered == [(0.0, 8)]

@@ -205,7 +205,7 @@ class Supervisor:
         self._keepers.look()
         self._health.look()
         self._care.look()
-        self._look.take(self._tick)
+        self._look.take(self._tick, len(self.controller.members))
         self._clear_logs()
         if self._stop.signum:
             self._interrupt(signal.Signals(self._stop.signum).name)

@@ -154,7 +154,7 @@ class HangDetector:
         processors, asked only of those that are silent for long; ``others_done``: some have done
         their last step. The process ``""``: none can be blamed.
         """
-        look = PollTime.after(self._last_look_s, now_s)
+        look = PollTime.after(self._last_look_s, now_s, len(marks))
         self._last_look_s, self.due_s = now_s, math.inf
         self.suspects.clear()
         places = {(mark.step, mark.collective, mark.phase) for mark in marks.values()}

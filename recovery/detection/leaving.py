@@ -37,7 +37,7 @@ class LeaveWatch:
         """Members that are late by now, and the measurements of each (``Hang.measured``). Arguments
         as for ``HangDetector.look``.
         """
-        look = PollTime.after(self._last_look_s, now_s)
+        look = PollTime.after(self._last_look_s, now_s, len(marks))
         self._last_look_s = now_s
         self.suspects.clear()
         late = {}

@@ -11,13 +11,21 @@ from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark
 
 MAX_LOOK_S = 0.1
-"""Longest time that one look counts: time in which the supervisor itself gets no CPU is not
-silence.
+MAX_LOOK_A_RANK_S = 30e-6
+"""Five times what a look takes for each of many thousand ranks on a slow processor (measured: 5 us;
+2 us on a quick one).
 """
 SURE = 0.25
 """Part of its deadline for which a rank is silent before its starvation is measured: that reads
 each of its threads.
 """
+
+
+def max_look_s(ranks: int) -> float:
+    """Longest time between two looks at so many ranks, and the most of it that counts as silence:
+    time in which the supervisor itself gets no CPU does not.
+    """
+    return max(MAX_LOOK_S, ranks * MAX_LOOK_A_RANK_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +36,10 @@ class PollTime:
     passed_s: float
 
     @classmethod
-    def after(cls, last_s: float | None, now_s: float) -> PollTime:
-        """A look now, after one at ``last_s``; None: it is the first."""
-        return cls(now_s=now_s, passed_s=0.0 if last_s is None else min(now_s - last_s, MAX_LOOK_S))
+    def after(cls, last_s: float | None, now_s: float, ranks: int) -> PollTime:
+        """A look now at so many ranks, after one at ``last_s``; None: it is the first."""
+        passed_s = 0.0 if last_s is None else min(now_s - last_s, max_look_s(ranks))
+        return cls(now_s=now_s, passed_s=passed_s)
 
 
 @dataclass(kw_only=True)

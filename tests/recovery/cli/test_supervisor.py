@@ -293,7 +293,9 @@ def test_a_turn_in_which_no_look_is_due_asks_no_process_anything(
     turn, asked = [0], list[int]()
     take = PacedLook.take
     monkeypatch.setattr(
-        PacedLook, "take", lambda self, look: take(self, look) if turn[0] < 40 else None
+        PacedLook,
+        "take",
+        lambda self, look, ranks: take(self, look, ranks) if turn[0] < 40 else None,
     )
     monkeypatch.setattr(FakeHost, "mark", lambda self, name: asked.append(turn[0]) or BLANK)
 

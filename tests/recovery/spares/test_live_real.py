@@ -34,6 +34,7 @@ def test_a_promotion_copies_no_state_and_the_result_is_the_same(
     assert (second.origin, second.size < whole) == expected
 
 
+@pytest.mark.long
 def test_spares_rehearse_before_they_are_ready_and_ranks_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

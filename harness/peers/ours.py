@@ -28,11 +28,16 @@ def main() -> None:
     job.checkpoints.disk = _Writing()
     tried: recovery.Step | None = None
     told = 0
-    while job.running():
-        # a step whose reduction was through when a failure broke the group is committed while the
-        # next one forms
+
+    def report_tried() -> None:
+        """A step whose reduction was through when a failure broke the group is committed while the
+        next one forms.
+        """
         if tried is not None and told < tried.number == job.state.step:
             training.report(tried.number, job.state.last[1], tried.count)
+
+    while job.running():
+        report_tried()
         with job.step() as step:
             tried = step
             os.environ["RANK"] = str(job.rank)  # that of the report: it may change
@@ -43,6 +48,7 @@ def main() -> None:
             step.commit()
             training.report(step.number, job.state.last[1], step.count)
             told = step.number
+    report_tried()  # the last step too
 
 
 class _Writing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.record.history import History
@@ -97,13 +98,27 @@ def _died_in(history: History) -> set[int]:
     reused afterwards.
     """
     found = set()
-    for failure in history.log.of(Kind.FAILURE_DETECTED):
+    for lost, rank in _losses(history):
         mine = [
             event.step or 0
             for event in history.log.of(Kind.STEP_REPORTED)
-            if event.generation == failure.generation
-            and event.data["rank"] == failure.data["rank"]
-            and event.time_ns < failure.time_ns
+            if event.generation == lost.generation
+            and event.data["rank"] == rank
+            and event.time_ns < lost.time_ns
         ]
         found.add(max(mine, default=0) + 1)
     return found
+
+
+def _losses(history: History) -> Iterator[tuple[Event, int | None]]:
+    """Each failure, and each unexpected end of a member, with its rank: of one that ends as the
+    others do the last step, no failure is declared, as the job is over.
+    """
+    for event in history.log.of(Kind.FAILURE_DETECTED, Kind.PROCESS_EXITED):
+        if event.kind is Kind.FAILURE_DETECTED:
+            yield event, event.data["rank"]
+            continue
+        generation = history.generation(event.generation)
+        rank = generation.ranks.get(event.data["process"]) if generation is not None else None
+        if rank is not None and not event.data["expected"]:
+            yield event, rank

@@ -273,6 +273,24 @@ def test_one_rank_that_begins_again_beside_the_others_is_started_over_too() -> N
     assert "step 1" in made.witness
 
 
+def test_a_rank_that_ends_as_the_others_do_the_last_step_loses_no_sample() -> None:
+    """The job is over before its failure would be declared; they had its gradients."""
+    fleet = Fleet()
+    fleet.reach(1, STEPS - 1)
+    fleet.hit()
+    fleet.record(
+        Kind.PROCESS_EXITED,
+        process="w1",
+        pid=1,
+        exit_code=None,
+        signal=9,
+        expected=False,
+        last_seq=None,
+    )
+    fleet.reach(STEPS, STEPS, ranks=(0,))
+    assert trial(fleet.end()).samples_lost == 0
+
+
 def test_fewer_ranks_to_the_end_are_degraded_and_their_samples_lost() -> None:
     fleet = Fleet()
     fleet.reach(1, 30)

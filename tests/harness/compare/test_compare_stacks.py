@@ -19,7 +19,9 @@ from trainchaos.harness.compare.result.model import Comparison, Trial
 pytestmark = [pytest.mark.real, pytest.mark.stacks, pytest.mark.timeout(1200)]
 
 FAMILIES = Path(__file__).parents[3] / "scenarios" / "compare"
-OURS, RESTARTS, REPLICAS = "hot-spare tuned", "torchrun tuned", "torchft tuned"
+# ours as it comes: the hang limit that was tuned, 0.05 s, is less than a step takes on a slow
+# machine
+OURS, RESTARTS, REPLICAS = "hot-spare default", "torchrun tuned", "torchft tuned"
 REQUIRED = "stacks" in os.environ.get("CHAOS_REQUIRE", "").split(",")
 
 

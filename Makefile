@@ -27,7 +27,7 @@ test: $(STAMP) ## all tests but those of clusters, real processes included (9 mi
 
 PART ?= 1/1
 
-test-long: $(STAMP) ## more of the same families of tests: other strategies, seeds and moments (25 minutes; PART=1/16: a sixteenth)
+test-long: $(STAMP) ## more of the same families of tests: other strategies, seeds and moments (25 minutes; PART=1/8: an eighth)
 	$(PYTEST_2) --part $(PART) -m "long and not soak and not docker and not slurm and not stacks"
 
 lint: $(STAMP) ## format, lint, types

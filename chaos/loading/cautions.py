@@ -126,7 +126,7 @@ def _no_save(
 
 def _empty_nodes(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
     place, strategy = scenario.topology, catalogue.strategies.get(scenario.recovery.strategy)
-    held = set(range(place.nodes)) - set(place.spare_nodes)
+    held = set(range(place.node_of(place.ranks - 1) + 1))
     spares = 0
     if strategy is not None:
         spares = int(getattr(strategy(**scenario.recovery.params), "spares_wanted", 0))

@@ -194,8 +194,10 @@ def _explain_one(
 
 def _unknown_key(model: type[BaseModel], raw: Sequence[str | int]) -> str:
     """Message for an unknown key; if it belongs one level up, the message says so."""
-    key = str(raw[-1])
-    message = unknown("key", key, _keys_at(model, raw[:-1]))
+    key, known = str(raw[-1]), _keys_at(model, raw[:-1])
+    if key in known:  # of another form of the field
+        return f"{key!r} does not go with the keys beside it"
+    message = unknown("key", key, known)
     if "did you mean" in message or len(raw) < 2 or not isinstance(raw[-2], str):
         return message
     above = key in _keys_at(model, raw[:-2])
@@ -269,7 +271,9 @@ def _about_form(tag: str | int, value: Any) -> bool:
         return str(tag)[:1].isupper()
     # of several models, the one whose key is given, or a similar one
     own, known = _TELLING[str(tag)], sorted(set(_TELLING.values()))
-    given = [str(key) for key in value if key in known]
+    given = [key for key in known if key in value]
+    if len(given) > 1:
+        given.sort(key=[*value].index)
     if len(value) == 1:
         given = [nearest(str(key), known) or own for key in value]
     meant = given[0] if given else own

@@ -12,8 +12,8 @@ from trainchaos.recovery.transport.progress_counters import Mark
 
 MAX_LOOK_S = 0.1
 MAX_LOOK_A_RANK_S = 30e-6
-"""Five times what a look takes for each of many thousand ranks on a slow processor (measured: 5 us;
-2 us on a quick one).
+"""Six times what a look takes for each of many thousand ranks on a slow processor (5 us; 2 us on a
+quick one): as long as a look and the rest after it (``paced_look.REST``), and some more.
 """
 SURE = 0.25
 """Part of its deadline for which a rank is silent before its starvation is measured: that reads

@@ -1,6 +1,4 @@
-"""Runs a ``chaos`` command in a process of its own that has little memory and time, and measures
-processor time in seconds that mean the same on every machine.
-"""
+"""Runs a ``chaos`` command in a process of its own that has little memory and time."""
 
 from __future__ import annotations
 
@@ -9,10 +7,7 @@ import os
 import resource
 import signal
 import sys
-import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from trainchaos.chaos.cli import invoke
@@ -23,33 +18,6 @@ PROCESSOR_S = 10
 LONGEST_S = 60
 """For what waits, also on a busy machine."""
 TRACEBACK = 90
-PACE_ROUNDS = 200_000
-PACE_S = 0.03
-"""What the rounds take on the processor for which bounds are given: one of two shared ones of 2026.
-"""
-
-
-@contextmanager
-def pace() -> Iterator[list[float]]:
-    """The list's one number, once the block ends: how many times slower than that processor this
-    one is, at least 1. Measured before and after the block: what shares the machine may come and
-    go.
-    """
-    found = [1.0]
-    before_s = _rounds_s()
-    yield found
-    found[0] = max(1.0, (before_s + _rounds_s()) / 2 / PACE_S)
-
-
-def _rounds_s() -> float:
-    """Of three, the one in the middle: the first of a process may be far off."""
-    taken = []
-    for _ in range(3):
-        began_s, total = time.thread_time(), 0
-        for number in range(PACE_ROUNDS):
-            total += number * number % 7
-        taken.append(time.thread_time() - began_s)
-    return sorted(taken)[1]
 
 
 def limited(said: Path, argv: list[str]) -> tuple[int, float, str]:

@@ -94,6 +94,14 @@ def test_a_key_one_level_too_deep_is_told_its_place(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("first", "second"), [("count", "percent"), ("percent", "count")])
+def test_of_two_forms_the_one_given_first_is_meant(tmp_path: Path, first: str, second: str) -> None:
+    """Whatever their order in the alphabet, and nobody is asked whether he meant what he wrote."""
+    fault = KILL.replace("at:", f"target: {{select: {{{first}: 2, {second}: 2}}}}, at:")
+    (line,) = said(tmp_path, fault)
+    assert line.endswith(f": {second!r} does not go with the keys beside it")
+
+
 # --- who is spared
 
 

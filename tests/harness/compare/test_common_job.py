@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,9 +21,10 @@ from trainchaos import beacon
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.compare.environments import environments
 from trainchaos.harness.compare.environments.stack import FAMILIES, CommonJob, Settings
-from trainchaos.harness.peers import common
+from trainchaos.harness.peers import common, ours
 from trainchaos.harness.peers.common import Training
 from trainchaos.harness.script.listen.progress import parse_beacon
+from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.data import order
 
 BLOCK, SAMPLES, STEPS, BATCH, SEED = 64, 300, 6, 8, 3
@@ -66,6 +69,57 @@ def reported(path: Path) -> dict[int, set[float | None]]:
     return found
 
 
+class BrokenJob:
+    """A job of ours whose generation breaks in its last step, which is committed as the next one
+    forms.
+    """
+
+    rank = 0
+
+    def __init__(self, last: int) -> None:
+        self.last, self.begun = last, 0
+        self.state = SimpleNamespace(step=0, last=(0, 0.0))
+        self.checkpoints = SimpleNamespace(disk=None)
+
+    def attach(self, *_: object, **__: object) -> None: ...
+
+    def running(self) -> bool:
+        return self.begun < self.last
+
+    @contextmanager
+    def step(self) -> Iterator[SimpleNamespace]:
+        self.begun += 1
+        number = self.begun
+
+        def commit() -> None:
+            if number == self.last:
+                raise GenerationLost("a rank is gone")
+            self.done(number)
+
+        step = SimpleNamespace(number=number, samples=[1], count=1, backward=lambda _: None)
+        step.commit = commit
+        with suppress(GenerationLost):
+            yield step
+        self.done(number)
+
+    def done(self, number: int) -> None:
+        self.state.step, self.state.last = number, (number, 1.0 / number)
+
+
+def test_a_last_step_that_is_committed_as_its_generation_breaks_is_reported(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its samples count as lost, and no further step would report it."""
+    told: list[tuple[int, float, int]] = []
+    monkeypatch.setattr(Training, "from_environment", classmethod(lambda _: training))
+    monkeypatch.setattr(Training, "report", lambda _, *said: told.append(said))
+    monkeypatch.setattr(ours, "point", lambda *_: None)
+    monkeypatch.setattr(ours.recovery, "join", lambda **_: BrokenJob(last=3))
+    monkeypatch.setenv("RANK", "0")
+    ours.main()
+    assert told == [(1, 1.0, 1), (2, 1 / 2, 1), (3, 1 / 3, 1)]
+
+
 def test_the_environment_holds_all_of_the_job(data: Path) -> None:
     job = the_job(data, ranks=4)
     env = job.environment()
@@ -107,8 +161,8 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_is_whole_or_not_there(
     other = Training(the_job(data), tmp_path / "one")
     assert other.load() == 4
     common.train(other, DistributedDataParallel(other.model), 4)
-    for ours, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
     os.truncate(other.saved()[-1], whole // 2)
     # torch's own error: nobody falls back
     with pytest.raises(RuntimeError, match="central directory"):

@@ -59,6 +59,11 @@ class Fleet(Job):
 
     def killed(self) -> None:
         self.hit()
+        self.ended()
+        self.exit("w1", signum=signal.SIGKILL)
+
+    def ended(self) -> None:
+        """The process is gone, and nobody has said that a rank failed."""
         self.record(
             Kind.PROCESS_EXITED,
             process="w1",
@@ -68,7 +73,6 @@ class Fleet(Job):
             expected=False,
             last_seq=None,
         )
-        self.exit("w1", signum=signal.SIGKILL)
 
     def end(self, outcome: str = "completed", reason: str = "") -> Log:
         self.now += S
@@ -278,15 +282,7 @@ def test_a_rank_that_ends_as_the_others_do_the_last_step_loses_no_sample() -> No
     fleet = Fleet()
     fleet.reach(1, STEPS - 1)
     fleet.hit()
-    fleet.record(
-        Kind.PROCESS_EXITED,
-        process="w1",
-        pid=1,
-        exit_code=None,
-        signal=9,
-        expected=False,
-        last_seq=None,
-    )
+    fleet.ended()
     fleet.reach(STEPS, STEPS, ranks=(0,))
     assert trial(fleet.end()).samples_lost == 0
 

@@ -290,13 +290,15 @@ def test_a_turn_in_which_no_look_is_due_asks_no_process_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn follows each message: what it asked of all ranks would grow with their square."""
-    turn, asked = [0], list[int]()
+    turn, asked, looked_at = [0], list[int](), set[int]()
     take = PacedLook.take
-    monkeypatch.setattr(
-        PacedLook,
-        "take",
-        lambda self, look, ranks: take(self, look, ranks) if turn[0] < 40 else None,
-    )
+
+    def few_takes(self: PacedLook, look: Callable[[], None], ranks: int) -> None:
+        looked_at.add(ranks)
+        if turn[0] < 40:
+            take(self, look, ranks)
+
+    monkeypatch.setattr(PacedLook, "take", few_takes)
     monkeypatch.setattr(FakeHost, "mark", lambda self, name: asked.append(turn[0]) or BLANK)
 
     def lives(_: FakeHost) -> bool:
@@ -307,3 +309,4 @@ def test_a_turn_in_which_no_look_is_due_asks_no_process_anything(
 
     supervised(spec_of(tmp_path), lives)
     assert turn[0] >= 80
+    assert max(looked_at) == 2, "how far apart looks are depends on how many ranks there are"

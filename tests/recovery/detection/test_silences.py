@@ -5,6 +5,7 @@ that.
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -543,6 +544,26 @@ def test_the_time_to_leave_scales_with_the_step() -> None:
     assert left(ranks("forward", "collective"), for_s=1.1, step_s=2.0) == ["w1"], (
         "out of a collective it comes at once"
     )
+
+
+MANY, FAR_S = 16_384, 0.4
+"""Ranks of a job, and what lies between two looks at them on a slow processor."""
+
+
+def test_of_looks_that_lie_far_apart_at_many_ranks_all_time_counts() -> None:
+    """It was a quarter of it, so that a hang was found in four times its limit."""
+    marks = {f"w{rank}": mark("collective") for rank in range(MANY)}
+    marks["w0"] = mark("forward", collective=0)
+    detector = Watched().detector
+    looks = math.ceil(detector.deadline_s("forward") / FAR_S) + 2  # the first one counts nothing
+    found = [detector.look(1000.0 + look * FAR_S, marks, lambda _: "R") for look in range(looks)]
+    assert found[0] is None and found[-1] is not None and found[-1].process == "w0"
+    leaving = LeaveWatch(pace=Watched().detector.pace, least_s=1.0)
+    late = [
+        leaving.late(1000.0 + look * FAR_S, marks, lambda _: "R", lambda _: Pulse())
+        for look in range(math.ceil(1.0 / FAR_S) + 2)
+    ]
+    assert "w0" in late[-1]
 
 
 def test_whoever_is_busy_or_evaluates_leaves_when_it_is_done() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from tests.support.arms import FAIL, KILL, OPEN, control, evidence_of, hot_spare, judged
-from tests.support.limited import pace
 from tests.support.logs import ORCHESTRATOR, Line, Script
 from tests.support.readings import NS, Load, readings, steady, until
 from trainchaos.chaos.events.log import Event, Kind, Log
@@ -528,12 +527,11 @@ def test_of_many_nodes_the_readings_of_some_are_written_down() -> None:
 def test_a_reading_takes_less_than_0_4_ms() -> None:
     reader, pids = PressureReader(), {f"w{n}": os.getpid() for n in range(MOST_RANKS)}
     best = math.inf
-    with pace() as slower:
-        for _ in range(100):  # the best of many: others use this machine too
-            began = time.perf_counter()
-            reader.read(pids)
-            best = min(best, time.perf_counter() - began)
-    assert best / slower[0] < 0.4e-3
+    for _ in range(100):  # the best of many: others use this machine too
+        began = time.perf_counter()
+        reader.read(pids)
+        best = min(best, time.perf_counter() - began)
+    assert best < 0.4e-3
 
 
 def test_a_healthy_arm_on_a_machine_that_leaves_it_next_to_nothing_is_not_blamed() -> None:

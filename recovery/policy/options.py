@@ -88,9 +88,9 @@ def to_the_loss(view: ClusterView, names: Iterable[str], *, shrinks: bool) -> tu
 
 def _if_lost(process: ProcessView, gone: set[str], members: Sequence[str]) -> ProcessView:
     if process.name in gone:
-        return replace(process, health=Health.DEAD)
+        return process._replace(health=Health.DEAD)
     if process.name in members and process.health is Health.TRAINING:
-        return replace(process, health=Health.PARKED, valid=True)
+        return process._replace(health=Health.PARKED, valid=True)
     return process
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -60,9 +60,8 @@ ANNOUNCED = (Cause.NOTICE, Cause.WARNING)
 """Of a process that is still there, and works on until the job lets it go."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessView:
-    """One process.
+class ProcessView(NamedTuple):
+    """One process; a tuple, as a view of a large job has many thousands.
 
     ``rank``: its rank in the current generation; ``step``: last step it applied; ``valid``: state
     usable; ``noticed``: it was told that it will be ended soon; ``warned``: the place it runs on is

@@ -52,8 +52,7 @@ def _after(strategy: Strategy, view: ClusterView, lost: str, rank: int) -> Membe
         generation=view.generation,
     )
     processes = tuple(
-        replace(
-            one,
+        one._replace(
             health=Health.DEAD if one.name == lost else Health.PARKED,
             valid=one.name != lost,
             step=step,

@@ -5,7 +5,6 @@ and from the steps that its replicas agree on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
@@ -87,7 +86,7 @@ class ProgressWatch:
             # A member that has joined, and whose mark is still of an earlier generation, shows no
             # sign of life.
             marks = {
-                n: m if m.generation == generation else replace(m, phase="idle")
+                n: m if m.generation == generation else m._replace(phase="idle")
                 for n, m in marks.items()
             }
         replicas = {

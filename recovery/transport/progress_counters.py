@@ -10,8 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from trainchaos.recovery.transport import event_ring, exit_hint
 from trainchaos.recovery.transport.event_ring import LineRing
@@ -32,12 +32,13 @@ _GENERATION, _STEP, _PHASE, _COLLECTIVE, _TIME, _COMMITTED, _LAST_SEQ, _BUSY = r
 SIZE = mmap.ALLOCATIONGRANULARITY
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
-    """One reading. ``step``: being computed; ``collective``: number of collectives entered in this
-    generation; ``time_ns``: monotonic time of the last change; ``last_seq``: last event written
-    (-1: none); ``busy_s``: it says that it is busy with something else, for so many seconds at most
-    (0: it does not).
+class Mark(NamedTuple):
+    """One reading; a tuple, as one of each of many thousand ranks is made anew with each report.
+
+    ``step``: being computed; ``collective``: number of collectives entered in this generation;
+    ``time_ns``: monotonic time of the last change; ``last_seq``: last event written (-1: none);
+    ``busy_s``: it says that it is busy with something else, for so many seconds at most (0: it does
+    not).
     """
 
     generation: int

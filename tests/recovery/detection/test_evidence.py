@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from trainchaos.chaos.events.kinds import REQUIRED
@@ -16,7 +15,7 @@ DUMP = 'Stack (most recent call first):\n  File "train.py", line 3 in step\n'
 WORKING = Mark(
     generation=1, step=5, phase="backward", collective=1, time_ns=0, committed=4, last_seq=9
 )
-WAITING = replace(WORKING, phase="collective", collective=2)
+WAITING = WORKING._replace(phase="collective", collective=2)
 MARKS = {"w0": WAITING, "w1": WORKING, "w2": WAITING}
 
 
@@ -76,7 +75,7 @@ def test_a_rank_that_is_often_late_is_not_asked_each_time() -> None:
     hands = Hands()
     evidence = HangEvidence(hands)
     for step in range(10):
-        evidence.suspect({"w1"}, {**MARKS, "w1": replace(WORKING, step=step)})
+        evidence.suspect({"w1"}, {**MARKS, "w1": WORKING._replace(step=step)})
         hands.now += EVERY_S / 4
     assert hands.asked.count("w1") == 3
 
@@ -140,7 +139,7 @@ def test_an_answer_of_another_silence_does_not_count() -> None:
     hands = Hands()
     evidence = HangEvidence(hands)
     evidence.suspect({"w1"}, MARKS)
-    evidence.hung("w1", replace(WORKING, step=6))
+    evidence.hung("w1", WORKING._replace(step=6))
     evidence.hung("w2", WAITING)
     assert hands.events == []
 
@@ -151,7 +150,7 @@ def test_of_a_stall_without_culprit_those_tell_that_have_not_moved() -> None:
     evidence = HangEvidence(hands)
     evidence.suspect(set(marks), marks)
     assert hands.asked == [*marks][:MOST_ASKED]
-    evidence.stuck({**marks, "w1": replace(WAITING, step=9)})
+    evidence.stuck({**marks, "w1": WAITING._replace(step=9)})
     assert hands.told == [("w0", "stuck"), ("w2", "stuck"), ("w3", "stuck")]
     evidence.stuck(marks)
     assert hands.told[3:] == [("w1", "stuck")], "each once"
@@ -238,7 +237,7 @@ def test_an_answer_to_an_earlier_request_does_not_count() -> None:
     number = dict(hands.recalls)["w1"]
     evidence.recalled("w1", Recalled(number=number, rank=1, entries=[ENTRY]))
     hands.now += EVERY_S
-    later = {**MARKS, "w1": replace(WORKING, step=6)}
+    later = {**MARKS, "w1": WORKING._replace(step=6)}
     evidence.suspect({"w1"}, later)
     evidence.hung("w1", later["w1"])
     assert hands.records[0]["why"] == "it did not answer" and hands.records[0]["entries"] == []
@@ -292,13 +291,13 @@ def test_of_all_that_wait_the_one_that_left_a_collective_out_is_named() -> None:
 
 def test_who_has_moved_since_it_was_asked_is_not_named() -> None:
     evidence = all_asked(Hands())
-    assert evidence.named(STUCK, STANDING | {"w1": replace(WAITING, collective=3)}) == STUCK
+    assert evidence.named(STUCK, STANDING | {"w1": WAITING._replace(collective=3)}) == STUCK
 
 
 def test_an_answer_to_an_earlier_request_names_nobody() -> None:
     hands = Hands()
     evidence = all_asked(hands)
-    later = {name: replace(WAITING, step=6) for name in STANDING}
+    later = {name: WAITING._replace(step=6) for name in STANDING}
     hands.now += EVERY_S
     evidence.suspect(set(later), later)
     assert evidence.named(STUCK, later) == STUCK

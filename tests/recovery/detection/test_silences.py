@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 import pytest
 
@@ -580,5 +579,5 @@ def test_whoever_is_kept_from_running_has_longer_to_leave() -> None:
 def test_whoever_moves_has_not_stopped_to_leave() -> None:
     leaving = LeaveWatch(pace=Watched().detector.pace, least_s=1.0)
     for look in range(200):
-        marks = {"w0": replace(mark("checkpoint"), time_ns=look // 40)}
+        marks = {"w0": mark("checkpoint")._replace(time_ns=look // 40)}
         assert leaving.late(look * TICK_S, marks, lambda _: "S", lambda _: Pulse()) == {}

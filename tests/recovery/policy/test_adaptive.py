@@ -92,7 +92,7 @@ def test_a_process_on_its_way_is_waited_for_and_no_other_started() -> None:
 def test_what_is_almost_there_costs_only_the_rest_of_its_start() -> None:
     costs = costs_of(10.0, 4.0)
     view = view_of(ADAPTIVE, "PPPD", outside="S", costs=costs)
-    late = replace(view, processes=(*view.processes[:-1], replace(view.processes[-1], age_s=3.0)))
+    late = replace(view, processes=(*view.processes[:-1], view.processes[-1]._replace(age_s=3.0)))
     fresh, aged = (prices(ADAPTIVE.on_failure(each))[options.WAIT] for each in (view, late))
     assert fresh - aged == pytest.approx(4 * 3.0)
 
@@ -155,8 +155,7 @@ def costly_views(draw: st.DrawFn) -> ClusterView:
     view: ClusterView = draw(failed_views(ADAPTIVE))
     sharded = view.world % 2 == 0 and len(view.members) % 2 == 0 and draw(st.booleans())
     processes = tuple(
-        replace(
-            process,
+        process._replace(
             noticed=draw(st.booleans()) if process.health is not Health.DEAD else False,
             warned=draw(st.booleans()),
             age_s=draw(st.floats(0.0, 100.0)),
@@ -289,8 +288,7 @@ def warned_view(outside: str = "", **more: Any) -> ClusterView:
     """A job at work whose rank 3 is about to fail."""
     view = view_of(ADAPTIVE, "PPPP", outside=outside, failures=(), **more)
     processes = tuple(
-        replace(
-            process,
+        process._replace(
             health=Health.TRAINING if process.rank is not None else process.health,
             warned=process.name == "w3",
         )
@@ -329,11 +327,11 @@ def test_the_more_warnings_come_true_the_more_is_done_about_one() -> None:
 def test_a_ready_process_waits_for_others_only_as_long_as_that_pays() -> None:
     view = view_of(ADAPTIVE, "PP", outside="RS", failures=(), world=4)
     working = tuple(
-        replace(p, health=Health.TRAINING) if p.rank is not None else p for p in view.processes
+        p._replace(health=Health.TRAINING) if p.rank is not None else p for p in view.processes
     )
     view = replace(view, processes=working, costs=costs_of(0.05, 30.0))
     assert ADAPTIVE.on_ready(view).actions == (Pause(),)
-    soon = tuple(replace(p, age_s=29.99) if p.name == "s1" else p for p in view.processes)
+    soon = tuple(p._replace(age_s=29.99) if p.name == "s1" else p for p in view.processes)
     assert ADAPTIVE.on_ready(replace(view, processes=soon)).actions == ()
 
 
@@ -374,7 +372,7 @@ def test_for_a_warned_rank_a_process_is_started_and_saved_only_where_a_loss_woul
 def test_near_the_end_a_ready_process_joins_only_where_that_pays() -> None:
     view = view_of(ADAPTIVE, "PPP", outside="R", failures=(), world=4)
     working = tuple(
-        replace(p, health=Health.TRAINING) if p.rank is not None else p for p in view.processes
+        p._replace(health=Health.TRAINING) if p.rank is not None else p for p in view.processes
     )
     dear = costs_of(0.05, 1.0, copy_s=Figure(5.0, 1))
     view = replace(view, processes=working, costs=dear)
@@ -457,7 +455,7 @@ def test_more_on_their_way_than_are_missing_are_no_reason_to_start_another() -> 
     costs = costs_of(1.0, 30.0)
     one, two = (view_of(ADAPTIVE, "PPPD", outside=outside, costs=costs) for outside in ("S", "SS"))
     soon = [
-        replace(view, processes=tuple(replace(p, age_s=29.0) for p in view.processes))
+        replace(view, processes=tuple(p._replace(age_s=29.0) for p in view.processes))
         for view in (one, two)
     ]
     found = [prices(ADAPTIVE.on_failure(view))[options.DROP] for view in soon]

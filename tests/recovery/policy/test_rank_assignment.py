@@ -107,10 +107,8 @@ def broken_jobs(draw: st.DrawFn) -> ClusterView:
         for n in range(draw(st.integers(0, 3)))
     ]
     benched = [
-        replace(
-            member(shard, shards, health=Health.READY, valid=draw(st.booleans())),
-            name=f"b{shard}",
-            rank=None,
+        member(shard, shards, health=Health.READY, valid=draw(st.booleans()))._replace(
+            name=f"b{shard}", rank=None
         )
         for shard in range(draw(st.integers(0, shards)) if missing else 0)
     ]
@@ -214,7 +212,7 @@ def test_a_lost_rank_is_taken_by_the_spare_that_follows_its_shard() -> None:
 def test_of_those_that_wait_the_one_that_follows_comes_first_and_members_keep_their_places() -> (
     None
 ):
-    benched = replace(member(0, 2, health=Health.READY, valid=False, step=4), name="b", rank=None)
+    benched = member(0, 2, health=Health.READY, valid=False, step=4)._replace(name="b", rank=None)
     two = [member(0, 2), member(1, 2)]
     view = view_of(two, 2, benched, spare("f", 0), spare("new", None), world=4)
     assert fallback.with_room(view) == ("w0", "w1", "f", "new")
@@ -231,7 +229,7 @@ def test_of_those_that_wait_the_one_that_follows_comes_first_and_members_keep_th
         ([spare("a", 0), spare("new", None)], True),
         ([spare("b", 1, warned=True)], False),
         ([spare("b", 1, warned=True), spare("new", None)], True),
-        ([replace(spare("b", 1), live=False)], False),
+        ([spare("b", 1)._replace(live=False)], False),
     ],
     ids=["follows", "another", "free", "warned", "warned-and-free", "not-yet"],
 )
@@ -241,7 +239,7 @@ def test_a_rank_that_may_fail_moves_to_a_spare_of_its_shard(
     people = [member(rank, 2, warned=rank == 3, health=Health.TRAINING) for rank in range(4)]
     view = view_of(people, 2, *spares)
     assert (fallback.move_away(view) is not None) == moves
-    parked = [replace(one, health=Health.PARKED) for one in people]
+    parked = [one._replace(health=Health.PARKED) for one in people]
     moved = fallback.move(view_of(parked, 2, *spares))
     assert (moved is not None) == moves
     if moved is not None:

@@ -217,7 +217,7 @@ def test_a_loss_is_replaced_where_that_is_promised(strategy: Strategy, data: st.
 def gone_on(view: ClusterView, form: Form) -> ClusterView:
     """The same job when the decided generation trains."""
     processes = [
-        replace(p, health=Health.TRAINING) if p.name in form.members else p for p in view.processes
+        p._replace(health=Health.TRAINING) if p.name in form.members else p for p in view.processes
     ]
     return replace(view, members=form.members, processes=tuple(processes), failures=(), history=())
 
@@ -411,7 +411,7 @@ def test_a_restart_is_led_by_a_process_that_still_holds_the_initial_state() -> N
 
 def test_a_spare_that_followed_does_not_begin_a_job_anew() -> None:
     view = view_of(HotSpare(sync="live"), "DttD", outside="R")
-    following = tuple(replace(p, live=p.name == "s0") for p in view.processes)
+    following = tuple(p._replace(live=p.name == "s0") for p in view.processes)
     for saved, first in ((False, "new-0"), (True, "s0")):
         seen = replace(view, processes=following, saved=saved)
         form = one_form(HotSpare(sync="live").on_failure(seen))

@@ -120,8 +120,7 @@ def test_what_is_predicted_is_what_the_strategy_then_decides(
             processes=tuple(
                 one
                 if one.rank is None
-                else replace(
-                    one,
+                else one._replace(
                     step=9,
                     valid=one.name != who,
                     health=Health.DEAD if one.name == who else Health.PARKED,

@@ -19,6 +19,7 @@ from trainchaos.recovery.nodes.agent.agent import MAX_KEPT, SILENT_PINGS
 from trainchaos.recovery.nodes.agent.dialer import CONNECT_LIMIT_S, LATEST_S, SOONEST_S
 from trainchaos.recovery.nodes.coordinator.software import versions
 from trainchaos.recovery.nodes.link import handshake, protocol
+from trainchaos.recovery.nodes.link.bundle import Letter, apart, together
 from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed, ProtocolViolation
 from trainchaos.recovery.nodes.link.link import Link, Post
 from trainchaos.recovery.nodes.link.protocol import FROM_COORDINATOR
@@ -75,7 +76,7 @@ class SimulatedAgent:
         self.processes: dict[str, int] = {}
         self._generation: dict[str, int] = {}
         self._told: dict[str, int] = {}
-        self._heard: list[tuple[str, Any]] = []
+        self._heard: list[Letter] = []
         self._next_pid = FIRST_PID
         self._heard_s = self._beat_due_s = 0.0
         self.fenced = 0
@@ -169,7 +170,7 @@ class SimulatedAgent:
 
     def say(self, process: str, message: Parked | Joined | CheckpointNote) -> None:
         """A rank sends a message, at once if the agent is connected."""
-        self._heard.append((process, message))
+        self._heard.append(Letter(process, message))
         self._pass_on()
         if time.monotonic() >= self.deaf_until_s:
             self._send()
@@ -265,7 +266,7 @@ class SimulatedAgent:
             case protocol.Start():
                 self._start(frame.process)
             case protocol.Tell():
-                for process, message in frame.messages():
+                for process, message in apart(frame):
                     if process in self.processes:
                         self._order(process, message)
             case protocol.Signal():
@@ -292,7 +293,7 @@ class SimulatedAgent:
         ready = Ready(
             steps=STEPS, samples=SAMPLES, global_batch=BATCH, seed=SEED, versions=self._versions
         )
-        self._heard.append((process, ready))
+        self._heard.append(Letter(process, ready))
 
     def _order(self, process: str, message: Message) -> None:
         job = self._job
@@ -323,15 +324,15 @@ class SimulatedAgent:
             case Stop():
                 self._end(process, 0)
         if answer is not None:
-            self._heard.append((process, answer))
+            self._heard.append(Letter(process, answer))
 
     def _pass_on(self) -> None:
         """Pass on what ranks have said, as the real agent does after a turn, and before it tells of
         an end.
         """
-        if self._heard:
-            self._post.add(protocol.Heard.model_construct(each=tuple(self._heard)))
-            self._heard.clear()
+        for heard in together(self._heard, protocol.Heard):
+            self._post.add(heard)
+        self._heard.clear()
 
     def parked(self, process: str, why: Any, error: str = "") -> Parked:
         """The message of a rank that leaves its generation."""

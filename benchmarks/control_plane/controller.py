@@ -14,7 +14,7 @@ import statistics
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,14 @@ from trainchaos.recovery.policy.strategy import StateFrom, Strategy
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.supervise.controller import Controller, Stage
 from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import CheckpointNote, Joined, Message, Parked, Ready
+from trainchaos.recovery.transport.wire import (
+    NOTHING_OWN,
+    CheckpointNote,
+    Joined,
+    Message,
+    Parked,
+    Ready,
+)
 
 WORLDS = (64, 256, 1024, 4096, 16384)
 ROUNDS = 3
@@ -62,8 +69,9 @@ class NoJob:
     def expect(self, role: str, mode: str, count: int) -> None:
         """Do nothing."""
 
-    def send(self, process: str, message: Message) -> bool:
+    def send(self, process: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
         """Count a message; send nothing."""
+        message = message.varied(**own) if own else message
         self.sent[type(message).__name__] += 1
         self.bytes += len(message.model_dump_json()) + 1
         return True

@@ -37,7 +37,14 @@ from trainchaos.recovery.process.local import Dying
 from trainchaos.recovery.process.stacks import STACK_SIGNAL, keep
 from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
 from trainchaos.recovery.supervise.supervision import Hands, StopFlag
-from trainchaos.recovery.transport.wire import CheckpointNote, Extra, Join, Message, Stop
+from trainchaos.recovery.transport.wire import (
+    NOTHING_OWN,
+    CheckpointNote,
+    Extra,
+    Join,
+    Message,
+    Stop,
+)
 
 TICK_S = 0.02
 DRAIN_LIMIT_S = 10.0
@@ -328,8 +335,9 @@ class Orchestrator:
     def expect(self, role: str, mode: str, count: int) -> None:
         """Start them one by one: an arm has few."""
 
-    def send(self, process: str, message: Message) -> bool:
+    def send(self, process: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
         """Send; a rank learns of the faults armed for it before it joins."""
+        message = message.varied(**own) if own else message
         if isinstance(message, Join):
             self._injector.arm(process, message.rank)
         if isinstance(message, Stop):

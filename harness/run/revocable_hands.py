@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from trainchaos.harness.launch.launcher import Report
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.supervise.supervision import Hands
 from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import Message
+from trainchaos.recovery.transport.wire import NOTHING_OWN, Message
 
 
 class CoordinatorLost(Exception):
@@ -45,10 +45,10 @@ class RevocableHands:
         """See Hands."""
         self._hands.expect(role, mode, count)
 
-    def send(self, process: str, message: Message) -> bool:
+    def send(self, process: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
         """See Hands."""
         self._check("send")
-        sent = self._hands.send(process, message)
+        sent = self._hands.send(process, message, own)
         self._check()
         return sent
 

@@ -28,7 +28,7 @@ from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.channel import Channel, WireError
 from trainchaos.recovery.transport.progress_counters import Mark, MarkPage
 from trainchaos.recovery.transport.reverse_dns import nameless
-from trainchaos.recovery.transport.wire import Message
+from trainchaos.recovery.transport.wire import NOTHING_OWN, Message
 
 REAP_LIMIT_S = 10.0
 SEND_LIMIT_S = 0.5
@@ -166,10 +166,14 @@ class Children:
         """Whether its exit has not been reported yet."""
         return name in self._children
 
-    def send(self, name: str, message: Message) -> bool:
-        """Send a message; False when the process has exited or no longer reads."""
+    def send(self, name: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
+        """Send a message; False when the process has exited or no longer reads. ``own``: fields
+        that differ for this process.
+        """
         child = self._children.get(name)
-        return child is not None and child.channel is not None and child.channel.send(message)
+        if child is None or child.channel is None:
+            return False
+        return child.channel.send(message.varied(**own) if own else message)
 
     def signal(self, name: str, signum: int) -> None:
         """Signal through the pidfd; a process that has exited is no error, nor is one that would

@@ -173,7 +173,7 @@ class Formation:
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
             process.shard = rank % self._shards
             process.live, process.follows = "", False  # it follows until then
-            self._hands.send(name, common.varied(rank=rank, **own))
+            self._hands.send(name, common, {"rank": rank, **own})
 
     def _plan(self, form: Form) -> tuple[CopyPlan, int]:
         """Who sends its state to whom, and the step from which a live spare may have followed (see

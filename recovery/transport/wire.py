@@ -5,6 +5,8 @@ Typed, JSON, one a line over a stream socket. Nothing is unpickled.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -12,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from trainchaos.recovery.policy.doubts import Doubt
 
 _set = object.__setattr__  # messages are frozen
+
+NOTHING_OWN: Mapping[str, Any] = MappingProxyType({})
+"""Of a message that is sent as it is."""
 
 MOST_LEFT_OUT = 4096  # samples in a message
 # samples that a rank may name: whatever their numbers, they fit into one message

@@ -16,8 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from trainchaos.recovery.health.care.place_check import PlaceChecks
 from trainchaos.recovery.health.machine import machine_service
 from trainchaos.recovery.nodes.agent.agent_config import AgentConfig
@@ -28,6 +26,7 @@ from trainchaos.recovery.nodes.agent.rejections import Rejections
 from trainchaos.recovery.nodes.agent.strays import Strays
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
+from trainchaos.recovery.nodes.link.bundle import apart
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import refuse_shared
 from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
@@ -319,13 +318,8 @@ class NodeAgent:
                 self.end("the run is over")
 
     def _pass_on(self, tell: protocol.Tell) -> None:
-        try:
-            for process, message in tell.messages():
-                self._processes.tell(process, message)
-        except ValidationError as error:
-            raise ProtocolViolation(
-                f"not a message for a process: {error.errors()[0]['msg']}"
-            ) from error
+        for process, message in apart(tell):
+            self._processes.tell(process, message)
 
     def _answer(self, ping: protocol.Ping) -> None:
         received_ns = time.monotonic_ns()

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.bundle import Letter, together
 from trainchaos.recovery.nodes.link.files import FileTail
 from trainchaos.recovery.nodes.link.link import Post
 from trainchaos.recovery.nodes.link.protocol import MarkWords
@@ -70,7 +70,7 @@ class AgentProcesses:
 
     def tell_of(self, reports: Iterable[Report]) -> None:
         """Turn reports into messages; an exit comes after everything that the process wrote."""
-        heard: list[tuple[str, Any]] = []
+        heard: list[Letter] = []
         size = 0
         for report in reports:
             if isinstance(report, MessageReceived):
@@ -79,7 +79,7 @@ class AgentProcesses:
                 if size + length > LONGEST_HEARD:
                     self._pass_on(heard)
                     size = 0
-                heard.append((report.process, report.message))
+                heard.append(Letter(report.process, report.message))
                 size += length
             else:
                 self._pass_on(heard)
@@ -87,11 +87,11 @@ class AgentProcesses:
                 self._tell_of_end(report)
         self._pass_on(heard)
 
-    def _pass_on(self, heard: list[tuple[str, Any]]) -> None:
+    def _pass_on(self, heard: list[Letter]) -> None:
         """Send messages of processes, and forget them here."""
-        if heard:
-            self._post.add(protocol.Heard.model_construct(each=tuple(heard)))
-            heard.clear()
+        for frame in together(heard, protocol.Heard):
+            self._post.add(frame)
+        heard.clear()
 
     def _tell_of_end(self, report: Dying | Exited) -> None:
         if isinstance(report, Dying):

@@ -16,6 +16,7 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
     RemoteProcess,
 )
 from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.bundle import apart
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import land
 from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
@@ -128,7 +129,7 @@ class RemoteProcesses:
             case protocol.Lines():
                 self._land(state, frame)
             case protocol.Heard():
-                for name, message in frame.each:
+                for name, message in apart(frame):
                     if self._of(state, name) is not None:
                         self._paths.heard(state.node, message, self._clock_ns())
                         self._reports.append(MessageReceived(process=name, message=message))

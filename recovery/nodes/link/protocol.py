@@ -8,16 +8,14 @@ message a line, nothing is unpickled. Times are nanoseconds of the sender's mono
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
-from trainchaos.recovery.transport.wire import ANY_MESSAGE, AnyMessage, Message
 
-VERSION = 12
+VERSION = 13
 MAX_LINE = 4 << 20
 
 
@@ -25,6 +23,15 @@ class Frame(BaseModel):
     """Base of all messages."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Bundle(Frame):
+    """Messages of one kind to or from processes (``recovery.nodes.link.bundle``). ``common``:
+    fields that all of them have; ``each``: the process and the further fields of its message.
+    """
+
+    common: dict[str, Any]
+    each: tuple[tuple[str, dict[str, Any]], ...]
 
 
 # ---- from the agent
@@ -64,14 +71,13 @@ class Started(Frame):
     error: str = ""
 
 
-class Heard(Frame):
-    """Processes of the node sent messages: ``each`` is a process and its message, in the order in
-    which they came. All that came in one turn of the agent, as far as they fit: when a generation
-    is aborted, all ranks of a node say at once that they have left it.
+class Heard(Bundle):
+    """Processes of the node sent messages, in this order: all of one kind that came in one turn of
+    the agent, as far as they fit. When a generation is aborted, all ranks of a node say at once
+    that they have left it.
     """
 
     type: Literal["heard"] = "heard"
-    each: tuple[tuple[str, AnyMessage], ...]
 
 
 class Sinking(Frame):
@@ -234,22 +240,10 @@ class Start(Frame):
     log: str = ""
 
 
-class Tell(Frame):
-    """Pass messages to processes, in this order. ``common``: fields that all of them have;
-    ``each``: the process and the further fields of its message.
-    """
+class Tell(Bundle):
+    """Pass messages to processes, in this order."""
 
     type: Literal["tell"] = "tell"
-    common: dict[str, Any]
-    each: tuple[tuple[str, dict[str, Any]], ...]
-
-    def messages(self) -> Iterator[tuple[str, Message]]:
-        """Process and message. Raises pydantic's ValidationError."""
-        said, message = None, None  # to all ranks of a node most orders are the same
-        for process, own in self.each:
-            if message is None or own != said:
-                said, message = own, ANY_MESSAGE.validate_python({**self.common, **own})
-            yield process, message
 
 
 class Signal(Frame):

@@ -30,7 +30,15 @@ from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.run import _spec
 from trainchaos.recovery.supervise.supervision import StopFlag, Timing
 from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import Inquiry, Join, Joined, Message, Ready, Status
+from trainchaos.recovery.transport.wire import (
+    NOTHING_OWN,
+    Inquiry,
+    Join,
+    Joined,
+    Message,
+    Ready,
+    Status,
+)
 
 STEPS = 100
 REPORT = HealthReport(what="xid", code=79, node=0, device="cpu", source="nvml").model_dump()
@@ -74,7 +82,8 @@ class FakeHost:
     def alive(self, name: str) -> bool:
         return name in self._names
 
-    def send(self, name: str, message: Message) -> bool:
+    def send(self, name: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
+        message = message.varied(**own)
         answer: Message | None = None
         if isinstance(message, Inquiry):
             answer = Status(

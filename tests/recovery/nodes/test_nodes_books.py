@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.recovery.nodes.test_nodes_fleet import LIMIT_S, MARK, Puppet, Stage
+from tests.support.clusters.nodes import heard
 from trainchaos.recovery.nodes.agent import agent_processes as module
 from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
 from trainchaos.recovery.nodes.coordinator import remote_processes
@@ -57,7 +58,7 @@ def life(stage: Stage, puppet: Puppet, name: str) -> None:
     puppet.say(Started(process=name, pid=4711))
     stage.fleet.spawn(name, 0, {"name": name}, mode="warm", log=f"{name}.jsonl")
     puppet.say(
-        Heard(each=((name, Ready()),)),
+        heard(name, Ready()),
         Lines(file=f"{name}.jsonl", offset=0, text="one\n"),
         Ended(process=name, exit_code=None, signal=9, time_ns=5, mark=MARK),
     )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.support.clusters.nodes import heard
 from trainchaos.chaos.cli import cli
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
@@ -34,7 +35,6 @@ from trainchaos.recovery.nodes.link.protocol import (
     Ended,
     Fence,
     Frame,
-    Heard,
     Hello,
     Lines,
     Ping,
@@ -177,7 +177,7 @@ def test_a_process_is_what_its_agent_says(stage: Stage, tmp_path: Path) -> None:
     stage.spawn(puppet)
     stage.until(lambda _: any(isinstance(f, Start) for f in puppet.listen()))
     puppet.say(Beat(time_ns=1, marks={"w0": MARK}, states={"w0": "T"}), reliable=False)
-    puppet.say(Heard(each=(("w0", Ready()),)), Sinking(process="w0"), Sinking(process="w0"))
+    puppet.say(heard("w0", Ready()), Sinking(process="w0"), Sinking(process="w0"))
     puppet.say(Lines(file="w0.jsonl", offset=0, text="one\n"))
     puppet.say(Ended(process="w0", exit_code=3, signal=None, time_ns=5, mark=MARK))
     reports = [r for r in stage.until_kind(Exited) if not isinstance(r, ClockMeasured)]
@@ -428,7 +428,7 @@ def failing(stage: Stage) -> Puppet:
     stage.spawn(other, "w1", 1)
     puppet.link.reset()
     stage.until(lambda _: not stage.fleet.nodes()[0].connected)
-    other.say(Heard(each=(("w1", Parked(generation=1, step=7, valid=True, why="failed")),)))
+    other.say(heard("w1", Parked(generation=1, step=7, valid=True, why="failed")))
     stage.until_kind(MessageReceived)
     return puppet
 
@@ -472,7 +472,7 @@ def test_an_agent_that_comes_back_at_once_is_the_same(stage: Stage) -> None:
     assert isinstance(stage.answer(again), Welcome)
     again.number = puppet.number
     assert stage.passes(0.5) == [] and stage.fleet.alive("w0")
-    again.say(Heard(each=(("w0", Ready()),)))
+    again.say(heard("w0", Ready()))
     stage.until_kind(MessageReceived)
 
 
@@ -528,7 +528,7 @@ def test_what_one_node_says_of_anothers_process_is_not_heard(stage: Stage, tmp_p
     other.say(
         Ended(process="w0", exit_code=0, signal=None, time_ns=1, mark=MARK), Sinking(process="w0")
     )
-    other.say(Lines(file="w0.jsonl", offset=0, text="lie\n"), Heard(each=(("w0", Ready()),)))
+    other.say(Lines(file="w0.jsonl", offset=0, text="lie\n"), heard("w0", Ready()))
     other.say(Beat(time_ns=1, marks={"w0": MARK}, states={}), reliable=False)
     stage.spawn(other, "w1", 1)  # by then all that was heard
     assert stage.passes(0.0) == [] and stage.fleet.alive("w0") and stage.fleet.mark("w0").step == 0

@@ -92,7 +92,7 @@ def test_pings_are_spread_over_the_second_and_stay_so_when_all_come_late() -> No
 
 
 def rank(name: str, node: int, generation: int, committed: int) -> RemoteProcess:
-    mark = replace(NEVER, generation=generation, committed=committed)
+    mark = NEVER._replace(generation=generation, committed=committed)
     return RemoteProcess(name=name, node=node, pid=1, mark=mark)
 
 

@@ -15,11 +15,20 @@ from typing import Any, Protocol
 
 from tests.support.clusters.cluster import agent_command
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetLimits, FleetReport
-from trainchaos.recovery.transport.wire import Extra
+from trainchaos.recovery.nodes.link.bundle import Letter, together
+from trainchaos.recovery.nodes.link.protocol import Heard
+from trainchaos.recovery.transport.wire import Extra, Message
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 30.0
 RANK = "tests.support.clusters.tiny_rank"
+
+
+def heard(process: str, message: Message) -> Heard:
+    """What an agent says when a process has sent a message."""
+    (line,) = together([Letter(process, message)], Heard)
+    assert isinstance(line, Heard)
+    return line
 
 
 class AgentProcess:

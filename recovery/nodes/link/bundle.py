@@ -5,7 +5,7 @@ written, and read, once. Most orders to all ranks of a node are the same, and so
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -30,43 +30,45 @@ class Letter(NamedTuple):
     own: Mapping[str, Any] = NOTHING_OWN
 
 
-def together(letters: Sequence[Letter], kind: type[Bundle]) -> Iterator[Bundle]:
+def together(letters: Iterable[Letter], kind: type[Bundle]) -> Iterator[Bundle]:
     """Lines for some messages, in their order."""
-    for _, group in itertools.groupby(letters, key=lambda letter: type(letter.message)):
+    for of_kind, group in itertools.groupby(letters, key=_kind):
         people = list(group)
         first = vars(people[0].message)
         differ = _differing(people, first)
         common = {key: value for key, value in first.items() if key not in differ}
-        apart = [key for key in first if key in differ]
+        own_keys = [key for key in first if key in differ]
+        long = issubclass(of_kind, _LONG)
         each: list[tuple[str, dict[str, Any]]] = []
         length = 0
         for letter in people:
-            long = isinstance(letter.message, _LONG)
             size = len(letter.message.model_dump_json()) if long else USUAL
             if each and length + size > LONGEST:
                 yield kind.model_construct(common=common, each=tuple(each))
                 each, length = [], 0
-            each.append((letter.process, _part(letter, apart)))
+            each.append((letter.process, _part(letter, own_keys) if own_keys else {}))
             length += size
         yield kind.model_construct(common=common, each=tuple(each))
 
 
-def _differing(people: Sequence[Letter], first: Mapping[str, Any]) -> set[str]:
+def _kind(letter: Letter) -> type[Message]:
+    return type(letter.message)
+
+
+def _differing(people: Iterable[Letter], first: Mapping[str, Any]) -> set[str]:
     """The fields that are not the same in all of them. ``first``: the message of the first one."""
     differ: set[str] = set()
     for _, message, own in people:
-        differ.update(own)
+        if own:
+            differ.update(own)
         fields = vars(message)
-        if fields is first:
-            continue
-        differ.update(
-            key for key, value in fields.items() if value is not first[key] and value != first[key]
-        )
+        if fields is not first and fields != first:
+            differ.update(key for key, value in fields.items() if value != first[key])
     return differ
 
 
 def _part(letter: Letter, keys: Sequence[str]) -> dict[str, Any]:
-    """The values of those fields in a message, its own among them."""
+    """The values of these fields in a message, its own among them."""
     own = letter.own
     if len(own) == len(keys):
         return dict(own)

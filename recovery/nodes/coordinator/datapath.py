@@ -60,7 +60,7 @@ class Furthest:
 
     def __init__(self) -> None:
         self._by_node: dict[int, dict[str, RemoteProcess]] = {}
-        self._best: dict[int, RemoteProcess] = {}
+        self._best: dict[int, tuple[tuple[int, int], RemoteProcess]] = {}
         self._two: list[RemoteProcess] | None = None  # None: not known
 
     def clear(self) -> None:
@@ -77,20 +77,28 @@ class Furthest:
     def remove(self, process: RemoteProcess) -> None:
         """It has ended."""
         people = self._by_node.get(process.node, {})
-        if people.pop(process.name, None) is None or self._best.get(process.node) is not process:
+        known = people.pop(process.name, None) is not None
+        if not known or self._best[process.node][1] is not process:
             return
         self._two = None
         if people:
-            self._best[process.node] = max(people.values(), key=_reach)
+            best = max(people.values(), key=_reach)
+            self._best[process.node] = _reach(best), best
         else:
             del self._best[process.node], self._by_node[process.node]
 
     def moved(self, process: RemoteProcess) -> None:
         """Its mark is another one. Within a node no mark goes back but by a new generation."""
-        best = self._best.get(process.node)
-        if best is None or best is process or _reach(process) > _reach(best):
-            self._best[process.node] = process
+        reach = _reach(process)
+        before, best = self._best.get(process.node, (_NOWHERE, None))
+        if best is not process and best is not None and reach <= before:
+            return
+        self._best[process.node] = reach, process
+        if reach < before:
             self._two = None
+        elif self._two is not None:
+            others = [one for one in self._two if one.node != process.node]
+            self._two = sorted([*others, process], key=_reach, reverse=True)[:2]
 
     def on(self, node: int) -> list[RemoteProcess]:
         """The processes of a node."""
@@ -99,9 +107,13 @@ class Furthest:
     def beside(self, node: int) -> list[RemoteProcess]:
         """The furthest process of a node, and those of the two furthest nodes."""
         if self._two is None:
-            self._two = heapq.nlargest(2, self._best.values(), key=_reach)
-        own = self._best.get(node)
+            best = (process for _, process in self._best.values())
+            self._two = heapq.nlargest(2, best, key=_reach)
+        _, own = self._best.get(node, (_NOWHERE, None))
         return [own, *self._two] if own is not None else self._two
+
+
+_NOWHERE = (-1, -1)
 
 
 def _reach(process: RemoteProcess) -> tuple[int, int]:

@@ -8,6 +8,7 @@ pid and a progress mark, and answers orders at once. All times are of the monoto
 
 from __future__ import annotations
 
+import functools
 import secrets
 import socket
 import time
@@ -43,6 +44,18 @@ FORWARD = PHASES.index("forward")
 COLLECTIVE = PHASES.index("collective")
 FIRST_PID = 1000
 SAVE_EVERY = 20  # steps between two checkpoints, which rank 0 reports
+
+
+@functools.lru_cache(maxsize=8)
+def _parked(generation: int, step: int, why: Any, error: str) -> Parked:
+    """Made once for all ranks that say the same: a real one makes its own, on its own processor."""
+    return Parked(generation=generation, step=step, valid=True, why=why, error=error)
+
+
+@functools.lru_cache(maxsize=8)
+def _joined(generation: int, step: int) -> Joined:
+    """The same for those that have joined."""
+    return Joined(generation=generation, step=step, checkpoint=None)
 
 
 class SimulatedAgent:
@@ -303,7 +316,7 @@ class SimulatedAgent:
                 job.told("join", message.generation, self.node)
                 self._generation[process] = message.generation
                 job.join(self, process, message)
-                answer = Joined(generation=message.generation, step=job.committed, checkpoint=None)
+                answer = _joined(message.generation, job.committed)
             case Abort():
                 job.told("abort", message.generation, self.node)
                 if message.generation == self._generation.get(process):
@@ -336,13 +349,7 @@ class SimulatedAgent:
 
     def parked(self, process: str, why: Any, error: str = "") -> Parked:
         """The message of a rank that leaves its generation."""
-        return Parked(
-            generation=self._generation.get(process, 0),
-            step=self._job.committed,
-            valid=True,
-            why=why,
-            error=error,
-        )
+        return _parked(self._generation.get(process, 0), self._job.committed, why, error)
 
     def _end(self, process: str, signum: int) -> None:
         if self.processes.pop(process, None) is None:

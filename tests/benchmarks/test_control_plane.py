@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.control_plane import load, page, processes
+from benchmarks.control_plane import load, messages, page, processes
 from benchmarks.control_plane.cases import Case
 from benchmarks.control_plane.coordinator import RECORD, records
 from benchmarks.control_plane.job import SimulatedJob
@@ -84,6 +84,20 @@ def result(**changed: Any) -> dict[str, Any]:
     latency = {"heartbeat": beat, "failure to decision": {**beat, "n": 1, "max": 190.0}}
     made = load.failed("rack", 2048, 8, "")
     return made | {"latency_ms": latency} | changed
+
+
+def test_what_messages_cost_is_measured_over_links_that_carry_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    messages.main(["--rounds", "2"])
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    told = [row.split(" | ")[0].removeprefix("| ") for row in rows]
+    assert told[:3] == [
+        "leave: the coordinator orders",
+        "leave: the agent answers",
+        "leave: the coordinator hears",
+    ]
+    assert len(told) == 9 and all(int(row.split(" | ")[1].removesuffix(" |")) > 0 for row in rows)
 
 
 def test_a_page_says_which_goals_are_met_and_keeps_its_text(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""Cost of the messages between a coordinator and one agent: ``python -m
+benchmarks.control_plane.messages``.
+
+The product's own links over a socket pair, without a network and with nothing else to do: what a
+heartbeat takes, and what the orders of a failure and their answers take, of processor time at each
+end. Times the number of nodes they are the least that a mass failure can take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from trainchaos.recovery.nodes.coordinator.outbox import Outbox
+from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.bundle import Letter, apart, together
+from trainchaos.recovery.nodes.link.handshake import Keys
+from trainchaos.recovery.nodes.link.link import Link, Post
+from trainchaos.recovery.transport.wire import Abort, Join, Joined, Message, Parked
+
+ROUNDS = 1500
+RANKS = 8  # of a node
+NOW_NS = 10**13
+ORDERS = (
+    (
+        "leave",
+        Abort(generation=1),
+        Parked(generation=1, step=17, valid=True, why="aborted"),
+    ),
+    (
+        "join",
+        Join(generation=2, rank=0, world=16128, store_port=1, restore=False, timeout_s=60.0),
+        Joined(generation=2, step=17, checkpoint=None),
+    ),
+)
+
+
+class Pair:
+    """A coordinator's end and an agent's. ``spent``: seconds of processor time of each act, by
+    name.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        one, two = Keys(sending=b"s", receiving=b"r"), Keys(sending=b"r", receiving=b"s")
+        self.link, self.agents = (
+            Link(ours, one, protocol.FROM_AGENT),
+            Link(theirs, two, protocol.FROM_COORDINATOR),
+        )
+        self.outbox, self.post = Outbox(limit=1 << 20), Post(limit=1 << 20)
+        self.spent: dict[str, list[float]] = defaultdict(list)
+
+    def measure(self, what: str, act: Callable[..., object], *arguments: object) -> None:
+        """Do something, and note how long it took."""
+        begun = time.process_time()
+        act(*arguments)
+        self.spent[what].append(time.process_time() - begun)
+
+    def order(self, message: Message, first: int) -> None:
+        """Tell the ranks of the node, numbered from ``first``."""
+        for rank in range(first, first + RANKS):
+            own = {"rank": rank, "source": -1, "receives": False}
+            self.outbox.tell(f"w{rank}", message, own if isinstance(message, Join) else {})
+        self.outbox.pump(self.link)
+        self.link.flush()
+
+    def obey(self, answer: Message) -> None:
+        """Read what came, and answer for each rank."""
+        letters = []
+        for parcel in self.agents.take():
+            self.post.accept(parcel)
+            letters += [Letter(process, answer.varied()) for process, _ in apart(parcel.frame)]
+        assert len(letters) == RANKS, "each rank is told once"
+        for frame in together(letters, protocol.Heard):
+            self.post.add(frame)
+        self.post.pump(self.agents)
+        self.agents.flush()
+
+    def hear(self) -> None:
+        """Read the answers."""
+        parcels = self.link.take()
+        assert parcels, "something was said"
+        for parcel in parcels:
+            self.outbox.accept(parcel)
+            if isinstance(parcel.frame, protocol.Heard):
+                apart(parcel.frame)
+
+    def ping(self) -> None:
+        """Ask for the agent's clock."""
+        self.link.put(protocol.Ping(sent_ns=NOW_NS), got=1)
+        self.link.flush()
+
+    def say(self, frame: protocol.Frame) -> None:
+        """Have the agent say something."""
+        self.agents.take()
+        self.agents.put(frame)
+        self.agents.flush()
+
+
+def measured(rounds: int) -> dict[str, float]:
+    """Medians, microseconds of processor time for one node of RANKS ranks."""
+    pair = Pair()
+    for number in range(rounds):
+        for name, order, answer in ORDERS:
+            pair.measure(f"{name}: the coordinator orders", pair.order, order, number * RANKS)
+            pair.measure(f"{name}: the agent answers", pair.obey, answer)
+            pair.measure(f"{name}: the coordinator hears", pair.hear)
+        pair.measure("ping", pair.ping)
+        pair.say(protocol.Pong(sent_ns=NOW_NS, received_ns=NOW_NS, answered_ns=NOW_NS))
+        pair.measure("its answer", pair.hear)
+        marks = {f"w{rank}": (1, 17, 2, 1, NOW_NS, 17, 0, 0) for rank in range(RANKS)}
+        pair.say(protocol.Beat(time_ns=NOW_NS, marks=marks, states={}))
+        pair.measure("a report of marks", pair.hear)
+    return {what: 1e6 * median(times) for what, times in pair.spent.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    rounds = parser.parse_args(arguments).rounds
+    gc.disable()  # as a coordinator searches for cycles seldom
+    print(f"| of one node with {RANKS} ranks (n={rounds}) | processor time, us |\n| --- | --- |")
+    for what, micros in measured(rounds).items():
+        print(f"| {what} | {micros:.0f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -56,10 +56,11 @@ class CopyPlan:
     ) -> dict[str, Any]:
         shard, receives = self.layout.shard_of(rank), rank in self.copies
         if shard not in self.direct:
-            return {"source": common.get(shard, -1), "receives": receives}
+            return {"rank": rank, "source": common.get(shard, -1), "receives": receives}
         source = self.copies.get(rank, rank if rank in feeds else -1)
         fed = feeds.get(rank, [])
-        return {"source": source, "receives": receives, "direct": True, "feeds": fed}
+        fields = {"rank": rank, "source": source, "receives": receives}
+        return {**fields, "direct": True, "feeds": fed}
 
 
 def each_sends(lacking: Sequence[int], holders: Sequence[int]) -> int:

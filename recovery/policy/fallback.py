@@ -48,8 +48,8 @@ def trusted(view: ClusterView) -> tuple[ProcessView, ...]:
     A process whose state is torn (its source was lost in the middle of a transfer) is healthy
     otherwise: it gets the state from another one.
     """
-    blamed = set(suspects(view))
-    return tuple(p for p in (*view.survivors, *view.benched) if p.name not in blamed)
+    people, blamed = (*view.survivors, *view.benched), set(suspects(view))
+    return tuple(p for p in people if p.name not in blamed) if blamed else people
 
 
 def kept(view: ClusterView) -> tuple[ProcessView, ...]:
@@ -106,9 +106,11 @@ def rejoin_all(view: ClusterView) -> Decision | None:
     a wrong state was blamed on, and who is no member of the generation that broke as it formed, is
     out already.
     """
+    if lost(view):
+        return None
     # the order that makes it a member may not have reached it
     members = [view.process(name) for name in view.members]
-    if lost(view) or common_step(members, view.shards) is None:
+    if common_step(members, view.shards) is None:
         return None
     wrong = [f.process for f in view.failures if f.cause in CORRUPTIONS]
     if any(not name or name in view.members for name in wrong):

@@ -167,13 +167,12 @@ class Formation:
             standby=self.standby.use(form.members),
             **_seen(rewinds),
         )
-        for rank, own in enumerate(plan.orders()):
-            name = form.members[rank]
-            process = self._table[name]
+        for name, own in zip(form.members, plan.orders(), strict=True):
+            process, rank = self._table[name], own["rank"]
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
             process.shard = rank % self._shards
             process.live, process.follows = "", False  # it follows until then
-            self._hands.send(name, common, {"rank": rank, **own})
+            self._hands.send(name, common, own)
 
     def _plan(self, form: Form) -> tuple[CopyPlan, int]:
         """Who sends its state to whom, and the step from which a live spare may have followed (see

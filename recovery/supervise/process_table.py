@@ -288,6 +288,8 @@ class ProcessTable:
     @property
     def some_train(self) -> bool:
         """Whether some member has neither parked nor died."""
+        if not self._lists[Health.TRAINING]:
+            return False
         size = len(self._members)
         for rank in range(self._unparked, self._unparked + size):
             if self._processes[self._members[rank % size]].health is Health.TRAINING:
@@ -324,11 +326,8 @@ class ProcessTable:
         """
         ready, now_s = self._lists[Health.READY], self._hands.now_s()
         unheard = {name for name in ready if self._hands.os_state(name) == UNHEARD}
-        seen = [
-            p
-            for p in self._processes.values()
-            if p.health is not Health.DEAD or p.name in self._ranks
-        ]
+        ranks, people = self._ranks, self._processes.values()
+        seen = [p for p in people if p.health is not Health.DEAD or p.name in ranks]
         return tuple(
             ProcessView(
                 name=p.name,
@@ -336,7 +335,7 @@ class ProcessTable:
                 health=p.health,
                 step=p.step,
                 valid=p.valid,
-                rank=self.rank_of(p.name),
+                rank=ranks.get(p.name),
                 noticed=p.noticed,
                 warned=p.warned,
                 shard=p.shard,

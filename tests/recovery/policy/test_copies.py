@@ -43,7 +43,9 @@ def test_a_broadcast_stays_where_the_holders_would_send_more_often() -> None:
     given = plan(8, set(range(1, 8)))
     spread = given.spread()
     assert not spread.direct and spread == given
-    assert spread.orders() == [{"source": 0, "receives": rank > 0} for rank in range(8)]
+    assert spread.orders() == [
+        {"rank": rank, "source": 0, "receives": rank > 0} for rank in range(8)
+    ]
 
 
 def test_each_shard_is_decided_by_itself() -> None:
@@ -62,7 +64,6 @@ def test_every_receiver_is_fed_by_one_holder_that_knows_it(world: int) -> None:
         orders = [
             Join(
                 generation=1,
-                rank=0,
                 world=world,
                 store_port=1,
                 restore=False,
@@ -72,6 +73,7 @@ def test_every_receiver_is_fed_by_one_holder_that_knows_it(world: int) -> None:
             for order in spread.orders()
         ]
         for rank, order in enumerate(orders):
+            assert order.rank == rank
             if order.direct:
                 fed = [to for to, giver in spread.copies.items() if giver == rank]
                 assert order.feeds == fed and not (fed and order.receives)
@@ -83,7 +85,9 @@ def test_every_receiver_is_fed_by_one_holder_that_knows_it(world: int) -> None:
 
 def test_nobody_lacks_anything() -> None:
     spread = plan(3, set()).spread()
-    assert not spread.direct and spread.orders() == [{"source": -1, "receives": False}] * 3
+    assert not spread.direct and spread.orders() == [
+        {"rank": rank, "source": -1, "receives": False} for rank in range(3)
+    ]
 
 
 def test_a_plan_for_many_ranks_is_made_in_one_pass() -> None:

@@ -24,12 +24,15 @@ def plan(world: int, lacking: set[int], shards: int = 1) -> CopyPlan:
     return CopyPlan(layout=layout, copies=copies, holders=holders)
 
 
+ALONE = {"source": -1, "receives": False, "direct": True, "feeds": []}
+
+
 def test_one_that_lacks_the_state_gets_it_of_one_holder_and_the_others_take_no_part() -> None:
     orders = plan(4, {2}).spread().orders()
-    assert orders[2] == {"source": 0, "receives": True, "direct": True, "feeds": []}
-    assert orders[0] == {"source": 0, "receives": False, "direct": True, "feeds": [2]}
+    assert orders[2] == {"rank": 2, "source": 0, "receives": True, "direct": True, "feeds": []}
+    assert orders[0] == {"rank": 0, "source": 0, "receives": False, "direct": True, "feeds": [2]}
     for rank in (1, 3):
-        assert orders[rank] == {"source": -1, "receives": False, "direct": True, "feeds": []}
+        assert orders[rank] == {**ALONE, "rank": rank}
 
 
 def test_several_get_it_of_different_holders_at_once() -> None:
@@ -53,8 +56,8 @@ def test_each_shard_is_decided_by_itself() -> None:
     spread = plan(8, {2, 3, 5, 7}, shards=2).spread()
     assert spread.direct == {0} and dict(spread.copies) == {2: 0, 3: 1, 5: 1, 7: 1}
     orders = spread.orders()
-    assert orders[1] == {"source": 1, "receives": False}
-    assert orders[4] == {"source": -1, "receives": False, "direct": True, "feeds": []}
+    assert orders[1] == {"rank": 1, "source": 1, "receives": False}
+    assert orders[4] == {**ALONE, "rank": 4}
 
 
 @pytest.mark.parametrize("world", range(2, 12))

@@ -50,6 +50,7 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
     from trainchaos.harness.projection.compare import compare
     from trainchaos.harness.projection.observed import read_stored
     from trainchaos.harness.projection.presets import PRESETS as KNOWN
+    from trainchaos.harness.projection.presets import rate_of
     from trainchaos.reports.projection import page
 
     if choices["preset"] and choices["rate"]:
@@ -62,7 +63,9 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
         asked = read_stored(choices["compare"], each, jobs)
     costs = _costs(choices, runs)
     trace = _trace(choices)
-    rate, said = choices["rate"] or preset.rate, projection.said_from(preset, choices["rate"])
+    each_has = choices["gpus_per_node"]
+    rate = choices["rate"] or rate_of(preset, each_has)
+    said = projection.said_from(preset, choices["rate"], each_has)
     if trace:
         rate, said = _of_trace(trace, choices, rate, said)
     setting = _setting(choices, rate, trace)
@@ -87,7 +90,7 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
 
 def lines(found: Projection) -> list[str]:
     """For a terminal: a table for each size, and what the figures rest on."""
-    from trainchaos.reports.projection.words import spares_said
+    from trainchaos.reports.projection.words import findings
 
     width = columns.width_of(sys.stdout)
     rows: list[tuple[str, ...]] = [HEAD]
@@ -97,7 +100,7 @@ def lines(found: Projection) -> list[str]:
     said += [f"{name}: {source}" for name, source in found.costs.items()]
     without = dict.fromkeys((row.strategy, row.why) for row in found.rows if row.closed is None)
     said += [f"no formula for {name}: {why}" for name, why in without]
-    said += spares_said(found)
+    said += findings(found)
     return [
         *(folded for text in found.cautions for folded in columns.fold(f"caution: {text}", width)),
         *_compared_lines(found, width),
@@ -206,7 +209,7 @@ def _setting(choices: dict[str, Any], rate: float, trace: FailureTrace | None) -
         raise click.UsageError("--quarantine is of --lemons: say how many there are")
     most_spared = choices["spares"] * choices["gpus_per_node"]
     return Setting(
-        gpus=choices["gpus"] or sizes(max(SMALLEST, most_spared), LARGEST),
+        gpus=tuple(dict.fromkeys(choices["gpus"])) or sizes(max(SMALLEST, most_spared), LARGEST),
         gpus_per_node=choices["gpus_per_node"],
         rate=rate,
         days=choices["days"],

@@ -16,6 +16,8 @@ from trainchaos.harness.projection.arrivals import Law
 MOST_TERMS = 1 << 22
 NEGLIGIBLE = 1e-15
 HALVINGS = 60
+_SMALL = 1e-8  # of which the square is lost in rounding
+_CERTAIN = 700.0  # e to this is nearly the largest number: what takes so many M is never done
 
 
 def best_interval(delta: float, mtbf: float) -> float:
@@ -29,6 +31,8 @@ def best_interval(delta: float, mtbf: float) -> float:
         raise ValueError("a checkpoint and a time between failures take longer than nothing")
     # with u = tau / M the derivative vanishes where (1 - u) e^u = e^(-delta / M)
     ratio = delta / mtbf
+    if ratio < _SMALL:  # both sides are 1 within rounding: the first two terms of the series
+        return mtbf * (math.sqrt(2 * ratio) - 2 * ratio / 3)
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):  # (1 - u) e^u falls from 1 to 0 on [0, 1]
         middle = (low + high) / 2
@@ -43,11 +47,15 @@ def goodput(tau: float, delta: float, restart: float, down: float, mtbf: float) 
     """Share of time that is useful, for failures at a constant rate while the job runs or restarts:
     tau / [e^(R/M) (M + D) (e^((tau + delta)/M) - 1)] (Daly 2006, equation 20, with a downtime).
     """
+    if (restart + tau + delta) / mtbf > _CERTAIN:
+        return 0.0
     return tau / (math.exp(restart / mtbf) * (mtbf + down) * math.expm1((tau + delta) / mtbf))
 
 
 def lost_work(segment: float, mtbf: float) -> float:
     """Expected work lost in a segment that fails: M - w / (e^(w/M) - 1)."""
+    if segment / mtbf > _CERTAIN:
+        return mtbf
     return mtbf - segment / math.expm1(segment / mtbf)
 
 

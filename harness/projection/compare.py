@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection.arrivals import Floats
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, PUBLISHED
-from trainchaos.harness.projection.durations import Duration
+from trainchaos.harness.projection.durations import Duration, t95
 from trainchaos.harness.projection.observed import (
     Group,
     Stored,
@@ -33,8 +33,6 @@ LEVELS = 100
 """Draws of what is not known of the costs: their mean, from as many incidents as there are."""
 DRAWS = 40
 """Draws of the arms' failures at each level; 4,000 in all give 2.5 % within 0.25 points."""
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t for two-sided 95 % by degrees of freedom, from 1; beyond them 2.0 is close enough."""
 
 
 def compare(
@@ -226,7 +224,7 @@ def _half(values: Sequence[float]) -> float | None:
     """Half the 95 % interval of a mean, by Student's t; None of one value."""
     if len(values) < 2:
         return None
-    t = T95[len(values) - 2] if len(values) - 2 < len(T95) else 2.0
+    t = t95(len(values) - 1)
     return t * spread(values) / math.sqrt(len(values))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import Results
-from trainchaos.harness.projection.durations import Duration, Lasting, Mixture
+from trainchaos.harness.projection.durations import Duration, Lasting, Mixture, t95
 
 LEAST_INCIDENTS = 5
 """From fewer the spread of recoveries is not known; as for a median's interval of 94 %."""
@@ -37,6 +37,15 @@ class RecoveryCost:
     incidents: int = 0
     kinds: Mapping[str, Duration] = field(default_factory=dict)
     source: str
+
+    @property
+    def unsure(self) -> float:
+        """Half the 95 % interval of the mean recovery, as a share of it: by Student's t over the
+        logarithms of what was measured. 0 where nothing was measured, or too little to know.
+        """
+        if self.incidents < LEAST_INCIDENTS or not isinstance(self.stall, Duration):
+            return 0.0
+        return math.expm1(t95(self.incidents - 1) * self.stall.sigma / math.sqrt(self.incidents))
 
     def at(self, nodes: float) -> Lasting:
         """At a size: the law is a + b log2(nodes / measured nodes), never below what was measured.

@@ -13,6 +13,16 @@ from trainchaos.harness.projection.arrivals import Floats
 HALVINGS = 60
 
 
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def t95(degrees: int) -> float:
+    """Student's t for two-sided 95 %, by degrees of freedom from 1 on; beyond 10 of them it is 2.0,
+    which is close enough.
+    """
+    return _T95[degrees - 1] if degrees <= len(_T95) else 2.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Duration:
     """A time that varies: lognormal with this median, seconds, and the standard deviation of its

@@ -89,9 +89,15 @@ def read_stored(
 ) -> list[Stored]:
     """Judge runs again from their logs, in so many processes; ``each`` is told the share done.
     Raises ScenarioError (exit code 2) where one was simulated, an arm's log is not whole, or the
-    runs are not all of one scenario.
+    runs are not all of one scenario, or one is there twice.
     """
     found = in_processes([*paths], _read_one, each, jobs)
+    ids = [one.results.run_id for one in found]
+    if twice := [one for one in found if ids.count(one.results.run_id) > 1]:
+        raise ScenarioError(
+            f"{twice[1].path} is the same run as {twice[0].path}: its recoveries would count twice",
+            hint="give each run once",
+        )
     if len(names := sorted({one.results.scenario for one in found})) > 1:
         raise ScenarioError(
             f"the runs are of different scenarios: {', '.join(names)}",

@@ -4,6 +4,9 @@ simulations, and the runs that are judged before.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +20,7 @@ from trainchaos.harness.projection.costs import RecoveryCost
 from trainchaos.harness.projection.result import Projected, Setting
 
 LOOK_S = 1.0
+_PR_SET_PDEATHSIG = 1
 MEMORY = Path("/proc/meminfo")
 SHARE = 0.8
 """Of the memory that is free; the rest is for what the estimate does not know."""
@@ -65,7 +69,12 @@ def in_processes(
     if min(jobs, len(items)) <= 1:
         return [work(item, _inside(each, n, len(items))) for n, item in enumerate(items)]
     order = sorted(range(len(items)), key=lambda n: -size(items[n]))
-    pool = ProcessPoolExecutor(min(jobs, len(items)), mp_context=get_context("fork"))
+    pool = ProcessPoolExecutor(
+        min(jobs, len(items)),
+        mp_context=get_context("fork"),
+        initializer=_tied,
+        initargs=(os.getpid(),),
+    )
     try:
         running: dict[Future[_Made], int] = {pool.submit(work, items[n], _silent): n for n in order}
         pending = set(running)
@@ -82,6 +91,13 @@ def in_processes(
     finally:
         pool.shutdown(cancel_futures=True)
     return [found[n] for n in range(len(items))]
+
+
+def _tied(parent: int) -> None:
+    """Make the kernel end this process with its parent, which may be killed in any way."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before the request was in place
+        os._exit(1)
 
 
 def _silent(share: float) -> None:

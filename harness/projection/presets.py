@@ -25,6 +25,13 @@ class Preset:
     note: str = ""
 
 
+def rate_of(preset: Preset, gpus_per_node: int) -> float:
+    """Its rate for nodes of so many GPUs. By far most failures are of a GPU or of what each has of
+    its own: a node of twice as many fails twice as often.
+    """
+    return preset.rate * gpus_per_node / GPUS_PER_NODE
+
+
 def mtbf_s(rate: float, nodes: float) -> float:
     """Mean time between failures of a job of so many nodes, seconds: 1 / (nodes x rate). ``rate``:
     as of a ``Preset``.

@@ -13,8 +13,9 @@ from trainchaos.harness.projection.arrivals import Law, Poisson, Trace, Weibull
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, RecoveryCost
 from trainchaos.harness.projection.expected import expected
 from trainchaos.harness.projection.parallel import Part, play_all, refuse_memory
-from trainchaos.harness.projection.presets import DAY_S, Preset, mtbf_s
+from trainchaos.harness.projection.presets import DAY_S, Preset, mtbf_s, rate_of
 from trainchaos.harness.projection.result import (
+    GPUS_PER_NODE,
     Z95,
     Projected,
     Projection,
@@ -200,6 +201,9 @@ def one(part: Part, each: Callable[[float], None]) -> Projected:
     mean = float(goodput.mean())
     worst, best = np.percentile(goodput, [5, 95])
     hours = gpus * paid * horizon_s / 3600.0
+    # the mean recovery may be as much longer or shorter, with each failure
+    stalled = float(played.failures.mean()) * job.stall.mean_s / horizon_s / paid
+    half = math.hypot(Z95 * error, cost.unsure * stalled)
     return Projected(
         strategy=cost.strategy,
         gpus=gpus,
@@ -208,8 +212,9 @@ def one(part: Part, each: Callable[[float], None]) -> Projected:
         interval_s=job.segment_s,
         stall_s=job.stall.median_s,
         goodput=mean,
-        low=mean - Z95 * error,
-        high=mean + Z95 * error,
+        error=error,
+        low=mean - half,
+        high=mean + half,
         worst=float(worst),
         best=float(best),
         closed=None if formula is None else formula / paid,
@@ -293,9 +298,12 @@ def sizes(first: int, last: int) -> tuple[int, ...]:
     return tuple(1 << k for k in range((first - 1).bit_length(), last.bit_length()))
 
 
-def said_from(preset: Preset | None, rate: float | None) -> str:
+def said_from(preset: Preset | None, rate: float | None, gpus_per_node: int = GPUS_PER_NODE) -> str:
     """Where the rate of failures is from, for people."""
     if preset is None or rate is not None:
         return f"{rate:g} failures per 1,000 nodes and day, as given"
     note = f"; {preset.note}" if preset.note else ""
-    return f"{preset.rate:.3g} failures per 1,000 nodes and day ({preset.source}{note})"
+    said = f"{rate_of(preset, gpus_per_node):.3g} failures per 1,000 nodes and day"
+    if gpus_per_node != GPUS_PER_NODE:
+        note = f"{note}; scaled from nodes of {GPUS_PER_NODE} GPUs to nodes of {gpus_per_node}"
+    return f"{said} ({preset.source}{note})"

@@ -76,9 +76,10 @@ class Setting(Model):
 
 class Projected(Model):
     """One strategy at one size. Goodput: share of the paid time that is useful. ``simulated``: mean
-    of the trials, ``low``, ``high``: its 95 % interval, ``worst``, ``best``: 5 % and 95 % of the
-    trials; ``closed``: by the formulas, None where they do not apply, ``why`` not. ``badput``:
-    class -> share of the time; ``gpu_hours``: paid; ``stall_s``: median at this size.
+    of the trials, ``error``: its standard error; ``low``, ``high``: its 95 % interval, with what
+    is not known of the mean recovery where that was measured; ``worst``, ``best``: 5 % and 95 %
+    of the trials; ``closed``: by the formulas, None where they do not apply, ``why`` not.
+    ``badput``: class -> share of the time; ``gpu_hours``: paid; ``stall_s``: median at this size.
     """
 
     strategy: str
@@ -88,6 +89,7 @@ class Projected(Model):
     interval_s: float
     stall_s: float
     goodput: float
+    error: float
     low: float
     high: float
     worst: float
@@ -105,8 +107,7 @@ class Projected(Model):
         """How many standard errors the engines are apart; None with one engine only."""
         if self.closed is None:
             return None
-        error = (self.high - self.low) / (2 * Z95)
-        return abs(self.goodput - self.closed) / error if error > 0 else 0.0
+        return abs(self.goodput - self.closed) / self.error if self.error > 0 else 0.0
 
 
 class SparesNeeded(Model):

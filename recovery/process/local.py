@@ -167,13 +167,11 @@ class Children:
         return name in self._children
 
     def send(self, name: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
-        """Send a message; False when the process has exited or no longer reads. ``own``: fields
-        that differ for this process.
+        """Send a message, with the fields that differ for this process; False when it has exited
+        or no longer reads.
         """
-        child = self._children.get(name)
-        if child is None or child.channel is None:
-            return False
-        return child.channel.send(message.varied(**own) if own else message)
+        channel = child.channel if (child := self._children.get(name)) is not None else None
+        return channel is not None and channel.send(message.varied(**own) if own else message)
 
     def signal(self, name: str, signum: int) -> None:
         """Signal through the pidfd; a process that has exited is no error, nor is one that would

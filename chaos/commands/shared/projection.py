@@ -13,6 +13,20 @@ from trainchaos.chaos.commands.shared.options import PATH, RUN
 PRESETS = ("low", "mid", "high", "llama3", "byterobust")
 SMALLEST, LARGEST = 8, 131_072
 MOST_GPUS = 10_000_000
+MOST_RATE = 1e6  # a thousand failures of each node a day
+
+
+class Finite(click.FloatRange):
+    """A number within bounds: neither infinite nor none at all, which compares with no bound."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number. Fails at anything else."""
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return found
 
 
 class Span(click.ParamType):
@@ -70,7 +84,7 @@ class Shares(click.ParamType):
             found = tuple(float(word) for word in str(value).split(","))
         except ValueError:
             self.fail(f"{value!r} is not a list of numbers, such as 0.96,0.04", param, ctx)
-        if any(one < 0 for one in found) or abs(sum(found) - 1.0) > 1e-9:
+        if not all(one >= 0 for one in found) or abs(sum(found) - 1.0) > 1e-9:
             self.fail(f"{value} are no probabilities that sum to 1", param, ctx)
         return found
 
@@ -135,7 +149,7 @@ OPTIONS = (
     ),
     click.option(
         "--rate",
-        type=click.FloatRange(0, min_open=True),
+        type=Finite(0, MOST_RATE, min_open=True),
         help="Instead: failures per 1,000 nodes and day.",
     ),
     click.option(
@@ -208,14 +222,14 @@ OPTIONS = (
     ),
     click.option(
         "--repair-sigma",
-        type=click.FloatRange(0),
+        type=Finite(0, 10),
         default=0.0,
         show_default=True,
         help="Of the logarithm of repair times.",
     ),
     click.option(
         "--weibull",
-        type=click.FloatRange(0.1, 10),
+        type=Finite(0.1, 10),
         help="Shape of the times between failures.  [default: a constant rate]",
     ),
     click.option("--trace", type=PATH, help="Failures that were seen: .csv or .jsonl of times."),
@@ -234,14 +248,14 @@ OPTIONS = (
     ),
     click.option(
         "--slow-rate",
-        type=click.FloatRange(0),
+        type=Finite(0, MOST_RATE),
         default=0.0,
         show_default=True,
         help="Nodes that become slow, per 1,000 nodes and day.",
     ),
     click.option(
         "--slow-factor",
-        type=click.FloatRange(1, 1000),
+        type=Finite(1, 1000),
         default=1.34,
         show_default=True,
         help="How much longer the job takes with a slow node.",
@@ -249,7 +263,7 @@ OPTIONS = (
     click.option("--slow-found", type=Span(), help="Until a slow node is found.  [default: never]"),
     click.option(
         "--availability",
-        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        type=Finite(0, 1, min_open=True, max_open=True),
         help="Say how many spares keep all nodes there for this share of the time.",
     ),
     click.option(
@@ -271,10 +285,10 @@ OPTIONS = (
         show_default=True,
         help="Whether spare nodes are in the denominator of goodput.",
     ),
-    click.option("--price", type=click.FloatRange(0), help="Of a GPU-hour."),
+    click.option("--price", type=Finite(0, 1e9), help="Of a GPU-hour."),
     click.option(
         "--days",
-        type=click.FloatRange(0, 36_500, min_open=True),
+        type=Finite(0, 36_500, min_open=True),
         default=90.0,
         show_default=True,
         help="Length of the job.",

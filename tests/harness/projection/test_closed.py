@@ -24,6 +24,19 @@ def test_the_best_interval_is_where_goodput_is_highest_and_near_dalys_estimate(
     assert all(closed.goodput(found * part, 5.0, 10.0, 0.0, mtbf) < top for part in (0.99, 1.01))
 
 
+@pytest.mark.parametrize("ratio", [1e-16, 1e-12, 9.9e-9, 1.01e-8, 1e-4])
+def test_the_best_interval_of_very_rare_failures_is_youngs(ratio: float) -> None:
+    """sqrt(2 delta M) - 2 delta / 3, to which the exact one tends."""
+    found = closed.best_interval(5.0, 5.0 / ratio)
+    assert found == pytest.approx(math.sqrt(50.0 / ratio) - 10 / 3, rel=max(1e-7, 2 * ratio))
+
+
+def test_what_takes_a_thousand_times_as_long_as_failures_leave_it_is_never_done() -> None:
+    assert closed.goodput(1000.0, 5.0, 120.0, 0.0, 1.0) == 0.0
+    assert closed.goodput(1.0, 0.0, 0.0, 0.0, 1e-9) == 0.0
+    assert closed.lost_work(1000.0, 1.0) == 1.0
+
+
 @pytest.mark.parametrize(("save", "mtbf"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (1.0, math.nan)])
 def test_no_interval_is_best_for_what_takes_no_time(save: float, mtbf: float) -> None:
     with pytest.raises(ValueError):

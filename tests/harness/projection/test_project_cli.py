@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,9 @@ from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection import simulate
 from trainchaos.harness.projection.costs import PUBLISHED, measured
+from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.projection import project
-from trainchaos.harness.projection.result import Projection, Setting
+from trainchaos.harness.projection.result import Z95, Projection, Setting
 from trainchaos.reports.projection import page, words
 
 SMALL = ("--trials", "20", "--days", "3", "--gpus", "64", "--gpus", "4096", "-q")
@@ -110,6 +114,22 @@ def test_free_spares_raise_goodput_by_their_share(chaos: Say) -> None:
         (("--step", "0s"), "write more than 0s"),
         (("--interval", "0s"), "write more than 0s"),
         (("--runs", "nowhere"), "nowhere"),
+        *(
+            ((option, value), f"'{option}'")
+            for option in (
+                "--rate",
+                "--slow-rate",
+                "--slow-factor",
+                "--weibull",
+                "--repair-sigma",
+                "--price",
+                "--days",
+                "--availability",
+            )
+            for value in ("nan", "inf", "1e300")
+        ),
+        (("--several", "0.5,nan"), "sum to 1"),
+        (("--several", "inf"), "sum to 1"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -145,6 +165,48 @@ def test_runs_that_do_not_fit_together_or_are_not_whole_are_refused(
     assert code == 2 and "hot-spare.r0.faulted is not whole" in error
 
 
+def test_a_run_given_twice_does_not_count_twice(
+    chaos: Say, stored: dict[str, str], tmp_path: Path
+) -> None:
+    one = stored["kill-one-rank"]
+    copy = tmp_path / "copy"
+    shutil.copytree(one, copy)
+    for option in ("--runs", "--compare"):
+        for again in (one, str(copy)):
+            code, _, error = chaos(*SMALL, option, one, option, again)
+            assert code == 2 and "is the same run as" in error
+
+
+def test_a_preset_is_of_nodes_of_eight_gpus(chaos: Say, tmp_path: Path) -> None:
+    """As many failures of as many GPUs, however they are put into nodes; a size counts once."""
+
+    def failures(*options: str) -> list[float]:
+        code, said, _ = chaos(
+            *(
+                "--gpus",
+                "4096",
+                "--gpus",
+                "4096",
+                "--trials",
+                "200",
+                "-q",
+                "--strategy",
+                "hot-spare",
+            ),
+            *options,
+        )
+        assert code == 0 and ("scaled from nodes of 8" in said) == (options != ())
+        stored = (tmp_path / "projection/results.json").read_text()
+        return [row.failures for row in Projection.model_validate_json(stored).rows]
+
+    (eight,), (four,), (many,) = (
+        failures(),
+        failures("--gpus-per-node", "4"),
+        failures("--gpus-per-node", "64"),
+    )
+    assert four == pytest.approx(eight, rel=0.05) and many == pytest.approx(eight, rel=0.05)
+
+
 def test_failures_beyond_what_can_be_played_are_an_error(
     chaos: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +240,29 @@ def test_costs_are_medians_of_recoveries_without_work_done_again(tmp_path: Path)
         longest = max(one.recovery_time or 0.0 for one in taken)
         assert 0.0 < cost.stall.median_s <= longest
         assert cost.rollback == (name == "checkpoint-restart")
+
+
+def test_an_interval_has_in_it_what_is_not_known_of_the_mean_recovery() -> None:
+    """Of recoveries that were measured; those given or published are taken as exact."""
+    stall = Duration(median_s=300.0, sigma=0.4)
+    few, many = (
+        replace(PUBLISHED["hot-spare"], stall=stall, incidents=n, per_doubling_s=0.0)
+        for n in (5, 500)
+    )
+    given = replace(few, incidents=0)
+    setting = Setting(gpus=(4096,), rate=6.5, days=30, trials=200)
+    (row,), (sure,), (exact,) = (
+        project(setting, {"hot-spare": one}, "a test").rows for one in (few, many, given)
+    )
+    assert exact.high - exact.goodput == pytest.approx(Z95 * exact.error)
+    # 2.776: Student's t of 4 degrees of freedom
+    share = math.expm1(2.776 * 0.4 / math.sqrt(5))
+    stalled = row.failures * stall.mean_s / (30 * 86_400) / (1 + 2 / 512)
+    assert row.high - row.goodput == pytest.approx(
+        math.hypot(Z95 * row.error, share * stalled), rel=1e-6
+    )
+    assert row.high - row.low > 5 * (sure.high - sure.low)
+    assert row.apart == exact.apart, "the engines agree as they did"
 
 
 def test_simulated_runs_and_runs_without_a_recovery_have_no_costs(tmp_path: Path) -> None:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +190,34 @@ def test_a_process_that_is_killed_is_an_error() -> None:
     parts = [parallel.Part(setting, 64, one) for one in PUBLISHED.values()]
     with pytest.raises(InfrastructureError, match="was killed"):
         parallel.play_all(parts, _ends, lambda share: None, 2)  # type: ignore[arg-type]
+
+
+PLAYS = r"""
+import os, sys, time
+from trainchaos.harness.projection import parallel
+
+def work(item, each):
+    os.write(1, b"%d\n" % os.getpid())
+    time.sleep(600)
+
+parallel.in_processes([1, 2], work, lambda share: None, 2)
+"""
+
+
+def test_the_processes_end_with_the_one_that_began_them() -> None:
+    """However it ends: here by a signal that it cannot handle."""
+    with subprocess.Popen([sys.executable, "-c", PLAYS], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        workers = [os.pidfd_open(int(parent.stdout.readline())) for _ in range(2)]
+        parent.kill()
+        try:
+            for worker in workers:
+                assert select.select([worker], [], [], 30.0)[0], "it has ended"
+        finally:
+            for worker in workers:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(worker, signal.SIGKILL)
+                os.close(worker)
 
 
 def test_what_does_not_fit_into_memory_is_refused_before_it_begins(

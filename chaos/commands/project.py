@@ -33,7 +33,7 @@ COMPARED = (
     "residual",
     "",
 )
-HEAD = ("GPUs", "strategy", "goodput", "95 % of the mean", "formula", "failures", "lost")
+HEAD = ("GPUs", "strategy", "goodput", "mean, 95 % interval", "formula", "failures", "lost")
 
 
 @click.command()

@@ -221,9 +221,12 @@ def one(part: Part, each: Callable[[float], None]) -> Projected:
         why=why,
         badput=_badput(played, paid),
         failures=float(played.failures.mean()),
+        ettr=mean * paid,
+        finish_days=setting.days / (mean * paid) if mean > 0 else None,
         lost_gpu_hours=(1.0 - mean) * hours,
         gpu_hours=hours,
         price=None if setting.price is None else setting.price * hours,
+        lost_price=None if setting.price is None else setting.price * (1.0 - mean) * hours,
     )
 
 

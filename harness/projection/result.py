@@ -79,7 +79,10 @@ class Projected(Model):
     of the trials, ``error``: its standard error; ``low``, ``high``: its 95 % interval, with what
     is not known of the mean recovery where that was measured; ``worst``, ``best``: 5 % and 95 %
     of the trials; ``closed``: by the formulas, None where they do not apply, ``why`` not.
-    ``badput``: class -> share of the time; ``gpu_hours``: paid; ``stall_s``: median at this size.
+    ``badput``: class -> share of the time; ``ettr``: useful share of the time of the job's own
+    nodes, spares not counted; ``finish_days``: until as much is done as in the days asked for
+    without a failure; ``gpu_hours``, ``price``: paid, of which ``lost_gpu_hours``, ``lost_price``
+    are not useful; ``stall_s``: median at this size.
     """
 
     strategy: str
@@ -98,9 +101,12 @@ class Projected(Model):
     why: str = ""
     badput: dict[str, float]
     failures: float
+    ettr: float
+    finish_days: float | None
     lost_gpu_hours: float
     gpu_hours: float
     price: float | None
+    lost_price: float | None
 
     @property
     def apart(self) -> float | None:

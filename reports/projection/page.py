@@ -95,9 +95,11 @@ HEAD = (
     "GPUs",
     "strategy",
     "goodput",
-    "95 % of the mean",
+    "mean, 95 % interval",
     "5 to 95 % of trials",
     "formula",
+    "ETTR",
+    "days to finish",
     "failures",
     "MTBF",
     "checkpoint each",
@@ -105,6 +107,7 @@ HEAD = (
     "GPU-hours lost",
     "of paid",
     "price",
+    "of it lost",
 )
 
 
@@ -115,7 +118,7 @@ COMPARED = (
     "95 % of such means",
     "measured",
     "arms",
-    "95 % of the mean",
+    "mean, 95 % interval",
     "residual",
     "within",
     "failures an arm, projected",
@@ -146,6 +149,8 @@ def _cells(row: Projected) -> tuple[str, ...]:
         f"{row.low:.4f} to {row.high:.4f}",
         f"{row.worst:.4f} to {row.best:.4f}",
         "–" if row.closed is None else f"{row.closed:.4f}",
+        f"{row.ettr:.4f}",
+        "never" if row.finish_days is None else f"{row.finish_days:,.1f}",
         f"{row.failures:,.1f}",
         span(row.mtbf_s),
         span(row.interval_s),
@@ -153,6 +158,7 @@ def _cells(row: Projected) -> tuple[str, ...]:
         f"{row.lost_gpu_hours:,.0f}",
         f"{row.gpu_hours:,.0f}",
         "–" if row.price is None else f"{row.price:,.0f}",
+        "–" if row.lost_price is None else f"{row.lost_price:,.0f}",
     )
 
 

@@ -68,6 +68,9 @@ def test_all_figures_of_a_row_follow_from_its_trials() -> None:
         assert row.gpu_hours == pytest.approx(4096 * paid * 20 * 24)
         assert row.lost_gpu_hours == pytest.approx((1 - goodput.mean()) * row.gpu_hours)
         assert row.price == pytest.approx(2.0 * row.gpu_hours)
+        assert row.lost_price == pytest.approx(2.0 * row.lost_gpu_hours)
+        assert row.ettr == pytest.approx(played.goodput.mean())
+        assert row.finish_days == pytest.approx(20 / played.goodput.mean())
     assert pytest.approx(1.959964) == Z95
 
 

@@ -4,9 +4,7 @@ simulations, and the runs that are judged before.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -16,11 +14,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainchaos.chaos.errors import InfrastructureError, ScenarioError
+from trainchaos.harness.fuzz.play.child import tied
 from trainchaos.harness.projection.costs import RecoveryCost
 from trainchaos.harness.projection.result import Projected, Setting
 
 LOOK_S = 1.0
-_PR_SET_PDEATHSIG = 1
 MEMORY = Path("/proc/meminfo")
 SHARE = 0.8
 """Of the memory that is free; the rest is for what the estimate does not know."""
@@ -62,7 +60,7 @@ def in_processes(
 
     Processes are forked, as the locks of others have names, which whoever clears the machine's
     shared memory may remove; all are forked before ``each`` is told anything, so that a bar of
-    progress has no thread yet.
+    progress has no thread yet. They end with this one, however it ends.
 
     Raises what ``work`` raises, and InfrastructureError where a process was killed.
     """
@@ -72,7 +70,7 @@ def in_processes(
     pool = ProcessPoolExecutor(
         min(jobs, len(items)),
         mp_context=get_context("fork"),
-        initializer=_tied,
+        initializer=tied,
         initargs=(os.getpid(),),
     )
     try:
@@ -91,13 +89,6 @@ def in_processes(
     finally:
         pool.shutdown(cancel_futures=True)
     return [found[n] for n in range(len(items))]
-
-
-def _tied(parent: int) -> None:
-    """Make the kernel end this process with its parent, which may be killed in any way."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before the request was in place
-        os._exit(1)
 
 
 def _silent(share: float) -> None:

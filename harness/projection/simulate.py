@@ -122,15 +122,30 @@ def simulate(
     each: Callable[[float], None] = lambda share: None,
 ) -> Outcome:
     """Play ``trials`` jobs for ``horizon_s`` seconds. ``each``: is told the share that is done, now
-    and then. Raises TooManyEventsError beyond 2 million events a trial.
+    and then. Raises TooManyEventsError beyond 2 million events a trial, before anything is played
+    where twice as many are to be expected.
     """
+    if _events(job, horizon_s) > 2 * MOST_EVENTS:
+        raise _too_many(horizon_s)
     played = _Trials(job, horizon_s, trials, random)
     for event in range(MOST_EVENTS):
         if not played.advance():
             return played.outcome()
         if event % 256 == 0:
             each(float(played.now_s.min()) / horizon_s)
-    raise TooManyEventsError(f"more than {MOST_EVENTS} failures in {horizon_s / 86_400:.0f} days")
+    raise _too_many(horizon_s)
+
+
+def _too_many(horizon_s: float) -> TooManyEventsError:
+    return TooManyEventsError(f"more than {MOST_EVENTS} failures in {horizon_s / 86_400:.0f} days")
+
+
+def _events(job: Job, horizon_s: float) -> float:
+    """Failures, and nodes that become slow, to be expected of a trial."""
+    failures = horizon_s / (job.between.mean_s + (0.0 if job.wall else job.stall.mean_s))
+    if job.slow is None:
+        return failures
+    return failures + horizon_s / (job.slow.mean_s + (job.slow.found_s or 0.0))
 
 
 class _Trials:

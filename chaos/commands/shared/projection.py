@@ -13,7 +13,7 @@ from trainchaos.chaos.commands.shared.options import PATH, RUN
 PRESETS = ("low", "mid", "high", "llama3", "byterobust")
 SMALLEST, LARGEST = 8, 131_072
 MOST_GPUS = 10_000_000
-MOST_RATE = 1e6  # a thousand failures of each node a day
+MOST_RATE = 1e4  # ten failures of each node a day
 
 
 class Finite(click.FloatRange):

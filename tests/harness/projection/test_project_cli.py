@@ -215,6 +215,20 @@ def test_failures_beyond_what_can_be_played_are_an_error(
     assert code == 2 and "more than 10 failures" in error and "a lower --rate" in error
 
 
+def test_events_beyond_what_can_be_played_are_refused_at_once(
+    chaos: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after the two million of them, which take minutes."""
+    monkeypatch.setattr(simulate._Trials, "advance", None)  # nothing is played
+    some = ("--gpus", "131072", "--trials", "2", "--jobs", "1", "-q")
+    code, _, error = chaos(*some, "--slow-rate", "1e4")
+    assert code == 2 and "more than 2000000 failures" in error
+    code, _, error = chaos(
+        *some, "--rate", "1e4", "--stall", "hot-spare=1s", "--strategy", "hot-spare"
+    )
+    assert code == 2 and "more than 2000000 failures" in error
+
+
 def test_why_there_is_no_formula_is_said_once_for_each_strategy(chaos: Say) -> None:
     _, said, _ = chaos(*SMALL, "--failures-while", "always")
     assert said.count("the formulas hold for failures while the job runs") == len(PUBLISHED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import resource
@@ -97,6 +98,7 @@ def test_what_messages_cost_is_measured_over_links_that_carry_them(
         "leave: the agent answers",
         "leave: the coordinator hears",
     ]
+    assert gc.isenabled(), "as before"
     assert len(told) == 9 and all(int(row.split(" | ")[1].removesuffix(" |")) > 0 for row in rows)
 
 

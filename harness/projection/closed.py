@@ -52,6 +52,15 @@ def goodput(tau: float, delta: float, restart: float, down: float, mtbf: float) 
     return tau / (math.exp(restart / mtbf) * (mtbf + down) * math.expm1((tau + delta) / mtbf))
 
 
+def working(restart: float, down: float, mtbf: float) -> float:
+    """Share of time in which the job works, whether it does so again or not: M / [e^(R/M) (M + D)],
+    as ``goodput`` for segments of no length.
+    """
+    if restart / mtbf > _CERTAIN:
+        return 0.0
+    return mtbf / (math.exp(restart / mtbf) * (mtbf + down))
+
+
 def lost_work(segment: float, mtbf: float) -> float:
     """Expected work lost in a segment that fails: M - w / (e^(w/M) - 1)."""
     if segment / mtbf > _CERTAIN:

@@ -7,11 +7,13 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import Results
 from trainchaos.harness.projection.durations import Duration, Lasting, Mixture, t95
+from trainchaos.harness.projection.result import Cost
 
 LEAST_INCIDENTS = 5
 """From fewer the spread of recoveries is not known; as for a median's interval of 94 %."""
@@ -26,6 +28,8 @@ class RecoveryCost:
 
     ``rollback``: the work since the last checkpoint is done again; ``shrinks``: it goes on with the
     nodes that are left; ``kinds``: kind of fault -> what a recovery from it took, if measured.
+    ``kind``: where the stall is from; of measured ones also their ``ranks`` (median), ``phases``
+    (name -> median, seconds) and ``redone`` (median of the steps done again).
     """
 
     strategy: str
@@ -36,6 +40,10 @@ class RecoveryCost:
     shrinks: bool = False
     incidents: int = 0
     kinds: Mapping[str, Duration] = field(default_factory=dict)
+    kind: Literal["measured", "given", "published"] = "published"
+    ranks: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    redone: float | None = None
     source: str
 
     @property
@@ -46,6 +54,25 @@ class RecoveryCost:
         if self.incidents < LEAST_INCIDENTS or not isinstance(self.stall, Duration):
             return 0.0
         return math.expm1(t95(self.incidents - 1) * self.stall.sigma / math.sqrt(self.incidents))
+
+    @property
+    def said(self) -> Cost:
+        """For results, without what a mix of causes adds to it."""
+        if self.kind != "measured":
+            return Cost(kind=self.kind, source=self.source)
+        known = self.unsure > 0 or self.incidents >= LEAST_INCIDENTS
+        return Cost(
+            kind=self.kind,
+            source=self.source,
+            incidents=self.incidents,
+            ranks=self.ranks,
+            median_s=self.stall.median_s,
+            low_s=self.stall.mean_s / (1.0 + self.unsure) if known else None,
+            high_s=self.stall.mean_s * (1.0 + self.unsure) if known else None,
+            sigma=self.stall.sigma if known and isinstance(self.stall, Duration) else None,
+            phases=dict(self.phases),
+            redone=self.redone,
+        )
 
     def at(self, nodes: float) -> Lasting:
         """At a size: the law is a + b log2(nodes / measured nodes), never below what was measured.
@@ -90,8 +117,7 @@ def measured(runs: Iterable[Results]) -> dict[str, RecoveryCost]:
     Raises ScenarioError if a run was simulated, or if no run has an incident that was recovered
     from.
     """
-    stalls: dict[str, list[tuple[str, float]]] = defaultdict(list)
-    ranks: dict[str, list[int]] = defaultdict(list)
+    taken: dict[str, list[_Taken]] = defaultdict(list)
     for results in runs:
         if results.simulated:
             raise ScenarioError(
@@ -99,37 +125,61 @@ def measured(runs: Iterable[Results]) -> dict[str, RecoveryCost]:
                 hint="give runs of real ranks",
             )
         strategies = {cell.id: cell.strategy for cell in results.cells if cell.exact_for is None}
+        ranks = int(results.workload.get("ranks") or 1)
         for incident in alone(results.faults):
             strategy = strategies.get(incident.cell)
             stall_s = stall_of(incident)
             if strategy is not None and strategy in PUBLISHED and stall_s is not None:
-                stalls[strategy].append((incident.kind, stall_s))
-                ranks[strategy].append(int(results.workload.get("ranks") or 1))
-    if not stalls:
+                taken[strategy].append(_Taken(incident, stall_s, ranks))
+    if not taken:
         raise ScenarioError(
             "no run has a failure that one of its strategies recovered from",
             hint="run a scenario that kills a rank, such as builtin:kill-one-rank",
         )
-    return {name: _of(name, found, ranks[name]) for name, found in stalls.items()}
+    return {name: _of(name, found) for name, found in taken.items()}
 
 
-def _of(strategy: str, found: Sequence[tuple[str, float]], ranks: Sequence[int]) -> RecoveryCost:
-    kinds = {
-        kind: [one for name, one in found if name == kind]
-        for kind in dict.fromkeys(name for name, _ in found)
-    }
-    size = statistics.median(ranks)
-    source = f"measured at {size:g} ranks (n = {len(found)})"
+@dataclass(frozen=True)
+class _Taken:
+    """A recovery that counts, what it took without work done again, and the ranks of its job."""
+
+    incident: Incident
+    stall_s: float
+    ranks: int
+
+
+def _of(strategy: str, found: Sequence[_Taken]) -> RecoveryCost:
+    kinds: dict[str, list[float]] = defaultdict(list)
+    phases: dict[str, list[float]] = defaultdict(list)
+    for one in found:
+        kinds[one.incident.kind].append(one.stall_s)
+        each: dict[str, float] = defaultdict(float)
+        for span in one.incident.phases:
+            each[span.name] += span.seconds
+        for name, seconds in each.items():
+            if name != REDO:
+                phases[name].append(seconds)
+    medians = {name: statistics.median(of) for name, of in phases.items()}
+    ranks = statistics.median(one.ranks for one in found)
+    redone = statistics.median(one.incident.steps_lost for one in found)
+    source = f"measured at {ranks:g} ranks (n = {len(found)})"
     if len(kinds) > 1:
-        each = (f"{k} {statistics.median(of):.3g} s (n = {len(of)})" for k, of in kinds.items())
-        source = f"{source}: {', '.join(each)}"
+        said = (f"{k} {statistics.median(of):.3g} s (n = {len(of)})" for k, of in kinds.items())
+        source = f"{source}: {', '.join(said)}"
+    if medians:
+        said = (f"{name} {seconds:.3g} s" for name, seconds in medians.items())
+        source = f"{source}; medians: {', '.join(said)}, and {redone:g} steps done again"
     return replace(
         PUBLISHED[strategy],
-        stall=_lasting([one for _, one in found]),
+        stall=_lasting([one.stall_s for one in found]),
         nodes=1.0,
         per_doubling_s=0.0,
         incidents=len(found),
         kinds={kind: _lasting(of) for kind, of in kinds.items()},
+        kind="measured",
+        ranks=ranks,
+        phases=medians,
+        redone=redone,
         source=source,
     )
 
@@ -142,38 +192,76 @@ def _lasting(stalls: Sequence[float]) -> Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """A cause of failures: its share of them, and what a recovery takes, seconds. ``stall_s`` None:
-    what was measured of the fault of that kind, else what the strategy takes anyway.
+    """A cause of failures: its share of them, and what a recovery takes, seconds. ``share`` None:
+    as a preset or a trace counts them. ``stall_s`` None: what was measured of the fault of that
+    kind, else what the strategy takes anyway.
     """
 
     name: str
-    share: float
+    share: float | None
     stall_s: float | None = None
 
 
-def by_cause(cost: RecoveryCost, causes: Sequence[Cause]) -> RecoveryCost:
-    """With each failure of one of these causes, which all strategies have alike. Raises
-    ScenarioError unless the shares sum to 1, within a millionth, and the names differ.
+def causes_of(given: Sequence[Cause], counts: Mapping[str, int]) -> list[Cause]:
+    """All causes with their shares: those given, or those that were counted, with the times given.
+
+    Raises ScenarioError where a name is given twice, some have a share and some have none, one
+    without a share was not counted, or the shares do not sum to 1 within a millionth.
     """
-    names = [one.name for one in causes]
+    names = [one.name for one in given]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ScenarioError(f"cause {twice[0]} is given twice", hint="name each cause once")
-    total = math.fsum(one.share for one in causes)
+    if all(one.share is None for one in given):
+        if strange := [name for name in names if name not in counts]:
+            raise ScenarioError(
+                f"cause {strange[0]} has no share",
+                hint=f"counted are {', '.join(counts)}"
+                if counts
+                else "write NAME=SHARE:DURATION, or give a --preset or a --trace with causes",
+            )
+        times = {one.name: one.stall_s for one in given}
+        counted = sum(counts.values())
+        return [
+            Cause(name=name, share=count / counted, stall_s=times.get(name))
+            for name, count in counts.items()
+        ]
+    shares = [one.share for one in given if one.share is not None]
+    if len(shares) < len(given):
+        raise ScenarioError(
+            "some causes have a share and some have none",
+            hint="shares for all, or times alone for those of a preset",
+        )
+    total = math.fsum(shares)
     if abs(total - 1.0) > 1e-6:
         raise ScenarioError(
             f"the shares of causes sum to {total:g}, not to 1",
             hint="such as --cause hardware=0.6:6m --cause software=0.4",
         )
+    return [replace(one, share=share / total) for one, share in zip(given, shares, strict=True)]
+
+
+def by_cause(cost: RecoveryCost, causes: Sequence[Cause]) -> RecoveryCost:
+    """With each failure of one of these causes (of ``causes_of``), which all strategies have alike.
+    As it was where no cause has a time of its own.
+    """
+    if all(one.stall_s is None and one.name not in cost.kinds for one in causes):
+        return cost
     own = cost.stall if isinstance(cost.stall, Duration) else Duration(median_s=cost.stall.median_s)
-    parts, said = [], []
+    parts: list[tuple[float, Duration]] = []
+    said = []
     for one in causes:
+        share = one.share or 0.0
         takes, where = cost.kinds.get(one.name, own), "as all"
         if one.stall_s is not None:
             takes, where = Duration(median_s=one.stall_s), "as given"
         elif one.name in cost.kinds:
             where = "as measured"
-        parts.append((one.share / total, takes))
-        said.append(f"{one.share:.1%} {one.name} {takes.median_s:.3g} s, {where}")
+        parts.append((share, takes))
+        if where != "as all":
+            said.append(f"{share:.1%} {one.name} {takes.median_s:.4g} s, {where}")
+    rest = 1.0 - math.fsum(s for s, takes in parts if takes is not own)
+    if rest > 0:
+        said.append(f"{rest:.1%} all else {own.median_s:.4g} s")
     return replace(cost, stall=Mixture(parts), source=f"{cost.source}; {'; '.join(said)}")
 
 

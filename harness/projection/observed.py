@@ -26,6 +26,7 @@ OUTSIDE = ("initialisation", "shutdown", "spare_idle")
 """Classes of badput before the first step, after the last, and of processes that stand by."""
 STALLED = ("detection", "regroup", "restore")
 """Classes of badput from a failure until the job trains again."""
+SAVING = "checkpoint_save"
 WHOLE = "evidence-complete"
 
 
@@ -183,6 +184,35 @@ def groups(
         )
         for key, cell in cells.items()
     }
+
+
+def steady(stored: Sequence[Stored]) -> tuple[float, float]:
+    """Seconds of a step, and for which a checkpoint holds the job up: medians over the control arms
+    of the runs. Raises ScenarioError where no control arm completed, or checkpoints come by time.
+    """
+    steps: list[float] = []
+    saves: list[float] = []
+    for run in stored:
+        cells = {cell.id: cell.scenario.workload for cell in run.resolved.cells}
+        for arm in run.results.arms:
+            if arm.arm != "control" or arm.outcome != "completed" or not arm.step_time_median:
+                continue
+            every = cells[arm.cell].checkpoint.every
+            if not isinstance(every, int):
+                raise ScenarioError(
+                    f"{run.path}: checkpoints come each {every}, so that their number is not known",
+                    hint="give --step and --save",
+                )
+            steps.append(arm.step_time_median)
+            share = cells[arm.cell].ranks / max(1, arm.provisioned_ranks)
+            count = max(1, arm.steps // every)
+            saves.append(arm.badput.get(SAVING, 0.0) / share / count)
+    if not steps:
+        raise ScenarioError(
+            "no control arm of the runs says how long a step takes",
+            hint="give --step and --save, or runs with baseline: paired",
+        )
+    return statistics.median(steps), statistics.median(saves)
 
 
 def unfinished(stored: Sequence[Stored]) -> list[str]:

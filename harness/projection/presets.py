@@ -14,15 +14,22 @@ DAY_S = 86_400.0
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     """``rate``: failures that interrupt a job, per 1,000 nodes of 8 GPUs and day; ``source``: where
-    it is from; ``counts``: of incidents by cause, as printed, empty if unknown; ``note``: what to
-    know of it.
+    it is from; ``counts``: of incidents by cause, as printed, empty if unknown; ``software``: those
+    after which the nodes are as good as before; ``note``: what to know of it.
     """
 
     name: str
     rate: float
     source: str
     counts: Mapping[str, int] = field(default_factory=dict)
+    software: tuple[str, ...] = ()
     note: str = ""
+
+    @property
+    def processes(self) -> float:
+        """Share of its failures that end processes only; our reading of the causes' names."""
+        total = sum(self.counts.values())
+        return sum(self.counts[name] for name in self.software) / total if total else 0.0
 
 
 def rate_of(preset: Preset, gpus_per_node: int) -> float:
@@ -101,12 +108,19 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 note="hardware alone: jobs of 1,024 GPUs were measured to fail 3.65 times as often"
                 " as this law says",
             ),
-            Preset(name="llama3", rate=_LLAMA3_RATE, source=_LLAMA3_SOURCE, counts=LLAMA3),
+            Preset(
+                name="llama3",
+                rate=_LLAMA3_RATE,
+                source=_LLAMA3_SOURCE,
+                counts=LLAMA3,
+                software=("software bug", "NCCL watchdog", "dependency"),
+            ),
             Preset(
                 name="byterobust",
                 rate=_LLAMA3_RATE,
                 source="ByteRobust, 2025: 55,365 incidents in three months",
                 counts=BYTEROBUST,
+                software=("manual restart", "HDFS", "external service"),
                 note="a mix of causes without a number of nodes: the rate is that of llama3",
             ),
         )

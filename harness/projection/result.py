@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 GPUS_PER_NODE = 8
 Z95 = 1.959964
 """Of the normal distribution, for two-sided 95 %."""
@@ -22,12 +22,19 @@ class Definitions(Model):
     """What the words mean, as that moves figures of large jobs by 5 to 20 points.
 
     ``failures_while``: whether failures come while the job runs, or at any time; ``spares_count``:
-    whether spare nodes are paid for, and so in the denominator of goodput; work that is done again
-    is never useful, and a job that goes on with fewer nodes is useful in proportion.
+    whether spare nodes are paid for, and so in the denominator of goodput.
+
+    ``rework``, work that is done again: ``apart``, a class of its own; ``recovery``, part of each
+    recovery's time; ``useful``, as a count of steps that does not ask whether one was there before
+    has it. ``missing``, the samples of nodes that a job goes on without: ``lost``, goodput counts
+    samples, whether the batch is kept and takes longer or is smaller; ``useful``, it counts time in
+    steps, so that a step of fewer samples is a whole one.
     """
 
     failures_while: Literal["running", "always"] = "running"
     spares_count: bool = True
+    rework: Literal["apart", "recovery", "useful"] = "apart"
+    missing: Literal["lost", "useful"] = "lost"
 
 
 class Setting(Model):
@@ -44,6 +51,11 @@ class Setting(Model):
     after ``slow_found_s`` of running (None: never), and swapped. ``gaps``: times between failures
     of a trace, whose shape counts; ``availability``: share of time with all nodes that spares are
     looked for.
+
+    ``processes``: share of the failures that end processes only, after which no node is repaired;
+    ``batch``: samples of a step, None: not said; ``checkpoint_bytes``, ``bandwidth``: size of a
+    checkpoint and bytes a second of its storage, where ``save_s`` and ``load_s`` are from them;
+    ``causes``: name -> share of the failures.
     """
 
     gpus: tuple[int, ...]
@@ -71,18 +83,41 @@ class Setting(Model):
     slow_found_s: float | None = Field(default=None, ge=0)
     gaps: tuple[float, ...] = ()
     availability: float | None = Field(default=None, gt=0, lt=1)
+    processes: float = Field(default=0.0, ge=0, le=1)
+    batch: int | None = Field(default=None, ge=1)
+    checkpoint_bytes: int | None = Field(default=None, ge=0)
+    bandwidth: float | None = Field(default=None, gt=0)
+    causes: dict[str, float] = {}
     definitions: Definitions = Definitions()
 
 
+class Spread(Model):
+    """How sure a figure is, and how much it differs: ``low``, ``high``: 95 % interval of its mean
+    over jobs; ``least``, ``most``: 5 % and 95 % of the jobs. None: without bound.
+    """
+
+    low: float | None
+    high: float | None
+    least: float | None
+    most: float | None
+
+
 class Projected(Model):
-    """One strategy at one size. Goodput: share of the paid time that is useful. ``simulated``: mean
-    of the trials, ``error``: its standard error; ``low``, ``high``: its 95 % interval, with what
-    is not known of the mean recovery where that was measured; ``worst``, ``best``: 5 % and 95 %
-    of the trials; ``closed``: by the formulas, None where they do not apply, ``why`` not.
-    ``badput``: class -> share of the time; ``ettr``: useful share of the time of the job's own
-    nodes, spares not counted; ``finish_days``: until as much is done as in the days asked for
-    without a failure; ``gpu_hours``, ``price``: paid, of which ``lost_gpu_hours``, ``lost_price``
-    are not useful; ``stall_s``: median at this size.
+    """One strategy at one size. Goodput: share of the paid time that is useful, by the definitions
+    of the setting. ``goodput``: mean of the trials, ``error``: its standard error; ``low``,
+    ``high``: its 95 % interval, with what is not known of the mean recovery where that was
+    measured; ``worst``, ``best``: 5 % and 95 % of the trials; ``closed``: by the formulas, None
+    where they do not apply, ``why`` not. ``badput``: class -> share of the paid time; ``ettr``:
+    useful share of the time of the job's own nodes, spares not counted; ``finish_days``: until as
+    much is done as in the days asked for without a failure; ``gpu_hours``, ``price``: paid, whole
+    nodes, of which ``lost_gpu_hours``, ``lost_price`` are not useful.
+
+    ``stall_s``: of a recovery, median at this size; ``recovery_s``: mean time that a failure takes,
+    with loading, and with work done again where that is charged to the recovery; ``again``: steps
+    of the whole job done more than once; ``short``: steps that failures kept from being done, of
+    those that the days have room for; ``second_gpu_hours``, ``second_price``: what a second less of
+    detection is worth, in all. ``spreads``: of all these figures by name, of ``badput`` as
+    ``badput.rework``.
     """
 
     strategy: str
@@ -91,6 +126,7 @@ class Projected(Model):
     mtbf_s: float
     interval_s: float
     stall_s: float
+    recovery_s: float
     goodput: float
     error: float
     low: float
@@ -103,10 +139,15 @@ class Projected(Model):
     failures: float
     ettr: float
     finish_days: float | None
+    again: float
+    short: float
     lost_gpu_hours: float
     gpu_hours: float
     price: float | None
     lost_price: float | None
+    second_gpu_hours: float
+    second_price: float | None
+    spreads: dict[str, Spread]
 
     @property
     def apart(self) -> float | None:
@@ -114,6 +155,51 @@ class Projected(Model):
         if self.closed is None:
             return None
         return abs(self.goodput - self.closed) / self.error if self.error > 0 else 0.0
+
+
+class Point(Model):
+    """Goodput of a strategy at a size that was not asked for, for its curve. ``by``: formula, or a
+    simulation of fewer trials, of standard error ``error``.
+    """
+
+    strategy: str
+    gpus: int
+    goodput: float
+    error: float
+    by: Literal["formula", "simulation"]
+
+
+class BreakEven(Model):
+    """The size at which one strategy overtakes another: ``below`` is ahead on smaller ones,
+    ``above`` on larger; between ``low`` and ``high`` GPUs. ``by``: ``formula``, to a node;
+    ``simulation``, where the line between two sizes of it has equal goodput.
+    """
+
+    below: str
+    above: str
+    gpus: int
+    low: int
+    high: int
+    by: Literal["formula", "simulation"]
+
+
+class Cost(Model):
+    """Where a strategy's recovery time is from: ``kind``, and ``source`` in words. Of measured
+    ones, seconds: ``incidents``, ``ranks`` (median), ``median_s``, ``sigma`` of the logarithms,
+    ``low_s`` and ``high_s``, the 95 % interval of the mean (None where too few are known);
+    ``phases``: median of each, without work done again; ``redone``: median of the steps that were.
+    """
+
+    kind: Literal["measured", "given", "published"]
+    source: str
+    incidents: int = 0
+    ranks: float | None = None
+    median_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    sigma: float | None = None
+    phases: dict[str, float] = {}
+    redone: float | None = None
 
 
 class SparesNeeded(Model):
@@ -173,18 +259,21 @@ class Compared(Model):
 
 
 class Projection(Model):
-    """Everything that ``chaos project`` says. ``costs``: strategy -> where its stall is from;
+    """Everything that ``chaos project`` says. ``costs``: strategy -> where its recovery is from;
     ``cautions``: what is missing for its intervals to hold; ``compared``: with runs, and
-    ``spares``: for the availability, if asked.
+    ``spares``: for the availability, if asked; ``rows`` is empty where only a comparison was.
+    ``curve``: sizes that were not asked for; ``break_even``: of each pair of strategies.
     """
 
     schema_version: int = SCHEMA_VERSION
     setting: Setting
     failures_from: str
-    costs: dict[str, str]
+    costs: dict[str, Cost]
     cautions: list[str]
     notes: list[str]
     rows: list[Projected]
+    curve: list[Point] = []
+    break_even: list[BreakEven] = []
     compared: list[Compared] = []
     spares: list[SparesNeeded] = []
 

@@ -23,8 +23,8 @@ WIDER = 8  # nodes in repair at once for which room is made
 AHEAD = 64  # times between failures drawn for each trial at once
 CLASSES = ("rework", "restart", "stall", "waiting", "saving", "reduced", "slow")
 """Where time goes that is not useful: work done again, restarts (loading a checkpoint, also in
-vain), detection and recovery, waiting for a node, saving checkpoints, nodes missing from a job that
-goes on without them, and waiting for a slow node.
+vain), detection and recovery, waiting for a node (until there are enough, or one at all), saving
+checkpoints, nodes missing from a job that goes on without them, and waiting for a slow node.
 """
 
 
@@ -55,8 +55,8 @@ class Slow:
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A job and how it recovers. ``nodes`` it wants; ``between``: the law of the times between
-    failures, while it runs, or with ``wall`` also while it does not; ``several``: probabilities
-    that a failure takes 1, 2, ... nodes.
+    failures, while it runs, or with ``wall`` also while it does not; ``processes``: share of the
+    failures that take no node; ``several``: probabilities that another takes 1, 2, ... nodes.
 
     ``replica_nodes``: nodes that hold one copy of the model, which leave together where one of them
     is missing; ``slowing``: share of what is missing by which the rest is slower: 1 where each node
@@ -74,6 +74,7 @@ class Job:
     wall: bool = False
     replica_nodes: int = 1
     slowing: float = 1.0
+    processes: float = 0.0
     several: tuple[float, ...] = (1.0,)
     rollback: bool
     shrinks: bool
@@ -125,7 +126,7 @@ def simulate(
     and then. Raises TooManyEventsError beyond 2 million events a trial, before anything is played
     where twice as many are to be expected.
     """
-    if _events(job, horizon_s) > 2 * MOST_EVENTS:
+    if events_expected(job, horizon_s) > 2 * MOST_EVENTS:
         raise _too_many(horizon_s)
     played = _Trials(job, horizon_s, trials, random)
     for event in range(MOST_EVENTS):
@@ -140,8 +141,8 @@ def _too_many(horizon_s: float) -> TooManyEventsError:
     return TooManyEventsError(f"more than {MOST_EVENTS} failures in {horizon_s / 86_400:.0f} days")
 
 
-def _events(job: Job, horizon_s: float) -> float:
-    """Failures, and nodes that become slow, to be expected of a trial."""
+def events_expected(job: Job, horizon_s: float) -> float:
+    """Failures, and nodes that become slow, to be expected of a trial of so many seconds."""
     failures = horizon_s / (job.between.mean_s + (0.0 if job.wall else job.stall.mean_s))
     if job.slow is None:
         return failures
@@ -236,7 +237,9 @@ class _Trials:
         self._since_s += work_s
         work_s, saving_s = work_s * busy, work_s * (1.0 - busy)
         self._lost_s["saving"] += saving_s
-        self._lost_s["reduced"] += work_s * (1.0 - part)
+        stands = part <= 0.0
+        self._lost_s["waiting"] += np.where(stands, work_s, 0.0)
+        self._lost_s["reduced"] += np.where(stands, 0.0, work_s * (1.0 - part))
         if self._slow:
             waited = part * self._slow.share()
             self._lost_s["slow"] += work_s * waited
@@ -279,6 +282,8 @@ class _Trials:
         if len(job.several) > 1:
             drawn = self._random.choice(len(job.several), count, p=np.asarray(job.several))
             taken = np.where(failed, 1.0 + drawn, 0.0)
+        if job.processes > 0.0:
+            taken = np.where(self._random.random(count) < job.processes, 0.0, taken)
         self._nodes_lost += taken
         if self._limited:
             for more in range(int(taken.max())):

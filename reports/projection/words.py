@@ -4,35 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainchaos.harness.projection.result import Compared, Projected, Projection
+from trainchaos.harness.projection.result import BreakEven, Compared, Projected, Projection
 from trainchaos.reports.content.figures import percent
 
 APART = 4.0
 """Standard errors from which on the page says that the two engines differ: chance alone exceeds it
 once in 16,000 rows.
 """
+TIE = 1e-6
+"""Goodput; strategies that are no further apart are alike."""
 MATTERS = 1e-3
 """Goodput; a smaller difference between the engines changes no decision."""
 
 
 def headline(found: Projection) -> str:
-    """The best and the worst strategy at the largest size."""
+    """The best and the worst strategy at the largest size, of those that are measured if any is."""
+    if not found.rows:
+        inside = sum(one.inside for one in found.compared)
+        return f"{inside} of {len(found.compared)} jobs were where they are projected to be"
     largest = max(found.setting.gpus)
-    rows = sorted(at(found, largest), key=lambda row: -row.goodput)
+    rows = sorted(_alike(found, largest), key=lambda row: -row.goodput)
     best, worst = rows[0], rows[-1]
-    said = f"At {largest:,} GPUs {best.strategy} keeps {percent(best.goodput)} of the time"
+    said = f"At {largest:,} GPUs {best.strategy} keeps {_percent(best.goodput)} of the time"
     if len(rows) == 1:
         return said
     saved = worst.lost_gpu_hours - best.lost_gpu_hours
     return (
-        f"{said}, {worst.strategy} {percent(worst.goodput)}: {saved:,.0f} GPU-hours in"
+        f"{said}, {worst.strategy} {_percent(worst.goodput)}: {saved:,.0f} GPU-hours in"
         f" {found.setting.days:g} days"
     )
 
 
 def findings(found: Projection) -> list[str]:
-    """Where the best strategy changes, what a second is worth, and where the engines differ."""
-    return [*_changes(found), _second(found), *spares_said(found), *_apart(found)]
+    """Where the best strategy changes, what a second is worth, of what failures are, how many
+    spares are needed, and where the engines differ.
+    """
+    if not found.rows:
+        return []
+    return [
+        *_changes(found),
+        *_seconds(found),
+        *_causes(found),
+        *spares_said(found),
+        *_apart(found),
+    ]
+
+
+def named(found: Projection, strategy: str) -> str:
+    """A strategy, marked where its cost is published and others' were measured."""
+    published = found.costs[strategy].kind == "published"
+    return f"{strategy} (published)" if published and _measured(found) else strategy
+
+
+def _measured(found: Projection) -> bool:
+    return any(cost.kind == "measured" for cost in found.costs.values())
+
+
+def _alike(found: Projection, gpus: int) -> list[Projected]:
+    """Rows of a size that can be compared: where recoveries were measured, not published ones."""
+    rows = at(found, gpus)
+    if not _measured(found):
+        return rows
+    return [row for row in rows if found.costs[row.strategy].kind != "published"]
+
+
+def _percent(share: float) -> str:
+    """That no line is broken before the sign."""
+    return percent(share).replace(" ", "\u00a0")
 
 
 def compared_said(found: Projection) -> str:
@@ -64,27 +102,71 @@ def at(found: Projection, gpus: int) -> list[Projected]:
 
 
 def _changes(found: Projection) -> list[str]:
-    """Break-even points, as far as the sizes tell."""
-    said, before = [], None
-    for gpus in sorted(found.setting.gpus):
-        best = found.best_at(gpus)
-        if before is not None and best.strategy != before.strategy:
-            said.append(
-                f"Between {before.gpus:,} and {gpus:,} GPUs {best.strategy} overtakes"
-                f" {before.strategy}."
-            )
-        before = best
+    """Break-even points of each pair, and a strategy that is ahead everywhere."""
+    said = [
+        f"{named(found, one.above)} overtakes {named(found, one.below)} at"
+        f" {'' if one.by == 'formula' else 'about '}{one.gpus:,} GPUs"
+        f" ({_how(one)})."
+        for one in found.break_even
+    ]
+    sizes = sorted({row.gpus for row in found.rows} | {point.gpus for point in found.curve})
+    first = _first(found)
+    if first and len(found.costs) > 1:
+        between = f"from {sizes[0]:,} to {sizes[-1]:,} GPUs" if len(sizes) > 1 else "there"
+        said.append(f"{named(found, first)} is ahead of the others {between}.")
     return said
 
 
-def _second(found: Projection) -> str:
+def _how(one: BreakEven) -> str:
+    if one.by == "formula":
+        return "by the formulas"
+    return f"simulated at {one.low:,} and {one.high:,}"
+
+
+def _first(found: Projection) -> str | None:
+    """The strategy that has the highest goodput at all sizes and is never overtaken nor overtakes;
+    None: there is none, or one that is no more than a millionth ahead of another.
+    """
+    here = {name for one in found.break_even for name in (one.below, one.above)}
+    goodput = {(row.gpus, row.strategy): row.goodput for row in found.rows}
+    goodput |= {(point.gpus, point.strategy): point.goodput for point in found.curve}
+    for name in found.costs:
+        others = [(gpus, other) for gpus, other in goodput if other != name]
+        if name not in here and all(
+            goodput.get((gpus, name), -1.0) > goodput[gpus, other] + TIE for gpus, other in others
+        ):
+            return name
+    return None
+
+
+def _seconds(found: Projection) -> list[str]:
+    """What a second is worth at the largest size; the table has all."""
     largest = max(found.setting.gpus)
-    row = max(at(found, largest), key=lambda one: one.failures)
-    hours = row.failures * row.gpus / 3600.0
-    return (
-        f"Each second less in a recovery is worth {hours:,.{0 if hours > 100 else 1}f} GPU-hours in"
-        f" {found.setting.days:g} days at {largest:,} GPUs ({row.failures:,.0f} failures)."
+    each = ", ".join(
+        f"{row.second_gpu_hours:,.{0 if row.second_gpu_hours > 100 else 2}f} with {row.strategy}"
+        for row in at(found, largest)
     )
+    failures = max(row.failures for row in at(found, largest))
+    return [
+        f"Each second less until a failure is detected is worth, in GPU-hours in"
+        f" {found.setting.days:g} days at {largest:,} GPUs ({failures:,.0f} failures): {each}."
+    ]
+
+
+MOST_CAUSES = 5
+
+
+def _causes(found: Projection) -> list[str]:
+    """Failures a day of the most frequent causes, at the largest size."""
+    shares = sorted(found.setting.causes.items(), key=lambda one: -one[1])
+    if not shares:
+        return []
+    row = max(found.rows, key=lambda one: one.gpus)
+    daily = 86_400.0 / row.mtbf_s
+    said = ", ".join(f"{daily * share:.3g} {name}" for name, share in shares[:MOST_CAUSES])
+    more = len(shares) - MOST_CAUSES
+    rest = f", and of {more} other causes" if more > 0 else ""
+    return [f"Failures a day at {row.gpus:,} GPUs: {daily:.3g}, of them {said}{rest}."]
 
 
 def _apart(found: Projection) -> Sequence[str]:

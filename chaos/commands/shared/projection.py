@@ -1,139 +1,27 @@
-"""Options of ``chaos project``, and the types of their values."""
+"""Options of ``chaos project``."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import click
 
 from trainchaos.chaos.commands.shared.options import PATH, RUN
+from trainchaos.chaos.commands.shared.quantities import (
+    Bytes,
+    CauseShare,
+    Finite,
+    LemonShare,
+    Shares,
+    Span,
+    Stall,
+)
 
 PRESETS = ("low", "mid", "high", "llama3", "byterobust")
 SMALLEST, LARGEST = 8, 131_072
 MOST_GPUS = 10_000_000
 MOST_RATE = 1e4  # ten failures of each node a day
-
-
-class Finite(click.FloatRange):
-    """A number within bounds: neither infinite nor none at all, which compares with no bound."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """The number. Fails at anything else."""
-        found = float(super().convert(value, param, ctx))
-        if not math.isfinite(found):
-            self.fail(f"{value} is not a finite number", param, ctx)
-        return found
-
-
-class Span(click.ParamType):
-    """A duration: ``90s``, ``4h``; its value in seconds. ``positive``: longer than nothing."""
-
-    name = "duration"
-
-    def __init__(self, *, positive: bool = False) -> None:
-        self._positive = positive
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Seconds. Fails at anything else."""
-        from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
-
-        try:
-            seconds = parse_duration(value)
-        except ClauseError as error:
-            self.fail(str(error), param, ctx)
-        if self._positive and not seconds > 0:
-            self.fail(f"{value} is no time: write more than 0s", param, ctx)
-        return seconds
-
-
-class Stall(click.ParamType):
-    """``hot-spare=20s``: how long a strategy's recovery takes, without work done again."""
-
-    name = "strategy=duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, float]:
-        """The name and seconds. Fails at anything else."""
-        if isinstance(value, tuple):
-            return value
-        name, _, text = str(value).partition("=")
-        if not text:
-            self.fail(f"{value!r} is not STRATEGY=DURATION, such as hot-spare=20s", param, ctx)
-        return name, Span().convert(text, param, ctx)
-
-
-class Shares(click.ParamType):
-    """``0.96,0.03,0.01``: probabilities that sum to 1."""
-
-    name = "probabilities"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        """Fails unless they are, and sum to 1."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            found = tuple(float(word) for word in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers, such as 0.96,0.04", param, ctx)
-        if not all(one >= 0 for one in found) or abs(sum(found) - 1.0) > 1e-9:
-            self.fail(f"{value} are no probabilities that sum to 1", param, ctx)
-        return found
-
-
-class CauseShare(click.ParamType):
-    """``hardware=0.6:6m`` or ``hardware=0.6``: a cause's share of the failures, and what a recovery
-    from it takes.
-    """
-
-    name = "name=share[:duration]"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, float, float | None]:
-        """The name, the share, and seconds or None. Fails at anything else."""
-        if isinstance(value, tuple):
-            return value
-        name, _, rest = str(value).partition("=")
-        share, colon, text = rest.partition(":")
-        number = _number(share)
-        if not name or number is None or not 0 < number <= 1:
-            self.fail(f"{value!r} is not NAME=SHARE:DURATION, such as hardware=0.6:6m", param, ctx)
-        return name, number, Span().convert(text, param, ctx) if colon else None
-
-
-class LemonShare(click.ParamType):
-    """``0.05:10``: a twentieth of the nodes fails ten times as often."""
-
-    name = "share:times"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, float]:
-        """Both. Fails at anything else."""
-        if isinstance(value, tuple):
-            return value
-        share, _, times = str(value).partition(":")
-        first, second = _number(share), _number(times)
-        if first is None or second is None or not (0 <= first <= 1 and 0 < second <= 1e6):
-            self.fail(f"{value!r} is not SHARE:TIMES, such as 0.05:10", param, ctx)
-        return first, second
-
-
-def _number(text: str) -> float | None:
-    try:
-        found = float(text)
-    except ValueError:
-        return None
-    return found if math.isfinite(found) else None
 
 
 OPTIONS = (
@@ -174,25 +62,36 @@ OPTIONS = (
         "causes",
         type=CauseShare(),
         multiple=True,
-        help="A cause's share of the failures, and what a recovery from it takes; repeatable.",
+        help="A cause's share of the failures, and what a recovery from it takes; NAME=:DURATION"
+        " for a cause that the preset or trace counts; repeatable.",
+    ),
+    click.option(
+        "--process-share",
+        type=Finite(0, 1),
+        help="Failures that end processes only, so that no node is repaired.  [default: as the"
+        " preset's causes say, else 0]",
     ),
     click.option(
         "--growth",
         type=Span(),
         help="What each doubling of the nodes adds to a recovery.  [default: 0s if measured]",
     ),
+    click.option("--step", type=Span(positive=True), help="A step.  [default: 20s]"),
+    click.option("--save", type=Span(), help="A checkpoint holds up so long.  [default: 5s]"),
+    click.option("--load", type=Span(), help="Loading a checkpoint.  [default: 120s]"),
     click.option(
-        "--step", type=Span(positive=True), default="20s", show_default=True, help="A step."
+        "--checkpoint-size", type=Bytes(), help="With --bandwidth instead of --save and --load."
+    ),
+    click.option("--bandwidth", type=Bytes(rate=True), help="Of its storage, both ways: 40GB/s."),
+    click.option(
+        "--times-of-runs",
+        is_flag=True,
+        help="Step and save are those of --runs; loading is in their recoveries.",
     ),
     click.option(
-        "--save",
-        type=Span(),
-        default="5s",
-        show_default=True,
-        help="A checkpoint holds up so long.",
-    ),
-    click.option(
-        "--load", type=Span(), default="120s", show_default=True, help="Loading a checkpoint."
+        "--batch",
+        type=click.IntRange(1, 10**12),
+        help="Samples of a step, to count what is lost.  [default: steps are counted]",
     ),
     click.option(
         "--interval",
@@ -256,9 +155,7 @@ OPTIONS = (
     click.option(
         "--slow-factor",
         type=Finite(1, 1000),
-        default=1.34,
-        show_default=True,
-        help="How much longer the job takes with a slow node.",
+        help="How much longer the job takes with a slow node.  [default: 1.34]",
     ),
     click.option("--slow-found", type=Span(), help="Until a slow node is found.  [default: never]"),
     click.option(
@@ -284,6 +181,20 @@ OPTIONS = (
         default=True,
         show_default=True,
         help="Whether spare nodes are in the denominator of goodput.",
+    ),
+    click.option(
+        "--rework",
+        type=click.Choice(["apart", "recovery", "useful"]),
+        default="apart",
+        show_default=True,
+        help="Work done again is a class of its own, part of the recovery, or useful.",
+    ),
+    click.option(
+        "--missing",
+        type=click.Choice(["lost", "useful"]),
+        default="lost",
+        show_default=True,
+        help="Samples of missing nodes are not useful, or a step without them is a whole one.",
     ),
     click.option("--price", type=Finite(0, 1e9), help="Of a GPU-hour."),
     click.option(

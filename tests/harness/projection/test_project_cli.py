@@ -63,7 +63,7 @@ def test_a_projection_is_printed_written_and_says_what_it_rests_on(
     text = (tmp_path / "projection/report.html").read_text()
     read = Page(text)
     assert "Projected, not measured" in text and words.headline(stored) in text
-    assert text.count("<svg") == 2 and read is not None
+    assert text.count("<svg") == 3 and read is not None
     setting = text[text.index('id="setting"') :]
     assert "64, 4096" in setting and "None" not in setting
 
@@ -113,6 +113,29 @@ def test_free_spares_raise_goodput_by_their_share(chaos: Say) -> None:
         (("--repair", "0s"), "write more than 0s"),
         (("--step", "0s"), "write more than 0s"),
         (("--interval", "0s"), "write more than 0s"),
+        (("--interval", "1e308s"), "longer than a hundred years"),
+        (("--interval", "19s"), "checkpoints are 19 s apart, a step takes 20 s"),
+        (("--replica-nodes", "9"), "a copy of the model takes 9 nodes, the job has 8 (64 GPUs)"),
+        (("--stall", "hot-spare=1s", "--stall", "hot-spare=2s"), "hot-spare is given twice"),
+        (("--slow-found", "5m"), "--slow-found is of --slow-rate"),
+        (("--slow-factor", "2"), "--slow-factor is of --slow-rate"),
+        (("--checkpoint-size", "1TB"), "--checkpoint-size and --bandwidth go together"),
+        (("--bandwidth", "1GB/s"), "--checkpoint-size and --bandwidth go together"),
+        (("--bandwidth", "1GB"), "not a size a second"),
+        (("--checkpoint-size", "0B"), "is not between"),
+        (("--checkpoint-size", "many"), "not a size"),
+        (
+            ("--checkpoint-size", "1TB", "--bandwidth", "1GB/s", "--save", "1s", "--load", "1s"),
+            "leave nothing for --checkpoint-size",
+        ),
+        (
+            ("--checkpoint-size", "1TB", "--bandwidth", "1GB/s", "--times-of-runs"),
+            "both say what a save is",
+        ),
+        (("--times-of-runs",), "--times-of-runs is of --runs"),
+        (("--batch", "0"), "--batch"),
+        (("--rework", "never"), "--rework"),
+        (("--missing", "maybe"), "--missing"),
         (("--runs", "nowhere"), "nowhere"),
         *(
             ((option, value), f"'{option}'")
@@ -135,7 +158,7 @@ def test_free_spares_raise_goodput_by_their_share(chaos: Say) -> None:
 def test_what_cannot_be_is_refused(
     chaos: Say, tmp_path: Path, options: tuple[str, ...], says: str
 ) -> None:
-    code, _, error = chaos(*options)
+    code, _, error = chaos("--gpus", "64", *options)
     assert code == 2 and says in error and "Traceback" not in error
     assert not (tmp_path / "projection").exists()
 
@@ -293,8 +316,8 @@ def test_where_the_best_strategy_changes_is_said() -> None:
     first, last = (found.best_at(gpus).strategy for gpus in setting.gpus)
     said = " ".join(words.findings(found))
     assert (f"{last} overtakes {first}" in said) == (first != last)
-    assert "Each second less in a recovery is worth" in said
-    assert page.render(found).count("<svg") == 2
+    assert "Each second less until a failure is detected is worth" in said
+    assert page.render(found).count("<svg") == 3
 
 
 def test_more_spares_than_nodes_are_refused_and_sizes_begin_where_there_are_enough(

@@ -17,10 +17,12 @@ import pytest
 from tests.harness.projection.test_project_cli import SMALL, Say, chaos
 from tests.support.pages.sample_results import build
 from trainchaos.chaos.errors import InfrastructureError, ScenarioError
-from trainchaos.harness.projection import closed, parallel, projection
-from trainchaos.harness.projection.costs import PUBLISHED, Cause, by_cause, measured
+from trainchaos.harness.projection import closed, figures, parallel, projection
+from trainchaos.harness.projection.costs import PUBLISHED, Cause, by_cause, causes_of, measured
 from trainchaos.harness.projection.durations import Mixture
-from trainchaos.harness.projection.projection import law_of, project
+from trainchaos.harness.projection.job import bytes_of, law_of
+from trainchaos.harness.projection.presets import PRESETS
+from trainchaos.harness.projection.projection import project
 from trainchaos.harness.projection.result import Setting
 from trainchaos.harness.projection.traces import read_failures
 
@@ -116,6 +118,11 @@ def test_a_trace_gives_gaps_and_with_its_nodes_the_rate(chaos: Say, tmp_path: Pa
         (("--cause", "hardware=1:soon"), "not a duration"),
         (("--cause", "a=0.5", "--cause", "b=0.6"), "sum to 1.1, not to 1"),
         (("--cause", "a=0.5", "--cause", "a=0.5"), "cause a is given twice"),
+        (("--cause", "a=0.5", "--cause", "b=:5m"), "some have none"),
+        (("--cause", "net=:5m", "--preset", "low"), "cause net has no share"),
+        (("--cause", "net=:5m", "--preset", "llama3"), "counted are faulty GPU"),
+        (("--cause", "gpu=:soon"), "not a duration"),
+        (("--process-share", "1.5"), "--process-share"),
         (("--availability", "1"), "--availability"),
         (("--availability", "0"), "--availability"),
         (("--jobs", "0"), "--jobs"),
@@ -145,11 +152,39 @@ def test_causes_take_their_own_time_the_measured_or_the_usual(tmp_path: Path) ->
     first, second, third = (one.median_s for _, one in mixed.stall.parts)
     assert first == cost.kinds["rank-hang"].median_s != cost.stall.median_s
     assert second == 9.0 and third == cost.stall.median_s
-    for said in ("25.0% rank-hang", "as measured", "as given", "as all"):
+    for said in ("25.0% rank-hang", "as measured", "50.0% net 9 s, as given", "25.0% all else"):
         assert said in mixed.source
     assert mixed.at(1024.0) == mixed.stall
     grown = by_cause(PUBLISHED["hot-spare"], [Cause(name="net", share=1.0, stall_s=9.0)])
     assert grown.at(512).mean_s == pytest.approx(9.0 + 19 / 3)
+    plain = by_cause(cost, [Cause(name="net", share=1.0)])
+    assert plain == cost, "no cause has a time of its own"
+
+
+def test_a_preset_counts_causes_and_a_time_can_be_given_to_one(chaos: Say, tmp_path: Path) -> None:
+    """Their shares are those of what was counted, of a trace before a preset's."""
+    more = ("--strategy", "hot-spare", "--format", "json")
+    first = json.loads(chaos(*SMALL, *more, "--preset", "llama3")[1])
+    shares = first["setting"]["causes"]
+    assert shares["faulty GPU"] == pytest.approx(148 / 419)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert first["setting"]["processes"] == pytest.approx((54 + 7 + 2) / 419)
+    slow = ("--preset", "llama3", "--cause", "faulty GPU=:30m")
+    second = json.loads(chaos(*SMALL, *more, *slow)[1])
+    assert "35.3% faulty GPU 1800 s, as given" in second["costs"]["hot-spare"]["source"]
+    named = [Cause(name="faulty GPU", share=None, stall_s=1800.0)]
+    mixed = by_cause(PUBLISHED["hot-spare"], causes_of(named, PRESETS["llama3"].counts))
+    assert mixed.stall.mean_s == pytest.approx((148 * 1800.0 + 271 * 46.0) / 419)
+    page = (tmp_path / "projection/report.html").read_text()
+    assert "Failures a day at 4,096 GPUs: 1.94, of them 0.685 faulty GPU" in page
+    write(tmp_path, CSV)
+    trace = json.loads(chaos(*SMALL, *more, "--trace", "seen.csv", "--cause", "gpu=:9s")[1])
+    assert trace["setting"]["causes"] == pytest.approx({"gpu": 2 / 3, "net": 1 / 3})
+    assert trace["setting"]["processes"] == 0.0, "its nodes were counted"
+    given = json.loads(chaos(*SMALL, *more, "--cause", "a=1", "--process-share", "0.5")[1])
+    assert given["setting"]["processes"] == 0.5
+    with pytest.raises(ScenarioError, match="NAME=SHARE:DURATION"):
+        causes_of([Cause(name="a", share=None, stall_s=1.0)], {})
 
 
 def test_spares_for_an_availability_are_what_erlang_says(chaos: Say, tmp_path: Path) -> None:
@@ -245,7 +280,7 @@ def test_the_estimate_of_memory_is_not_below_what_is_taken() -> None:
     for cost in PUBLISHED.values():
         part = parallel.Part(setting, 16_384, cost)
         tracemalloc.start()
-        projection.one(part, lambda share: None)
+        figures.one(part, lambda share: None)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert 0.25 * projection.bytes_of(part) < most < projection.bytes_of(part)
+        assert 0.25 * bytes_of(part) < most < bytes_of(part)

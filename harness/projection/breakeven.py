@@ -1,0 +1,159 @@
+"""Goodput over all sizes, and the sizes at which one strategy overtakes another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+
+from trainchaos.harness.projection.costs import RecoveryCost
+from trainchaos.harness.projection.figures import one
+from trainchaos.harness.projection.job import SPARES, formula, job_of, nodes_of
+from trainchaos.harness.projection.parallel import Part, play_all
+from trainchaos.harness.projection.presets import DAY_S
+from trainchaos.harness.projection.result import BreakEven, Point, Projected, Setting
+from trainchaos.harness.projection.simulate import events_expected
+
+SMALLEST, LARGEST = 8, 131_072
+TRIALS = 100
+"""Of a size that was not asked for."""
+MOST_EVENTS = 20_000
+"""In a trial of such a size; a larger one has no point."""
+TIE = 1e-6
+"""Goodput; two formulas that are no further apart say the same."""
+ERRORS = 3.0
+"""Standard errors of their difference up to which two simulations say the same."""
+
+
+def sizes(first: int, last: int) -> tuple[int, ...]:
+    """Powers of two from ``first`` (or the next one) to ``last``."""
+    return tuple(1 << k for k in range((first - 1).bit_length(), last.bit_length()))
+
+
+def smallest(setting: Setting, strategies: Sequence[str]) -> int:
+    """GPUs of the smallest job that a curve has: a node, and as many as there are spares."""
+    nodes = max(1, setting.spares if SPARES in strategies else 1, setting.replica_nodes)
+    return max(SMALLEST, nodes * setting.gpus_per_node)
+
+
+def curve(
+    setting: Setting,
+    costs: Mapping[str, RecoveryCost],
+    each: Callable[[float], None],
+    jobs: int,
+) -> list[Point]:
+    """Goodput at the powers of two that were not asked for: by formula, where there is none by a
+    simulation of few trials. ``each``: is told the share that is done.
+    """
+    found: list[Point] = []
+    parts = []
+    few = setting.model_copy(update={"trials": min(setting.trials, TRIALS)})
+    for gpus in sizes(smallest(setting, list(costs)), LARGEST):
+        if gpus in setting.gpus:
+            continue
+        for name, cost in costs.items():
+            job = job_of(setting, gpus, cost)
+            share, _ = formula(setting, job)
+            if share is not None:
+                found.append(Point(strategy=name, gpus=gpus, goodput=share, error=0, by="formula"))
+            elif events_expected(job, setting.days * DAY_S) <= MOST_EVENTS:
+                parts.append(Part(few, gpus, cost))
+    found += [
+        Point(
+            strategy=row.strategy,
+            gpus=row.gpus,
+            goodput=row.goodput,
+            error=row.error,
+            by="simulation",
+        )
+        for row in play_all(parts, one, each, jobs)
+    ]
+    return sorted(found, key=lambda point: point.gpus)
+
+
+def break_even(
+    setting: Setting,
+    costs: Mapping[str, RecoveryCost],
+    rows: Sequence[Projected],
+    points: Sequence[Point],
+) -> list[BreakEven]:
+    """The sizes at which one strategy of a pair overtakes the other, smallest first. Between two
+    sizes where each is ahead once, and beyond doubt: to a node by the formulas, else where the
+    line between the two sizes (over the logarithm of GPUs) has equal goodput.
+    """
+    known = {(row.strategy, row.gpus): _row(row) for row in rows}
+    known |= {(point.strategy, point.gpus): point for point in points}
+    gpus = sorted({size for _, size in known})
+    found = []
+    for first, second in combinations(costs, 2):
+        before: tuple[Point, Point] | None = None
+        for size in gpus:
+            pair = known.get((first, size)), known.get((second, size))
+            if pair[0] is None or pair[1] is None or not _ahead(pair[0], pair[1]):
+                continue
+            here = (pair[0], pair[1])
+            if before is not None and _ahead(*before) != _ahead(*here):
+                found.append(_between(setting, costs, before, here))
+            before = here
+    return sorted(found, key=lambda change: change.gpus)
+
+
+def _row(row: Projected) -> Point:
+    """The formula, where there is one, has no error of chance."""
+    return Point(
+        strategy=row.strategy,
+        gpus=row.gpus,
+        goodput=row.goodput if row.closed is None else row.closed,
+        error=row.error if row.closed is None else 0.0,
+        by="simulation" if row.closed is None else "formula",
+    )
+
+
+def _ahead(first: Point, second: Point) -> int:
+    """1: the first is ahead, -1: the second is, 0: nobody knows."""
+    apart = first.goodput - second.goodput
+    if abs(apart) <= max(TIE, ERRORS * math.hypot(first.error, second.error)):
+        return 0
+    return 1 if apart > 0 else -1
+
+
+def _between(
+    setting: Setting,
+    costs: Mapping[str, RecoveryCost],
+    low: tuple[Point, Point],
+    high: tuple[Point, Point],
+) -> BreakEven:
+    if _ahead(*low) > 0:
+        below, above = low
+    else:
+        above, below = low
+    said = {
+        "below": below.strategy,
+        "above": above.strategy,
+        "low": below.gpus,
+        "high": high[0].gpus,
+    }
+    one, other = costs[below.strategy], costs[above.strategy]
+    few, many = nodes_of(setting, low[0].gpus), nodes_of(setting, high[0].gpus)
+    if all(point.by == "formula" for point in (*low, *high)):
+        while many - few > 1:
+            middle = (few + many) // 2
+            apart = _apart(setting, middle * setting.gpus_per_node, one, other)
+            if apart is None:
+                break
+            few, many = (middle, many) if apart > 0 else (few, middle)
+        else:
+            return BreakEven(**said, gpus=many * setting.gpus_per_node, by="formula")
+    ahead = low[0].goodput - low[1].goodput
+    behind = high[0].goodput - high[1].goodput
+    share = ahead / (ahead - behind)
+    doublings = math.log2(high[0].gpus / low[0].gpus)
+    gpus = round(low[0].gpus * 2 ** (share * doublings))
+    return BreakEven(**said, gpus=gpus, by="simulation")
+
+
+def _apart(setting: Setting, gpus: int, one: RecoveryCost, other: RecoveryCost) -> float | None:
+    """Goodput of one strategy less another's, by the formulas."""
+    first, _ = formula(setting, job_of(setting, gpus, one))
+    second, _ = formula(setting, job_of(setting, gpus, other))
+    return None if first is None or second is None else first - second

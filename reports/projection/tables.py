@@ -1,0 +1,245 @@
+"""Tables of a projection's page: goodput, where the rest goes, failures, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainchaos.harness.projection.result import Compared, Projected, Projection, Spread
+from trainchaos.reports.projection.words import compared_figures, named
+
+Cell = Callable[[Projected], str]
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the page: what it shows, and a row for each size and strategy."""
+
+    id: str
+    title: str
+    note: str
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def tables(found: Projection) -> list[Table]:
+    """All of them; none where nothing was projected."""
+    if not found.rows:
+        return []
+    return [_goodput(found), _badput(found), _failures(found), _paid(found)]
+
+
+COMPARED = (
+    "ranks",
+    "strategy",
+    "projected",
+    "95 % of such means",
+    "measured",
+    "arms",
+    "mean, 95 % interval",
+    "residual",
+    "within",
+    "failures an arm, projected",
+    "measured",
+    "a recovery",
+    "from failures",
+    "without failures",
+)
+
+
+def compared(one: Compared) -> tuple[str, ...]:
+    """A row of the jobs that were compared."""
+    return (
+        *compared_figures(one),
+        "yes" if one.inside else "no",
+        f"{one.failures_projected:.1f}",
+        f"{one.failures_measured:.1f}",
+        span(one.stall_s),
+        f"{one.incidents}",
+        f"{one.undisturbed:.4f}",
+    )
+
+
+def _table(
+    found: Projection, name: str, title: str, note: str, cells: Sequence[tuple[str, Cell]]
+) -> Table:
+    return Table(
+        id=name,
+        title=title,
+        note=note,
+        head=("GPUs", "strategy", *(head for head, _ in cells)),
+        rows=[
+            (f"{row.gpus:,}", named(found, row.strategy), *(cell(row) for _, cell in cells))
+            for row in found.rows
+        ],
+    )
+
+
+def _goodput(found: Projection) -> Table:
+    cells: list[tuple[str, Cell]] = [
+        ("goodput", lambda row: f"{row.goodput:.4f}"),
+        ("mean, 95 % interval", lambda row: f"{row.low:.4f} to {row.high:.4f}"),
+        ("5 to 95 % of jobs", lambda row: f"{row.worst:.4f} to {row.best:.4f}"),
+        ("formula", lambda row: DASH if row.closed is None else f"{row.closed:.4f}"),
+        ("ETTR", lambda row: f"{row.ettr:.4f}"),
+        ("days to finish", lambda row: _days(row.finish_days)),
+        ("5 to 95 % of jobs", lambda row: _range(row.spreads["finish_days"], _days)),
+    ]
+    note = (
+        "ETTR: spares not in the denominator. Days to finish: what takes"
+        f" {found.setting.days:g} days without a failure."
+    )
+    return _table(found, "rows", "Goodput", note, cells)
+
+
+def _badput(found: Projection) -> Table:
+    classes = [name for name in found.rows[0].badput if any(r.badput[name] for r in found.rows)]
+
+    def cell(name: str) -> Cell:
+        def said(row: Projected) -> str:
+            spread = row.spreads.get(f"badput.{name}")
+            if not row.badput[name] or spread is None:
+                return f"{row.badput[name]:.4f}" if row.badput[name] else DASH
+            return f"{row.badput[name]:.4f} ({_sure(spread, _share)})"
+
+        return said
+
+    return _table(
+        found,
+        "classes",
+        "Time that is not useful, by class",
+        "Shares of the paid time, with the 95 % interval of the mean.",
+        [(name, cell(name)) for name in classes],
+    )
+
+
+def _failures(found: Projection) -> Table:
+    batch = found.setting.batch
+    unit = "steps" if batch is None else "samples"
+
+    def counted(steps: float | None) -> str:
+        return DASH if steps is None else f"{steps * (batch or 1):,.0f}"
+
+    cells: list[tuple[str, Cell]] = [
+        ("failures", lambda row: f"{row.failures:,.1f}"),
+        ("5 to 95 % of jobs", lambda row: _range(row.spreads["failures"], _count)),
+        ("MTBF", lambda row: span(row.mtbf_s)),
+        ("checkpoint each", lambda row: span(row.interval_s)),
+        ("a recovery", lambda row: span(row.stall_s)),
+        ("all in all", lambda row: span(row.recovery_s)),
+        (f"{unit} done again", lambda row: counted(row.again)),
+        (f"{unit} lost", lambda row: counted(row.short)),
+        ("5 to 95 % of jobs", lambda row: _range(row.spreads["short"], counted)),
+    ]
+    note = (
+        "A recovery: median, from a failure until the job trains; all in all: mean, with loading"
+        " and what the definitions charge to it. Lost: what failures kept from being done, of what"
+        " the days have room for."
+    )
+    return _table(found, "failures", "Failures, and what each takes", note, cells)
+
+
+def _paid(found: Projection) -> Table:
+    cells: list[tuple[str, Cell]] = [
+        ("GPU-hours paid", lambda row: f"{row.gpu_hours:,.0f}"),
+        ("lost", lambda row: f"{row.lost_gpu_hours:,.0f}"),
+        ("mean, 95 % interval", lambda row: _sure(row.spreads["lost_gpu_hours"], _count)),
+        ("5 to 95 % of jobs", lambda row: _range(row.spreads["lost_gpu_hours"], _count)),
+        ("a second less", lambda row: _small(row.second_gpu_hours)),
+    ]
+    if found.setting.price is not None:
+        cells += [
+            ("price", lambda row: _count(row.price)),
+            ("lost", lambda row: _count(row.lost_price)),
+            ("mean, 95 % interval", lambda row: _sure(row.spreads["lost_price"], _count)),
+            ("a second less", lambda row: _small(row.second_price or 0.0)),
+        ]
+    note = "A second less: what it is worth if every failure is detected a second sooner."
+    return _table(found, "paid", "GPU-hours and money", note, cells)
+
+
+def _sure(spread: Spread, said: Callable[[float | None], str]) -> str:
+    return f"{said(spread.low)} to {said(spread.high)}"
+
+
+def _range(spread: Spread, said: Callable[[float | None], str]) -> str:
+    return f"{said(spread.least)} to {said(spread.most)}"
+
+
+def _share(value: float | None) -> str:
+    return DASH if value is None else f"{value:.4f}"
+
+
+def _count(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.0f}"
+
+
+def _days(value: float | None) -> str:
+    return "never" if value is None else f"{value:,.1f}"
+
+
+def _small(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def span(seconds: float) -> str:
+    """A time for people: ``45 s``, ``12.5 min``, ``3.1 h``, ``2.0 d``."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+LABELS = {
+    "gpus": "GPUs",
+    "gpus_per_node": "GPUs of a node",
+    "rate": "failures per 1,000 nodes and day",
+    "days": "days",
+    "trials": "jobs simulated",
+    "seed": "seed",
+    "save_s": "a checkpoint holds up, s",
+    "load_s": "loading one, s",
+    "interval_s": "between checkpoints, s",
+    "step_s": "a step, s",
+    "replica_nodes": "nodes of a copy of the model",
+    "weibull": "Weibull shape of gaps",
+    "several": "1, 2, ... nodes at once",
+    "spares": "spare nodes of hot-spare",
+    "repair_s": "repair, median, s",
+    "repair_sigma": "repair, sigma of logarithms",
+    "price": "price of a GPU-hour",
+    "lemon_share": "share of lemons",
+    "lemon_times": "lemons fail so many times as often",
+    "quarantine": "failures until a lemon goes",
+    "slow_rate": "nodes that become slow per 1,000 and day",
+    "slow_factor": "a slow node makes a job take, times",
+    "slow_found_s": "until it is found, s",
+    "availability": "availability asked for",
+    "processes": "failures of processes only",
+    "batch": "samples of a step",
+    "checkpoint_bytes": "bytes of a checkpoint",
+    "bandwidth": "bytes a second of its storage",
+    "causes": "causes",
+}
+"""Of a setting, for people; definitions stand in sentences, the gaps of a trace in results.json."""
+
+
+def settings(found: Projection) -> list[tuple[str, str]]:
+    """Label and value of all that was asked."""
+    values = found.setting.model_dump()
+    return [(label, _shown(values[name])) for name, label in LABELS.items()]
+
+
+def _shown(value: Any) -> str:
+    """A setting for people: its numbers, separated by commas; a dash where it is left open."""
+    if value is None:
+        return DASH
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {share:.3g}" for name, share in value.items()) or DASH
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value)) or DASH
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)

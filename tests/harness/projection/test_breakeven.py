@@ -1,0 +1,119 @@
+"""Curves, and the sizes at which one strategy overtakes another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.harness.projection.test_project_cli import SMALL, Say, chaos
+from trainchaos.harness.projection import breakeven
+from trainchaos.harness.projection.breakeven import curve, sizes
+from trainchaos.harness.projection.costs import PUBLISHED, RecoveryCost
+from trainchaos.harness.projection.durations import Duration
+from trainchaos.harness.projection.job import formula, job_of
+from trainchaos.harness.projection.projection import project
+from trainchaos.harness.projection.result import Definitions, Projection, Setting
+from trainchaos.reports.projection import page, words
+
+__all__ = ["chaos"]  # the fixture
+
+
+def flat(strategy: str, stall_s: float) -> RecoveryCost:
+    """Takes the same at each size."""
+    return replace(
+        PUBLISHED[strategy], stall=Duration(median_s=stall_s), per_doubling_s=0.0, kind="given"
+    )
+
+
+def projected(costs: dict[str, RecoveryCost] | None = None, **more: Any) -> Projection:
+    usual: dict[str, Any] = {"gpus": (4096,), "rate": 6.5, "days": 20, "trials": 40}
+    return project(Setting(**{**usual, **more}), costs or PUBLISHED, "a test")
+
+
+def apart(found: Projection, costs: dict[str, RecoveryCost], gpus: int) -> float:
+    """Goodput of hot-spare less checkpoint-restart's."""
+    first, second = (
+        formula(found.setting, job_of(found.setting, gpus, costs[name]))[0]
+        for name in ("hot-spare", "checkpoint-restart")
+    )
+    assert first is not None and second is not None
+    return first - second
+
+
+def test_a_size_has_a_curve_of_all_others() -> None:
+    found = projected()
+    assert {point.gpus for point in found.curve} == {*sizes(16, 131_072)} - {4096}
+    for name in PUBLISHED:
+        points = [point for point in found.curve if point.strategy == name]
+        assert len(points) == 13 and all(point.by == "formula" for point in points)
+        job = job_of(found.setting, 131_072, PUBLISHED[name])
+        assert points[-1].goodput == pytest.approx(formula(found.setting, job)[0])
+    assert "other sizes: by the formulas" in page.render(found)
+    assert {point.gpus for point in projected(spares=100).curve} == {*sizes(800, 131_072)} - {4096}
+
+
+def test_where_a_spare_begins_to_pay_is_known_to_a_node() -> None:
+    """On small jobs its price is more than it saves."""
+    found = projected()
+    change = next(one for one in found.break_even if one.above == "hot-spare")
+    assert change.below == "checkpoint-restart"
+    assert change.by == "formula" and change.low < change.gpus <= change.high
+    costs = dict(PUBLISHED)
+    assert apart(found, costs, change.gpus) > 0 >= apart(found, costs, change.gpus - 8)
+    said = words.findings(found)
+    assert (
+        f"hot-spare overtakes checkpoint-restart at {change.gpus:,} GPUs (by the formulas)." in said
+    )
+
+
+def test_without_a_formula_it_is_where_the_line_between_simulations_crosses() -> None:
+    more = {"definitions": Definitions(failures_while="always"), "gpus": (64, 16_384)}
+    found = projected(trials=200, **more)
+    change = next(one for one in found.break_even if one.above == "hot-spare")
+    assert change.by == "simulation" and change.low < change.gpus < change.high
+    exact = next(
+        one for one in projected(**{"gpus": (64, 16_384)}).break_even if one.above == "hot-spare"
+    )
+    assert exact.gpus / 2 < change.gpus < exact.gpus * 2, "few recoveries are hit by a failure"
+    assert any("at about" in line and "simulated at" in line for line in words.findings(found))
+    assert {point.by for point in found.curve} == {"simulation"}
+
+
+def test_strategies_that_chance_alone_parts_do_not_overtake() -> None:
+    """Two that are alike: by formula no tie is broken, nor by simulations within their error."""
+    alike = {name: flat(name, 60.0) for name in ("hot-spare", "drop-replica")}
+    assert projected(alike, spares=0).break_even == []
+    always = Definitions(failures_while="always")
+    assert projected(alike, spares=0, definitions=always, gpus=(64, 4096)).break_even == []
+
+
+def test_a_strategy_that_is_always_ahead_is_said() -> None:
+    costs = {
+        "hot-spare": flat("hot-spare", 1.0),
+        "checkpoint-restart": flat("checkpoint-restart", 900.0),
+    }
+    found = projected(costs, definitions=Definitions(spares_count=False))
+    assert found.break_even == []
+    said = words.findings(found)
+    assert "hot-spare is ahead of the others from 16 to 131,072 GPUs." in said
+    assert not any("is ahead of the others" in line for line in words.findings(projected()))
+
+
+def test_sizes_that_have_no_formula_and_too_many_failures_have_no_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(breakeven, "MOST_EVENTS", 30)
+    setting = Setting(
+        gpus=(64,), rate=6.5, days=20, trials=5, definitions=Definitions(failures_while="always")
+    )
+    found = curve(setting, PUBLISHED, lambda share: None, 1)
+    assert found and max(point.gpus for point in found) < 8192
+
+
+def test_break_even_is_in_what_is_stored(chaos: Say) -> None:
+    code, said, _ = chaos(*SMALL, "--format", "json")
+    found = Projection.model_validate_json(said)
+    assert code == 0 and found.break_even == sorted(found.break_even, key=lambda one: one.gpus)
+    assert {one.gpus for one in found.rows} == {64, 4096} and len(found.curve) == 12 * 3

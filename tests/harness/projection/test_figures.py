@@ -1,0 +1,212 @@
+"""The figures of a projection: definitions, how sure each is, what a second is worth."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.harness.projection.test_project_cli import SMALL, Say, chaos
+from trainchaos.harness.projection.costs import PUBLISHED
+from trainchaos.harness.projection.durations import Duration
+from trainchaos.harness.projection.expected import expected
+from trainchaos.harness.projection.figures import one
+from trainchaos.harness.projection.job import formula, job_of, paid
+from trainchaos.harness.projection.parallel import Part
+from trainchaos.harness.projection.presets import DAY_S
+from trainchaos.harness.projection.projection import project
+from trainchaos.harness.projection.result import Definitions, Projected, Setting
+from trainchaos.harness.projection.simulate import simulate
+from trainchaos.reports.projection import page, tables, words
+
+__all__ = ["chaos"]  # the fixture
+
+TRIALS = 400
+
+
+def setting(**more: Any) -> Setting:
+    """A large job that fails often, so that every class has time in it."""
+    usual: dict[str, Any] = {"gpus": (32_768,), "rate": 6.5, "days": 10, "trials": TRIALS}
+    return Setting(**{**usual, "repair_s": 20_000.0, "replica_nodes": 4, **more})
+
+
+def row(strategy: str, **more: Any) -> Projected:
+    said = setting(**more)
+    return one(Part(said, said.gpus[0], PUBLISHED[strategy]), lambda share: None)
+
+
+def same(found: Projected) -> bool:
+    """Whether the engines agree within four standard errors."""
+    return found.apart is not None and found.apart < 4.0
+
+
+@pytest.mark.parametrize("strategy", list(PUBLISHED))
+def test_each_definition_moves_time_from_one_class_to_another(strategy: str) -> None:
+    """And the engines agree on each; nothing is lost on the way."""
+    plain = row(strategy)
+    recovery = row(strategy, definitions=Definitions(rework="recovery"))
+    useful = row(strategy, definitions=Definitions(rework="useful"))
+    whole = row(strategy, definitions=Definitions(missing="useful"))
+    for found in (plain, recovery, useful, whole):
+        assert same(found)
+        assert found.goodput + sum(found.badput.values()) == pytest.approx(1.0)
+        assert (found.again, found.short) == (plain.again, plain.short), "what is lost is lost"
+    assert plain.badput["rework"] > 0 and useful.badput["rework"] == recovery.badput["rework"] == 0
+    assert recovery.goodput == plain.goodput
+    moved = plain.badput["stall"] + plain.badput["rework"]
+    assert recovery.badput["stall"] == pytest.approx(moved)
+    assert recovery.recovery_s > plain.recovery_s > plain.stall_s * 0.99
+    assert useful.goodput == pytest.approx(plain.goodput + plain.badput["rework"])
+    assert whole.goodput == pytest.approx(plain.goodput + plain.badput["reduced"])
+    assert (plain.badput["reduced"] > 0) == (strategy != "checkpoint-restart")
+    notes = {
+        name: project(setting(trials=2, days=1, definitions=said), PUBLISHED, "a test").notes[0]
+        for name, said in {
+            "work done again is part of the recovery": Definitions(rework="recovery"),
+            "work done again counts as useful": Definitions(rework="useful"),
+            "a step counts in full whatever nodes are missing": Definitions(missing="useful"),
+            "leave the 4 that hold its copy": Definitions(),
+        }.items()
+    }
+    assert all(name in said for name, said in notes.items())
+
+
+def test_a_job_without_a_node_waits_for_one() -> None:
+    """It is not a job of fewer nodes, whatever a definition says of those."""
+    said = setting(gpus=(16,), replica_nodes=1, rate=400.0, spares=0, repair_s=1e5)
+    found = one(Part(said, 16, PUBLISHED["drop-replica"]), lambda share: None)
+    lenient = said.model_copy(update={"definitions": Definitions(missing="useful")})
+    assert found.badput["waiting"] > 0.1 and found.badput["reduced"] > 0.1
+    other = one(Part(lenient, 16, PUBLISHED["drop-replica"]), lambda share: None)
+    assert other.badput["waiting"] == found.badput["waiting"] and other.badput["reduced"] == 0
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_failures_of_processes_take_no_node(share: float) -> None:
+    """By the formula too; spares for an availability are for those that do."""
+    found = row("drop-replica", processes=share)
+    assert same(found)
+    assert (found.badput["reduced"] == 0) == (share == 1.0)
+    job = job_of(setting(processes=share), 32_768, PUBLISHED["drop-replica"])
+    played = simulate(job, 10 * DAY_S, 50, np.random.default_rng(1))
+    left = played.nodes_lost.sum() / played.failures.sum()
+    assert left == pytest.approx(1 - share, abs=0.02)
+    needs = project(
+        setting(processes=share, availability=0.9, trials=2, days=1), PUBLISHED, "a test"
+    ).spares[0]
+    every = project(setting(availability=0.9, trials=2, days=1), PUBLISHED, "a test").spares[0]
+    assert needs.load == pytest.approx((1 - share) * every.load)
+
+
+def test_each_figure_says_how_sure_it_is_and_how_much_jobs_differ() -> None:
+    said = setting(price=2.0)
+    for cost in PUBLISHED.values():
+        found = one(Part(said, 32_768, cost), lambda share: None)
+        job = job_of(said, 32_768, cost)
+        random = np.random.default_rng([0, 32_768, *cost.strategy.encode()])
+        played = simulate(job, 10 * DAY_S, TRIALS, random)
+        share = paid(said, job)
+        hours = 32_768 * share * 240
+        trials = {
+            "failures": played.failures,
+            "ettr": played.goodput,
+            "again": played.lost_s["rework"] / 20.0,
+            "short": (job.segment_s / (job.segment_s + 5) * 10 * DAY_S - played.useful_s) / 20.0,
+            "lost_gpu_hours": (1 - played.goodput / share) * hours,
+            "lost_price": (1 - played.goodput / share) * hours * 2.0,
+            "badput.rework": played.lost_s["rework"] / (10 * DAY_S) / share,
+        }
+        for name, values in trials.items():
+            spread = found.spreads[name]
+            half = 1.959964 * values.std(ddof=1) / np.sqrt(TRIALS)
+            mean = values.mean()
+            assert (spread.low, spread.high) == pytest.approx((mean - half, mean + half)), name
+            assert (spread.least, spread.most) == pytest.approx(np.percentile(values, [5, 95]))
+            shown = found.badput["rework"] if "." in name else getattr(found, name)
+            assert shown == pytest.approx(mean), name
+        finish, ettr = found.spreads["finish_days"], found.spreads["ettr"]
+        assert finish.low is not None and finish.low == pytest.approx(10 / ettr.high)
+        assert finish.most == pytest.approx(10 / ettr.least)
+
+
+def test_an_interval_ends_where_the_figure_does() -> None:
+    """A mean recovery that is known badly leaves no more than all of the time."""
+    cost = replace(PUBLISHED["hot-spare"], stall=Duration(median_s=3000.0, sigma=3.0), incidents=5)
+    found = one(Part(setting(), 32_768, cost), lambda share: None)
+    stall = found.spreads["badput.stall"]
+    assert found.high <= 1.0 and found.low == 0.0
+    assert stall.high is not None and stall.high <= 1.0
+    assert found.spreads["ettr"].high == pytest.approx(1.0)
+    assert found.spreads["finish_days"].high is None, "it may take for ever"
+    assert "never" in page.render(project(setting(trials=20), {"hot-spare": cost}, "a test"))
+
+
+@pytest.mark.parametrize("strategy", list(PUBLISHED))
+def test_a_second_is_worth_what_the_formulas_lose_for_one(strategy: str) -> None:
+    found = row(strategy, price=3.0)
+    said = setting()
+    shorter = replace(PUBLISHED[strategy], stall=PUBLISHED[strategy].stall.longer(-1.0))
+    job, better = (job_of(said, 32_768, one) for one in (PUBLISHED[strategy], shorter))
+    before, after = formula(said, job)[0], formula(said, better)[0]
+    assert before is not None and after is not None
+    assert found.second_gpu_hours == pytest.approx((after - before) * found.gpu_hours, rel=0.03)
+    assert found.second_price == pytest.approx(3.0 * found.second_gpu_hours)
+    assert expected(job, again=False) == expected(job)
+
+
+def test_where_failures_come_by_the_clock_a_second_is_worth_more() -> None:
+    """A time that is saved has no failures of its own; here against two simulations."""
+    said = setting(
+        gpus=(65_536,), trials=2000, days=3, definitions=Definitions(failures_while="always")
+    )
+    cost = replace(PUBLISHED["hot-spare"], stall=Duration(median_s=200.0), per_doubling_s=0.0)
+    longer = replace(cost, stall=Duration(median_s=220.0))
+    first, second = (one(Part(said, 65_536, c), lambda share: None) for c in (cost, longer))
+    worth = (first.second_gpu_hours + second.second_gpu_hours) / 2
+    lost = (first.goodput - second.goodput) * first.gpu_hours / 20
+    error = np.hypot(first.error, second.error) * first.gpu_hours / 20
+    assert abs(worth - lost) < 4 * error and error < 0.05 * worth
+    running = row("hot-spare", gpus=(65_536,), days=3)
+    assert running.second_gpu_hours < first.second_gpu_hours
+
+
+def test_whole_nodes_are_paid_for() -> None:
+    assert row("checkpoint-restart", gpus=(12,), replica_nodes=1).gpu_hours == 16 * 240
+
+
+def test_a_checkpoint_takes_what_its_storage_gives(chaos: Say) -> None:
+    more = ("--format", "json", "--checkpoint-size", "4TB", "--bandwidth", "80GB/s")
+    said = json.loads(chaos(*SMALL, *more)[1])["setting"]
+    assert (said["save_s"], said["load_s"]) == (50.0, 50.0)
+    assert (said["checkpoint_bytes"], said["bandwidth"]) == (4e12, 8e10)
+    said = json.loads(chaos(*SMALL, *more, "--save", "2s")[1])["setting"]
+    assert (said["save_s"], said["load_s"]) == (2.0, 50.0), "asynchronous, say"
+
+
+def test_what_is_lost_is_counted_in_samples_where_a_step_has_some(chaos: Say) -> None:
+    steps = project(setting(trials=20), PUBLISHED, "a test")
+    samples = project(setting(trials=20, batch=2048), PUBLISHED, "a test")
+    (_, _, failures, _), (_, _, of_samples, _) = tables.tables(steps), tables.tables(samples)
+    assert "steps lost" in failures.head and "samples lost" in of_samples.head
+    column = failures.head.index("steps lost")
+    assert failures.rows[0][column] == f"{steps.rows[0].short:,.0f}"
+    assert of_samples.rows[0][column] == f"{steps.rows[0].short * 2048:,.0f}"
+    assert json.loads(chaos(*SMALL, "--batch", "7", "--format", "json")[1])["setting"]["batch"] == 7
+
+
+def test_all_of_a_setting_is_on_the_page() -> None:
+    assert {*tables.LABELS, "definitions", "gaps"} == set(Setting.model_fields)
+
+
+def test_tables_have_a_cell_for_each_column_which_a_narrow_screen_names() -> None:
+    found = project(setting(trials=20, price=2.0, gpus=(4096, 32_768)), PUBLISHED, "a test")
+    text = page.render(found)
+    for table in tables.tables(found):
+        assert len(table.rows) == len(found.rows)
+        assert {len(cells) for cells in table.rows} == {len(table.head)}
+        assert all(f'data-label="{name}"' in text for name in table.head[1:])
+    assert text.index("caution") < len(text) and words.headline(found) in text
+    assert "\u00a0%" in words.headline(found), "no line ends before the sign"

@@ -115,8 +115,8 @@ class Projected(Model):
     ``stall_s``: of a recovery, median at this size; ``recovery_s``: mean time that a failure takes,
     with loading, and with work done again where that is charged to the recovery; ``again``: steps
     of the whole job done more than once; ``short``: steps that failures kept from being done, of
-    those that the days have room for; ``second_gpu_hours``, ``second_price``: what a second less of
-    detection is worth, in all. ``spreads``: of all these figures by name, of ``badput`` as
+    those that the days have room for; ``second_gpu_hours``, ``second_price``: what a second more of
+    detection costs, in all. ``spreads``: of all these figures by name, of ``badput`` as
     ``badput.rework``.
     """
 

@@ -62,7 +62,7 @@ def goodput(found: Projection) -> str:
 
 
 def seconds(found: Projection) -> str:
-    """What a second less of detection is worth at each size; empty at one size."""
+    """What a second of detection costs at each size; empty at one size."""
     sizes = sorted(found.setting.gpus)
     if len(sizes) < 2:
         return ""
@@ -78,7 +78,7 @@ def seconds(found: Projection) -> str:
     ax.set_ylabel("GPU-hours")
     ax.legend(loc="best")
     said = ", ".join(f"{r.strategy} {r.second_gpu_hours:.3g}" for r in at(found, sizes[-1]))
-    return to_svg(fig, "seconds", "Worth of a second", f"At {sizes[-1]:,} GPUs: {said}")
+    return to_svg(fig, "seconds", "Cost of a second", f"At {sizes[-1]:,} GPUs: {said}")
 
 
 def _by_size(ax: Any, sizes: Sequence[int]) -> None:

@@ -147,16 +147,19 @@ def _paid(found: Projection) -> Table:
         ("lost", lambda row: f"{row.lost_gpu_hours:,.0f}"),
         ("mean, 95 % interval", lambda row: _sure(row.spreads["lost_gpu_hours"], _count)),
         ("5 to 95 % of jobs", lambda row: _range(row.spreads["lost_gpu_hours"], _count)),
-        ("a second less", lambda row: _small(row.second_gpu_hours)),
+        ("a second of detection", lambda row: _small(row.second_gpu_hours)),
     ]
     if found.setting.price is not None:
         cells += [
             ("price", lambda row: _count(row.price)),
             ("lost", lambda row: _count(row.lost_price)),
             ("mean, 95 % interval", lambda row: _sure(row.spreads["lost_price"], _count)),
-            ("a second less", lambda row: _small(row.second_price or 0.0)),
+            ("a second of detection", lambda row: _small(row.second_price or 0.0)),
         ]
-    note = "A second less: what it is worth if every failure is detected a second sooner."
+    note = (
+        "A second of detection: what is lost if every failure is detected a second later, and won"
+        " if it is a second sooner."
+    )
     return _table(found, "paid", "GPU-hours and money", note, cells)
 
 

@@ -140,7 +140,7 @@ def _first(found: Projection) -> str | None:
 
 
 def _seconds(found: Projection) -> list[str]:
-    """What a second is worth at the largest size; the table has all."""
+    """What a second of detection costs at the largest size; the table has all."""
     largest = max(found.setting.gpus)
     each = ", ".join(
         f"{row.second_gpu_hours:,.{0 if row.second_gpu_hours > 100 else 2}f} with {row.strategy}"
@@ -148,8 +148,8 @@ def _seconds(found: Projection) -> list[str]:
     )
     failures = max(row.failures for row in at(found, largest))
     return [
-        f"Each second less until a failure is detected is worth, in GPU-hours in"
-        f" {found.setting.days:g} days at {largest:,} GPUs ({failures:,.0f} failures): {each}."
+        f"Each second until a failure is detected costs, in GPU-hours in {found.setting.days:g}"
+        f" days at {largest:,} GPUs ({failures:,.0f} failures): {each}."
     ]
 
 

@@ -316,7 +316,7 @@ def test_where_the_best_strategy_changes_is_said() -> None:
     first, last = (found.best_at(gpus).strategy for gpus in setting.gpus)
     said = " ".join(words.findings(found))
     assert (f"{last} overtakes {first}" in said) == (first != last)
-    assert "Each second less until a failure is detected is worth" in said
+    assert "Each second until a failure is detected costs" in said
     assert page.render(found).count("<svg") == 3
 
 

@@ -97,7 +97,7 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
 
 def lines(found: Projection) -> list[str]:
     """For a terminal: a table for each size, and what the figures rest on."""
-    from trainchaos.reports.projection.words import findings
+    from trainchaos.reports.projection.words import findings, spares_said
 
     width = columns.width_of(sys.stdout)
     said = list(found.notes)
@@ -109,7 +109,7 @@ def lines(found: Projection) -> list[str]:
     said += [f"{name}: {cost.source}" for name, cost in found.costs.items()]
     without = dict.fromkeys((row.strategy, row.why) for row in found.rows if row.closed is None)
     said += [f"no formula for {name}: {why}" for name, why in without]
-    said += findings(found)
+    said += [*findings(found), *spares_said(found)]
     return [
         *(folded for text in found.cautions for folded in columns.fold(f"caution: {text}", width)),
         *_compared_lines(found, width),

@@ -13,7 +13,7 @@ from trainchaos.harness.projection.result import Projection
 from trainchaos.reports.page.fill import TEMPLATES, fill
 from trainchaos.reports.page.svg import drawing
 from trainchaos.reports.projection import plots, tables
-from trainchaos.reports.projection.words import compared_said, findings, headline
+from trainchaos.reports.projection.words import compared_said, findings, headline, spares_said
 
 NAME, RESULTS = "report.html", "results.json"
 CSS = ("report.css", "compare.css")
@@ -45,7 +45,7 @@ def render(found: Projection) -> str:
         "found": found,
         "days": f"{found.setting.days:g}",
         "headline": headline(found),
-        "findings": findings(found),
+        "findings": [*findings(found), *spares_said(found)[-1:]],
         **{name: Markup(plot) for name, plot in drawn.items()},
         "tables": tables.tables(found),
         "compared_head": tables.COMPARED,

@@ -75,6 +75,7 @@ def seconds(found: Projection) -> str:
         ax.plot(sizes, worth, style, color=colour, label=named(found, name))
     _by_size(ax, sizes)
     ax.set_yscale("log")
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     ax.set_ylabel("GPU-hours")
     ax.legend(loc="best")
     said = ", ".join(f"{r.strategy} {r.second_gpu_hours:.3g}" for r in at(found, sizes[-1]))

@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainchaos.harness.projection.result import Compared, Projected, Projection, Spread
+from trainchaos.harness.projection.result import (
+    Compared,
+    Projected,
+    Projection,
+    SparesNeeded,
+    Spread,
+)
 from trainchaos.reports.projection.words import compared_figures, named
 
 Cell = Callable[[Projected], str]
@@ -28,7 +34,8 @@ def tables(found: Projection) -> list[Table]:
     """All of them; none where nothing was projected."""
     if not found.rows:
         return []
-    return [_goodput(found), _badput(found), _failures(found), _paid(found)]
+    shown = [_goodput(found), _badput(found), _failures(found), _paid(found)]
+    return shown if found.setting.price is None else [*shown, _money(found)]
 
 
 COMPARED = (
@@ -99,10 +106,11 @@ def _badput(found: Projection) -> Table:
 
     def cell(name: str) -> Cell:
         def said(row: Projected) -> str:
-            spread = row.spreads.get(f"badput.{name}")
-            if not row.badput[name] or spread is None:
-                return f"{row.badput[name]:.4f}" if row.badput[name] else DASH
-            return f"{row.badput[name]:.4f} ({_sure(spread, _share)})"
+            share, spread = row.badput[name], row.spreads.get(f"badput.{name}")
+            if not share or spread is None:
+                return f"{share:.5f}" if share else DASH
+            half = max((spread.high or 0.0) - share, share - (spread.low or 0.0))
+            return f"{share:.5f} ±{half:.5f}"
 
         return said
 
@@ -133,6 +141,11 @@ def _failures(found: Projection) -> Table:
         (f"{unit} lost", lambda row: counted(row.short)),
         ("5 to 95 % of jobs", lambda row: _range(row.spreads["short"], counted)),
     ]
+    if found.spares:
+        needed = {one.gpus: one for one in found.spares}
+        cells.append(
+            (f"spares for {found.setting.availability:.4g}", lambda row: _needed(needed[row.gpus]))
+        )
     note = (
         "A recovery: median, from a failure until the job trains; all in all: mean, with loading"
         " and what the definitions charge to it. Lost: what failures kept from being done, of what"
@@ -149,18 +162,27 @@ def _paid(found: Projection) -> Table:
         ("5 to 95 % of jobs", lambda row: _range(row.spreads["lost_gpu_hours"], _count)),
         ("a second of detection", lambda row: _small(row.second_gpu_hours)),
     ]
-    if found.setting.price is not None:
-        cells += [
-            ("price", lambda row: _count(row.price)),
-            ("lost", lambda row: _count(row.lost_price)),
-            ("mean, 95 % interval", lambda row: _sure(row.spreads["lost_price"], _count)),
-            ("a second of detection", lambda row: _small(row.second_price or 0.0)),
-        ]
     note = (
         "A second of detection: what is lost if every failure is detected a second later, and won"
         " if it is a second sooner."
     )
-    return _table(found, "paid", "GPU-hours and money", note, cells)
+    return _table(found, "paid", "GPU-hours", note, cells)
+
+
+def _money(found: Projection) -> Table:
+    cells: list[tuple[str, Cell]] = [
+        ("price", lambda row: _count(row.price)),
+        ("lost", lambda row: _count(row.lost_price)),
+        ("mean, 95 % interval", lambda row: _sure(row.spreads["lost_price"], _count)),
+        ("5 to 95 % of jobs", lambda row: _range(row.spreads["lost_price"], _count)),
+        ("a second of detection", lambda row: _small(row.second_price or 0.0)),
+    ]
+    note = f"At {found.setting.price:g} a GPU-hour."
+    return _table(found, "money", "Money", note, cells)
+
+
+def _needed(one: SparesNeeded) -> str:
+    return "more than a million" if one.spares is None else f"{one.spares:,}"
 
 
 def _sure(spread: Spread, said: Callable[[float | None], str]) -> str:
@@ -169,10 +191,6 @@ def _sure(spread: Spread, said: Callable[[float | None], str]) -> str:
 
 def _range(spread: Spread, said: Callable[[float | None], str]) -> str:
     return f"{said(spread.least)} to {said(spread.most)}"
-
-
-def _share(value: float | None) -> str:
-    return DASH if value is None else f"{value:.4f}"
 
 
 def _count(value: float | None) -> str:

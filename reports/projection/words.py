@@ -36,8 +36,8 @@ def headline(found: Projection) -> str:
 
 
 def findings(found: Projection) -> list[str]:
-    """Where the best strategy changes, what a second is worth, of what failures are, how many
-    spares are needed, and where the engines differ.
+    """Where the best strategy changes, what a second costs, of what failures are, and where the
+    engines differ.
     """
     if not found.rows:
         return []
@@ -45,7 +45,6 @@ def findings(found: Projection) -> list[str]:
         *_changes(found),
         *_seconds(found),
         *_causes(found),
-        *spares_said(found),
         *_apart(found),
     ]
 

@@ -198,7 +198,7 @@ def test_spares_for_an_availability_are_what_erlang_says(chaos: Say, tmp_path: P
         assert f"{one['gpus']:,} GPUs: spare nodes that keep all {one['nodes']:,} nodes" in said
         assert f"of the time: {one['spares']} (" in said.replace("\n", " ")
     page = (tmp_path / "projection/report.html").read_text()
-    assert "spare nodes that keep all" in page
+    assert page.count("spare nodes that keep all") == 1 and "spares for 0.99" in page
     doubled = Setting(gpus=(4096,), rate=3.7886, several=(0.0, 1.0), availability=0.99)
     (more,) = projection.spares_needed(doubled)
     assert more.load == pytest.approx(2 * large["load"], rel=1e-3)

@@ -39,7 +39,7 @@ HEAD = (
     "formula",
     "failures",
     "lost",
-    "a second",
+    "a second costs",
 )
 ASKS = ("gpus", "preset", "rate", "stalls", "trace", "strategies", "availability")
 """Options without which a comparison stands alone."""

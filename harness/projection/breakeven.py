@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from trainchaos.harness.projection.costs import RecoveryCost
-from trainchaos.harness.projection.figures import one
 from trainchaos.harness.projection.job import SPARES, formula, job_of, nodes_of
-from trainchaos.harness.projection.parallel import Part, play_all
+from trainchaos.harness.projection.parallel import Part
 from trainchaos.harness.projection.presets import DAY_S
 from trainchaos.harness.projection.result import BreakEven, Point, Projected, Setting
 from trainchaos.harness.projection.simulate import events_expected
@@ -36,17 +35,12 @@ def smallest(setting: Setting, strategies: Sequence[str]) -> int:
     return max(SMALLEST, nodes * setting.gpus_per_node)
 
 
-def curve(
-    setting: Setting,
-    costs: Mapping[str, RecoveryCost],
-    each: Callable[[float], None],
-    jobs: int,
-) -> list[Point]:
-    """Goodput at the powers of two that were not asked for: by formula, where there is none by a
-    simulation of few trials. ``each``: is told the share that is done.
+def curve(setting: Setting, costs: Mapping[str, RecoveryCost]) -> tuple[list[Point], list[Part]]:
+    """The powers of two that were not asked for: goodput by formula, and of those without one what
+    is to be played, with few trials.
     """
     found: list[Point] = []
-    parts = []
+    parts: list[Part] = []
     few = setting.model_copy(update={"trials": min(setting.trials, TRIALS)})
     for gpus in sizes(smallest(setting, list(costs)), LARGEST):
         if gpus in setting.gpus:
@@ -58,7 +52,12 @@ def curve(
                 found.append(Point(strategy=name, gpus=gpus, goodput=share, error=0, by="formula"))
             elif events_expected(job, setting.days * DAY_S) <= MOST_EVENTS:
                 parts.append(Part(few, gpus, cost))
-    found += [
+    return found, parts
+
+
+def played(rows: Sequence[Projected]) -> list[Point]:
+    """The points of those that were."""
+    return [
         Point(
             strategy=row.strategy,
             gpus=row.gpus,
@@ -66,9 +65,8 @@ def curve(
             error=row.error,
             by="simulation",
         )
-        for row in play_all(parts, one, each, jobs)
+        for row in rows
     ]
-    return sorted(found, key=lambda point: point.gpus)
 
 
 def break_even(
@@ -133,12 +131,12 @@ def _between(
         "low": below.gpus,
         "high": high[0].gpus,
     }
-    one, other = costs[below.strategy], costs[above.strategy]
+    first, second = costs[below.strategy], costs[above.strategy]
     few, many = nodes_of(setting, low[0].gpus), nodes_of(setting, high[0].gpus)
     if all(point.by == "formula" for point in (*low, *high)):
         while many - few > 1:
             middle = (few + many) // 2
-            apart = _apart(setting, middle * setting.gpus_per_node, one, other)
+            apart = _apart(setting, middle * setting.gpus_per_node, first, second)
             if apart is None:
                 break
             few, many = (middle, many) if apart > 0 else (few, middle)

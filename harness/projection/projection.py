@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection import closed
-from trainchaos.harness.projection.breakeven import break_even, curve
+from trainchaos.harness.projection.breakeven import break_even, curve, played
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, RecoveryCost
 from trainchaos.harness.projection.figures import one
 from trainchaos.harness.projection.job import SPARES, bytes_of, in_repair, nodes_of
@@ -41,13 +41,16 @@ def project(
     """
     _refuse(setting, costs)
     parts = [Part(setting, gpus, cost) for gpus in setting.gpus for cost in costs.values()]
-    needs = sorted((bytes_of(part) for part in parts), reverse=True)
+    points, more = curve(setting, costs)
+    needs = sorted((bytes_of(part) for part in (*parts, *more)), reverse=True)
     refuse_memory(math.fsum(needs[:jobs]))
     try:
-        rows = play_all(parts, one, each, jobs)
-        points = curve(setting, costs, lambda share: None, jobs)
+        # all in one go, as processes are forked only before the first share is told
+        found = play_all([*parts, *more], one, each, jobs)
     except TooManyEventsError as error:
         raise ScenarioError(str(error), hint="fewer --gpus or --days, or a lower --rate") from error
+    rows = found[: len(parts)]
+    points = sorted([*points, *played(found[len(parts) :])], key=lambda point: point.gpus)
     return Projection(
         setting=setting,
         failures_from=failures_from,

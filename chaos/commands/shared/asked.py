@@ -128,9 +128,9 @@ def setting(
     if processes is None:
         processes = of.preset.processes if of.preset and not of.trace else 0.0
     step_s, save_s, load_s = _times(choices, runs)
-    most_spared = choices["spares"] * choices["gpus_per_node"]
+    least = max(choices["spares"], choices["replica_nodes"]) * choices["gpus_per_node"]
     return Setting(
-        gpus=tuple(dict.fromkeys(choices["gpus"])) or sizes(max(SMALLEST, most_spared), LARGEST),
+        gpus=tuple(dict.fromkeys(choices["gpus"])) or sizes(max(SMALLEST, least), LARGEST),
         gpus_per_node=choices["gpus_per_node"],
         rate=of.rate,
         days=choices["days"],

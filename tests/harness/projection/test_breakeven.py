@@ -108,8 +108,9 @@ def test_sizes_that_have_no_formula_and_too_many_failures_have_no_point(
     setting = Setting(
         gpus=(64,), rate=6.5, days=20, trials=5, definitions=Definitions(failures_while="always")
     )
-    found = curve(setting, PUBLISHED, lambda share: None, 1)
-    assert found and max(point.gpus for point in found) < 8192
+    points, parts = curve(setting, PUBLISHED)
+    assert not points and parts and max(part.gpus for part in parts) < 8192
+    assert {part.setting.trials for part in parts} == {5}
 
 
 def test_break_even_is_in_what_is_stored(chaos: Say) -> None:

@@ -328,6 +328,9 @@ def test_more_spares_than_nodes_are_refused_and_sizes_begin_where_there_are_enou
     options = ("--spares", "5000", "--trials", "2", "--days", "0.01", "-q", "--format", "json")
     code, said, _ = chaos(*options)
     assert code == 0 and {row["gpus"] for row in json.loads(said)["rows"]} == {65_536, 131_072}
+    options = ("--replica-nodes", "9000", *options[2:])
+    code, said, _ = chaos(*options)
+    assert code == 0 and {row["gpus"] for row in json.loads(said)["rows"]} == {131_072}
 
 
 def test_few_incidents_are_said_in_the_first_line(tmp_path: Path) -> None:

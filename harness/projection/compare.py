@@ -9,13 +9,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainchaos.chaos.errors import ScenarioError
-from trainchaos.harness.projection.arrivals import Floats
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, PUBLISHED
 from trainchaos.harness.projection.durations import Duration, t95
 from trainchaos.harness.projection.observed import (
@@ -26,13 +23,12 @@ from trainchaos.harness.projection.observed import (
     spread,
     unfinished,
 )
+from trainchaos.harness.projection.predictive import arms_known, predict, undisturbed
 from trainchaos.harness.projection.result import Compared
-from trainchaos.harness.projection.simulate import Job, simulate
+from trainchaos.harness.projection.simulate import Job
 
-LEVELS = 100
-"""Draws of what is not known of the costs: their mean, from as many incidents as there are."""
-DRAWS = 40
-"""Draws of the arms' failures at each level; 4,000 in all give 2.5 % within 0.25 points."""
+LEAST_ARMS = 3
+"""From two, Student's t is 12.7 deviations wide, which says nearly nothing of how arms differ."""
 
 
 def compare(
@@ -59,11 +55,13 @@ def compare(
             "no run has a strategy that can be projected", hint=f"there are {', '.join(PUBLISHED)}"
         )
     from_what = "other runs" if others else "arms of even repeats"
-    found = []
+    found, known = [], []
     for done, (key, group) in enumerate(asked.items()):
-        found.append(_one(group, _fit(source.get(key), group, bool(others)), from_what, seed))
+        costs = _fit(source.get(key), group, bool(others))
+        found.append(_one(group, costs, from_what, seed))
+        known.append(arms_known(group, costs))
         each((done + 1) / len(asked))
-    return found, _cautions(found, runs, asked)
+    return found, [*_cautions(found, runs, asked), *_few_arms(found, known)]
 
 
 def _refuse_circles(runs: Sequence[Stored], others: Sequence[Stored]) -> None:
@@ -130,11 +128,6 @@ def job_of(group: Group, source: Group) -> Job:
     )
 
 
-def undisturbed(group: Group) -> float:
-    """Mean goodput of the control arms."""
-    return statistics.fmean(arm.goodput for arm in group.controls)
-
-
 def stall_of_group(source: Group) -> Duration:
     """Mean: all time from failures until the job trained again, by failures, so that recoveries
     that overlap count once and pauses to take a replacement in count too; spread: of those alone.
@@ -158,21 +151,19 @@ def _one(group: Group, source: Group, from_what: str, seed: int) -> Compared:
     random = np.random.default_rng([seed, group.ranks, *group.strategy.encode()])
     job = job_of(group, source)
     measured = [arm.goodput for arm in group.faulted]
-    goodput, failures = _draw(group, source, job, random)
-    means = goodput.reshape(-1, len(measured)).mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
+    found = predict(group, source, job, random)
     center = statistics.fmean(measured)
     half = _half(measured)
     return Compared(
         strategy=group.strategy,
         ranks=group.ranks,
-        projected=float(means.mean()),
-        low=float(low),
-        high=float(high),
+        projected=found.goodput,
+        low=found.low,
+        high=found.high,
         measured=measured,
         measured_low=None if half is None else max(0.0, center - half),
         measured_high=None if half is None else min(1.0, center + half),
-        failures_projected=failures,
+        failures_projected=found.failures,
         failures_measured=statistics.fmean(arm.failures for arm in group.faulted),
         mtbf_s=job.between.mean_s,
         stall_s=job.stall.mean_s,
@@ -181,43 +172,6 @@ def _one(group: Group, source: Group, from_what: str, seed: int) -> Compared:
         undisturbed=undisturbed(group),
         costs_from=from_what,
     )
-
-
-def _draw(
-    group: Group, source: Group, job: Job, random: np.random.Generator
-) -> tuple[Floats, float]:
-    """Goodput of ``LEVELS x DRAWS`` groups of as many arms as measured, and failures an arm."""
-    count = len(group.faulted)
-    work_s = group.cell.scenario.workload.steps * job.step_s * (1 + job.save_s / job.segment_s)
-    first = simulate(job, work_s, DRAWS * count, random).goodput.mean()
-    horizon_s = work_s * undisturbed(group) / max(float(first), 0.05)
-    known = len(source.stalls_s)
-    error = spread(source.stalls_s) / statistics.fmean(source.stalls_s) / math.sqrt(known)
-    found: list[NDArray[np.float64]] = []
-    failures = []
-    usual = stall_of_group(source)
-    for _ in range(LEVELS):
-        level = max(0.1, 1.0 + error * float(random.standard_t(max(1, known - 1))))
-        stall = replace(usual, median_s=usual.median_s * level)
-        played = simulate(replace(job, stall=stall), horizon_s, DRAWS * count, random)
-        found.append(played.goodput * _others(group, source, len(played.goodput), random))
-        failures.append(float(played.failures.mean()))
-    return np.concatenate(found), statistics.fmean(failures)
-
-
-def _others(group: Group, source: Group, count: int, random: np.random.Generator) -> Floats:
-    """By what arms differ for other reasons: as control arms differ in goodput, and as the steps of
-    faulted arms of ``source`` differ from those of their control arms, by which they are measured;
-    a faster one earns no more.
-    """
-    shares = np.asarray([arm.goodput for arm in group.controls]) / undisturbed(group)
-    ideals = {(arm.run, arm.repeat): arm.step_s for arm in source.controls}
-    slower = [
-        min(1.0, ideal / arm.step_s)
-        for arm in source.faulted
-        if arm.step_s > 0 and (ideal := ideals.get((arm.run, arm.repeat)))
-    ]
-    return random.choice(shares, count) * random.choice(slower or [1.0], count)
 
 
 def _half(values: Sequence[float]) -> float | None:
@@ -247,6 +201,31 @@ def _cautions(
                 f" allows ({most}), fewer than its rate says"
             )
     return said
+
+
+def _few_arms(found: Sequence[Compared], known: Sequence[tuple[int, int]]) -> list[str]:
+    """Where too few arms say how arms differ. ``known``: of each, those with failures that costs
+    are from, and control arms.
+    """
+    narrow: list[str] = []
+    wide: list[str] = []
+    for one, (costs, controls) in zip(found, known, strict=True):
+        if min(costs, controls) < LEAST_ARMS:
+            # one that is alone says nothing, and takes what the others say of how arms differ
+            few = wide if max(costs, controls) > 1 else narrow
+            arms = f"{costs} with failures for the costs, {controls} control"
+            few.append(f"{one.strategy} at {one.ranks} ranks ({arms})")
+    return [
+        f"fewer than {LEAST_ARMS} arms say how arms differ of {', '.join(few)}: {so}"
+        for few, so in (
+            (narrow, "that is not known at all, and the intervals are too narrow"),
+            (
+                wide,
+                "the intervals are very wide, or too narrow where these are alike by chance",
+            ),
+        )
+        if few
+    ]
 
 
 def _few(one: Compared) -> bool:

@@ -313,3 +313,24 @@ def test_the_comparison_is_printed_and_drawn(capsys: pytest.CaptureFixture[str])
             assert figure in text and figure in said
     assert "OUTSIDE" in said and words.compared_said(found).startswith("0 of 2 jobs")
     assert Projection.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("repeats", "controls", "says"),
+    [
+        (2, 1, "(1 with failures for the costs, 1 control): that is not known at all"),
+        (2, 2, "(1 with failures for the costs, 2 control): the intervals are very wide"),
+        (4, 4, "(2 with failures for the costs, 4 control): the intervals are very wide"),
+        (6, 6, ""),
+    ],
+)
+def test_too_few_arms_to_know_how_they_differ_are_said(
+    repeats: int, controls: int, says: str
+) -> None:
+    run = stored("hot-spare", repeats=repeats)
+    arms = [x for x in run.results.arms if x.arm != "control" or x.repeat < controls]
+    _, cautions = compare(
+        [replace(run, results=run.results.model_copy(update={"arms": arms}))], [], 0
+    )
+    few = [one for one in cautions if "say how arms differ" in one]
+    assert len(few) == bool(says) and all(f"hot-spare at 4 ranks {says}" in one for one in few)

@@ -72,6 +72,15 @@ class NoRun(LogError):
     exit_code = EXIT_USAGE
 
 
+class DamagedRun(LogError):
+    """A stored run that was named does not say what it was to do: its scenario cannot be read."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint or "restore that file, or name another run")
+
+
 def newer(what: object, version: object, reads: int, *, written: str = "by") -> str:
     """What is said of a file of a newer version; everywhere the same."""
     return (

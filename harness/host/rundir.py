@@ -20,7 +20,13 @@ from ruamel.yaml import YAML, YAMLError
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.events import AliasEvent
 
-from trainchaos.chaos.errors import InfrastructureError, LogError, NewerVersion, NoRun
+from trainchaos.chaos.errors import (
+    DamagedRun,
+    InfrastructureError,
+    LogError,
+    NewerVersion,
+    NoRun,
+)
 from trainchaos.chaos.files import is_part, read_bytes, read_json, reason
 from trainchaos.chaos.scenario.model import ResolvedRun
 from trainchaos.chaos.source.source import VERSION as SCENARIO_VERSION
@@ -141,13 +147,13 @@ def write_resolved(run: RunDirectory, resolved: ResolvedRun) -> None:
 
 
 def read_resolved(run: RunDirectory) -> ResolvedRun:
-    """Read the resolved scenario back. Raises LogError if it is damaged, NewerVersion."""
+    """Read the resolved scenario back. Raises DamagedRun if it is damaged, NewerVersion."""
     try:
         tree = _plain_yaml(read_bytes(run.resolved, most=MAX_RESOLVED_BYTES))
         _refuse_newer(tree, run.resolved)
         return ResolvedRun.model_validate(tree)
     except (ValueError, YAMLError, OSError, RecursionError, TypeError, LookupError) as error:
-        raise LogError(f"{run.resolved} is damaged: {reason(error)}") from error
+        raise DamagedRun(f"{run.resolved} is damaged: {reason(error)}") from error
 
 
 def _refuse_newer(tree: Any, path: Path) -> None:

@@ -20,6 +20,7 @@ from trainchaos.chaos.errors import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     ChaosError,
+    DamagedRun,
     InfrastructureError,
     ScenarioError,
 )
@@ -113,7 +114,7 @@ def run_scenario(
                     _play(run, runnable, data, base_seed, shown, stop)
                 except Exception as error:
                     problem = error
-    results = _or_broken(_or_interrupted(judge.judge(run), stop), problem)
+    results = _or_broken(_or_interrupted(_judged(run), stop), problem)
     judge.write_results(run, results)
     if problem is not None and not isinstance(problem, ChaosError):
         raise problem  # a defect of the harness: it needs its traceback
@@ -134,6 +135,18 @@ def _prepare(
         shutil.rmtree(run.root, ignore_errors=True)
         raise
     return data
+
+
+def _judged(run: RunDirectory) -> Results:
+    """Judge the run that was just played. What it wrote is no input of anyone's: where it cannot be
+    read back, the machine failed.
+    """
+    try:
+        return judge.judge(run)
+    except DamagedRun as error:
+        raise InfrastructureError(
+            error.message, hint="check the disk: this run has just written it"
+        ) from error
 
 
 def _or_broken(results: Results, problem: Exception | None) -> Results:

@@ -349,7 +349,7 @@ def test_a_damaged_run_is_one_clear_error(explain: Explain, tmp_path: Path, dama
     run = unpacked("torchrun-beacon-kill", tmp_path)
     (run / "scenario.resolved.yaml").write_text(damage)
     code, out, err = explain(run)
-    assert (code, out) == (4, "") and "is damaged" in err
+    assert (code, out) == (2, "") and "is damaged" in err
 
 
 @pytest.mark.parametrize("damage", ["", "{}\n", "\0\0\n", '{"kind": 1}\n'])

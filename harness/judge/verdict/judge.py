@@ -56,7 +56,7 @@ class _JudgedCell:
 
 
 def judge(run: RunDirectory) -> Results:
-    """Judge a run. Raises LogError for an unreadable scenario, ScenarioError for its launcher."""
+    """Judge a run. Raises DamagedRun for an unreadable scenario, ScenarioError for its launcher."""
     resolved = read_resolved(run)
     refuse_unknown_launcher(resolved)
     with logs_of(run, resolved) as (logs, unread):

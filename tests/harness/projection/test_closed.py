@@ -109,6 +109,20 @@ def test_commit_share_of_a_published_run() -> None:
     assert closed.commit_share(Fixed(60.0), 10.9) == pytest.approx(0.8183, abs=5e-5)
 
 
+@pytest.mark.parametrize("step", [0.01, 1.0, 10.9, 60.0])
+def test_commit_share_of_laws_that_can_be_integrated(step: float) -> None:
+    """Of the whole, with u = step / scale: e^-u at a constant rate, 1 - erf(u) of shape 2, and
+    of shape 1/2, by x = y^2, (1 + sqrt u) e^(-sqrt u), whose slope is infinite where it begins.
+    """
+    assert closed.commit_share(Poisson(60.0), step) == pytest.approx(math.exp(-step / 60), abs=1e-9)
+    even, bursts = Weibull(60.0, 2.0), Weibull(60.0, 0.5)
+    u = step / (60.0 / math.gamma(1.5))
+    assert closed.commit_share(even, step) == pytest.approx(1 - math.erf(u), abs=1e-9)
+    root = math.sqrt(step / 30.0)
+    share = (1 + root) * math.exp(-root)
+    assert closed.commit_share(bursts, step) == pytest.approx(share, abs=1e-6)
+
+
 def test_nodes_missing_beyond_the_spares() -> None:
     assert closed.missing(0, 2.5) == pytest.approx(2.5)
     spares, load = 3, 2.5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -149,6 +151,37 @@ def test_all_time_is_in_one_class_with_all_kinds_of_nodes() -> None:
     assert total == pytest.approx(np.full(TRIALS, outcome.horizon_s), rel=1e-9)
     assert all((times >= 0).all() for times in outcome.lost_s.values())
     assert outcome.lost_s["slow"].min() > 0 and outcome.swaps.min() > 0
+
+
+def test_nodes_in_repair_are_those_of_failures_by_the_clock() -> None:
+    """Failures come while the job runs, 300 s apart on average, and each is followed by a stall of
+    100 s: one each 400 s, so that of repairs of 40,000 s there are 100 at a time, of 1,000 nodes.
+    """
+    stall, repair = Duration(median_s=100.0), Duration(median_s=40_000.0)
+    more: dict[str, Any] = {"rollback": False, "shrinks": True, "spares": 0, "save_s": 0.0}
+    one = job(Poisson(300.0), nodes=1000, stall=stall, repair=repair, **more)
+    going = 1.0 / (400.0 * math.expm1(1.0 / 300.0))  # a step of 1 s is lost with each failure
+    assert formula(one) == pytest.approx(going * (1 - 0.1), rel=1e-6)
+    assert 1 - formula(one) / going == pytest.approx(_missing_of_a_loop(), abs=0.005)
+
+
+def _missing_of_a_loop() -> float:
+    """The same, played: the share of nodes missing while the job runs, once repairs end too."""
+    chance = random.Random(3)
+    now_s, back, missing, ran_s = 0.0, deque[float](), 0.0, 0.0
+    for number in range(20_000):
+        until_s = now_s + chance.expovariate(1 / 300.0)
+        while back and back[0] <= until_s:
+            if number > 500 and back[0] > now_s:
+                missing += (back[0] - now_s) * len(back)
+                ran_s += back[0] - now_s
+            now_s = max(now_s, back.popleft())
+        if number > 500:
+            missing += (until_s - now_s) * len(back)
+            ran_s += until_s - now_s
+        back.append(until_s + 40_000.0)
+        now_s = until_s + 100.0
+    return missing / ran_s / 1000
 
 
 def test_binomial_numbers_are_all_that_matter() -> None:

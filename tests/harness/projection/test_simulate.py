@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 from trainchaos.harness.projection import closed, simulate
-from trainchaos.harness.projection.arrivals import Law, Poisson, Trace, Weibull
+from trainchaos.harness.projection.arrivals import Fixed, Law, Poisson, Trace, Weibull
 from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.simulate import Job, Outcome, TooManyEventsError
 
@@ -115,6 +116,52 @@ def test_failures_during_recoveries_cost_more() -> None:
     running = played(job(Poisson(180.0), stall=stall)).goodput.mean()
     always = played(job(Poisson(180.0), stall=stall, wall=True)).goodput.mean()
     assert always < running - 0.01
+
+
+@pytest.mark.parametrize(
+    ("restart_s", "useful_s"),
+    [
+        (45.0, 60.0 + 9 * 12.0),  # 15 s of each minute but the first are left, 12 in whole segments
+        (70.0, 60.0),  # which no restart after the first minute comes to the end of
+    ],
+)
+def test_a_restart_that_fails_begins_anew(restart_s: float, useful_s: float) -> None:
+    """A failure each minute that the job runs, for ten of them; the last is over with the time."""
+    one = job(Fixed(60.0), restart_s=restart_s, segment_s=4.0, save_s=0.0)
+    outcome = simulate.simulate(one, 600.0, 3, np.random.default_rng(1))
+    last_s = 3.0 if restart_s < 60.0 else 0.0  # begun, and not lost any more
+    assert outcome.useful_s == pytest.approx(np.full(3, useful_s + last_s))
+    assert outcome.lost_s["restart"] == pytest.approx(np.full(3, 9 * min(60.0, restart_s)))
+    assert (outcome.failures == 9).all()
+
+
+def test_restarts_are_most_of_the_time_where_they_take_as_long_as_failures_leave() -> None:
+    """What a gap X leaves after a restart is E[max(0, X - R)] = M e^(-R / M), of M."""
+    outcome = played(job(Poisson(180.0), restart_s=180.0))
+    share = outcome.lost_s["restart"].mean() / outcome.horizon_s
+    assert share == pytest.approx(1 - math.exp(-1), abs=0.005)
+    assert same(outcome, 30.0 / (math.e * 180.0 * math.expm1(31.0 / 180.0)))
+
+
+@pytest.mark.parametrize(
+    ("wall", "stall_s", "failures", "useful_s"),
+    [
+        (True, 20.0, 9, 60.0 + 9 * 40.0),  # at 60, 120, ... 540 s
+        (False, 20.0, 7, 60.0 + 6 * 60.0 + 40.0),  # at 60, 140, ... 540 s
+        (True, 150.0, 4, 60.0),  # at 60, 210, 360 and 510 s, as each recovery ends
+        (False, 150.0, 3, 180.0),  # at 60, 270 and 480 s
+    ],
+)
+def test_failures_come_by_the_clock_of_the_wall_or_of_the_job(
+    wall: bool, stall_s: float, failures: int, useful_s: float
+) -> None:
+    """One each minute; those that come during a recovery are one, as it ends."""
+    stall = Duration(median_s=stall_s)
+    one = job(Fixed(60.0), wall=wall, stall=stall, segment_s=1.0, save_s=0.0)
+    outcome = simulate.simulate(one, 600.0, 3, np.random.default_rng(1))
+    assert (outcome.failures == failures).all()
+    assert outcome.useful_s == pytest.approx(np.full(3, useful_s))
+    assert outcome.lost_s["stall"] == pytest.approx(np.full(3, 600.0 - useful_s))
 
 
 @pytest.mark.parametrize("shrinks", [True, False])

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from trainchaos.chaos.errors import LogError, NewerVersion
+from trainchaos.chaos.events.actor_log import ActorLog
 from trainchaos.chaos.events.budget import Budget, FileProblems
 from trainchaos.chaos.events.clocks import Clocks
 from trainchaos.chaos.events.event import Event, require_keys
@@ -48,19 +49,6 @@ MAX_LOG_BYTES = 512 << 20  # per actor; a larger file is not read
 _T = TypeVar("_T")
 _LONGEST = 200  # characters of a value quoted in a problem
 MOST_SAID = 500
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActorLog:
-    """Content of one file: its complete events in order, and its problems. ``unread``: the file was
-    not read, for instance because it is too large.
-    """
-
-    actor: str
-    events: tuple[Event, ...]
-    problems: tuple[str, ...]
-    ended: bool
-    unread: bool = False
 
 
 class SenselessLog(LogError):
@@ -284,13 +272,13 @@ def make_log(actors: Iterable[ActorLog]) -> Log:
             name: replace(log, events=tuple(map(clocks.corrected, log.events)))
             for name, log in logs.items()
         }
-    merged = _merged(logs)
-    exits = {e.data["process"]: e.data["last_seq"] for e in merged if e.kind is Kind.PROCESS_EXITED}
+    made = Log(actors=logs, events=tuple(_merged(logs)), clocks=clocks)
+    exits = {e.data["process"]: e.data["last_seq"] for e in made.of(Kind.PROCESS_EXITED)}
     for name, log in logs.items():
         problem = _unexplained_end(log, exits)
         if problem:
             logs[name] = replace(log, problems=(*log.problems, problem))
-    return Log(actors=logs, events=tuple(merged), clocks=clocks)
+    return made
 
 
 def _merged(logs: Mapping[str, ActorLog]) -> list[Event]:

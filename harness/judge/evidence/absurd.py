@@ -44,11 +44,10 @@ def absurdity(log: Log, scenario: Scenario) -> str:
 
 def _all_within(actor: ActorLog, steps: int) -> bool:
     """Whether the steps and generations of all events are, found without a look at each alone."""
-    made = [event.step for event in actor.events if event.step is not None]
-    generations = [event.generation for event in actor.events]
+    made = [step for step in actor.steps if step is not None]
     return all(
         not found or (min(found) >= 0 and max(found) <= most)
-        for found, most in ((made, steps), (generations, MOST_GENERATIONS))
+        for found, most in ((made, steps), (actor.generations, MOST_GENERATIONS))
     )
 
 

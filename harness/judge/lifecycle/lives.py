@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 
-from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
+from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log
 from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.harness.judge.record.lost_node_evidence import silenced
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
@@ -210,15 +210,17 @@ def generations(history: History) -> Iterator[str]:
     ]
     if numbers != list(range(1, len(numbers) + 1)):
         yield f"generations are numbered {', '.join(map(str, numbers))}"
-    known = set(numbers) | {0}
-    later = dict.fromkeys(event.generation for event in log.events if event.generation not in known)
-    yield from (f"generation {number} has lines, and was never started" for number in later)
+    known = frozenset({0, *numbers})
+    if not all(known.issuperset(actor.generations) for actor in log.actors.values()):
+        others = (event.generation for event in log.events if event.generation not in known)
+        for number in dict.fromkeys(others):
+            yield f"generation {number} has lines, and was never started"
     yield from _failures_counted(log)
     yield from _skips_without_parking(log)
-    whole, said = complete_logs(log), _firsts(log)
+    whole, said = complete_logs(log), first_lines(log)
     if not history.info.observed:
         for name in sorted(whole):
-            yield from _elsewhere(log.actors[name].events, name)
+            yield from _elsewhere(log.actors[name], name)
     for generation in history.generations:
         yield from _answers(history, generation)
         yield from _unparked(history, generation)
@@ -305,22 +307,27 @@ def _skips_without_parking(log: Log) -> Iterator[str]:
             )
 
 
-def _elsewhere(lines: Sequence[Event], name: str) -> Iterator[str]:
+def _elsewhere(log: ActorLog, name: str) -> Iterator[str]:
     """A rank trains in the generation whose group it joined last."""
     joined: int | None = None
-    for event in lines:
-        if event.kind is Kind.GROUP_FORMED:
-            joined = event.generation
-        elif event.kind in _TRAINS and joined not in (None, event.generation):
-            what = f"{event.kind.value} of generation {event.generation}"
+    for kind, number in zip(log.kinds, log.generations, strict=True):
+        if kind is Kind.GROUP_FORMED:
+            joined = number
+        elif number != joined and joined is not None and kind in _TRAINS:
+            what = f"{kind.value} of generation {number}"
             yield f"{name} wrote {what} after it had joined generation {joined}"
 
 
-def _firsts(log: Log) -> Mapping[int, _FirstLines]:
+def first_lines(log: Log) -> Mapping[int, _FirstLines]:
     """Generation -> the first line of each kind that each process wrote about it."""
+    return log.once("first lines", _first_lines)
+
+
+def _first_lines(log: Log) -> Mapping[int, _FirstLines]:
     said: dict[int, _FirstLines] = defaultdict(dict)
-    for event in log.of(Kind.GROUP_FORMED, Kind.STATE_READY, Kind.BATCH_TAKEN):
-        said[event.generation].setdefault((event.actor, event.kind), event)
+    for kind in (Kind.GROUP_FORMED, Kind.STATE_READY, Kind.BATCH_TAKEN):
+        for event in log.of(kind):
+            said[event.generation].setdefault((event.actor, kind), event)
     return said
 
 

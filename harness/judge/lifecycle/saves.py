@@ -16,15 +16,9 @@ from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.recovery.checkpoint.memory.header import is_memory
 
 _ENDS = (Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_FAILED)
-_SAVES = frozenset(
-    {
-        Kind.CHECKPOINT_SAVING,
-        Kind.CHECKPOINT_PART,
-        *_ENDS,
-        Kind.PARKED,
-        Kind.ACTOR_ENDED,
-    }
-)
+_OF_A_STEP = frozenset({Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_PART, *_ENDS})
+_SAVES = _OF_A_STEP | {Kind.PARKED, Kind.ACTOR_ENDED}
+_HOLDS = frozenset({Kind.STEP_COMMITTED, Kind.STATE_READY})
 _Key = tuple[str, int | None]
 
 
@@ -38,7 +32,8 @@ def saves(history: History) -> Iterator[str]:
 def _of_a_rank(history: History, name: str) -> Iterator[str]:
     open_: dict[_Key, Event] = {}
     lapsed: set[_Key] = set()  # given up with their generation; their end may be logged later
-    for event in [e for e in history.log.actors[name].events if e.kind in _SAVES]:
+    log = history.log.actors[name]
+    for event in [log.events[place] for place, kind in enumerate(log.kinds) if kind in _SAVES]:
         key = str(event.data.get("checkpoint")), event.data.get("shard")
         part = event.data["state"] if event.kind is Kind.CHECKPOINT_PART else ""
         if event.kind is Kind.CHECKPOINT_SAVING or part == "begun":
@@ -62,15 +57,16 @@ def _of_a_rank(history: History, name: str) -> Iterator[str]:
 def _of_a_step(history: History, name: str) -> Iterator[str]:
     """A checkpoint is named after its step, and begun only after that step."""
     held: int | None = None
-    for event in history.log.actors[name].events:
-        if event.kind in (Kind.STEP_COMMITTED, Kind.STATE_READY):
-            held = event.step
-        elif event.kind in (Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_PART, *_ENDS):
-            called, step = str(event.data["checkpoint"]), event.step
+    log = history.log.actors[name]
+    for place, kind in enumerate(log.kinds):
+        if kind in _HOLDS:
+            held = log.steps[place]
+        elif kind in _OF_A_STEP:
+            called, step = str(log.events[place].data["checkpoint"]), log.steps[place]
             number = called.rpartition("-")[2]
             if not number.isdecimal() or int(number) != step:
                 yield f"{name} says that {called} is of step {step}"
-            if event.kind is Kind.CHECKPOINT_SAVING and held not in (None, step):
+            if kind is Kind.CHECKPOINT_SAVING and held not in (None, step):
                 yield f"{name} began {called} when it held step {held}"
 
 

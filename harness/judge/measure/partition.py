@@ -111,7 +111,7 @@ def ideal_of(
         step_s=statistics.median(
             run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in steady
         ),
-        data_s=statistics.median(_data_s(run) for run in steady),
+        data_s=statistics.median(run.data_s for run in steady),
         source="the control arm" if control else own,
     )
 
@@ -166,7 +166,7 @@ def _judge_context(
     step_s, data_s = (ideal.step_s, ideal.data_s) if ideal else (0.0, 0.0)
     due = sum(step_s * run.commits[0].data["samples"] / history.info.global_batch for run in runs)
     excess = max(0.0, actual - due)
-    data = min(excess, max(0.0, sum(_data_s(run) - data_s for run in runs)))
+    data = min(excess, max(0.0, sum(run.data_s - data_s for run in runs)))
     spent["data"] += data
     spent[_CONTEXT_CLASS[context]] += excess - data
     return actual - excess
@@ -253,9 +253,3 @@ def _first_failure(history: History, start: int, end: int) -> Event | None:
 
 def _injection_of(failure: Event, episodes: Iterable[Episode]) -> Event | None:
     return next((episode.injected for episode in episodes if episode.failure is failure), None)
-
-
-def _data_s(run: StepRun) -> float:
-    return statistics.fmean(
-        [float(event.data["seconds"].get("data", 0.0)) for event in run.commits]
-    )

@@ -72,10 +72,10 @@ def _extra(history: History) -> dict[tuple[int, int], float]:
     previous: StepRun | None = None
     for run in history.runs:
         if previous and previous.generation == run.generation and previous.step == run.step - 1:
-            committed = [event.time_ns for event in previous.commits if event.data["rank"] == 0]
-            taken = [event.time_ns for event in run.batches if event.data["rank"] == 0]
-            if committed and taken:
-                gaps[(run.generation, previous.step)] = max(0, taken[0] - committed[0]) / NS
+            committed, taken = previous.said["rank"], run.taken["rank"]
+            if 0 in committed and 0 in taken:
+                gap = run.batch_times[taken.index(0)] - previous.times[committed.index(0)]
+                gaps[(run.generation, previous.step)] = max(0, gap) / NS
         previous = run
     idle = [
         gap

@@ -27,7 +27,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 
-from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
+from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log
 from trainchaos.harness.judge.order.anchors import ROUNDED_NS, Pair, injection_pairs
 from trainchaos.harness.judge.order.slip import SAME_CLOCK_S, Slip
 from trainchaos.harness.judge.record.history import NS, History
@@ -99,8 +99,13 @@ def _life_pairs(log: Log) -> Iterator[Pair]:
         elif event.kind is Kind.PROCESS_READY:
             yield lines[0], event, f"{name} was ready before it began", 0
         elif event.kind is Kind.PROCESS_EXITED and home.get(name) not in lost:
-            latest = max(lines, key=lambda line: line.time_ns)
+            latest = _latest(log.actors[name])
             yield latest, event, f"{name} wrote {latest.kind.value} after it had ended", 0
+
+
+def _latest(actor: ActorLog) -> Event:
+    """The event with the latest time, the first if there are several."""
+    return actor.events[actor.times.index(max(actor.times))]
 
 
 def _generation_pairs(history: History) -> Iterator[Pair]:
@@ -147,7 +152,7 @@ def _failure_pairs(history: History) -> Iterator[Pair]:
         if cause == "exit" and name in log.actors and name not in away:
             lines = log.actors[name].events
             if lines:
-                latest = max(lines, key=lambda line: line.time_ns)
+                latest = _latest(log.actors[name])
                 yield (
                     latest,
                     failure,
@@ -300,8 +305,8 @@ def _step_pairs(history: History) -> Iterator[Pair]:
     for run in history.runs:
         if not run.batches:
             continue
-        taken, done = max(run.batches, key=_time), min(run.commits, key=_time)
-        if taken.time_ns > done.time_ns:  # of many steps, only such ones are put into words
+        if max(run.batch_times) > min(run.times):  # of many steps, only such are put into words
+            taken, done = max(run.batches, key=_time), min(run.commits, key=_time)
             yield (
                 taken,
                 done,
@@ -324,17 +329,18 @@ def _informed_pairs(history: History) -> Iterator[Pair]:
     if finished is not None and finished.data["outcome"] == "completed":
         completed_ns = finished.time_ns
     for run in history.runs:
-        last = max(run.commits, key=_time)
-        if (
-            compared := agreed.get((run.generation, run.step))
-        ) is not None and last.time_ns > compared.time_ns:
+        last_ns = max(run.times)
+        compared = agreed.get((run.generation, run.step))
+        if compared is not None and last_ns > compared.time_ns:
+            last = max(run.commits, key=_time)
             yield (
                 last,
                 compared,
                 f"{last.actor} committed step {run.step} after its digest had been compared",
                 0,
             )
-        if completed_ns is not None and finished is not None and last.time_ns > completed_ns:
+        if completed_ns is not None and finished is not None and last_ns > completed_ns:
+            last = max(run.commits, key=_time)
             yield (
                 last,
                 finished,
@@ -346,16 +352,14 @@ def _informed_pairs(history: History) -> Iterator[Pair]:
 def disorder(history: History) -> list[str]:
     """Ranks that commit the steps of one generation out of order."""
     problems = []
-    last: dict[tuple[str, int], int] = {}
     for name, log in history.log.actors.items():
-        for event in log.events:
-            if event.kind is not Kind.STEP_COMMITTED or event.step is None:
+        last: dict[int, int] = {}
+        for kind, number, step in zip(log.kinds, log.generations, log.steps, strict=True):
+            if kind is not Kind.STEP_COMMITTED or step is None:
                 continue
-            key = (name, event.generation)
-            if event.step < last.get(key, 0):  # another checker reports duplicates
+            if step < last.get(number, 0):  # another checker reports duplicates
                 problems.append(
-                    f"{name} committed step {event.step} after step {last[key]} of generation"
-                    f" {event.generation}"
+                    f"{name} committed step {step} after step {last[number]} of generation {number}"
                 )
-            last[key] = event.step
+            last[number] = step
     return problems

@@ -39,7 +39,7 @@ def drifts(history: History) -> list[str]:
     if 2 * max(map(_spread_ns, history.runs), default=0) < DRIFT_S * NS:
         return []
     for run in history.runs:
-        times = {event.actor: event.time_ns for event in run.commits}
+        times = dict(zip(run.actors, run.times, strict=True))
         ordered = sorted(times.values())
         for name, time_ns in times.items() if len(ordered) > 1 else ():
             middle = _median_of_others(ordered, time_ns)
@@ -60,8 +60,7 @@ def drifts(history: History) -> list[str]:
 
 
 def _spread_ns(run: StepRun) -> int:
-    times = [event.time_ns for event in run.commits]
-    return max(times, default=0) - min(times, default=0)
+    return max(run.times, default=0) - min(run.times, default=0)
 
 
 def _median_of_others(ordered: Sequence[int], own: int) -> int:

@@ -6,13 +6,27 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import itemgetter
+from statistics import fmean
 from typing import Any, TypeVar, cast
 
 from trainchaos.chaos.events.log import Event, Log
 
 NS = 1e9
 _T = TypeVar("_T")
+_SAID = (
+    "rank",
+    "world",
+    "samples",
+    "loss",
+    "lr",
+    "grad_norm",
+    "optimizer_step",
+    "scheduler_step",
+    "seconds",
+)
+_TAKEN = ("rank", "samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +107,43 @@ class StepRun:
     batches: tuple[Event, ...]
     survives: bool
 
+    # A dozen checkers ask what all ranks said of a step. The events of a step are far apart in
+    # memory, so to look them up once is faster.
+
+    @cached_property
+    def actors(self) -> list[str]:
+        """The writer of each commit."""
+        return [event.actor for event in self.commits]
+
+    @cached_property
+    def times(self) -> list[int]:
+        """The time of each commit."""
+        return [event.time_ns for event in self.commits]
+
+    @cached_property
+    def said(self) -> Mapping[str, Sequence[Any]]:
+        """Key -> its value in each commit."""
+        return _columns(self.commits, _SAID)
+
+    def all_say(self, name: str, value: object) -> bool:
+        """Whether all commits have this value."""
+        return self.said[name].count(value) == len(self.commits)
+
+    @cached_property
+    def batch_times(self) -> list[int]:
+        """The time of each batch record."""
+        return [event.time_ns for event in self.batches]
+
+    @cached_property
+    def taken(self) -> Mapping[str, Sequence[Any]]:
+        """Key -> its value in each batch record."""
+        return _columns(self.batches, _TAKEN)
+
+    @cached_property
+    def data_s(self) -> float:
+        """Mean seconds for which a rank waited for its batch."""
+        return fmean([float(seconds.get("data", 0.0)) for seconds in self.said["seconds"]])
+
     @property
     def seconds(self) -> float:
         """Duration in seconds."""
@@ -101,13 +152,20 @@ class StepRun:
     @property
     def samples(self) -> list[int]:
         """Ids of the samples all members took, dead ones included."""
-        return [sample for event in self.batches for sample in event.data["samples"]]
+        return [*chain.from_iterable(self.taken["samples"])]
 
     @property
     def loss(self) -> float:
         """Global loss as the lowest committing rank logged it; NaN when it logged none."""
         value = self.commits[0].data["loss"]
         return float("nan") if value is None else float(value)
+
+
+def _columns(events: Sequence[Event], names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+    """Name -> its value in each event, for names that they have: reports of a command lack some."""
+    datas = [event.data for event in events]
+    known = [name for name in names if not datas or name in datas[0]]
+    return {name: list(map(itemgetter(name), datas)) for name in known}
 
 
 @dataclass(frozen=True, kw_only=True)

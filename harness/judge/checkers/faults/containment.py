@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, unknown, verdict_of
@@ -38,15 +40,15 @@ def nan_containment(evidence: Evidence) -> Finding:
     idle: list[str] = []
     count = 0
     for run in evidence.history.runs:
-        for event in run.commits:
-            count += 1
-            for name in ("loss", "grad_norm"):
-                value = event.data[name]
+        count += len(run.commits)
+        losses, norms = run.said["loss"], run.said["grad_norm"]
+        if _all_finite(losses) and _all_finite(norms):
+            continue
+        for rank, loss, norm in zip(run.said["rank"], losses, norms, strict=True):
+            for name, value in (("loss", loss), ("grad_norm", norm)):
                 missing = value is None and name == "loss"
                 if missing or (value is not None and not math.isfinite(float(value))):
-                    problems.append(
-                        f"rank {event.data['rank']} committed step {run.step} with {name} {value}"
-                    )
+                    problems.append(f"rank {rank} committed step {run.step} with {name} {value}")
     caught = [*evidence.log.of(Kind.NONFINITE_CAUGHT), *diverged(evidence.history)]
     for episode in evidence.measures.episodes:
         fault = evidence.fault(episode.fault)
@@ -66,6 +68,11 @@ def nan_containment(evidence: Evidence) -> Finding:
     if not count:
         return unknown("no step was committed")
     return verdict_of(problems, f"{count} commits finite, {len(caught)} refusals{''.join(idle)}")
+
+
+def _all_finite(values: Sequence[Any]) -> bool:
+    """Whether these are finite numbers, found without a look at each alone."""
+    return set(map(type, values)) == {float} and all(map(math.isfinite, values))
 
 
 def _changed_nothing(evidence: Evidence, episode: Episode) -> Event | None:

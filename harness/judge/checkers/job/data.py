@@ -158,10 +158,10 @@ def _hidden(evidence: Evidence, claimed: int) -> bool:
 
 
 def _counters(run: StepRun) -> list[str]:
-    problems = []
+    problems: list[str] = []
+    if run.all_say("optimizer_step", run.step) and run.all_say("scheduler_step", run.step):
+        return problems
     for event in run.commits:
-        if event.data["optimizer_step"] == run.step == event.data["scheduler_step"]:
-            continue
         for name in ("optimizer_step", "scheduler_step"):
             value = event.data[name]
             if value is not None and value != run.step:
@@ -203,13 +203,14 @@ def _cut_off(evidence: Evidence, run: StepRun) -> bool:
 def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
     info, skips = evidence.history.info, skips_of(evidence.history, run.generation)
     due = len(_without(info, run.step, skips)) if skips else info.global_batch
-    taken = sum(len(event.data["samples"]) for event in run.batches)
+    taken = sum(map(len, run.taken["samples"]))
     if taken < due:
         required = Counter(_without(info, run.step, skips))
         taken += witnessed(evidence.history, run, required).total()
-    problems = []
-    for event in run.commits:
-        count = event.data["samples"]
+    problems: list[str] = []
+    if taken == due and run.all_say("samples", taken):
+        return problems
+    for count in run.said["samples"]:
         if count != taken and not _cut_off(evidence, run):
             problems.append(f"step {run.step} reduced {count} samples, the ranks took {taken}")
         elif count == taken != due and not (

@@ -97,13 +97,10 @@ def _claimed(history: History, run: StepRun) -> list[str]:
     generation = history.generation(run.generation)
     if generation is None:
         return []
-    world, ranks = generation.world, generation.ranks
-    odd = [
-        event
-        for event in run.commits
-        if event.data["rank"] != ranks.get(event.actor, _NOBODY) or event.data["world"] != world
-    ]
-    return [problem for event in odd for problem in _wrong_rank(generation, event)]
+    given = [generation.ranks.get(name, _NOBODY) for name in run.actors]
+    if run.said["rank"] == given and run.all_say("world", generation.world):
+        return []
+    return [problem for event in run.commits for problem in _wrong_rank(generation, event)]
 
 
 def _ranks_taken(history: History) -> list[str]:
@@ -148,7 +145,7 @@ def replica_equality(evidence: Evidence) -> Finding:
     problems = [
         f"step {run.step}: ranks disagree on the loss"
         for run in history.runs
-        if not _alike([event.data["loss"] for event in run.commits])
+        if not _alike(run.said["loss"])
     ]
     groups: dict[tuple[int, int, int], list[Event]] = defaultdict(list)
     for event in sound_digests(history):
@@ -178,10 +175,10 @@ def replica_equality(evidence: Evidence) -> Finding:
     return passed(f"{len(groups)} sets of digests agree")
 
 
-def _alike(values: list[Any]) -> bool:
+def _alike(values: Sequence[Any]) -> bool:
     """Whether all print alike, so that they agree to the last bit. Equal floats do, but for 0."""
     first = values[0]
-    if first and type(first) is float and all(type(x) is float and x == first for x in values):
+    if first and set(map(type, values)) == {float} and values.count(first) == len(values):
         return True
     return len({repr(value) for value in values}) == 1
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from operator import le
+from typing import Any
 
-from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, passed, some, unknown, verdict_of
+from trainchaos.harness.judge.lifecycle.lives import first_lines
 from trainchaos.harness.judge.results import Finding
 
 CLOSURE = 0.01
@@ -21,8 +24,7 @@ def time_closure(evidence: Evidence) -> Finding:
     measures, history = evidence.measures, evidence.history
     problems = []
     for actor, log in sorted(evidence.log.actors.items()):
-        times = [event.time_ns for event in log.events]
-        if all(map(le, times, times[1:])):
+        if all(map(le, log.times, log.times[1:])):
             continue
         for before, after in itertools.pairwise(log.events):
             if after.time_ns < before.time_ns:
@@ -50,21 +52,22 @@ def _overdrawn(evidence: Evidence) -> list[str]:
     problems = []
     for generation in evidence.history.worked:
         runs = evidence.history.runs_of(generation.number)
-        commits: dict[str, list[Event]] = {}
+        phases: dict[str, list[Any]] = defaultdict(list)
+        last_ns: dict[str, int] = {}
         for run in runs:
-            for event in run.commits:
-                commits.setdefault(event.actor, []).append(event)
+            for actor, seconds in zip(run.actors, run.said["seconds"], strict=True):
+                phases[actor].append(seconds)
+            last_ns.update(zip(run.actors, run.times, strict=True))
         for actor in generation.members:
-            events = commits.get(actor)
-            if not events:
+            if actor not in phases:
                 continue
-            seconds = (event.data["seconds"].values() for event in events)
-            claimed = sum(map(float, itertools.chain.from_iterable(seconds)))
+            spent = (seconds.values() for seconds in phases[actor])
+            claimed = sum(map(float, itertools.chain.from_iterable(spent)))
             passed_s = (
-                events[-1].time_ns
+                last_ns[actor]
                 - min(runs[0].start_ns, _first_batch(evidence, actor, generation.number))
             ) / 1e9
-            if claimed > passed_s * (1 + CLOSURE) + CLOCK_SLACK_S * len(events):
+            if claimed > passed_s * (1 + CLOSURE) + CLOCK_SLACK_S * len(phases[actor]):
                 problems.append(
                     f"{actor} accounts for {claimed:.3f} s of steps in {passed_s:.3f} s"
                 )
@@ -72,8 +75,8 @@ def _overdrawn(evidence: Evidence) -> list[str]:
 
 
 def _first_batch(evidence: Evidence, actor: str, generation: int) -> int:
-    taken = (e for e in evidence.log.by(actor) if e.kind is Kind.BATCH_TAKEN)
-    return next((e.time_ns for e in taken if e.generation == generation), 2**63)
+    first = first_lines(evidence.log)[generation].get((actor, Kind.BATCH_TAKEN))
+    return first.time_ns if first is not None else 2**63
 
 
 def no_orphans(evidence: Evidence) -> Finding:

@@ -36,24 +36,26 @@ _DEEPEST = 4
 _SHARED = 100_000
 _FEW = 8  # numbers: to share them takes longer than it is worth
 _INTEGERS = {int}
+_USUAL = 2**30  # smaller ones take as much memory as 1
 _SIZES = {float: 24, int: 32}
 """Bytes of values. What a larger whole number than 2**60 takes more is less than its text is
 long, for which the line is charged.
 """
 _CONTAINERS = frozenset({list, dict})
 _Data = dict[str, Any]
-_set = object.__setattr__  # events are frozen
+_set_actor = Event.__dict__["actor"].__set__  # events are frozen
 
 
-def _has_long_number(raw: bytes) -> bool:
-    """Whether a line may have a number that ``int`` refuses for its length. msgspec does not read
-    the values of keys that an event does not have.
+def _with_long_numbers(raws: Sequence[bytes]) -> set[int]:
+    """Which lines may have a number that ``int`` refuses for its length. msgspec does not read the
+    values of keys that an event does not have.
     """
     most = sys.get_int_max_str_digits()
-    if not 0 < most < len(raw):
-        return False
+    if not 0 < most < max(map(len, raws), default=0):
+        return set()
     # every 64th byte: to look at each takes longer than to read the line
-    return re.search(rb"[0-9]{%d}" % (most // 64), raw[::64]) is not None
+    long = re.compile(rb"[0-9]{%d}" % (most // 64))
+    return {n for n, raw in enumerate(raws) if len(raw) > most and long.search(raw[::64])}
 
 
 def _decoded(raws: Sequence[bytes]) -> list[Event | None]:
@@ -66,6 +68,16 @@ def _decoded(raws: Sequence[bytes]) -> list[Event | None]:
         if len(raws) == 1:
             return [None]
     return [event for raw in raws for event in _decoded([raw])]
+
+
+def _size_of_short(lists: Sequence[list[Any]]) -> int:
+    """What lists hold in bytes, if all are short and of numbers of the usual size; else 0."""
+    values = list(chain.from_iterable(lists))
+    usual = set(map(type, values)) == _INTEGERS and min(values) >= 0 and max(values) < _USUAL
+    if not usual or max(map(len, lists)) >= _FEW:
+        return 0
+    numbers = (len(values) - values.count(0)) * getsizeof(1) + values.count(0) * getsizeof(0)
+    return sum(map(getsizeof, lists)) + numbers
 
 
 class _Shape:
@@ -93,14 +105,14 @@ class KnownLines:
         """
         found: list[Event | None] = [None] * len(raws)
         alike: dict[tuple[Any, ...], list[int]] = {}
-        events = _decoded(raws)
+        events, doubtful = _decoded(raws), _with_long_numbers(raws)
         for place, event in enumerate(events):
-            if event is None or event.actor != actor:
+            if event is None or event.actor != actor or place in doubtful:
                 continue
             numbers = event.seq | event.time_ns | event.generation | (event.step or 0)
-            if not 0 <= numbers <= _LARGEST or _has_long_number(raws[place]):
+            if not 0 <= numbers <= _LARGEST:
                 continue
-            _set(event, "actor", actor)
+            _set_actor(event, actor)
             if (known := alike.get(like := (event.kind, *event.data))) is None:
                 alike[like] = [place]
             else:
@@ -157,7 +169,9 @@ class KnownLines:
                 if taken is None:
                     return None
                 held += taken
-            if list in kinds:
+            if kinds == {list} and (short := _size_of_short(column)):
+                held += short
+            elif list in kinds:
                 for holder in holders:
                     taken = self._settle_list(holder, key) if type(holder[key]) is list else 0
                     if taken is None:

@@ -207,17 +207,22 @@ def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> Act
     if cut:
         problems.add(f"{path.name}: its first {cut} bytes were dropped")
     for raws, rest in line_blocks(stream):
-        for event in _events(raws, actor, budget):
-            number += 1
-            if isinstance(event, LogError):
-                problems.add(f"{path.name}:{number}: {event.message}")
-                continue
-            if event.seq != due or event.actor != actor or event.kind is Kind.EVENTS_DROPPED:
-                before = events[-1].seq if events else None
-                for problem in _out_of_place(actor, event, before, bool(cut)):
-                    problems.add(f"{path.name}:{number}: {problem}")
-            events.append(event)
-            due = event.seq + 1
+        known = budget.read_known(raws, actor)
+        for usual, other in _parts(raws, known, actor, budget):
+            if _follow(usual, due):
+                events += usual
+                number, due, usual = number + len(usual), due + len(usual), ()
+            for event in (*usual, *other):
+                number += 1
+                if isinstance(event, LogError):
+                    problems.add(f"{path.name}:{number}: {event.message}")
+                    continue
+                if event.seq != due or event.actor != actor or event.kind is Kind.EVENTS_DROPPED:
+                    before = events[-1].seq if events else None
+                    for problem in _out_of_place(actor, event, before, bool(cut)):
+                        problems.add(f"{path.name}:{number}: {problem}")
+                events.append(event)
+                due = event.seq + 1
         if budget.spent:
             return None
         torn = rest
@@ -231,15 +236,29 @@ def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> Act
     )
 
 
-def _events(raws: Sequence[bytes], actor: str, budget: Budget) -> Iterator[Event | LogError]:
-    """What each line is, in order; fewer once the budget is used up."""
-    for raw, known in zip(raws, budget.read_known(raws, actor), strict=True):
+def _parts(
+    raws: Sequence[bytes], known: Sequence[Event | None], actor: str, budget: Budget
+) -> Iterator[tuple[Sequence[Event], Sequence[Event | LogError]]]:
+    """What the lines are, in order: known ones together, and what the line after them is; fewer
+    once the budget is used up.
+    """
+    begun = 0
+    for place in [place for place, event in enumerate(known) if event is None]:
+        usual = cast("Sequence[Event]", known[begun:place])
         if budget.spent:
             return
         try:
-            yield known or budget.read(raw, actor)
+            yield usual, [budget.read(raws[place], actor)]
         except LogError as error:
-            yield error
+            yield usual, [error]
+        begun = place + 1
+    yield cast("Sequence[Event]", known[begun:]), ()
+
+
+def _follow(events: Sequence[Event], due: int) -> bool:
+    """Whether events have the numbers that are due, and nothing was dropped between them."""
+    numbers = [event.seq for event in events if event.kind is not Kind.EVENTS_DROPPED]
+    return numbers == list(range(due, due + len(events)))
 
 
 def _out_of_place(actor: str, event: Event, before: int | None, cut: bool) -> Iterator[str]:

@@ -72,9 +72,9 @@ def _extra(history: History) -> dict[tuple[int, int], float]:
     previous: StepRun | None = None
     for run in history.runs:
         if previous and previous.generation == run.generation and previous.step == run.step - 1:
-            committed, taken = previous.said["rank"], run.taken["rank"]
+            committed, taken = previous.done.said["rank"], run.taken.said["rank"]
             if 0 in committed and 0 in taken:
-                gap = run.batch_times[taken.index(0)] - previous.times[committed.index(0)]
+                gap = run.taken.times[taken.index(0)] - previous.done.times[committed.index(0)]
                 gaps[(run.generation, previous.step)] = max(0, gap) / NS
         previous = run
     idle = [

@@ -305,7 +305,8 @@ def _step_pairs(history: History) -> Iterator[Pair]:
     for run in history.runs:
         if not run.batches:
             continue
-        if max(run.batch_times) > min(run.times):  # of many steps, only such are put into words
+        # of many steps, only such ones are put into words
+        if max(run.taken.times) > min(run.done.times):
             taken, done = max(run.batches, key=_time), min(run.commits, key=_time)
             yield (
                 taken,
@@ -329,7 +330,7 @@ def _informed_pairs(history: History) -> Iterator[Pair]:
     if finished is not None and finished.data["outcome"] == "completed":
         completed_ns = finished.time_ns
     for run in history.runs:
-        last_ns = max(run.times)
+        last_ns = max(run.done.times)
         compared = agreed.get((run.generation, run.step))
         if compared is not None and last_ns > compared.time_ns:
             last = max(run.commits, key=_time)

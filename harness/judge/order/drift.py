@@ -39,7 +39,7 @@ def drifts(history: History) -> list[str]:
     if 2 * max(map(_spread_ns, history.runs), default=0) < DRIFT_S * NS:
         return []
     for run in history.runs:
-        times = dict(zip(run.actors, run.times, strict=True))
+        times = dict(zip(run.done.actors, run.done.times, strict=True))
         ordered = sorted(times.values())
         for name, time_ns in times.items() if len(ordered) > 1 else ():
             middle = _median_of_others(ordered, time_ns)
@@ -60,7 +60,7 @@ def drifts(history: History) -> list[str]:
 
 
 def _spread_ns(run: StepRun) -> int:
-    return max(run.times, default=0) - min(run.times, default=0)
+    return max(run.done.times, default=0) - min(run.done.times, default=0)
 
 
 def _median_of_others(ordered: Sequence[int], own: int) -> int:

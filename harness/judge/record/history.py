@@ -15,7 +15,7 @@ from trainchaos.chaos.events.log import Event, Log
 
 NS = 1e9
 _T = TypeVar("_T")
-_SAID = (
+COMMITS = (
     "rank",
     "world",
     "samples",
@@ -26,7 +26,9 @@ _SAID = (
     "scheduler_step",
     "seconds",
 )
-_TAKEN = ("rank", "samples")
+"""What is asked of commits."""
+BATCHES = ("rank", "samples")
+"""What is asked of batch records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,30 @@ class Generation:
         return rank % self.shards
 
 
+class Lines:
+    """Events of one kind and step, and what each says, in the same order: ``actors``, ``times`` in
+    ns, and ``said``, by key.
+
+    A dozen checkers ask for that. Events are far apart in memory, so it is taken out of them once,
+    while the history is made of them.
+    """
+
+    def __init__(self, events: Sequence[Event], keys: Sequence[str]) -> None:
+        self.events = tuple(events)
+        self.actors = [event.actor for event in events]
+        self.times = [event.time_ns for event in events]
+        datas = [event.data for event in events]
+        # a command's reports lack some keys
+        known = [key for key in keys if not datas or key in datas[0]]
+        self.said: Mapping[str, list[Any]] = {
+            key: list(map(itemgetter(key), datas)) for key in known
+        }
+
+    def all_say(self, key: str, value: object) -> bool:
+        """Whether all have this value."""
+        return self.said[key].count(value) == len(self.events)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepRun:
     """One execution of one step. ``committed_ns``: when the job committed it, None if it never did.
@@ -103,46 +129,24 @@ class StepRun:
     end_ns: int
     committed_ns: int | None
     world: int
-    commits: tuple[Event, ...]
-    batches: tuple[Event, ...]
+    done: Lines
+    taken: Lines
     survives: bool
 
-    # A dozen checkers ask what all ranks said of a step. The events of a step are far apart in
-    # memory, so to look them up once is faster.
+    @property
+    def commits(self) -> tuple[Event, ...]:
+        """The commits, by rank."""
+        return self.done.events
 
-    @cached_property
-    def actors(self) -> list[str]:
-        """The writer of each commit."""
-        return [event.actor for event in self.commits]
-
-    @cached_property
-    def times(self) -> list[int]:
-        """The time of each commit."""
-        return [event.time_ns for event in self.commits]
-
-    @cached_property
-    def said(self) -> Mapping[str, Sequence[Any]]:
-        """Key -> its value in each commit."""
-        return _columns(self.commits, _SAID)
-
-    def all_say(self, name: str, value: object) -> bool:
-        """Whether all commits have this value."""
-        return self.said[name].count(value) == len(self.commits)
-
-    @cached_property
-    def batch_times(self) -> list[int]:
-        """The time of each batch record."""
-        return [event.time_ns for event in self.batches]
-
-    @cached_property
-    def taken(self) -> Mapping[str, Sequence[Any]]:
-        """Key -> its value in each batch record."""
-        return _columns(self.batches, _TAKEN)
+    @property
+    def batches(self) -> tuple[Event, ...]:
+        """The batch records, in time order."""
+        return self.taken.events
 
     @cached_property
     def data_s(self) -> float:
         """Mean seconds for which a rank waited for its batch."""
-        return fmean([float(seconds.get("data", 0.0)) for seconds in self.said["seconds"]])
+        return fmean([float(seconds.get("data", 0.0)) for seconds in self.done.said["seconds"]])
 
     @property
     def seconds(self) -> float:
@@ -152,20 +156,13 @@ class StepRun:
     @property
     def samples(self) -> list[int]:
         """Ids of the samples all members took, dead ones included."""
-        return [*chain.from_iterable(self.taken["samples"])]
+        return [*chain.from_iterable(self.taken.said["samples"])]
 
     @property
     def loss(self) -> float:
         """Global loss as the lowest committing rank logged it; NaN when it logged none."""
         value = self.commits[0].data["loss"]
         return float("nan") if value is None else float(value)
-
-
-def _columns(events: Sequence[Event], names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
-    """Name -> its value in each event, for names that they have: reports of a command lack some."""
-    datas = [event.data for event in events]
-    known = [name for name in names if not datas or name in datas[0]]
-    return {name: list(map(itemgetter(name), datas)) for name in known}
 
 
 @dataclass(frozen=True, kw_only=True)

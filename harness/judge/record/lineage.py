@@ -22,15 +22,23 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
-from operator import attrgetter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.log import Event, Kind, Log
-from trainchaos.harness.judge.record.history import Generation, History, RunInfo, StepRun
+from trainchaos.harness.judge.record.history import (
+    BATCHES,
+    COMMITS,
+    Generation,
+    History,
+    Lines,
+    RunInfo,
+    StepRun,
+)
 
-_time = attrgetter("time_ns")
+_BySteps = dict[int, dict[int, list[Event]]]
+"""Generation -> step -> events of it, in time order."""
 
 
 def history_of(log: Log) -> History:
@@ -98,28 +106,29 @@ def _members(log: Log) -> dict[int, tuple[str, ...]]:
 
 def _split_commits(
     log: Log, members: Mapping[int, tuple[str, ...]]
-) -> tuple[list[Event], tuple[Event, ...], tuple[Event, ...]]:
+) -> tuple[_BySteps, tuple[Event, ...], tuple[Event, ...]]:
     """(commits that count, commits of fenced generations or non-members, those of the first that
     may be fenced too).
     """
     starts = sorted((event.generation, event.time_ns) for event in log.of(Kind.GENERATION_STARTED))
     numbers = [number for number, _ in starts]
-    own: list[Event] = []
+    own: _BySteps = defaultdict(lambda: defaultdict(list))
     foreign: list[Event] = []
     unsure: list[Event] = []
     number, fence, inside, one_clock = None, None, frozenset[str](), log.clocks.one
+    mine: dict[int, list[Event]] = {}
     for event in log.of(Kind.STEP_COMMITTED):
         if event.generation != number:
             number = event.generation
             place = bisect.bisect_right(numbers, number)
             fence = starts[place][1] if place < len(starts) else None
-            inside = frozenset(members.get(number, ()))
+            inside, mine = frozenset(members.get(number, ())), own[number]
         stranger = event.actor not in inside
         bound = 0 if one_clock else log.clocks.bound_ns(event)
         if stranger or (fence is not None and event.time_ns - bound > fence):
             foreign.append(event)
             continue
-        own.append(event)
+        mine[event.step or 0].append(event)
         if (
             fence is not None
             and event.time_ns + bound > fence
@@ -145,15 +154,12 @@ def _known_before(log: Log, commit: Event, fence_ns: int) -> bool:
     return False
 
 
-def _generations(log: Log, commits: Iterable[Event]) -> tuple[Generation, ...]:
+def _generations(log: Log, commits: _BySteps) -> tuple[Generation, ...]:
     ready = {event.generation: event for event in log.of(Kind.GENERATION_READY)}
     grouped = {event.generation: event.time_ns for event in log.of(Kind.GROUP_FORMED)}
     stated = {event.generation: event.time_ns for event in log.of(Kind.STATE_READY)}
-    first_commit: dict[int, int] = {}
-    for event in commits:
-        step = event.step
-        if step is not None and step < first_commit.get(event.generation, step + 1):
-            first_commit[event.generation] = step
+    named = {number: _named(steps) for number, steps in commits.items()}
+    first_commit = {number: min(steps) for number, steps in named.items() if steps}
     started = sorted(log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation)
     made: list[Generation] = []
     for index, event in enumerate(started):
@@ -181,42 +187,46 @@ def _generations(log: Log, commits: Iterable[Event]) -> tuple[Generation, ...]:
     return tuple(made)
 
 
-def _step_runs(
-    log: Log, commits: Iterable[Event], generations: tuple[Generation, ...]
-) -> tuple[StepRun, ...]:
-    done: dict[tuple[int, int], list[Event]] = defaultdict(list)
-    taken: dict[tuple[int, int], list[Event]] = defaultdict(list)
-    for event in commits:
-        done[(event.generation, event.step or 0)].append(event)
+def _named(steps: Mapping[int, Iterable[Event]]) -> list[int]:
+    """The steps of which there are events; 0 only if they name it."""
+    return [step for step in steps if step or any(event.step == 0 for event in steps[0])]
+
+
+def _batches(log: Log) -> _BySteps:
+    found: _BySteps = defaultdict(lambda: defaultdict(list))
     for event in log.of(Kind.BATCH_TAKEN):
-        taken[(event.generation, event.step or 0)].append(event)
-    steps_of: dict[int, list[int]] = defaultdict(list)
-    for number, step in done:
-        steps_of[number].append(step)
+        found[event.generation][event.step or 0].append(event)
+    return found
+
+
+def _step_runs(
+    log: Log, commits: _BySteps, generations: tuple[Generation, ...]
+) -> tuple[StepRun, ...]:
+    taken = _batches(log)
     worked = [g for g in generations if g.resume_step is not None]
     resumed = {g.number: g.resume_step or 0 for g in worked}
-    surviving = owners(worked, [key for key in done if key[1] > resumed.get(key[0], 0)])
+    made = [(number, step) for number, steps in commits.items() for step in steps]
+    surviving = owners(worked, [key for key in made if key[1] > resumed.get(key[0], 0)])
     runs: list[StepRun] = []
     for position, generation in enumerate(worked):
-        members, after = frozenset(generation.members), resumed[generation.number]
-        steps = sorted(step for step in steps_of[generation.number] if step > after)
+        number, members = generation.number, frozenset(generation.members)
+        steps = sorted(step for step in commits[number] if step > resumed[number])
         following = worked[position + 1] if position + 1 < len(worked) else None
         cursor = generation.stated_ns or generation.ready_ns or generation.started_ns
         for step in steps:
-            key = (generation.number, step)
-            events = sorted(done[key], key=_rank)
-            end = max(map(_time, events))
-            committed = _job_commit(members, following, step, events, end)
+            done = Lines(sorted(commits[number][step], key=_rank), COMMITS)
+            end = max(done.times)
+            committed = _job_commit(members, following, step, done.actors, end)
             run = StepRun(
-                generation=generation.number,
+                generation=number,
                 step=step,
                 start_ns=min(cursor, end),
                 end_ns=end,
                 committed_ns=committed,
                 world=generation.world,
-                commits=tuple(events),
-                batches=tuple(taken.get(key, ())),
-                survives=surviving.get(step) == key[0] and committed is not None,
+                done=done,
+                taken=Lines(taken[number][step], BATCHES),
+                survives=surviving.get(step) == number and committed is not None,
             )
             runs.append(run)
             cursor = max(cursor, end)
@@ -241,10 +251,14 @@ def _rank(event: Event) -> Any:
 
 
 def _job_commit(
-    members: Set[str], following: Generation | None, step: int, commits: list[Event], end_ns: int
+    members: frozenset[str],
+    following: Generation | None,
+    step: int,
+    actors: Iterable[str],
+    end_ns: int,
 ) -> int | None:
-    """When the job committed a step that its last member committed at ``end_ns``."""
-    if members <= {event.actor for event in commits}:
+    """When the job committed a step that these committed, the last of them at ``end_ns``."""
+    if members.issubset(actors):
         return end_ns
     if following is not None and (following.resume_step or 0) >= step:
         return following.ready_ns or following.started_ns

@@ -24,7 +24,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind, Log
-from trainchaos.harness.judge.record.history import Generation, History, RunInfo, StepRun
+from trainchaos.harness.judge.record.history import (
+    BATCHES,
+    COMMITS,
+    Generation,
+    History,
+    Lines,
+    RunInfo,
+    StepRun,
+)
 from trainchaos.harness.judge.record.lineage import owners
 
 MOST_BETWEEN = 10_000
@@ -209,8 +217,8 @@ def _runs(
             end_ns=end,
             committed_ns=report.time_ns,
             world=g.world,
-            commits=(_commit(info, g, step, report),),
-            batches=(),
+            done=Lines([_commit(info, g, step, report)], COMMITS),
+            taken=Lines([], BATCHES),
             survives=surviving.get(step) == g.number,
         )
         for g in worked

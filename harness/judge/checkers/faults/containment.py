@@ -41,10 +41,10 @@ def nan_containment(evidence: Evidence) -> Finding:
     count = 0
     for run in evidence.history.runs:
         count += len(run.commits)
-        losses, norms = run.said["loss"], run.said["grad_norm"]
+        losses, norms = run.done.said["loss"], run.done.said["grad_norm"]
         if _all_finite(losses) and _all_finite(norms):
             continue
-        for rank, loss, norm in zip(run.said["rank"], losses, norms, strict=True):
+        for rank, loss, norm in zip(run.done.said["rank"], losses, norms, strict=True):
             for name, value in (("loss", loss), ("grad_norm", norm)):
                 missing = value is None and name == "loss"
                 if missing or (value is not None and not math.isfinite(float(value))):

@@ -182,7 +182,7 @@ def single_writer(evidence: Evidence) -> Finding:
                 f" {event.generation}"
             )
     for run in history.runs:
-        ranks = run.said["rank"]
+        ranks = run.done.said["rank"]
         if len(set(ranks)) < len(ranks):
             problems.append(
                 f"step {run.step} of generation {run.generation} was committed twice by one rank"

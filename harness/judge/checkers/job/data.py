@@ -159,7 +159,7 @@ def _hidden(evidence: Evidence, claimed: int) -> bool:
 
 def _counters(run: StepRun) -> list[str]:
     problems: list[str] = []
-    if run.all_say("optimizer_step", run.step) and run.all_say("scheduler_step", run.step):
+    if all(run.done.all_say(name, run.step) for name in ("optimizer_step", "scheduler_step")):
         return problems
     for event in run.commits:
         for name in ("optimizer_step", "scheduler_step"):
@@ -203,14 +203,14 @@ def _cut_off(evidence: Evidence, run: StepRun) -> bool:
 def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
     info, skips = evidence.history.info, skips_of(evidence.history, run.generation)
     due = len(_without(info, run.step, skips)) if skips else info.global_batch
-    taken = sum(map(len, run.taken["samples"]))
+    taken = sum(map(len, run.taken.said["samples"]))
     if taken < due:
         required = Counter(_without(info, run.step, skips))
         taken += witnessed(evidence.history, run, required).total()
     problems: list[str] = []
-    if taken == due and run.all_say("samples", taken):
+    if taken == due and run.done.all_say("samples", taken):
         return problems
-    for count in run.said["samples"]:
+    for count in run.done.said["samples"]:
         if count != taken and not _cut_off(evidence, run):
             problems.append(f"step {run.step} reduced {count} samples, the ranks took {taken}")
         elif count == taken != due and not (

@@ -181,7 +181,7 @@ def _learned_nothing(evidence: Evidence) -> Iterator[str]:
     spoilt = [e.injected.time_ns for e in evidence.measures.episodes if e.injected and e.corrupts]
     clean = [run for run in runs if run.end_ns < min(spoilt, default=2**63)]
     for run in clean:
-        norms = set(run.said["grad_norm"])
+        norms = set(run.done.said["grad_norm"])
         if norms & {None, 0.0}:
             yield (
                 f"step {run.step} was committed with gradient norm"
@@ -189,7 +189,7 @@ def _learned_nothing(evidence: Evidence) -> Iterator[str]:
             )
             break
     if len(clean) >= LEARNING_STEPS:
-        if all(rate == 0 for run in clean for rate in run.said["lr"]):
+        if all(rate == 0 for run in clean for rate in run.done.said["lr"]):
             yield f"the learning rate is zero in all of {len(clean)} steps"
         loss = repr(clean[0].loss)
         if all(repr(run.loss) == loss for run in clean):

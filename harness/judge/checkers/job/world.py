@@ -97,8 +97,8 @@ def _claimed(history: History, run: StepRun) -> list[str]:
     generation = history.generation(run.generation)
     if generation is None:
         return []
-    given = [generation.ranks.get(name, _NOBODY) for name in run.actors]
-    if run.said["rank"] == given and run.all_say("world", generation.world):
+    given = [generation.ranks.get(name, _NOBODY) for name in run.done.actors]
+    if run.done.said["rank"] == given and run.done.all_say("world", generation.world):
         return []
     return [problem for event in run.commits for problem in _wrong_rank(generation, event)]
 
@@ -145,7 +145,7 @@ def replica_equality(evidence: Evidence) -> Finding:
     problems = [
         f"step {run.step}: ranks disagree on the loss"
         for run in history.runs
-        if not _alike(run.said["loss"])
+        if not _alike(run.done.said["loss"])
     ]
     groups: dict[tuple[int, int, int], list[Event]] = defaultdict(list)
     for event in sound_digests(history):

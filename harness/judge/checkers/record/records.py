@@ -55,9 +55,9 @@ def _overdrawn(evidence: Evidence) -> list[str]:
         phases: dict[str, list[Any]] = defaultdict(list)
         last_ns: dict[str, int] = {}
         for run in runs:
-            for actor, seconds in zip(run.actors, run.said["seconds"], strict=True):
+            for actor, seconds in zip(run.done.actors, run.done.said["seconds"], strict=True):
                 phases[actor].append(seconds)
-            last_ns.update(zip(run.actors, run.times, strict=True))
+            last_ns.update(zip(run.done.actors, run.done.times, strict=True))
         for actor in generation.members:
             if actor not in phases:
                 continue

@@ -59,7 +59,7 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
     """
     from trainchaos.chaos.commands.shared import asked
     from trainchaos.harness.projection import projection
-    from trainchaos.harness.projection.compare import compare
+    from trainchaos.harness.projection.compared.compare import compare
     from trainchaos.harness.projection.observed import read_stored
     from trainchaos.reports.projection import page
 

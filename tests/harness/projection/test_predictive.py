@@ -13,9 +13,9 @@ import pytest
 
 from tests.harness.projection.test_project_compare import BASE, MTBF_S, STALL_S, STEP_S, cells
 from trainchaos.chaos.scenario.model import Cell
-from trainchaos.harness.projection.compare import job_of
+from trainchaos.harness.projection.compared.compare import job_of
+from trainchaos.harness.projection.compared.predictive import Predicted, Scatter, predict
 from trainchaos.harness.projection.observed import Arm, Group
-from trainchaos.harness.projection.predictive import Predicted, Scatter, predict
 
 REPEATS = 80
 

@@ -18,7 +18,7 @@ from trainchaos.chaos.loading.load import load
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.harness.judge.incident import Incident, PhaseSpan
 from trainchaos.harness.judge.results import ArmResult
-from trainchaos.harness.projection.compare import compare, job_of
+from trainchaos.harness.projection.compared.compare import compare, job_of
 from trainchaos.harness.projection.costs import PUBLISHED, alone
 from trainchaos.harness.projection.observed import Stored, groups
 from trainchaos.harness.projection.projection import project

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from trainchaos.chaos.errors import ScenarioError
+from trainchaos.harness.projection.compared.predictive import arms_known, predict, undisturbed
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, PUBLISHED
 from trainchaos.harness.projection.durations import Duration, t95
 from trainchaos.harness.projection.observed import (
@@ -23,7 +24,6 @@ from trainchaos.harness.projection.observed import (
     spread,
     unfinished,
 )
-from trainchaos.harness.projection.predictive import arms_known, predict, undisturbed
 from trainchaos.harness.projection.result import Compared
 from trainchaos.harness.projection.simulate import Job
 

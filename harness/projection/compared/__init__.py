@@ -1,0 +1,1 @@
+"""Stored runs beside the projections of their own jobs."""

@@ -126,8 +126,10 @@ def _forward(job: Job, stall_s: float, again: bool, missing: bool) -> Found:
         going = closed.working(0.0, stall_s, law.mean_s)
     else:
         going = closed.goodput(job.step_s, 0.0, 0.0, stall_s, law.mean_s)
-    # nodes in repair are Poisson, whatever the law of repair times, as each is repaired by itself
-    load = (1.0 - job.processes) * job.repair.mean_s / (law.mean_s + stall_s)
+    # nodes in repair are Poisson, whatever the law of repair times, as each is repaired by itself;
+    # while the job runs none of them is missing for the time of its own stall
+    away_s = max(0.0, job.repair.mean_s - stall_s)
+    load = (1.0 - job.processes) * away_s / (law.mean_s + stall_s)
     gone = closed.missing(job.spares or 0, load) * job.slowing * job.replica_nodes / job.nodes
     if gone > ALL_GONE:
         return None, "so many replicas are missing at once that the job stands still at times"

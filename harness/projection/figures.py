@@ -23,35 +23,13 @@ def one(part: Part, each: Callable[[float], None]) -> Projected:
     horizon_s = setting.days * DAY_S
     random = np.random.default_rng([setting.seed, gpus, *cost.strategy.encode()])
     played = simulate(job, horizon_s, setting.trials, random, each)
-    lost = _lost(setting, played)
     share = paid(setting, job)
-    # the mean recovery may be as much longer or shorter, with each failure
-    stalled = float(played.failures.mean()) * job.stall.mean_s / horizon_s / share
-    unsure = cost.unsure * stalled
-    goodput = _of(_useful(played, lost), 1.0).by(1.0 / share, unsure)
-    failures = _of(played.failures)
-    badput = {
-        name: _of(times_s / horizon_s, 1.0).by(1.0 / share, unsure if name == "stall" else 0.0)
-        for name, times_s in lost.items()
-    }
     hours = job.nodes * setting.gpus_per_node * share * horizon_s / 3600.0
-    figures = {
-        "goodput": goodput,
-        "failures": failures,
-        "ettr": goodput.by(share),
-        "again": _of(played.lost_s["rework"] / job.step_s),
-        "short": _of(_short_s(job, played) / job.step_s),
-        "lost_gpu_hours": goodput.less_than(1.0).by(hours),
-        "second_gpu_hours": _of(_second(setting, played)).by(hours / share),
-        **{f"badput.{name}": figure for name, figure in badput.items()},
-    }
+    figures = _figures(part, job, played, share, hours)
     spreads = {name: figure.spread for name, figure in figures.items()}
-    spreads["finish_days"] = _finish(setting.days, figures["ettr"].spread)
-    price = setting.price
-    if price is not None:
-        for name in ("lost", "second"):
-            figures[f"{name}_price"] = figures[f"{name}_gpu_hours"].by(price)
-            spreads[f"{name}_price"] = figures[f"{name}_price"].spread
+    spreads["finish_days"] = _finish(setting.days, spreads["ettr"])
+    goodput, failures, price = figures["goodput"], figures["failures"], setting.price
+    badput = {name: figures[f"badput.{name}"].mean for name in CLASSES}
     closed, why = formula(setting, job)
     ettr = figures["ettr"].mean
     sure = spreads.pop("goodput")
@@ -71,7 +49,7 @@ def one(part: Part, each: Callable[[float], None]) -> Projected:
         best=sure.most or 0.0,
         closed=closed,
         why=why,
-        badput={**{name: figure.mean for name, figure in badput.items()}, "spares": 1 - 1 / share},
+        badput={**badput, "spares": 1 - 1 / share},
         failures=failures.mean,
         ettr=ettr,
         finish_days=setting.days / ettr if ettr > 0 else None,
@@ -85,6 +63,36 @@ def one(part: Part, each: Callable[[float], None]) -> Projected:
         second_price=None if price is None else figures["second_price"].mean,
         spreads=spreads,
     )
+
+
+def _figures(
+    part: Part, job: Job, played: Outcome, share: float, hours: float
+) -> dict[str, _Figure]:
+    """All that trials differ in, by name. ``share``: nodes that are paid for, for each of the job;
+    ``hours``: GPU-hours that are.
+    """
+    setting = part.setting
+    lost = _lost(setting, played)
+    # the mean recovery may be as much longer or shorter, with each failure
+    stalled = float(played.failures.mean()) * job.stall.mean_s / played.horizon_s / share
+    unsure = part.cost.unsure * stalled
+    goodput = _of(_useful(played, lost), 1.0).by(1.0 / share, unsure)
+    found = {
+        "goodput": goodput,
+        "failures": _of(played.failures),
+        "ettr": goodput.by(share),
+        "again": _of(played.lost_s["rework"] / job.step_s),
+        "short": _of(_short_s(job, played) / job.step_s),
+        "lost_gpu_hours": goodput.less_than(1.0).by(hours),
+        "second_gpu_hours": _of(_second(setting, played)).by(hours / share),
+    }
+    for name, times_s in lost.items():
+        whole = _of(times_s / played.horizon_s, 1.0)
+        found[f"badput.{name}"] = whole.by(1.0 / share, unsure if name == "stall" else 0.0)
+    if setting.price is not None:
+        for name in ("lost", "second"):
+            found[f"{name}_price"] = found[f"{name}_gpu_hours"].by(setting.price)
+    return found
 
 
 @dataclass(frozen=True)

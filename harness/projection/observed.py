@@ -22,6 +22,8 @@ from trainchaos.harness.projection.arrivals import Law, Poisson, Weibull
 from trainchaos.harness.projection.costs import PUBLISHED, alone, stall_of
 from trainchaos.harness.projection.parallel import in_processes
 
+PLAYED = ("detection", "regroup", "restore", "recomputation", "degraded_world")
+"""Classes of badput that a projection plays: what failures cost while they are recovered from."""
 OUTSIDE = ("initialisation", "shutdown", "spare_idle")
 """Classes of badput before the first step, after the last, and of processes that stand by."""
 STALLED = ("detection", "regroup", "restore")
@@ -43,7 +45,8 @@ class Stored:
 class Arm:
     """One arm from its first step to its last. ``active_s``: that time; ``goodput``: the share of
     it that was useful; ``failures``: acts that landed; ``stalled_s``, ``degraded_s``: time from
-    failures until the job trained again, and lost because ranks were missing; ``step_s``: median.
+    failures until the job trained again, and lost because ranks were missing; ``step_s``: median;
+    ``clear``: the useful share of the time that no recovery took.
     """
 
     run: str
@@ -54,6 +57,7 @@ class Arm:
     stalled_s: float
     degraded_s: float
     step_s: float
+    clear: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +250,7 @@ def _arm(run: Stored, cell: Cell, arm: ArmResult, incidents: Sequence[Incident])
     inside = {name: s / share for name, s in arm.badput.items() if name not in OUTSIDE}
     useful_s = arm.useful_s / share
     active_s = useful_s + sum(inside.values())
+    clear_s = active_s - math.fsum(inside.get(name, 0.0) for name in PLAYED)
     return Arm(
         run=run.results.run_id,
         repeat=arm.repeat,
@@ -255,6 +260,7 @@ def _arm(run: Stored, cell: Cell, arm: ArmResult, incidents: Sequence[Incident])
         stalled_s=math.fsum(inside.get(name, 0.0) for name in STALLED),
         degraded_s=inside.get("degraded_world", 0.0),
         step_s=arm.step_time_median or 0.0,
+        clear=min(1.0, useful_s / clear_s) if clear_s > 0 else 0.0,
     )
 
 

@@ -113,17 +113,11 @@ def setting(
     from trainchaos.harness.projection.breakeven import LARGEST, SMALLEST, sizes
     from trainchaos.harness.projection.result import Definitions, Setting
 
+    _refuse_alone(choices)
     several = choices["several"]
     if of.trace and several == (1.0,):
         several = of.trace.several
     lemon_share, lemon_times = choices["lemons"] or (0.0, 1.0)
-    if choices["quarantine"] and not choices["lemons"]:
-        raise click.UsageError("--quarantine is of --lemons: say how many there are")
-    if not choices["slow_rate"]:
-        for option in ("slow_found", "slow_factor"):
-            if choices[option] is not None:
-                name = option.replace("_", "-")
-                raise click.UsageError(f"--{name} is of --slow-rate: say how often nodes are slow")
     processes = choices["process_share"]
     if processes is None:
         processes = of.preset.processes if of.preset and not of.trace else 0.0
@@ -167,6 +161,18 @@ def setting(
             missing=choices["missing"],
         ),
     )
+
+
+def _refuse_alone(choices: Choices) -> None:
+    """Options of what is not there."""
+    if choices["quarantine"] and not choices["lemons"]:
+        raise click.UsageError("--quarantine is of --lemons: say how many there are")
+    if choices["slow_rate"]:
+        return
+    for option in ("slow_found", "slow_factor"):
+        if choices[option] is not None:
+            name = option.replace("_", "-")
+            raise click.UsageError(f"--{name} is of --slow-rate: say how often nodes are slow")
 
 
 def _times(choices: Choices, runs: Sequence[Stored]) -> tuple[float, float, float]:

@@ -142,14 +142,15 @@ def _recoveries(
 
 
 def _slower(source: Group) -> list[float]:
-    """Logarithms of the speeds of arms with failures, by those of their control arms: by the
-    median steps, so that no recovery is in them.
+    """Logarithms of what arms with failures did of their time beside recoveries, by what their
+    control arms did: a replacement that starts takes processors from ranks that train, in some
+    steps much and in most of them nothing, so that medians of steps would not have it.
     """
-    ideals = {(arm.run, arm.repeat): arm.step_s for arm in source.controls if arm.step_s > 0}
+    usual = {(arm.run, arm.repeat): arm.clear for arm in source.controls if arm.clear > 0}
     return [
-        math.log(ideals[key] / arm.step_s)
+        math.log(arm.clear / usual[key])
         for arm in source.faulted
-        if arm.step_s > 0 and (key := (arm.run, arm.repeat)) in ideals
+        if arm.clear > 0 and (key := (arm.run, arm.repeat)) in usual
     ]
 
 

@@ -48,6 +48,7 @@ def lived(chance: random.Random, repeat: int, faster: float, longer: float | Non
         stalled_s=math.fsum(stalls),
         degraded_s=0.0,
         step_s=STEP_S / faster,
+        clear=BASE * faster,
     )
 
 
@@ -67,7 +68,7 @@ def lives(
         for n in range(arms)
     ]
     controls = [
-        replace(lived(chance, n, math.exp(min(0.1, chance.gauss(0, control))), None), step_s=STEP_S)
+        replace(lived(chance, n, math.exp(min(0.1, chance.gauss(0, control))), None), clear=BASE)
         for n in range(6)
     ]
     incidents = [one.stalled_s / one.failures for one in faulted for _ in range(one.failures)]
@@ -127,7 +128,7 @@ def test_a_mean_of_four_is_known_by_students_t() -> None:
 def test_an_arm_that_is_faster_than_its_control_earns_no_more() -> None:
     source = lives(random.Random(1), 3)
     same, faster = (
-        replace(source, faulted=tuple(replace(one, step_s=STEP_S * by) for one in source.faulted))
-        for by in (1.0, 0.5)
+        replace(source, faulted=tuple(replace(one, clear=clear) for one in source.faulted))
+        for clear in (BASE, 1.0)
     )
     assert predicted(faster, source) == predicted(same, source)

@@ -155,14 +155,28 @@ def test_all_time_is_in_one_class_with_all_kinds_of_nodes() -> None:
 
 def test_nodes_in_repair_are_those_of_failures_by_the_clock() -> None:
     """Failures come while the job runs, 300 s apart on average, and each is followed by a stall of
-    100 s: one each 400 s, so that of repairs of 40,000 s there are 100 at a time, of 1,000 nodes.
+    100 s: one each 400 s, so that of repairs of 40,000 s there are 100 at a time, of 1,000 nodes;
+    while the job runs, 99.75, as each is in repair during its own stall.
     """
     stall, repair = Duration(median_s=100.0), Duration(median_s=40_000.0)
     more: dict[str, Any] = {"rollback": False, "shrinks": True, "spares": 0, "save_s": 0.0}
     one = job(Poisson(300.0), nodes=1000, stall=stall, repair=repair, **more)
     going = 1.0 / (400.0 * math.expm1(1.0 / 300.0))  # a step of 1 s is lost with each failure
-    assert formula(one) == pytest.approx(going * (1 - 0.1), rel=1e-6)
+    assert formula(one) == pytest.approx(going * (1 - 0.09975), rel=1e-6)
     assert 1 - formula(one) / going == pytest.approx(_missing_of_a_loop(), abs=0.005)
+
+
+def test_a_node_that_is_in_repair_during_its_own_stall_slows_nobody_down_meanwhile() -> None:
+    """Where a stall is a twentieth of a repair that shows; no node is missing for less."""
+    more: dict[str, Any] = {"rollback": False, "shrinks": True, "spares": 0, "nodes": 20}
+    repair = Duration(median_s=400.0)
+    one = job(Poisson(300.0), stall=Duration(median_s=20.0), repair=repair, **more)
+    outcome = played(one, failures=2000)
+    assert same(outcome, formula(one))
+    error = outcome.goodput.std(ddof=1) / math.sqrt(TRIALS)
+    assert formula(one) * (20 / 320 / 20) > 4.5 * error, "the whole repair would be told from it"
+    short = job(Poisson(300.0), stall=Duration(median_s=500.0), repair=repair, **more)
+    assert same(played(short), formula(short)) and played(short).lost_s["reduced"].max() == 0
 
 
 def _missing_of_a_loop() -> float:

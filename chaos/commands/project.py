@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from trainchaos.chaos import columns, errors
 from trainchaos.chaos.commands.shared.options import FORMAT
@@ -41,8 +42,8 @@ HEAD = (
     "lost",
     "a second costs",
 )
-ASKS = ("gpus", "preset", "rate", "stalls", "trace", "strategies", "availability")
-"""Options without which a comparison stands alone."""
+OF_COMPARISONS = frozenset({"compare", "runs", "seed", "jobs", "into", "form", "quiet"})
+"""Options that a comparison uses. With any other one something is to be projected too."""
 TOLD_S = 10.0
 """Between two lines of progress where there is no terminal."""
 
@@ -71,8 +72,8 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
     with _progress(quiet, "judging --compare") as each:
         others = read_stored(choices["compare"], each, jobs)
     costs = asked.costs(choices, runs, mix)
-    setting = asked.setting(choices, failures, mix, runs)
-    if others and not any(choices[name] for name in ASKS):
+    setting = asked.setting(choices, failures, mix, runs, list(costs))
+    if others and not _asks_for_more():
         found = projection.nothing(setting)
     else:
         with _progress(quiet, "projecting") as each:
@@ -93,6 +94,16 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
             say(line)
         say(f"report  {into / page.NAME}")
     return errors.EXIT_PASS
+
+
+def _asks_for_more() -> bool:
+    """Whether an option was given that a comparison does not use."""
+    context = click.get_current_context()
+    return any(
+        context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        for name in context.params
+        if name not in OF_COMPARISONS
+    )
 
 
 def lines(found: Projection) -> list[str]:

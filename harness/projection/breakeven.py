@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
 from trainchaos.harness.projection.costs import RecoveryCost
@@ -29,10 +29,11 @@ def sizes(first: int, last: int) -> tuple[int, ...]:
     return tuple(1 << k for k in range((first - 1).bit_length(), last.bit_length()))
 
 
-def smallest(setting: Setting, strategies: Sequence[str]) -> int:
-    """GPUs of the smallest job that a curve has: a node, and as many as there are spares."""
-    nodes = max(1, setting.spares if SPARES in strategies else 1, setting.replica_nodes)
-    return max(SMALLEST, nodes * setting.gpus_per_node)
+def smallest(per_node: int, spares: int, copies: int, strategies: Collection[str]) -> int:
+    """GPUs of the smallest job that a curve has: as many nodes as there are spares, if any strategy
+    has them, and as hold a copy of the model (``copies``).
+    """
+    return max(SMALLEST, max(spares if SPARES in strategies else 1, copies) * per_node)
 
 
 def curve(setting: Setting, costs: Mapping[str, RecoveryCost]) -> tuple[list[Point], list[Part]]:
@@ -42,7 +43,8 @@ def curve(setting: Setting, costs: Mapping[str, RecoveryCost]) -> tuple[list[Poi
     found: list[Point] = []
     parts: list[Part] = []
     few = setting.model_copy(update={"trials": min(setting.trials, TRIALS)})
-    for gpus in sizes(smallest(setting, list(costs)), LARGEST):
+    least = smallest(setting.gpus_per_node, setting.spares, setting.replica_nodes, costs)
+    for gpus in sizes(least, LARGEST):
         if gpus in setting.gpus:
             continue
         for name, cost in costs.items():
@@ -84,6 +86,8 @@ def break_even(
     gpus = sorted({size for _, size in known})
     found = []
     for first, second in combinations(costs, 2):
+        if {costs[first].kind, costs[second].kind} == {"measured", "published"}:
+            continue  # of four processes here and thousands of GPUs there
         before: tuple[Point, Point] | None = None
         for size in gpus:
             pair = known.get((first, size)), known.get((second, size))
@@ -97,13 +101,19 @@ def break_even(
 
 
 def _row(row: Projected) -> Point:
-    """The formula, where there is one, has no error of chance."""
-    return Point(
-        strategy=row.strategy,
-        gpus=row.gpus,
-        goodput=row.goodput if row.closed is None else row.closed,
-        error=row.error if row.closed is None else 0.0,
-        by="simulation" if row.closed is None else "formula",
+    """The formula, where it holds, has no error of chance."""
+    if row.closed is None or row.differs:
+        goodput, error, by = row.goodput, row.error, "simulation"
+    else:
+        goodput, error, by = row.closed, 0.0, "formula"
+    return Point.model_validate(
+        {
+            "strategy": row.strategy,
+            "gpus": row.gpus,
+            "goodput": goodput,
+            "error": error,
+            "by": by,
+        }
     )
 
 
@@ -141,7 +151,8 @@ def _between(
                 break
             few, many = (middle, many) if apart > 0 else (few, middle)
         else:
-            return BreakEven(**said, gpus=many * setting.gpus_per_node, by="formula")
+            gpus = min(many * setting.gpus_per_node, high[0].gpus)
+            return BreakEven(**said, gpus=gpus, by="formula")
     ahead = low[0].goodput - low[1].goodput
     behind = high[0].goodput - high[1].goodput
     share = ahead / (ahead - behind)

@@ -8,6 +8,8 @@ downtime that cannot.
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,6 +19,7 @@ MOST_TERMS = 1 << 22
 NEGLIGIBLE = 1e-15
 HALVINGS = 60
 _SMALL = 1e-8  # of which the square is lost in rounding
+_LARGE = 1e200
 _CERTAIN = 700.0  # e to this is nearly the largest number: what takes so many M is never done
 
 
@@ -106,20 +109,38 @@ def erlang_b(servers: int, load: float) -> float:
 
 
 def spare_availability(spares: int, load: float) -> float:
-    """The probability that all nodes of a job are there, with ``spares`` beside them and ``load``
-    nodes in repair on average: 1 - ErlangB(k + 1, rho), whatever the law of repair times.
+    """The probability that all nodes of a job are there, which stops, and fails no more, where one
+    is missing; ``spares`` beside them, ``load`` nodes in repair on average:
+    1 - ErlangB(k + 1, rho), whatever the law of repair times.
     """
     return 1.0 - erlang_b(spares + 1, load)
 
 
-def spares_for(availability: float, load: float, most: int = 1 << 20) -> int:
-    """The fewest spares that give this availability. Raises ValueError beyond ``most``."""
-    blocked, k = 1.0, 0
-    while k <= most:
-        k += 1
-        blocked = load * blocked / (k + load * blocked)
-        if 1.0 - blocked >= availability:
-            return k - 1
+def spares_for(
+    availability: float, often: float, several: Sequence[float] = (1.0,), most: int = 1 << 20
+) -> int:
+    """The fewest spares with which all nodes of a job that goes on without some are there for this
+    share of the time: the least k with P(nodes in repair <= k) of at least as much.
+
+    ``often``: failures whose nodes are in repair, on average; ``several``: probabilities that one
+    takes 1, 2, ... nodes. Failures in repair are Poisson, whatever the law of repair times, so that
+    nodes are compound Poisson where those of a failure come back together; by Panjer's recursion,
+    f(k) = (often / k) SUM n p(n) f(k - n). Raises ValueError beyond ``most``.
+    """
+    # e^-often is too small a number for large jobs: f is of another scale, e^scale
+    scale, total, wanted = -often, 1.0, math.log(availability)
+    before = deque([1.0], maxlen=len(several))  # f(k - 1), f(k - 2), ...
+    for k in range(most + 1):
+        if k:
+            terms = zip(several, before, strict=False)
+            here = often / k * math.fsum(n * p * f for n, (p, f) in enumerate(terms, 1))
+            before.appendleft(here)
+            total += here
+        if total > _LARGE:
+            scale, total = scale + math.log(_LARGE), total / _LARGE
+            before = deque((f / _LARGE for f in before), maxlen=len(several))
+        if scale + math.log(total) >= wanted:
+            return k
     raise ValueError(f"more than {most} spares")
 
 

@@ -29,7 +29,9 @@ class RecoveryCost:
     ``rollback``: the work since the last checkpoint is done again; ``shrinks``: it goes on with the
     nodes that are left; ``kinds``: kind of fault -> what a recovery from it took, if measured.
     ``kind``: where the stall is from; of measured ones also their ``ranks`` (median), ``phases``
-    (name -> median, seconds) and ``redone`` (median of the steps done again).
+    (name -> median, seconds) and ``redone`` (median of the steps done again). ``plain``: without
+    causes that have times of their own, where this has some; ``known``: the share of the mean
+    recovery that is as in ``plain``.
     """
 
     strategy: str
@@ -44,35 +46,51 @@ class RecoveryCost:
     ranks: float | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
     redone: float | None = None
+    plain: RecoveryCost | None = None
+    known: float = 1.0
     source: str
 
     @property
     def unsure(self) -> float:
-        """Half the 95 % interval of the mean recovery, as a share of it: by Student's t over the
-        logarithms of what was measured. 0 where nothing was measured, or too little to know.
+        """Half the 95 % interval of the mean recovery, as a share of it: of a lognormal by Cox's
+        method (Zhou and Gao, "Confidence intervals for the log-normal mean", 1997) with Student's
+        t. 0 where nothing was measured, or too little to know.
         """
+        if self.plain is not None:
+            return self.known * self.plain.unsure
         if self.incidents < LEAST_INCIDENTS or not isinstance(self.stall, Duration):
             return 0.0
-        return math.expm1(t95(self.incidents - 1) * self.stall.sigma / math.sqrt(self.incidents))
+        variance, known = self.stall.sigma**2, self.incidents - 1
+        error = math.sqrt(variance / self.incidents + variance**2 / (2 * known))
+        return math.expm1(t95(known) * error)
 
     @property
     def said(self) -> Cost:
-        """For results, without what a mix of causes adds to it."""
-        if self.kind != "measured":
-            return Cost(kind=self.kind, source=self.source)
-        known = self.unsure > 0 or self.incidents >= LEAST_INCIDENTS
-        return Cost(
-            kind=self.kind,
-            source=self.source,
-            incidents=self.incidents,
-            ranks=self.ranks,
-            median_s=self.stall.median_s,
-            low_s=self.stall.mean_s / (1.0 + self.unsure) if known else None,
-            high_s=self.stall.mean_s * (1.0 + self.unsure) if known else None,
-            sigma=self.stall.sigma if known and isinstance(self.stall, Duration) else None,
-            phases=dict(self.phases),
-            redone=self.redone,
+        """For results; what was measured, without what a mix of causes makes of it."""
+        growth = (
+            f"; {self.per_doubling_s:.4g} s more with each doubling from {self.nodes:g} nodes on"
         )
+        found = Cost(
+            kind=self.kind,
+            source=f"{self.source}{growth if self.per_doubling_s else ''}",
+            nodes=self.nodes,
+            per_doubling_s=self.per_doubling_s,
+        )
+        if self.kind != "measured":
+            return found
+        plain = self.plain or self
+        known = plain.incidents >= LEAST_INCIDENTS
+        of = {
+            "incidents": plain.incidents,
+            "ranks": plain.ranks,
+            "median_s": plain.stall.median_s,
+            "low_s": plain.stall.mean_s / (1.0 + plain.unsure) if known else None,
+            "high_s": plain.stall.mean_s * (1.0 + plain.unsure) if known else None,
+            "sigma": plain.stall.sigma if known and isinstance(plain.stall, Duration) else None,
+            "phases": dict(plain.phases),
+            "redone": plain.redone,
+        }
+        return found.model_copy(update=of)
 
     def at(self, nodes: float) -> Lasting:
         """At a size: the law is a + b log2(nodes / measured nodes), never below what was measured.
@@ -90,7 +108,7 @@ _REQUEUE = RecoveryCost(
     nodes=256,
     per_doubling_s=(768.0 - 454.0) / 3,
     rollback=True,
-    source="ByteRobust, 2025: requeue at 2,048 GPUs, and its growth to 16,384",
+    source="ByteRobust, 2025: requeue at 2,048 GPUs",
 )
 _UPDATE = RecoveryCost(
     strategy="hot-spare",
@@ -98,7 +116,7 @@ _UPDATE = RecoveryCost(
     nodes=256,
     per_doubling_s=(65.0 - 46.0) / 3,
     shrinks=True,
-    source="ByteRobust, 2025: in-place update at 2,048 GPUs, and its growth to 16,384",
+    source="ByteRobust, 2025: in-place update at 2,048 GPUs",
 )
 _DROP = replace(
     _UPDATE,
@@ -240,9 +258,10 @@ def causes_of(given: Sequence[Cause], counts: Mapping[str, int]) -> list[Cause]:
     return [replace(one, share=share / total) for one, share in zip(given, shares, strict=True)]
 
 
-def by_cause(cost: RecoveryCost, causes: Sequence[Cause]) -> RecoveryCost:
+def by_cause(cost: RecoveryCost, causes: Sequence[Cause], *, grow: bool = False) -> RecoveryCost:
     """With each failure of one of these causes (of ``causes_of``), which all strategies have alike.
-    As it was where no cause has a time of its own.
+    As it was where no cause has a time of its own. ``grow``: times that are given grow with the
+    size as others do.
     """
     if all(one.stall_s is None and one.name not in cost.kinds for one in causes):
         return cost
@@ -253,7 +272,7 @@ def by_cause(cost: RecoveryCost, causes: Sequence[Cause]) -> RecoveryCost:
         share = one.share or 0.0
         takes, where = cost.kinds.get(one.name, own), "as all"
         if one.stall_s is not None:
-            takes, where = Duration(median_s=one.stall_s), "as given"
+            takes, where = Duration(median_s=one.stall_s, grows=grow), "as given"
         elif one.name in cost.kinds:
             where = "as measured"
         parts.append((share, takes))
@@ -262,7 +281,19 @@ def by_cause(cost: RecoveryCost, causes: Sequence[Cause]) -> RecoveryCost:
     rest = 1.0 - math.fsum(s for s, takes in parts if takes is not own)
     if rest > 0:
         said.append(f"{rest:.1%} all else {own.median_s:.4g} s")
-    return replace(cost, stall=Mixture(parts), source=f"{cost.source}; {'; '.join(said)}")
+    mixed = Mixture(parts)
+    known_s = math.fsum(
+        share * takes.mean_s
+        for one, (share, takes) in zip(causes, parts, strict=True)
+        if one.stall_s is None
+    )
+    return replace(
+        cost,
+        stall=mixed,
+        plain=cost,
+        known=known_s / mixed.mean_s if mixed.mean_s > 0 else 1.0,
+        source=f"{cost.source}; {'; '.join(said)}",
+    )
 
 
 def alone(incidents: Sequence[Incident]) -> list[Incident]:

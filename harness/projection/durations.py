@@ -14,46 +14,62 @@ HALVINGS = 60
 
 
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+_Z = 1.959964
 
 
 def t95(degrees: int) -> float:
-    """Student's t for two-sided 95 %, by degrees of freedom from 1 on; beyond 10 of them it is 2.0,
-    which is close enough.
+    """Student's t for two-sided 95 %, by degrees of freedom from 1 on: of a table up to 10, beyond
+    by its expansion from the normal distribution (Cornish and Fisher), which is right to 0.001.
     """
-    return _T95[degrees - 1] if degrees <= len(_T95) else 2.0
+    if degrees <= len(_T95):
+        return _T95[degrees - 1]
+    return (
+        _Z
+        + (_Z**3 + _Z) / (4 * degrees)
+        + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * degrees**2)
+        + (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / (384 * degrees**3)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """A time that varies: lognormal with this median, seconds, and the standard deviation of its
-    logarithm; 0: always the same. ``median_s`` 0: none.
+    """A time that varies. ``median_s``, seconds, of which ``least_s`` are always the same; the rest
+    is lognormal, with ``sigma`` the standard deviation of its logarithm; 0: it does not vary.
+    ``grows``: with the size of the job, else ``longer`` leaves it as it is. ``median_s`` 0: none.
     """
 
     median_s: float
     sigma: float = 0.0
+    least_s: float = 0.0
+    grows: bool = True
 
     @property
     def mean_s(self) -> float:
-        """median e^(sigma^2 / 2)."""
-        return self.median_s * math.exp(self.sigma**2 / 2)
+        """That of a lognormal is median e^(sigma^2 / 2)."""
+        return self.least_s + (self.median_s - self.least_s) * math.exp(self.sigma**2 / 2)
 
     def sample(self, random: np.random.Generator, count: int) -> Floats:
         """``count`` of them, seconds."""
-        if self.sigma == 0.0 or self.median_s == 0.0:
+        varies_s = self.median_s - self.least_s
+        if self.sigma == 0.0 or varies_s == 0.0:
             return np.full(count, self.median_s)
-        return self.median_s * np.exp(self.sigma * random.standard_normal(count))
+        return self.least_s + varies_s * np.exp(self.sigma * random.standard_normal(count))
 
     def longer(self, by_s: float) -> Duration:
-        """With a median that is so many seconds longer."""
-        return replace(self, median_s=self.median_s + by_s)
+        """Each so many seconds longer, the median and the mean alike."""
+        if not self.grows:
+            return self
+        return replace(self, median_s=self.median_s + by_s, least_s=self.least_s + by_s)
 
     def below(self, time_s: float) -> float:
         """The probability of a time up to this one."""
-        if self.sigma == 0.0 or self.median_s == 0.0:
+        varies_s = self.median_s - self.least_s
+        if self.sigma == 0.0 or varies_s == 0.0:
             return float(time_s >= self.median_s)
-        if time_s <= 0.0:
+        if time_s <= self.least_s:
             return 0.0
-        return 0.5 * math.erfc(-math.log(time_s / self.median_s) / self.sigma / math.sqrt(2.0))
+        longer = math.log((time_s - self.least_s) / varies_s)
+        return 0.5 * math.erfc(-longer / self.sigma / math.sqrt(2.0))
 
 
 @dataclass(frozen=True)

@@ -84,14 +84,13 @@ def _plain(job: Job, again: bool, missing: bool) -> Found:
 
 
 def _slowed(job: Job) -> tuple[float, float]:
-    """Speed while the job runs, and swaps a second of running. Slow nodes begin at a constant rate
-    r and last d: the number of them is Poisson (a queue M/D/inf), none with e^(-r d), and they are
-    found when the last has lasted d, r e^(-r d) times a second.
+    """Speed while the job runs, and swaps a second of running. It is fast for a mean time g, then
+    slow for d, again and again: one swap and g + d / factor of work in g + d.
     """
     if job.slow is None or job.slow.found_s is None:
         return 1.0, 0.0
-    none = math.exp(-job.slow.found_s / job.slow.mean_s)
-    return none + (1.0 - none) / job.slow.factor, none / job.slow.mean_s
+    fast_s, slow_s = job.slow.mean_s, job.slow.found_s
+    return (fast_s + slow_s / job.slow.factor) / (fast_s + slow_s), 1.0 / (fast_s + slow_s)
 
 
 def _rollback(job: Job, stall_s: float, again: bool) -> Found:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainchaos.harness.projection.arrivals import Floats
+from trainchaos.harness.projection.arrivals import Floats, Poisson
 from trainchaos.harness.projection.job import formula, job_of, often, paid
 from trainchaos.harness.projection.parallel import Part
 from trainchaos.harness.projection.presets import DAY_S
@@ -27,11 +27,11 @@ def one(part: Part, each: Callable[[float], None]) -> Projected:
     hours = job.nodes * setting.gpus_per_node * share * horizon_s / 3600.0
     figures = _figures(part, job, played, share, hours)
     spreads = {name: figure.spread for name, figure in figures.items()}
-    spreads["finish_days"] = _finish(setting.days, spreads["ettr"])
+    spreads["finish_days"] = _finish(setting.days, spreads.pop("kept"))
     goodput, failures, price = figures["goodput"], figures["failures"], setting.price
     badput = {name: figures[f"badput.{name}"].mean for name in CLASSES}
     closed, why = formula(setting, job)
-    ettr = figures["ettr"].mean
+    kept = figures["kept"].mean
     sure = spreads.pop("goodput")
     return Projected(
         strategy=cost.strategy,
@@ -51,8 +51,8 @@ def one(part: Part, each: Callable[[float], None]) -> Projected:
         why=why,
         badput={**badput, "spares": 1 - 1 / share},
         failures=failures.mean,
-        ettr=ettr,
-        finish_days=setting.days / ettr if ettr > 0 else None,
+        ettr=figures["ettr"].mean,
+        finish_days=setting.days / kept if kept > 0 else None,
         again=figures["again"].mean,
         short=figures["short"].mean,
         lost_gpu_hours=figures["lost_gpu_hours"].mean,
@@ -74,18 +74,23 @@ def _figures(
     setting = part.setting
     lost = _lost(setting, played)
     # the mean recovery may be as much longer or shorter, with each failure
-    stalled = float(played.failures.mean()) * job.stall.mean_s / played.horizon_s / share
+    stalls = float((played.failures + played.swaps).mean())
+    stalled = stalls * job.stall.mean_s / played.horizon_s / share
     unsure = part.cost.unsure * stalled
+    steps = played.horizon_s / job.step_s
     goodput = _of(_useful(played, lost), 1.0).by(1.0 / share, unsure)
     found = {
         "goodput": goodput,
         "failures": _of(played.failures),
         "ettr": goodput.by(share),
         "again": _of(played.lost_s["rework"] / job.step_s),
-        "short": _of(_short_s(job, played) / job.step_s),
+        "short": _of(_short_s(job, played) / job.step_s).by(1.0, unsure * share * steps),
+        "kept": _of(played.useful_s / (_busy(job) * played.horizon_s), 1.0).by(1.0, unsure * share),
         "lost_gpu_hours": goodput.less_than(1.0).by(hours),
-        "second_gpu_hours": _of(_second(setting, played)).by(hours / share),
     }
+    worth = _of(_second_of_each(played)).by(hours / share)
+    exact = _second(part, job, played) * hours
+    found["second_gpu_hours"] = worth.by(exact / worth.mean) if worth.mean > 0 else worth
     for name, times_s in lost.items():
         whole = _of(times_s / played.horizon_s, 1.0)
         found[f"badput.{name}"] = whole.by(1.0 / share, unsure if name == "stall" else 0.0)
@@ -98,7 +103,7 @@ def _figures(
 @dataclass(frozen=True)
 class _Figure:
     """Mean, its standard error, half of its 95 % interval, and 5 and 95 % of the trials. It can be
-    from 0 to ``top``.
+    from ``bottom`` to ``top``.
     """
 
     mean: float
@@ -107,6 +112,7 @@ class _Figure:
     least: float
     most: float
     top: float = math.inf
+    bottom: float = 0.0
 
     def by(self, factor: float, unsure: float = 0.0) -> _Figure:
         """So many times as much, with a mean that may then be off by ``unsure`` for other reasons
@@ -119,6 +125,7 @@ class _Figure:
             least=self.least * factor,
             most=self.most * factor,
             top=self.top * factor,
+            bottom=self.bottom * factor,
         )
 
     def less_than(self, total: float) -> _Figure:
@@ -129,14 +136,15 @@ class _Figure:
             half=self.half,
             least=total - self.most,
             most=total - self.least,
-            top=total,
+            top=total - self.bottom,
+            bottom=total - self.top,
         )
 
     @property
     def spread(self) -> Spread:
         """For results."""
         return Spread(
-            low=max(0.0, self.mean - self.half),
+            low=max(self.bottom, self.mean - self.half),
             high=min(self.top, self.mean + self.half),
             least=self.least,
             most=self.most,
@@ -169,43 +177,60 @@ def _useful(played: Outcome, lost: Mapping[str, Floats]) -> Floats:
     return np.asarray(1.0 - np.sum(list(lost.values()), axis=0) / played.horizon_s)
 
 
+def _busy(job: Job) -> float:
+    """Share of running time that is not saving."""
+    return job.segment_s / (job.segment_s + job.save_s)
+
+
 def _short_s(job: Job, played: Outcome) -> Floats:
     """Work that failures kept from being done: of what the days have room for beside saving."""
-    busy = job.segment_s / (job.segment_s + job.save_s)
-    return np.maximum(busy * played.horizon_s - played.useful_s, 0.0)
+    return np.maximum(_busy(job) * played.horizon_s - played.useful_s, 0.0)
 
 
-def _second(setting: Setting, played: Outcome) -> Floats:
-    """Share of the time of the job's nodes that a second less of each failure's detection makes
-    useful: as much time is free once for each failure, and is spent as the rest is. Derived from
-    goodput = c M / (M + D), so that -d/dD = goodput / (M + D), and failures / T = 1 / (M + D);
-    where failures come by the clock, they are 1 / M, and the time that is free has no fewer.
+def _second_of_each(played: Outcome) -> Floats:
+    """Of each trial, about what a second of each failure is worth; how much jobs differ in it."""
+    return played.useful_s * played.failures / played.horizon_s**2
+
+
+def _second(part: Part, job: Job, played: Outcome) -> float:
+    """Goodput that a second more of each failure's detection costs. By the formulas, where there
+    are any, between half a second less and half a second more; with failures by the clock at a
+    constant rate, failures that are due during a stall of D come as one at its end, so that goodput
+    is c A / (D + A) with A = M e^(-D / M), and its derivative -goodput (1 + D / M) / (D + A).
+    Else as if what is free were spent as the rest is: goodput by the time between failures.
     """
-    useful = _useful(played, _lost(setting, played))
-    worth = useful * played.failures / played.horizon_s
-    if setting.definitions.failures_while == "always":
-        going = 1.0 - played.lost_s["stall"] / played.horizon_s
-        return np.asarray(np.where(going > 0.0, worth / np.maximum(going, 1e-12), 0.0))
-    return np.asarray(worth)
+    setting, mean_s = part.setting, job.stall.mean_s
+    half_s = min(0.5, mean_s)
+    less, more = (
+        formula(setting, replace(job, stall=job.stall.longer(by_s)))[0] for by_s in (-half_s, 0.5)
+    )
+    if less is not None and more is not None:
+        return (less - more) / (half_s + 0.5)
+    useful = float(_useful(played, _lost(setting, played)).mean()) / paid(setting, job)
+    if job.wall and isinstance(job.between, Poisson):
+        ratio = mean_s / job.between.mean_s
+        after_s = job.between.mean_s * math.exp(-ratio)
+        return useful * (1.0 + ratio) / (mean_s + after_s)
+    return useful * float(played.failures.mean()) / played.horizon_s
 
 
 def _recovery_s(setting: Setting, job: Job, played: Outcome) -> float:
-    """Mean time that a failure takes."""
-    failures = float(played.failures.sum())
+    """Mean time that a failure takes. Swaps of slow nodes stall as failures do."""
+    failures, stalls = float(played.failures.sum()), float((played.failures + played.swaps).sum())
     if failures == 0.0:
         return job.stall.mean_s + job.restart_s
-    taken_s = played.lost_s["stall"].sum() + played.lost_s["restart"].sum()
+    taken_s = float(played.lost_s["restart"].sum())
     if setting.definitions.rework == "recovery":
-        taken_s += played.lost_s["rework"].sum()
-    return float(taken_s) / failures
+        taken_s += float(played.lost_s["rework"].sum())
+    return float(played.lost_s["stall"].sum()) / stalls + taken_s / failures
 
 
-def _finish(days: float, ettr: Spread) -> Spread:
-    """Days until as much is done as in ``days`` without a failure; the most for the least ETTR."""
+def _finish(days: float, kept: Spread) -> Spread:
+    """Days until as much is done as in ``days`` without a failure; ``kept``: that share of it."""
 
     def after(share: float | None) -> float | None:
         return days / share if share else None
 
     return Spread(
-        low=after(ettr.high), high=after(ettr.low), least=after(ettr.most), most=after(ettr.least)
+        low=after(kept.high), high=after(kept.low), least=after(kept.most), most=after(kept.least)
     )

@@ -40,11 +40,15 @@ def often(setting: Setting, nodes: int) -> float:
     return mtbf_s(setting.rate, nodes) / (1 + setting.lemon_share * (setting.lemon_times - 1))
 
 
+def taken(setting: Setting) -> float:
+    """Nodes that a failure takes on average, of those that take any."""
+    return math.fsum(n * share for n, share in enumerate(setting.several, 1))
+
+
 def in_repair(setting: Setting, nodes: int) -> float:
     """Nodes in repair on average, were the job to fail at all times: Little's law."""
     repair_s = Duration(median_s=setting.repair_s, sigma=setting.repair_sigma).mean_s
-    taken = math.fsum(n * share for n, share in enumerate(setting.several, 1))
-    return (1.0 - setting.processes) * taken * repair_s / often(setting, nodes)
+    return (1.0 - setting.processes) * taken(setting) * repair_s / often(setting, nodes)
 
 
 def job_of(setting: Setting, gpus: int, cost: RecoveryCost) -> Job:
@@ -52,6 +56,7 @@ def job_of(setting: Setting, gpus: int, cost: RecoveryCost) -> Job:
     nodes = nodes_of(setting, gpus)
     mean_s = often(setting, nodes)
     interval_s = setting.interval_s or _best_s(setting, cost, mean_s)
+    loaded = setting.loads_measured and cost.kind == "measured"
     spares = None if not cost.shrinks else setting.spares if cost.strategy == SPARES else 0
     return Job(
         nodes=nodes,
@@ -65,7 +70,7 @@ def job_of(setting: Setting, gpus: int, cost: RecoveryCost) -> Job:
         segment_s=interval_s,
         save_s=setting.save_s,
         step_s=setting.step_s,
-        restart_s=setting.load_s if cost.rollback else 0.0,
+        restart_s=setting.load_s if cost.rollback and not loaded else 0.0,
         stall=cost.at(nodes),
         spares=spares,
         repair=Duration(median_s=setting.repair_s, sigma=setting.repair_sigma),
@@ -90,14 +95,15 @@ def formula(setting: Setting, job: Job) -> Found:
 def bytes_of(part: Part) -> float:
     """Memory that the trials of a part take, estimated: for each trial the times drawn ahead (twice
     while they are drawn), when each node in repair is back (as many as on average and six standard
-    deviations more, of a Poisson number), and some arrays with an entry a trial.
+    deviations more, of a Poisson number of failures), and some arrays with an entry a trial.
     """
     setting = part.setting
     nodes = nodes_of(setting, part.gpus)
     rows = 0.0
     if part.cost.shrinks:
-        load = in_repair(setting, nodes)
-        rows = min(load + 6.0 * math.sqrt(load), setting.days * DAY_S / often(setting, nodes))
+        load, most = in_repair(setting, nodes), len(setting.several)
+        failures = setting.days * DAY_S / often(setting, nodes)
+        rows = min(load + 6.0 * math.sqrt(load * most), failures * most) + most
     return 8.0 * setting.trials * (2 * AHEAD + 2 * (rows + WIDER) + ARRAYS)
 
 

@@ -10,17 +10,20 @@ from trainchaos.harness.projection import closed
 from trainchaos.harness.projection.breakeven import break_even, curve, played
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, RecoveryCost
 from trainchaos.harness.projection.figures import one
-from trainchaos.harness.projection.job import SPARES, bytes_of, in_repair, nodes_of
+from trainchaos.harness.projection.job import SPARES, bytes_of, in_repair, nodes_of, taken
 from trainchaos.harness.projection.parallel import Part, play_all, refuse_memory
 from trainchaos.harness.projection.presets import Preset, rate_of
 from trainchaos.harness.projection.result import (
     GPUS_PER_NODE,
+    Definitions,
     Projection,
     Setting,
     SparesNeeded,
 )
 from trainchaos.harness.projection.simulate import TooManyEventsError
 
+FEW_GAPS = 30
+"""Between failures of a trace; from fewer their rate is known within a third at best."""
 FARTHER = 8.0
 """Times as many nodes as a cost was measured at, beyond which it is an extrapolation."""
 
@@ -65,9 +68,12 @@ def project(
 
 
 def nothing(setting: Setting) -> Projection:
-    """Of a setting that nothing is projected for: where only a comparison is asked for."""
+    """Of a setting that nothing is projected for: where only a comparison is asked for, which has
+    its own definitions.
+    """
+    own = Definitions(failures_while="always", spares_count=False)
     return Projection(
-        setting=setting.model_copy(update={"gpus": ()}),
+        setting=setting.model_copy(update={"gpus": (), "definitions": own}),
         failures_from="",
         costs={},
         cautions=[],
@@ -77,8 +83,8 @@ def nothing(setting: Setting) -> Projection:
 
 
 def spares_needed(setting: Setting) -> list[SparesNeeded]:
-    """For the availability of the setting, at each size; [] where none is asked for. A failure that
-    takes several nodes counts as so many, though Erlang's formula is of nodes that fail singly.
+    """For the availability of the setting, at each size; [] where none is asked for. Of a job that
+    never stalls, which has a little more failures than others.
     """
     if setting.availability is None:
         return []
@@ -88,7 +94,8 @@ def spares_needed(setting: Setting) -> list[SparesNeeded]:
         load = in_repair(setting, nodes)
         spares: int | None
         try:
-            spares = closed.spares_for(setting.availability, load)
+            often = load / taken(setting) if load else 0.0
+            spares = closed.spares_for(setting.availability, often, setting.several)
         except ValueError:
             spares = None
         found.append(SparesNeeded(gpus=gpus, nodes=nodes, load=load, spares=spares))
@@ -128,6 +135,11 @@ def _cautions(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
             f"fewer than {LEAST_INCIDENTS} incidents were measured of {', '.join(few)}: how much"
             " recoveries vary is not known, and the intervals are too narrow"
         )
+    if 0 < len(setting.gaps) < FEW_GAPS:
+        said.append(
+            f"the trace has {len(setting.gaps) + 1} failures: their rate, law and causes are hardly"
+            " known, which is not in the intervals"
+        )
     nodes = nodes_of(setting, max(setting.gpus))
     flat = [
         f"{name} at {one.ranks:g} ranks"
@@ -154,7 +166,14 @@ def _notes(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
     notes = [_definitions(setting, costs)]
     if setting.processes:
         notes.append(
-            f"{setting.processes:.3g} of the failures end processes only: no node is repaired"
+            f"{setting.processes:.3%} of the failures end processes only: no node is repaired"
+        )
+    beside = [n for n, one in costs.items() if one.kind == "measured" and one.rollback]
+    if beside and setting.load_s:
+        notes.append(
+            f"what was measured of {beside[0]} has its loading in it; none is added"
+            if setting.loads_measured
+            else f"loading takes {setting.load_s:g} s beside what was measured of {beside[0]}"
         )
     if setting.lemon_share:
         left = (
@@ -180,7 +199,7 @@ def _notes(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
 
 
 _WHILE = {
-    "running": "failures come while the job runs",
+    "running": "failures come while the job runs or loads a checkpoint",
     "always": "failures come at any time, also during recoveries",
 }
 _REWORK = {
@@ -189,7 +208,7 @@ _REWORK = {
     "useful": "work done again counts as useful",
 }
 _MISSING = {
-    "lost": "nodes that are missing make the rest as much less useful",
+    "lost": "the work of nodes that are missing is not useful",
     "useful": "a step counts in full whatever nodes are missing",
 }
 

@@ -8,6 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 2
 GPUS_PER_NODE = 8
+APART = 4.0
+"""Standard errors from which on the two engines differ: chance alone exceeds it once in 16,000."""
+MATTERS = 1e-3
+"""Goodput; a smaller difference between the engines changes no decision."""
 Z95 = 1.959964
 """Of the normal distribution, for two-sided 95 %."""
 
@@ -55,7 +59,8 @@ class Setting(Model):
     ``processes``: share of the failures that end processes only, after which no node is repaired;
     ``batch``: samples of a step, None: not said; ``checkpoint_bytes``, ``bandwidth``: size of a
     checkpoint and bytes a second of its storage, where ``save_s`` and ``load_s`` are from them;
-    ``causes``: name -> share of the failures.
+    ``causes``: name -> share of the failures; ``loads_measured``: loading is in the recoveries that
+    were measured, so that ``load_s`` is of others only.
     """
 
     gpus: tuple[int, ...]
@@ -88,6 +93,7 @@ class Setting(Model):
     checkpoint_bytes: int | None = Field(default=None, ge=0)
     bandwidth: float | None = Field(default=None, gt=0)
     causes: dict[str, float] = {}
+    loads_measured: bool = False
     definitions: Definitions = Definitions()
 
 
@@ -156,6 +162,15 @@ class Projected(Model):
             return None
         return abs(self.goodput - self.closed) / self.error if self.error > 0 else 0.0
 
+    @property
+    def differs(self) -> bool:
+        """Whether the engines differ by more than chance, and so much that it matters: the
+        formula's assumptions do not hold, and the simulation is to be taken.
+        """
+        if self.apart is None or self.closed is None:
+            return False
+        return self.apart > APART and abs(self.closed - self.goodput) > MATTERS
+
 
 class Point(Model):
     """Goodput of a strategy at a size that was not asked for, for its curve. ``by``: formula, or a
@@ -184,7 +199,8 @@ class BreakEven(Model):
 
 
 class Cost(Model):
-    """Where a strategy's recovery time is from: ``kind``, and ``source`` in words. Of measured
+    """Where a strategy's recovery time is from: ``kind``, and ``source`` in words; it is of
+    ``nodes`` nodes, and ``per_doubling_s`` longer with each doubling from there on. Of measured
     ones, seconds: ``incidents``, ``ranks`` (median), ``median_s``, ``sigma`` of the logarithms,
     ``low_s`` and ``high_s``, the 95 % interval of the mean (None where too few are known);
     ``phases``: median of each, without work done again; ``redone``: median of the steps that were.
@@ -192,6 +208,8 @@ class Cost(Model):
 
     kind: Literal["measured", "given", "published"]
     source: str
+    nodes: float = 1.0
+    per_doubling_s: float = 0.0
     incidents: int = 0
     ranks: float | None = None
     median_s: float | None = None
@@ -203,8 +221,8 @@ class Cost(Model):
 
 
 class SparesNeeded(Model):
-    """The fewest spares with which all nodes of a job are there for a share of the time, by
-    Erlang's formula; ``load``: nodes in repair on average. None: more than 2^20.
+    """The fewest spares with which all nodes of a job are there for a share of the time;
+    ``load``: nodes in repair on average. None: more than 2^20.
     """
 
     gpus: int

@@ -43,8 +43,8 @@ class Lemons:
 class Slow:
     """Nodes that do not fail but work slowly. ``mean_s``: running time between two of them, at a
     constant rate; ``factor``: so much longer the job takes while there is one, however many;
-    ``found_s``: running time until it is found, and swapped with a stall but without work done
-    again (all that are slow then, at once); None: it is never found.
+    ``found_s``: running time from the first of them until they are found, and all that are slow
+    then are swapped at once with a stall, but without work done again; None: never.
     """
 
     mean_s: float
@@ -386,14 +386,13 @@ class _SlowNodes:
         self._found_s = np.where(slow, self._found_s - run_s, 0.0)
         self._onset_s = self._onset_s - run_s
         begins = self._onset_s <= 0.0
-        found = slow & (self._found_s <= 0.0) & ~begins
+        found = slow & (self._found_s <= 0.0)
         if begins.any():
             after_s = np.inf if kind.found_s is None else kind.found_s
-            longer_s = np.maximum(self._found_s, after_s)
-            self._found_s = np.where(begins, longer_s, self._found_s)
+            self._found_s = np.where(begins & ~slow, after_s, self._found_s)
             drawn_s = self._random.exponential(kind.mean_s, len(begins))
             self._onset_s = np.where(begins, drawn_s, self._onset_s)
-            found |= begins & (self._found_s <= 0.0)
+            found |= begins & ~slow & (self._found_s <= 0.0)
         self._found_s = np.maximum(self._found_s, 0.0)
         self.swaps += found
         return found

@@ -31,6 +31,12 @@ def write(found: Projection, into: Path) -> None:
         ) from error
 
 
+def _spares(found: Projection) -> list[str]:
+    """The line of the largest size; a table has all."""
+    sizes = [one.gpus for one in found.spares]
+    return [spares_said(found)[sizes.index(max(sizes))]] if sizes else []
+
+
 def render(found: Projection) -> str:
     """The text of the page."""
     with drawing():
@@ -45,7 +51,7 @@ def render(found: Projection) -> str:
         "found": found,
         "days": f"{found.setting.days:g}",
         "headline": headline(found),
-        "findings": [*findings(found), *spares_said(found)[-1:]],
+        "findings": [*findings(found), *_spares(found)],
         **{name: Markup(plot) for name, plot in drawn.items()},
         "tables": tables.tables(found),
         "compared_head": tables.COMPARED,

@@ -62,9 +62,9 @@ def goodput(found: Projection) -> str:
 
 
 def seconds(found: Projection) -> str:
-    """What a second of detection costs at each size; empty at one size."""
+    """What a second of detection costs at each size; empty at one size or without a failure."""
     sizes = sorted(found.setting.gpus)
-    if len(sizes) < 2:
+    if len(sizes) < 2 or not any(row.second_gpu_hours > 0 for row in found.rows):
         return ""
     fig = figure(WIDE, HIGH)
     ax = axes(fig)

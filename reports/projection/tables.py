@@ -92,11 +92,11 @@ def _goodput(found: Projection) -> Table:
         ("formula", lambda row: DASH if row.closed is None else f"{row.closed:.4f}"),
         ("ETTR", lambda row: f"{row.ettr:.4f}"),
         ("days to finish", lambda row: _days(row.finish_days)),
-        ("5 to 95 % of jobs", lambda row: _range(row.spreads["finish_days"], _days)),
+        ("days, 5 to 95 % of jobs", lambda row: _range(row.spreads["finish_days"], _days)),
     ]
     note = (
         "ETTR: spares not in the denominator. Days to finish: what takes"
-        f" {found.setting.days:g} days without a failure."
+        f" {found.setting.days:g} days without a failure, whatever the definitions."
     )
     return _table(found, "rows", "Goodput", note, cells)
 
@@ -132,14 +132,14 @@ def _failures(found: Projection) -> Table:
 
     cells: list[tuple[str, Cell]] = [
         ("failures", lambda row: f"{row.failures:,.1f}"),
-        ("5 to 95 % of jobs", lambda row: _range(row.spreads["failures"], _count)),
+        ("failures, 5 to 95 % of jobs", lambda row: _range(row.spreads["failures"], _count)),
         ("MTBF", lambda row: span(row.mtbf_s)),
         ("checkpoint each", lambda row: span(row.interval_s)),
         ("a recovery", lambda row: span(row.stall_s)),
         ("all in all", lambda row: span(row.recovery_s)),
         (f"{unit} done again", lambda row: counted(row.again)),
         (f"{unit} lost", lambda row: counted(row.short)),
-        ("5 to 95 % of jobs", lambda row: _range(row.spreads["short"], counted)),
+        (f"{unit} lost, 5 to 95 % of jobs", lambda row: _range(row.spreads["short"], counted)),
     ]
     if found.spares:
         needed = {one.gpus: one for one in found.spares}
@@ -243,6 +243,7 @@ LABELS = {
     "checkpoint_bytes": "bytes of a checkpoint",
     "bandwidth": "bytes a second of its storage",
     "causes": "causes",
+    "loads_measured": "loading is in measured recoveries",
 }
 """Of a setting, for people; definitions stand in sentences, the gaps of a trace in results.json."""
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from trainchaos.harness.projection.result import BreakEven, Compared, Projected, Projection
 from trainchaos.reports.content.figures import percent
 
-APART = 4.0
-"""Standard errors from which on the page says that the two engines differ: chance alone exceeds it
-once in 16,000 rows.
-"""
 TIE = 1e-6
 """Goodput; strategies that are no further apart are alike."""
-MATTERS = 1e-3
-"""Goodput; a smaller difference between the engines changes no decision."""
+ERRORS = 3.0
+"""Standard errors of a difference up to which it may be chance."""
 
 
 def headline(found: Projection) -> str:
@@ -25,14 +22,24 @@ def headline(found: Projection) -> str:
     largest = max(found.setting.gpus)
     rows = sorted(_alike(found, largest), key=lambda row: -row.goodput)
     best, worst = rows[0], rows[-1]
+    if len(rows) > 1 and _alike_as(best, worst):
+        names = " and ".join(row.strategy for row in sorted(rows, key=lambda row: row.strategy))
+        return f"At {largest:,} GPUs {names} keep {_percent(best.goodput)} of the time alike"
     said = f"At {largest:,} GPUs {best.strategy} keeps {_percent(best.goodput)} of the time"
     if len(rows) == 1:
         return said
+    said = f"{said}, {worst.strategy} {_percent(worst.goodput)}"
     saved = worst.lost_gpu_hours - best.lost_gpu_hours
-    return (
-        f"{said}, {worst.strategy} {_percent(worst.goodput)}: {saved:,.0f} GPU-hours in"
-        f" {found.setting.days:g} days"
-    )
+    if saved <= 0:  # with more spares more is paid for
+        return said
+    return f"{said}: {saved:,.0f} GPU-hours in {found.setting.days:g} days"
+
+
+def _alike_as(one: Projected, other: Projected) -> bool:
+    """Whether two rows may differ by chance alone."""
+    if one.closed is not None and other.closed is not None:
+        return abs(one.closed - other.closed) <= TIE
+    return abs(one.goodput - other.goodput) <= ERRORS * math.hypot(one.error, other.error)
 
 
 def findings(found: Projection) -> list[str]:
@@ -103,14 +110,13 @@ def at(found: Projection, gpus: int) -> list[Projected]:
 def _changes(found: Projection) -> list[str]:
     """Break-even points of each pair, and a strategy that is ahead everywhere."""
     said = [
-        f"{named(found, one.above)} overtakes {named(found, one.below)} at"
-        f" {'' if one.by == 'formula' else 'about '}{one.gpus:,} GPUs"
-        f" ({_how(one)})."
+        f"{named(found, one.above)} overtakes {named(found, one.below)} at about {one.gpus:,} GPUs,"
+        f" {_how(one)}."
         for one in found.break_even
     ]
     sizes = sorted({row.gpus for row in found.rows} | {point.gpus for point in found.curve})
     first = _first(found)
-    if first and len(found.costs) > 1:
+    if first:
         between = f"from {sizes[0]:,} to {sizes[-1]:,} GPUs" if len(sizes) > 1 else "there"
         said.append(f"{named(found, first)} is ahead of the others {between}.")
     return said
@@ -118,8 +124,8 @@ def _changes(found: Projection) -> list[str]:
 
 def _how(one: BreakEven) -> str:
     if one.by == "formula":
-        return "by the formulas"
-    return f"simulated at {one.low:,} and {one.high:,}"
+        return "by the formulas and costs as they are"
+    return f"on the line between {one.low:,} and {one.high:,}"
 
 
 def _first(found: Projection) -> str | None:
@@ -129,7 +135,9 @@ def _first(found: Projection) -> str | None:
     here = {name for one in found.break_even for name in (one.below, one.above)}
     goodput = {(row.gpus, row.strategy): row.goodput for row in found.rows}
     goodput |= {(point.gpus, point.strategy): point.goodput for point in found.curve}
-    for name in found.costs:
+    names = [name for name in found.costs if named(found, name) == name]  # measured and published
+    goodput = {key: share for key, share in goodput.items() if key[1] in names}
+    for name in names if len(names) > 1 else []:
         others = [(gpus, other) for gpus, other in goodput if other != name]
         if name not in here and all(
             goodput.get((gpus, name), -1.0) > goodput[gpus, other] + TIE for gpus, other in others
@@ -143,12 +151,12 @@ def _seconds(found: Projection) -> list[str]:
     largest = max(found.setting.gpus)
     each = ", ".join(
         f"{row.second_gpu_hours:,.{0 if row.second_gpu_hours > 100 else 2}f} with {row.strategy}"
+        f" ({row.failures:,.0f} failures)"
         for row in at(found, largest)
     )
-    failures = max(row.failures for row in at(found, largest))
     return [
         f"Each second until a failure is detected costs, in GPU-hours in {found.setting.days:g}"
-        f" days at {largest:,} GPUs ({failures:,.0f} failures): {each}."
+        f" days at {largest:,} GPUs: {each}."
     ]
 
 
@@ -156,7 +164,7 @@ MOST_CAUSES = 5
 
 
 def _causes(found: Projection) -> list[str]:
-    """Failures a day of the most frequent causes, at the largest size."""
+    """Failures of the most frequent causes in a day of running, at the largest size."""
     shares = sorted(found.setting.causes.items(), key=lambda one: -one[1])
     if not shares:
         return []
@@ -165,7 +173,9 @@ def _causes(found: Projection) -> list[str]:
     said = ", ".join(f"{daily * share:.3g} {name}" for name, share in shares[:MOST_CAUSES])
     more = len(shares) - MOST_CAUSES
     rest = f", and of {more} other causes" if more > 0 else ""
-    return [f"Failures a day at {row.gpus:,} GPUs: {daily:.3g}, of them {said}{rest}."]
+    return [
+        f"Failures in a day of running at {row.gpus:,} GPUs: {daily:.3g}, of them {said}{rest}."
+    ]
 
 
 def _apart(found: Projection) -> Sequence[str]:
@@ -175,8 +185,7 @@ def _apart(found: Projection) -> Sequence[str]:
         f" {row.gpus:,} GPUs differ by {row.apart:.1f} standard errors: the formula's assumptions"
         " do not hold there; take the simulation."
         for row in found.rows
-        if row.apart is not None and row.closed is not None and row.apart > APART
-        if abs(row.closed - row.goodput) > MATTERS
+        if row.differs
     ]
 
 

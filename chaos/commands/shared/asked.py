@@ -31,8 +31,8 @@ class Failures:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Of causes; empty if unknown."""
-        if self.trace and self.trace.causes:
+        """Of causes; empty if unknown. Of a trace only its own, as its nodes are."""
+        if self.trace:
             return self.trace.causes
         return self.preset.counts if self.preset else {}
 
@@ -103,14 +103,18 @@ def costs(
         if missing := [name for name in wanted if name not in found]:
             raise click.UsageError(f"no costs of {missing[0]}: there are {', '.join(found)}")
         found = {name: one for name, one in found.items() if name in wanted}
-    return {name: by_cause(one, mix) for name, one in found.items()} if mix else found
+    grow = choices["growth"] is not None
+    return {name: by_cause(one, mix, grow=grow) for name, one in found.items()} if mix else found
 
 
 def setting(
-    choices: Choices, of: Failures, mix: Sequence[Cause], runs: Sequence[Stored]
+    choices: Choices,
+    of: Failures,
+    mix: Sequence[Cause],
+    runs: Sequence[Stored],
+    strategies: Sequence[str],
 ) -> Setting:
-    """Everything else. Raises UsageError where options do not go together."""
-    from trainchaos.harness.projection.breakeven import LARGEST, SMALLEST, sizes
+    """Everything else. Raises UsageError where options do not go together, or leave no size."""
     from trainchaos.harness.projection.result import Definitions, Setting
 
     _refuse_alone(choices)
@@ -119,12 +123,13 @@ def setting(
         several = of.trace.several
     lemon_share, lemon_times = choices["lemons"] or (0.0, 1.0)
     processes = choices["process_share"]
-    if processes is None:
-        processes = of.preset.processes if of.preset and not of.trace else 0.0
+    if processes is None:  # as the causes say that are in force
+        shares = [share for _, share, _ in choices["causes"] if share is not None]
+        counted = of.preset is not None and not of.trace and not shares
+        processes = of.preset.processes if of.preset and counted else 0.0
     step_s, save_s, load_s = _times(choices, runs)
-    least = max(choices["spares"], choices["replica_nodes"]) * choices["gpus_per_node"]
     return Setting(
-        gpus=tuple(dict.fromkeys(choices["gpus"])) or sizes(max(SMALLEST, least), LARGEST),
+        gpus=tuple(dict.fromkeys(choices["gpus"])) or _sizes(choices, strategies),
         gpus_per_node=choices["gpus_per_node"],
         rate=of.rate,
         days=choices["days"],
@@ -154,6 +159,7 @@ def setting(
         checkpoint_bytes=choices["checkpoint_size"],
         bandwidth=choices["bandwidth"],
         causes={one.name: one.share or 0.0 for one in mix},
+        loads_measured=choices["times_of_runs"] and choices["load"] is None,
         definitions=Definitions(
             failures_while=choices["failures_while"],
             spares_count=choices["spares_count"],
@@ -173,6 +179,20 @@ def _refuse_alone(choices: Choices) -> None:
         if choices[option] is not None:
             name = option.replace("_", "-")
             raise click.UsageError(f"--{name} is of --slow-rate: say how often nodes are slow")
+
+
+def _sizes(choices: Choices, strategies: Sequence[str]) -> tuple[int, ...]:
+    from trainchaos.harness.projection.breakeven import LARGEST, sizes, smallest
+
+    per_node = choices["gpus_per_node"]
+    least = smallest(per_node, choices["spares"], choices["replica_nodes"], strategies)
+    found = sizes(least, LARGEST)
+    if not found:
+        raise click.UsageError(
+            f"--spares {choices['spares']} and --replica-nodes {choices['replica_nodes']} need jobs"
+            f" of {least:,} GPUs and more, and sizes end at {LARGEST:,}: say --gpus"
+        )
+    return found
 
 
 def _times(choices: Choices, runs: Sequence[Stored]) -> tuple[float, float, float]:
@@ -195,7 +215,6 @@ def _times(choices: Choices, runs: Sequence[Stored]) -> tuple[float, float, floa
         if not runs:
             raise click.UsageError("--times-of-runs is of --runs: give some")
         step_s, save_s = steady(runs)
-        load_s = 0.0
     given = (choices["step"], choices["save"], choices["load"])
     step_s, save_s, load_s = (
         usual if one is None else one

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.say import say
 
-ANSWER_BY_CODE = frozenset({"run", "analyze", "report", "gate", "compare", "heal", "agent", "init"})
+ANSWER_BY_CODE = frozenset(
+    {"run", "analyze", "report", "gate", "compare", "heal", "agent", "init", "project"}
+)
 """Commands that write files or answer by exit code: they succeed even if their output is lost."""
 
 

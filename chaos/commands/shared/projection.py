@@ -21,6 +21,7 @@ from trainchaos.chaos.commands.shared.quantities import (
 PRESETS = ("low", "mid", "high", "llama3", "byterobust")
 SMALLEST, LARGEST = 8, 131_072
 MOST_GPUS = 10_000_000
+LEAST_RATE = 1e-6  # a failure of a thousand nodes in 2,700 years
 MOST_RATE = 1e4  # ten failures of each node a day
 
 
@@ -37,7 +38,7 @@ OPTIONS = (
     ),
     click.option(
         "--rate",
-        type=Finite(0, MOST_RATE, min_open=True),
+        type=Finite(LEAST_RATE, MOST_RATE),
         help="Instead: failures per 1,000 nodes and day.",
     ),
     click.option(

@@ -64,7 +64,8 @@ def test_where_a_spare_begins_to_pay_is_known_to_a_node() -> None:
     assert apart(found, costs, change.gpus) > 0 >= apart(found, costs, change.gpus - 8)
     said = words.findings(found)
     assert (
-        f"hot-spare overtakes checkpoint-restart at {change.gpus:,} GPUs (by the formulas)." in said
+        f"hot-spare overtakes checkpoint-restart at about {change.gpus:,} GPUs,"
+        " by the formulas and costs as they are." in said
     )
 
 
@@ -77,7 +78,9 @@ def test_without_a_formula_it_is_where_the_line_between_simulations_crosses() ->
         one for one in projected(**{"gpus": (64, 16_384)}).break_even if one.above == "hot-spare"
     )
     assert exact.gpus / 2 < change.gpus < exact.gpus * 2, "few recoveries are hit by a failure"
-    assert any("at about" in line and "simulated at" in line for line in words.findings(found))
+    assert any(
+        "at about" in line and "on the line between" in line for line in words.findings(found)
+    )
     assert {point.by for point in found.curve} == {"simulation"}
 
 

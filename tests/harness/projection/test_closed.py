@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections import deque
 
 import pytest
 
@@ -95,8 +97,65 @@ def test_where_recovery_is_a_large_share_the_linear_form_is_too_low() -> None:
 @pytest.mark.parametrize(("spares", "share"), [(4, 0.5331), (8, 0.8391)])
 def test_availability_with_spares(spares: int, share: float) -> None:
     assert closed.spare_availability(spares, 7.762) == pytest.approx(share, abs=5e-5)
-    assert closed.spares_for(share - 1e-4, 7.762) == spares
-    assert closed.spares_for(share + 1e-4, 7.762) == spares + 1
+
+
+@pytest.mark.parametrize("load", [0.3, 7.762, 40.0])
+def test_spares_of_a_job_that_goes_on_are_poisson(load: float) -> None:
+    """Which takes more of them than a job that stops, and fails no more."""
+    share, k = math.exp(-load), 0
+    while share < 0.99:
+        k += 1
+        share += math.exp(k * math.log(load) - load - math.lgamma(k + 1))
+    assert closed.spares_for(0.99, load) == k
+    assert closed.spare_availability(k, load) >= 0.99
+
+
+def test_spares_for_failures_that_take_several_nodes() -> None:
+    """Poisson in pairs; and half of them eight nodes, here by a plain sum over how many of each
+    kind are in repair. Of very many, the normal distribution.
+    """
+    assert closed.spares_for(0.99, 4.0, (0.0, 1.0)) == 2 * closed.spares_for(0.99, 4.0)
+
+    def poisson(mean: float, count: int) -> float:
+        return math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
+
+    several = (0.5, *([0.0] * 6), 0.5)
+    found = closed.spares_for(0.95, 3.0, several)
+    shares = {
+        k: sum(
+            poisson(1.5, a) * poisson(1.5, b)
+            for a in range(60)
+            for b in range(60)
+            if a + 8 * b <= k
+        )
+        for k in (found - 1, found)
+    }
+    assert shares[found - 1] < 0.95 <= shares[found]
+    many = closed.spares_for(0.99, 5000.0)
+    assert many == pytest.approx(5000 + 2.326 * math.sqrt(5000), abs=3)
+    assert closed.spares_for(0.5, 0.0) == 0
+
+
+def test_all_nodes_are_there_as_long_as_spares_say() -> None:
+    """A loop in which failures go on while nodes are missing, alone and several at once."""
+    chance = random.Random(5)
+    for several in ((1.0,), (0.8, 0.0, 0.2)):
+        spares = closed.spares_for(0.9, 4.0, several)
+        now_s, back, there_s = 0.0, deque[tuple[float, int]](), 0.0
+        while now_s < 40_000.0:
+            until_s = now_s + chance.expovariate(1.0)
+            while now_s < until_s:
+                upto_s = min(until_s, back[0][0]) if back else until_s
+                if sum(nodes for _, nodes in back) <= spares:
+                    there_s += upto_s - now_s
+                now_s = upto_s
+                if back and back[0][0] <= now_s:
+                    back.popleft()
+            taken = chance.choices(range(1, len(several) + 1), several)[0]
+            back.append((now_s + 4.0, taken))
+        share = there_s / now_s
+        less = closed.spares_for(share - 0.01, 4.0, several)
+        assert less <= spares <= closed.spares_for(share + 0.01, 4.0, several)
 
 
 def test_more_spares_than_may_be_are_refused() -> None:

@@ -21,7 +21,7 @@ from trainchaos.harness.projection import simulate
 from trainchaos.harness.projection.costs import PUBLISHED, measured
 from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.projection import project
-from trainchaos.harness.projection.result import Z95, Projection, Setting
+from trainchaos.harness.projection.result import APART, Z95, Projection, Setting
 from trainchaos.reports.projection import page, words
 
 SMALL = ("--trials", "20", "--days", "3", "--gpus", "64", "--gpus", "4096", "-q")
@@ -58,7 +58,7 @@ def test_a_projection_is_printed_written_and_says_what_it_rests_on(
         assert row.low <= row.goodput <= row.high and row.worst <= row.best
         assert row.goodput + sum(row.badput.values()) == pytest.approx(1.0)
         assert row.price == pytest.approx(2.5 * row.gpu_hours)
-        assert row.apart is not None and row.apart < words.APART
+        assert row.apart is not None and row.apart < APART
         assert f"{row.goodput:.4f}" in said
     text = (tmp_path / "projection/report.html").read_text()
     read = Page(text)
@@ -136,6 +136,7 @@ def test_free_spares_raise_goodput_by_their_share(chaos: Say) -> None:
         (("--batch", "0"), "--batch"),
         (("--rework", "never"), "--rework"),
         (("--missing", "maybe"), "--missing"),
+        (("--rate", "1e-305"), "--rate"),
         (("--runs", "nowhere"), "nowhere"),
         *(
             ((option, value), f"'{option}'")
@@ -293,7 +294,7 @@ def test_an_interval_has_in_it_what_is_not_known_of_the_mean_recovery() -> None:
     )
     assert exact.high - exact.goodput == pytest.approx(Z95 * exact.error)
     # 2.776: Student's t of 4 degrees of freedom
-    share = math.expm1(2.776 * 0.4 / math.sqrt(5))
+    share = math.expm1(2.776 * math.sqrt(0.4**2 / 5 + 0.4**4 / 8))
     stalled = row.failures * stall.mean_s / (30 * 86_400) / (1 + 2 / 512)
     assert row.high - row.goodput == pytest.approx(
         math.hypot(Z95 * row.error, share * stalled), rel=1e-6
@@ -331,6 +332,25 @@ def test_more_spares_than_nodes_are_refused_and_sizes_begin_where_there_are_enou
     options = ("--replica-nodes", "9000", *options[2:])
     code, said, _ = chaos(*options)
     assert code == 0 and {row["gpus"] for row in json.loads(said)["rows"]} == {131_072}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--spares", "20000"),
+        ("--replica-nodes", "20000"),
+        ("--gpus-per-node", "1024", "--spares", "200"),
+    ],
+)
+def test_where_no_size_is_large_enough_that_is_said(chaos: Say, options: tuple[str, ...]) -> None:
+    code, _, error = chaos(*options, "-q")
+    assert code == 2 and "GPUs and more, and sizes end at 131,072: say --gpus" in error
+
+
+def test_spares_are_of_hot_spare_alone(chaos: Say) -> None:
+    some = ("--trials", "2", "--days", "0.01", "-q", "--format", "json", "--spares", "17000")
+    code, said, _ = chaos(*some, "--strategy", "drop-replica")
+    assert code == 0 and len(json.loads(said)["rows"]) == 15
 
 
 def test_few_incidents_are_said_in_the_first_line(tmp_path: Path) -> None:

@@ -155,8 +155,10 @@ def test_causes_take_their_own_time_the_measured_or_the_usual(tmp_path: Path) ->
     for said in ("25.0% rank-hang", "as measured", "50.0% net 9 s, as given", "25.0% all else"):
         assert said in mixed.source
     assert mixed.at(1024.0) == mixed.stall
-    grown = by_cause(PUBLISHED["hot-spare"], [Cause(name="net", share=1.0, stall_s=9.0)])
-    assert grown.at(512).mean_s == pytest.approx(9.0 + 19 / 3)
+    given = [Cause(name="net", share=1.0, stall_s=9.0)]
+    spare = PUBLISHED["hot-spare"]
+    assert by_cause(spare, given).at(512).mean_s == 9.0, "the published growth is not of this time"
+    assert by_cause(spare, given, grow=True).at(512).mean_s == pytest.approx(9.0 + 19 / 3)
     plain = by_cause(cost, [Cause(name="net", share=1.0)])
     assert plain == cost, "no cause has a time of its own"
 
@@ -176,25 +178,29 @@ def test_a_preset_counts_causes_and_a_time_can_be_given_to_one(chaos: Say, tmp_p
     mixed = by_cause(PUBLISHED["hot-spare"], causes_of(named, PRESETS["llama3"].counts))
     assert mixed.stall.mean_s == pytest.approx((148 * 1800.0 + 271 * 46.0) / 419)
     page = (tmp_path / "projection/report.html").read_text()
-    assert "Failures a day at 4,096 GPUs: 1.94, of them 0.685 faulty GPU" in page
+    assert "Failures in a day of running at 4,096 GPUs: 1.94, of them 0.685 faulty GPU" in page
+    other = json.loads(chaos(*SMALL, *more, "--preset", "llama3", "--cause", "a=1:6m")[1])
+    assert other["setting"]["processes"] == 0.0, "the causes that are given say nothing of it"
     write(tmp_path, CSV)
     trace = json.loads(chaos(*SMALL, *more, "--trace", "seen.csv", "--cause", "gpu=:9s")[1])
     assert trace["setting"]["causes"] == pytest.approx({"gpu": 2 / 3, "net": 1 / 3})
     assert trace["setting"]["processes"] == 0.0, "its nodes were counted"
+    assert "the trace has 4 failures: their rate" in trace["cautions"][0]
+    write(tmp_path, "time\n0\n1h\n7200\n", "plain.csv")
+    plain = json.loads(chaos(*SMALL, *more, "--trace", "plain.csv", "--preset", "llama3")[1])
+    assert plain["setting"]["causes"] == {}, "whose nodes are not those of the preset's causes"
     given = json.loads(chaos(*SMALL, *more, "--cause", "a=1", "--process-share", "0.5")[1])
     assert given["setting"]["processes"] == 0.5
     with pytest.raises(ScenarioError, match="NAME=SHARE:DURATION"):
         causes_of([Cause(name="a", share=None, stall_s=1.0)], {})
 
 
-def test_spares_for_an_availability_are_what_erlang_says(chaos: Say, tmp_path: Path) -> None:
+def test_spares_for_an_availability_are_said_for_each_size(chaos: Say, tmp_path: Path) -> None:
     _, said, _ = chaos(*SMALL, "--availability", "0.99")
     (small, large) = json.loads((tmp_path / "projection/results.json").read_text())["spares"]
     for one in (small, large):
         assert one["load"] == pytest.approx(one["nodes"] * 3.7886 / 1000 / 6, rel=1e-3)
-        assert closed.spare_availability(one["spares"], one["load"]) >= 0.99
-        if one["spares"]:
-            assert closed.spare_availability(one["spares"] - 1, one["load"]) < 0.99
+        assert closed.spares_for(0.99, one["load"]) == one["spares"]
         assert f"{one['gpus']:,} GPUs: spare nodes that keep all {one['nodes']:,} nodes" in said
         assert f"of the time: {one['spares']} (" in said.replace("\n", " ")
     page = (tmp_path / "projection/report.html").read_text()
@@ -202,7 +208,7 @@ def test_spares_for_an_availability_are_what_erlang_says(chaos: Say, tmp_path: P
     doubled = Setting(gpus=(4096,), rate=3.7886, several=(0.0, 1.0), availability=0.99)
     (more,) = projection.spares_needed(doubled)
     assert more.load == pytest.approx(2 * large["load"], rel=1e-3)
-    assert more.spares is not None and more.spares > large["spares"]
+    assert more.spares == 2 * closed.spares_for(0.99, more.load / 2), "they go in pairs"
     (never,) = projection.spares_needed(doubled.model_copy(update={"repair_s": 1e12}))
     assert never.spares is None
 
@@ -277,8 +283,9 @@ def test_the_estimate_of_memory_is_not_below_what_is_taken() -> None:
     import tracemalloc
 
     setting = Setting(gpus=(16_384,), rate=6.5, days=2, trials=2000, repair_s=40_000.0)
-    for cost in PUBLISHED.values():
-        part = parallel.Part(setting, 16_384, cost)
+    for cost, many in ((c, m) for c in PUBLISHED.values() for m in (False, True)):
+        some = {"several": (0.0,) * 31 + (1.0,), "trials": 500} if many else {}
+        part = parallel.Part(setting.model_copy(update=some), 16_384, cost)
         tracemalloc.start()
         figures.one(part, lambda share: None)
         _, most = tracemalloc.get_traced_memory()

@@ -17,6 +17,8 @@ from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.judge.results import ArmResult
 from trainchaos.harness.projection import observed
 from trainchaos.harness.projection.observed import Stored, steady
+from trainchaos.harness.projection.result import Projection
+from trainchaos.reports.projection import words
 
 __all__ = ["chaos", "stored"]  # the fixtures
 
@@ -32,6 +34,13 @@ def only(run: Stored, strategy: str) -> Stored:
         results=run.results.model_copy(update={"faults": faults}),
         resolved=run.resolved,
     )
+
+
+def words_of(found: Any) -> list[str]:
+    """The findings of what was stored."""
+    changes = ("overtakes", "is ahead of")
+    lines = words.findings(Projection.model_validate(found))
+    return [line for line in lines if any(text in line for text in changes)]
 
 
 def give(monkeypatch: pytest.MonkeyPatch, *given: Sequence[Stored]) -> None:
@@ -83,6 +92,7 @@ def test_strategies_that_the_runs_lack_are_published_and_marked(
     assert "must not be compared with what was measured of hot-spare" in said
     found = json.loads((tmp_path / "projection/results.json").read_text())
     kinds = {name: cost["kind"] for name, cost in found["costs"].items()}
+    assert not any("published" in line for line in words_of(found)), "nor do the findings"
     assert kinds == {
         "checkpoint-restart": "published",
         "hot-spare": "measured",
@@ -106,7 +116,14 @@ def test_step_and_save_are_those_of_the_control_arms(
     step_s, _ = steady(run)
     controls = [one for one in run[0].results.arms if one.arm == "control"]
     assert min(one.step_time_median or 0 for one in controls) <= step_s <= 0.2
-    assert code == 0 and (said["step_s"], said["save_s"], said["load_s"]) == (step_s, 0.002, 0.0)
+    assert code == 0 and (said["step_s"], said["save_s"], said["load_s"]) == (step_s, 0.002, 120.0)
+    assert said["loads_measured"], "of published costs it is still 120 s"
+    found = json.loads((tmp_path / "projection/results.json").read_text())
+    restart = next(row for row in found["rows"] if row["strategy"] == "checkpoint-restart")
+    assert restart["badput"]["restart"] == 0.0
+    assert "checkpoint-restart has its loading in it; none is added" in " ".join(found["notes"])
+    _, text, _ = chaos(*LARGE, "--runs", stored["kill-one-rank"])
+    assert "loading takes 120 s beside what was measured of checkpoint-restart" in text
 
 
 def saving(run: Stored, seconds: float, **more: Any) -> Stored:

@@ -169,7 +169,7 @@ def test_a_second_costs_what_the_formulas_lose_for_one(strategy: str) -> None:
 
 def test_failures_by_the_clock_that_come_during_a_stall_come_as_one() -> None:
     """So that a second costs more than as much of all time does, and less than as much of the time
-    in which the job runs; against two simulations, where a stall is nearly the time between failures.
+    in which the job runs; against two simulations, with stalls of 0.8 times between failures.
     """
     clock = Definitions(failures_while="always")
     said = setting(gpus=(65_536,), trials=1500, days=3, save_s=0.0, definitions=clock)

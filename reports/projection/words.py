@@ -20,9 +20,9 @@ def headline(found: Projection) -> str:
         inside = sum(one.inside for one in found.compared)
         return f"{inside} of {len(found.compared)} jobs were where they are projected to be"
     largest = max(found.setting.gpus)
-    rows = sorted(_alike(found, largest), key=lambda row: -row.goodput)
+    rows = sorted(_comparable(found, largest), key=lambda row: -row.goodput)
     best, worst = rows[0], rows[-1]
-    if len(rows) > 1 and _alike_as(best, worst):
+    if len(rows) > 1 and _by_chance(best, worst):
         names = " and ".join(row.strategy for row in sorted(rows, key=lambda row: row.strategy))
         return f"At {largest:,} GPUs {names} keep {_percent(best.goodput)} of the time alike"
     said = f"At {largest:,} GPUs {best.strategy} keeps {_percent(best.goodput)} of the time"
@@ -35,7 +35,7 @@ def headline(found: Projection) -> str:
     return f"{said}: {saved:,.0f} GPU-hours in {found.setting.days:g} days"
 
 
-def _alike_as(one: Projected, other: Projected) -> bool:
+def _by_chance(one: Projected, other: Projected) -> bool:
     """Whether two rows may differ by chance alone."""
     if one.closed is not None and other.closed is not None:
         return abs(one.closed - other.closed) <= TIE
@@ -66,7 +66,7 @@ def _measured(found: Projection) -> bool:
     return any(cost.kind == "measured" for cost in found.costs.values())
 
 
-def _alike(found: Projection, gpus: int) -> list[Projected]:
+def _comparable(found: Projection, gpus: int) -> list[Projected]:
     """Rows of a size that can be compared: where recoveries were measured, not published ones."""
     rows = at(found, gpus)
     if not _measured(found):

@@ -9,12 +9,12 @@ import pytest
 
 from tests.harness.projection.test_project_cli import SMALL, Say, chaos
 from trainchaos.harness.projection import breakeven
-from trainchaos.harness.projection.breakeven import curve, sizes
+from trainchaos.harness.projection.breakeven import break_even, curve, sizes
 from trainchaos.harness.projection.costs import PUBLISHED, RecoveryCost
 from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.job import formula, job_of
 from trainchaos.harness.projection.projection import project
-from trainchaos.harness.projection.result import Definitions, Projection, Setting
+from trainchaos.harness.projection.result import Definitions, Point, Projection, Setting
 from trainchaos.reports.projection import page, words
 
 __all__ = ["chaos"]  # the fixture
@@ -121,3 +121,24 @@ def test_break_even_is_in_what_is_stored(chaos: Say) -> None:
     found = Projection.model_validate_json(said)
     assert code == 0 and found.break_even == sorted(found.break_even, key=lambda one: one.gpus)
     assert {one.gpus for one in found.rows} == {64, 4096} and len(found.curve) == 12 * 3
+
+
+def test_between_two_simulations_a_line_over_the_logarithm_of_gpus_is_taken() -> None:
+    """0.1 ahead at 1,024 and 0.3 behind at 4,096: a quarter of two doublings. Half as sure it is
+    nowhere.
+    """
+
+    def points(error: float) -> list[Point]:
+        shares = {"hot-spare": (0.8, 0.8), "drop-replica": (0.9, 0.5)}
+        return [
+            Point(strategy=name, gpus=gpus, goodput=share, error=error, by="simulation")
+            for name, both in shares.items()
+            for gpus, share in zip((1024, 4096), both, strict=True)
+        ]
+
+    setting = Setting(gpus=(64,), rate=6.5)
+    costs = {name: flat(name, 60.0) for name in ("hot-spare", "drop-replica")}
+    (found,) = break_even(setting, costs, [], points(0.02))
+    assert (found.below, found.above) == ("drop-replica", "hot-spare")
+    assert found.gpus == round(1024 * 2**0.5) and (found.low, found.high) == (1024, 4096)
+    assert break_even(setting, costs, [], points(0.04)) == []

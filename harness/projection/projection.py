@@ -166,7 +166,8 @@ def _notes(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
     notes = [_definitions(setting, costs)]
     if setting.processes:
         notes.append(
-            f"{100 * setting.processes:.3g} % of the failures end processes only: no node is repaired"
+            f"{100 * setting.processes:.3g} % of the failures end processes only, and no node is"
+            " repaired"
         )
     beside = [n for n, one in costs.items() if one.kind == "measured" and one.rollback]
     if beside and setting.load_s:

@@ -18,10 +18,6 @@ TRIALS = 100
 """Of a size that was not asked for."""
 MOST_EVENTS = 20_000
 """In a trial of such a size; a larger one has no point."""
-TIE = 1e-6
-"""Goodput; two formulas that are no further apart say the same."""
-ERRORS = 3.0
-"""Standard errors of their difference up to which two simulations say the same."""
 
 
 def sizes(first: int, last: int) -> tuple[int, ...]:
@@ -57,20 +53,6 @@ def curve(setting: Setting, costs: Mapping[str, RecoveryCost]) -> tuple[list[Poi
     return found, parts
 
 
-def played(rows: Sequence[Projected]) -> list[Point]:
-    """The points of those that were."""
-    return [
-        Point(
-            strategy=row.strategy,
-            gpus=row.gpus,
-            goodput=row.goodput,
-            error=row.error,
-            by="simulation",
-        )
-        for row in rows
-    ]
-
-
 def break_even(
     setting: Setting,
     costs: Mapping[str, RecoveryCost],
@@ -81,7 +63,7 @@ def break_even(
     sizes where each is ahead once, and beyond doubt: to a node by the formulas, else where the
     line between the two sizes (over the logarithm of GPUs) has equal goodput.
     """
-    known = {(row.strategy, row.gpus): _row(row) for row in rows}
+    known = {(row.strategy, row.gpus): row.point for row in rows}
     known |= {(point.strategy, point.gpus): point for point in points}
     gpus = sorted({size for _, size in known})
     found = []
@@ -91,38 +73,13 @@ def break_even(
         before: tuple[Point, Point] | None = None
         for size in gpus:
             pair = known.get((first, size)), known.get((second, size))
-            if pair[0] is None or pair[1] is None or not _ahead(pair[0], pair[1]):
+            if pair[0] is None or pair[1] is None or not pair[0].ahead_of(pair[1]):
                 continue
             here = (pair[0], pair[1])
-            if before is not None and _ahead(*before) != _ahead(*here):
+            if before is not None and before[0].ahead_of(before[1]) != here[0].ahead_of(here[1]):
                 found.append(_between(setting, costs, before, here))
             before = here
     return sorted(found, key=lambda change: change.gpus)
-
-
-def _row(row: Projected) -> Point:
-    """The formula, where it holds, has no error of chance."""
-    if row.closed is None or row.differs:
-        goodput, error, by = row.goodput, row.error, "simulation"
-    else:
-        goodput, error, by = row.closed, 0.0, "formula"
-    return Point.model_validate(
-        {
-            "strategy": row.strategy,
-            "gpus": row.gpus,
-            "goodput": goodput,
-            "error": error,
-            "by": by,
-        }
-    )
-
-
-def _ahead(first: Point, second: Point) -> int:
-    """1: the first is ahead, -1: the second is, 0: nobody knows."""
-    apart = first.goodput - second.goodput
-    if abs(apart) <= max(TIE, ERRORS * math.hypot(first.error, second.error)):
-        return 0
-    return 1 if apart > 0 else -1
 
 
 def _between(
@@ -131,7 +88,7 @@ def _between(
     low: tuple[Point, Point],
     high: tuple[Point, Point],
 ) -> BreakEven:
-    if _ahead(*low) > 0:
+    if low[0].ahead_of(low[1]) > 0:
         below, above = low
     else:
         above, below = low

@@ -99,7 +99,7 @@ class RecoveryCost:
         requeue times (454 to 768 s at 256 to 2,048 nodes, ByteRobust) fit it with b = 105 s.
         """
         doublings = max(0.0, math.log2(nodes / self.nodes)) if self.nodes > 0 else 0.0
-        return self.stall.longer(self.per_doubling_s * doublings)
+        return self.stall.grown(self.per_doubling_s * doublings)
 
 
 _REQUEUE = RecoveryCost(

@@ -35,7 +35,7 @@ def t95(degrees: int) -> float:
 class Duration:
     """A time that varies. ``median_s``, seconds, of which ``least_s`` are always the same; the rest
     is lognormal, with ``sigma`` the standard deviation of its logarithm; 0: it does not vary.
-    ``grows``: with the size of the job, else ``longer`` leaves it as it is. ``median_s`` 0: none.
+    ``grows``: with the size of the job. ``median_s`` 0: none.
     """
 
     median_s: float
@@ -57,9 +57,11 @@ class Duration:
 
     def longer(self, by_s: float) -> Duration:
         """Each so many seconds longer, the median and the mean alike."""
-        if not self.grows:
-            return self
         return replace(self, median_s=self.median_s + by_s, least_s=self.least_s + by_s)
+
+    def grown(self, by_s: float) -> Duration:
+        """Of a larger job: so many seconds longer, if it grows."""
+        return self.longer(by_s) if self.grows else self
 
     def below(self, time_s: float) -> float:
         """The probability of a time up to this one."""
@@ -106,6 +108,10 @@ class Mixture:
     def longer(self, by_s: float) -> Mixture:
         """Each so many seconds longer."""
         return Mixture([(share, one.longer(by_s)) for share, one in self.parts])
+
+    def grown(self, by_s: float) -> Mixture:
+        """Of a larger job: each that grows is so many seconds longer."""
+        return Mixture([(share, one.grown(by_s)) for share, one in self.parts])
 
 
 Lasting = Duration | Mixture

@@ -22,12 +22,12 @@ from trainchaos.harness.projection.arrivals import Law, Poisson, Weibull
 from trainchaos.harness.projection.costs import PUBLISHED, alone, stall_of
 from trainchaos.harness.projection.parallel import in_processes
 
-PLAYED = ("detection", "regroup", "restore", "recomputation", "degraded_world")
-"""Classes of badput that a projection plays: what failures cost while they are recovered from."""
 OUTSIDE = ("initialisation", "shutdown", "spare_idle")
 """Classes of badput before the first step, after the last, and of processes that stand by."""
 STALLED = ("detection", "regroup", "restore")
 """Classes of badput from a failure until the job trains again."""
+PLAYED = (*STALLED, "recomputation", "degraded_world")
+"""Classes of badput that a projection plays: what failures cost while they are recovered from."""
 SAVING = "checkpoint_save"
 WHOLE = "evidence-complete"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection import closed
-from trainchaos.harness.projection.breakeven import break_even, curve, played
+from trainchaos.harness.projection.breakeven import break_even, curve
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, RecoveryCost
 from trainchaos.harness.projection.figures import one
 from trainchaos.harness.projection.job import SPARES, bytes_of, in_repair, nodes_of, taken
@@ -53,7 +53,9 @@ def project(
     except TooManyEventsError as error:
         raise ScenarioError(str(error), hint="fewer --gpus or --days, or a lower --rate") from error
     rows = found[: len(parts)]
-    points = sorted([*points, *played(found[len(parts) :])], key=lambda point: point.gpus)
+    points = sorted(
+        [*points, *(row.point for row in found[len(parts) :])], key=lambda point: point.gpus
+    )
     return Projection(
         setting=setting,
         failures_from=failures_from,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +13,10 @@ APART = 4.0
 """Standard errors from which on the two engines differ: chance alone exceeds it once in 16,000."""
 MATTERS = 1e-3
 """Goodput; a smaller difference between the engines changes no decision."""
+TIE = 1e-6
+"""Goodput; two strategies that are no further apart by the formulas are alike."""
+ERRORS = 3.0
+"""Standard errors of a difference up to which two simulations may differ by chance."""
 Z95 = 1.959964
 """Of the normal distribution, for two-sided 95 %."""
 
@@ -171,6 +176,18 @@ class Projected(Model):
             return False
         return self.apart > APART and abs(self.closed - self.goodput) > MATTERS
 
+    @property
+    def point(self) -> Point:
+        """Its goodput for a comparison: by the formula, which has no error of chance, if it holds."""
+        closed = None if self.differs else self.closed
+        return Point(
+            strategy=self.strategy,
+            gpus=self.gpus,
+            goodput=self.goodput if closed is None else closed,
+            error=self.error if closed is None else 0.0,
+            by="simulation" if closed is None else "formula",
+        )
+
 
 class Point(Model):
     """Goodput of a strategy at a size that was not asked for, for its curve. ``by``: formula, or a
@@ -182,6 +199,13 @@ class Point(Model):
     goodput: float
     error: float
     by: Literal["formula", "simulation"]
+
+    def ahead_of(self, other: Point) -> int:
+        """1: this one is ahead, -1: the other is, 0: nobody knows."""
+        apart = self.goodput - other.goodput
+        if abs(apart) <= max(TIE, ERRORS * math.hypot(self.error, other.error)):
+            return 0
+        return 1 if apart > 0 else -1
 
 
 class BreakEven(Model):

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from trainchaos.harness.projection.result import BreakEven, Compared, Projected, Projection
+from trainchaos.harness.projection.result import TIE, BreakEven, Compared, Projected, Projection
 from trainchaos.reports.content.figures import percent
-
-TIE = 1e-6
-"""Goodput; strategies that are no further apart are alike."""
-ERRORS = 3.0
-"""Standard errors of a difference up to which it may be chance."""
 
 
 def headline(found: Projection) -> str:
@@ -22,7 +16,7 @@ def headline(found: Projection) -> str:
     largest = max(found.setting.gpus)
     rows = sorted(_comparable(found, largest), key=lambda row: -row.goodput)
     best, worst = rows[0], rows[-1]
-    if len(rows) > 1 and _by_chance(best, worst):
+    if len(rows) > 1 and not best.point.ahead_of(worst.point):
         names = " and ".join(row.strategy for row in sorted(rows, key=lambda row: row.strategy))
         return f"At {largest:,} GPUs {names} keep {_percent(best.goodput)} of the time alike"
     said = f"At {largest:,} GPUs {best.strategy} keeps {_percent(best.goodput)} of the time"
@@ -33,13 +27,6 @@ def headline(found: Projection) -> str:
     if saved <= 0:  # with more spares more is paid for
         return said
     return f"{said}: {saved:,.0f} GPU-hours in {found.setting.days:g} days"
-
-
-def _by_chance(one: Projected, other: Projected) -> bool:
-    """Whether two rows may differ by chance alone."""
-    if one.closed is not None and other.closed is not None:
-        return abs(one.closed - other.closed) <= TIE
-    return abs(one.goodput - other.goodput) <= ERRORS * math.hypot(one.error, other.error)
 
 
 def findings(found: Projection) -> list[str]:

@@ -257,7 +257,16 @@ def test_a_time_that_is_longer_is_so_in_its_mean_as_in_its_median() -> None:
     drawn = longer.sample(np.random.default_rng(1), 100_000)
     assert drawn.min() > 600.0 and np.median(drawn) == pytest.approx(610.0, abs=0.2)
     assert longer.below(610.0) == pytest.approx(0.5) and longer.below(600.0) == 0.0
-    assert Duration(median_s=9.0, grows=False).longer(5.0).median_s == 9.0
+    fixed = Duration(median_s=9.0, grows=False)
+    assert fixed.grown(5.0).median_s == 9.0 and fixed.longer(5.0).median_s == 14.0
+    assert usual.grown(5.0) == usual.longer(5.0)
+
+
+def test_a_second_of_detection_also_costs_where_a_cause_has_a_time_that_does_not_grow() -> None:
+    plain = replace(PUBLISHED["hot-spare"], stall=Duration(median_s=90.0), per_doubling_s=0.0)
+    given = by_cause(PUBLISHED["hot-spare"], [Cause(name="net", share=1.0, stall_s=90.0)])
+    first, second = (one(Part(setting(), 32_768, c), lambda share: None) for c in (plain, given))
+    assert second.second_gpu_hours == pytest.approx(first.second_gpu_hours) and second.stall_s == 90
 
 
 def test_whole_nodes_are_paid_for() -> None:

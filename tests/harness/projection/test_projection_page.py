@@ -142,8 +142,12 @@ def test_the_headline_has_a_difference_only_where_there_is_one() -> None:
     close = worst.model_copy(update={"goodput": 0.909})
     alike = "At 4,096 GPUs checkpoint-restart and hot-spare keep 91.0\u00a0% of the time alike"
     assert words.headline(projection(best, close)) == alike
-    exact = [one.model_copy(update={"closed": 0.911}) for one in (best, worst)]
+    exact = [one.model_copy(update={"closed": 0.911}) for one in (best, close)]
     assert words.headline(projection(*exact)) == alike
+    apart = [exact[0], exact[1].model_copy(update={"closed": 0.9109})]
+    assert words.headline(projection(*apart)) != alike, "by the formulas there is no chance in it"
+    wrong = worst.model_copy(update={"closed": 0.911})
+    assert words.headline(projection(exact[0], wrong)) == said, "where the formula does not hold"
 
 
 def test_where_the_engines_differ_the_simulation_is_taken() -> None:

@@ -178,7 +178,7 @@ class Projected(Model):
 
     @property
     def point(self) -> Point:
-        """Its goodput for a comparison: by the formula, which has no error of chance, if it holds."""
+        """Its goodput for a comparison: by the formula, which has no error, if it holds."""
         closed = None if self.differs else self.closed
         return Point(
             strategy=self.strategy,

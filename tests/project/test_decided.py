@@ -22,6 +22,7 @@ OPEN = EXIT_INCONCLUSIVE
         (EXIT_FAIL, f"{RATE} control arm, for their world, 0.50 is due", 1),
         (OPEN, "fault-landed: r0.faulted: f was due at step 70, the run ended at 60", 1),
         (OPEN, f"{TOO_BUSY}liveness: r0.faulted: its ranks stood in a run queue", TRIES),
+        (OPEN, f"{TOO_BUSY}recovery=hot-spare: liveness: its ranks stood in a run queue", TRIES),
         (OPEN, f"{RATE}; but at 1.03 of its own: run it on a quieter machine", TRIES),
         (OPEN, f"{RATE}; but in 0.21 s in all, too short to tell: raise workload.steps", TRIES),
     ],

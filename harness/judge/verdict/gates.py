@@ -283,10 +283,7 @@ def judge_run(
     merged = merge([cell.verdict for cell in cells])
     if merged != "pass":
         rows = [cell for cell in cells if cell.verdict == merged]
-        # a command that cannot be observed in one cell is not played in others: that one says why
-        worst = next((cell for cell in rows if _unobserved(cell)), rows[0])
-        name = f"{worst.id}: " if len(cells) > 1 else ""
-        return _gate(merged, name + worst.reason)
+        return _gate(merged, _of_worst(rows, alone=len(cells) == 1))
     hard = [sla for sla in slas if sla.severity == "fail"]
     checked = [finding for cell in cells for finding in cell.invariants.values()]
     aside = f"; skipped: {'; '.join(skipped)}" if skipped else ""
@@ -295,6 +292,19 @@ def judge_run(
         f"{len(hard)} of {len(hard)} SLAs, {len(checked)} of {len(checked)} invariants, "
         f"{landed[0]} of {landed[1]} faults landed and healed{aside}",
     )
+
+
+def _of_worst(rows: Sequence[CellResult], *, alone: bool) -> str:
+    """Reason of the one of ``rows``, cells of the same verdict, that says most. It begins with
+    ``TOO_BUSY`` if a quieter machine would decide all of them.
+    """
+    # a command that cannot be observed in one cell is not played in others: that one says why
+    telling = [cell for cell in rows if _unobserved(cell)]
+    telling += [cell for cell in rows if not cell.reason.startswith(TOO_BUSY)]
+    worst = next(iter(telling), rows[0])
+    busy = TOO_BUSY if worst.reason.startswith(TOO_BUSY) else ""
+    name = "" if alone else f"{worst.id}: "
+    return busy + name + worst.reason.removeprefix(busy)
 
 
 def _unobserved(cell: CellResult) -> bool:

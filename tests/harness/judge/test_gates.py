@@ -9,6 +9,7 @@ import pytest
 from tests.support.arms import KILL, cell_of
 from trainchaos.chaos.scenario.model import SlaCheck
 from trainchaos.chaos.scenario.sla import ClauseError
+from trainchaos.harness.judge.measure.pressure import TOO_BUSY
 from trainchaos.harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
 from trainchaos.harness.judge.verdict.gates import (
     EXIT_CODES,
@@ -180,6 +181,15 @@ def test_failing_cell_is_named() -> None:
         [cell("pass", name="a"), cell("fail", "too slow", "b")], [], {}, [], (1, 1), []
     )
     assert gate.reason == "b: too slow"
+
+
+def test_a_machine_that_was_too_busy_comes_first_whichever_cell_it_left_open() -> None:
+    busy = cell("inconclusive", f"{TOO_BUSY}liveness: its ranks stood in a run queue", "b")
+    gate = judge_run([cell("pass", name="a"), busy], [], {}, [], (1, 1), [])
+    assert gate.reason == f"{TOO_BUSY}b: liveness: its ranks stood in a run queue"
+    assert judge_run([busy], [], {}, [], (1, 1), []).reason == busy.reason
+    torn = cell("inconclusive", "log-complete: it is torn", "c")
+    assert judge_run([busy, torn], [], {}, [], (1, 1), []).reason == "c: log-complete: it is torn"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from tests.support.clusters.cluster import agent_command
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetLimits, FleetReport
+from trainchaos.recovery.nodes.coordinator.node_state import ClockMeasured
 from trainchaos.recovery.nodes.link.bundle import Letter, together
 from trainchaos.recovery.nodes.link.protocol import Heard
 from trainchaos.recovery.transport.wire import Extra, Message
@@ -112,7 +113,6 @@ class Yard:
         )
         self.refused: list[str] = []
         self.agents: dict[int, AgentProcess] = {}
-        self.collected: list[FleetReport] = []
         self.run = folder / "run"
         self.run.mkdir()
 
@@ -174,13 +174,14 @@ class Yard:
     def until(
         self, enough: Callable[[list[FleetReport]], bool], limit_s: float = LIMIT_S
     ) -> list[FleetReport]:
-        """Turn until what was reported since the last call is enough; returns it."""
+        """Turn until what was reported since the last call is enough; returns it. Measurements of
+        clocks, which may come between any two others, are left out.
+        """
         found: list[FleetReport] = []
         deadline_s = time.monotonic() + limit_s
         while not enough(found):
             assert time.monotonic() < deadline_s, found
-            found += self.fleet.wait(0.05)
-        self.collected += found
+            found += [r for r in self.fleet.wait(0.05) if not isinstance(r, ClockMeasured)]
         return found
 
     def until_kind(self, kind: type, count: int = 1, process: str = "") -> list[FleetReport]:

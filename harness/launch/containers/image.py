@@ -164,17 +164,18 @@ def skeleton() -> bytes:
 
 def software(places: Sequence[str] | None = None) -> list[str]:
     """Directories of this machine with everything that this process can import or run; none is
-    inside another.
+    inside another. One that is reached through a link, such as an environment that several
+    checkouts share, is there under both names.
 
     ``places``: directories to use instead of this interpreter's.
     """
     wanted = list(_interpreter()) if places is None else list(places)
     system = ["/usr", *(f"/{name}" for name in _LINKED if _is_real(f"/{name}"))]
     system += [f"/etc/{name}" for name in _ETC if Path("/etc", name).exists()]
+    there = [place for place in wanted if os.path.isdir(place)]
+    named = {*map(os.path.abspath, there), *map(os.path.realpath, there)}
     found: list[str] = []
-    for path in sorted(
-        {os.path.abspath(place) for place in wanted if os.path.isdir(place)} | set(system)
-    ):
+    for path in sorted(named | set(system)):
         if path != "/" and not any(
             path == other or path.startswith(f"{other}/") for other in found
         ):

@@ -260,6 +260,15 @@ def test_software_is_bound_once_and_never_the_whole_machine(tmp_path: Path) -> N
     assert "/" not in found and "/usr" in found
 
 
+def test_an_environment_behind_a_link_is_bound_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "shared/bin").mkdir(parents=True)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/env").symlink_to(tmp_path / "shared")
+    found = image.software([str(tmp_path / "code"), str(tmp_path / "code/env")])
+    ours = [place for place in found if place.startswith(str(tmp_path))]
+    assert ours == [str(tmp_path / "code"), str(tmp_path / "shared")]
+
+
 def test_nodes_are_told_where_code_is_that_the_interpreter_does_not_find(tmp_path: Path) -> None:
     ours = str(Path(image.__file__).resolve().parents[3])
     assert image.import_path([]) == [ours]

@@ -15,6 +15,9 @@ from trainchaos.harness.projection.presets import DAY_S
 from trainchaos.harness.projection.result import Z95, Projected, Setting, Spread
 from trainchaos.harness.projection.simulate import CLASSES, Job, Outcome, simulate
 
+OF_FAILURES = ("rework", "restart", "stall", "waiting", "reduced")
+"""Classes of badput that there are not without failures."""
+
 
 def one(part: Part, each: Callable[[float], None]) -> Projected:
     """Project one strategy to one size. ``each``: is told the share that is done."""
@@ -76,24 +79,30 @@ def _figures(
     # the mean recovery may be as much longer or shorter, with each failure
     stalls = float((played.failures + played.swaps).mean())
     stalled = stalls * job.stall.mean_s / played.horizon_s / share
-    unsure = part.cost.unsure * stalled
+    longer = part.cost.unsure * stalled
+    # failures come while the job runs: with a rate that is r higher they take r (1 - c) more of a
+    # share c of the time, and of each other share r c less is left (to the first order)
+    caused = _caused(lost, played)
+    rate = setting.rate_unsure * (1.0 - caused)
+    useful = _of(_useful(played, lost), 1.0)
+    unsure = math.hypot(longer, setting.rate_unsure * caused * useful.mean / share)
     steps = played.horizon_s / job.step_s
-    goodput = _of(_useful(played, lost), 1.0).by(1.0 / share, unsure)
+    goodput = useful.by(1.0 / share, unsure)
     found = {
         "goodput": goodput,
-        "failures": _of(played.failures),
+        "failures": _of(played.failures).as_rate(rate),
         "ettr": goodput.by(share),
-        "again": _of(played.lost_s["rework"] / job.step_s),
+        "again": _of(played.lost_s["rework"] / job.step_s).as_rate(rate),
         "short": _of(_short_s(job, played) / job.step_s).by(1.0, unsure * share * steps),
         "kept": _of(played.useful_s / (_busy(job) * played.horizon_s), 1.0).by(1.0, unsure * share),
         "lost_gpu_hours": goodput.less_than(1.0).by(hours),
     }
-    worth = _of(_second_of_each(played)).by(hours / share)
+    worth = _of(_second_of_each(played)).by(hours / share).as_rate(rate)
     exact = _second(part, job, played) * hours
     found["second_gpu_hours"] = worth.by(exact / worth.mean) if worth.mean > 0 else worth
     for name, times_s in lost.items():
-        whole = _of(times_s / played.horizon_s, 1.0)
-        found[f"badput.{name}"] = whole.by(1.0 / share, unsure if name == "stall" else 0.0)
+        whole = _of(times_s / played.horizon_s, 1.0).by(1.0 / share, longer * (name == "stall"))
+        found[f"badput.{name}"] = whole.as_rate(rate * (name in OF_FAILURES))
     if setting.price is not None:
         for name in ("lost", "second"):
             found[f"{name}_price"] = found[f"{name}_gpu_hours"].by(setting.price)
@@ -127,6 +136,10 @@ class _Figure:
             top=self.top * factor,
             bottom=self.bottom * factor,
         )
+
+    def as_rate(self, unsure: float) -> _Figure:
+        """Of what is as the rate of failures, of which such a share is unknown."""
+        return replace(self, half=math.hypot(self.half, unsure * self.mean))
 
     def less_than(self, total: float) -> _Figure:
         """What is left of ``total``."""
@@ -170,6 +183,11 @@ def _lost(setting: Setting, played: Outcome) -> dict[str, Floats]:
     if said.missing == "useful":
         lost["reduced"] = nothing
     return lost
+
+
+def _caused(lost: Mapping[str, Floats], played: Outcome) -> float:
+    """Share of the time of the job's nodes that failures take."""
+    return math.fsum(float(lost[name].mean()) for name in OF_FAILURES) / played.horizon_s
 
 
 def _useful(played: Outcome, lost: Mapping[str, Floats]) -> Floats:

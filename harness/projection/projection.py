@@ -139,7 +139,7 @@ def _cautions(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
         )
     if 0 < len(setting.gaps) < FEW_GAPS:
         said.append(
-            f"the trace has {len(setting.gaps) + 1} failures: their rate, law and causes are hardly"
+            f"the trace has {len(setting.gaps) + 1} failures: their law and causes are hardly"
             " known, which is not in the intervals"
         )
     nodes = nodes_of(setting, max(setting.gpus))
@@ -166,6 +166,11 @@ def _cautions(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
 
 def _notes(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
     notes = [_definitions(setting, costs)]
+    if setting.rate_unsure:
+        notes.append(
+            f"the rate of failures is known to ±{100 * setting.rate_unsure:.3g} % (95 %, gaps taken"
+            " for independent), which is in all intervals but those of break-even points"
+        )
     if setting.processes:
         notes.append(
             f"{100 * setting.processes:.3g} % of the failures end processes only, and no node is"

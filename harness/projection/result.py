@@ -58,7 +58,8 @@ class Setting(Model):
     nodes and day; each makes the job take ``slow_factor`` times as long (1.34: completion of jobs
     of 512 GPUs and more with a slow node, failure studies of large clusters) until it is found,
     after ``slow_found_s`` of running (None: never), and swapped. ``gaps``: times between failures
-    of a trace, whose shape counts; ``availability``: share of time with all nodes that spares are
+    of a trace, whose shape counts; ``rate_unsure``: half the 95 % interval of the rate as a share
+    of it, where it is a trace's own; ``availability``: share of time with all nodes that spares are
     looked for.
 
     ``processes``: share of the failures that end processes only, after which no node is repaired;
@@ -92,6 +93,7 @@ class Setting(Model):
     slow_factor: float = Field(default=1.34, ge=1)
     slow_found_s: float | None = Field(default=None, ge=0)
     gaps: tuple[float, ...] = ()
+    rate_unsure: float = Field(default=0.0, ge=0)
     availability: float | None = Field(default=None, gt=0, lt=1)
     processes: float = Field(default=0.0, ge=0, le=1)
     batch: int | None = Field(default=None, ge=1)
@@ -117,11 +119,12 @@ class Projected(Model):
     """One strategy at one size. Goodput: share of the paid time that is useful, by the definitions
     of the setting. ``goodput``: mean of the trials, ``error``: its standard error; ``low``,
     ``high``: its 95 % interval, with what is not known of the mean recovery where that was
-    measured; ``worst``, ``best``: 5 % and 95 % of the trials; ``closed``: by the formulas, None
-    where they do not apply, ``why`` not. ``badput``: class -> share of the paid time; ``ettr``:
-    useful share of the time of the job's own nodes, spares not counted; ``finish_days``: until as
-    much is done as in the days asked for without a failure; ``gpu_hours``, ``price``: paid, whole
-    nodes, of which ``lost_gpu_hours``, ``lost_price`` are not useful.
+    measured, and of the rate where that is a trace's; ``worst``, ``best``: 5 % and 95 % of the
+    trials; ``closed``: by the formulas, None where they do not apply, ``why`` not. ``badput``:
+    class -> share of the paid time; ``ettr``: useful share of the time of the job's own nodes,
+    spares not counted; ``finish_days``: until as much is done as in the days asked for without a
+    failure; ``gpu_hours``, ``price``: paid, whole nodes, of which ``lost_gpu_hours``,
+    ``lost_price`` are not useful.
 
     ``stall_s``: of a recovery, median at this size; ``recovery_s``: mean time that a failure takes,
     with loading, and with work done again where that is charged to the recovery; ``again``: steps
@@ -211,7 +214,9 @@ class Point(Model):
 class BreakEven(Model):
     """The size at which one strategy overtakes another: ``below`` is ahead on smaller ones,
     ``above`` on larger; between ``low`` and ``high`` GPUs. ``by``: ``formula``, to a node;
-    ``simulation``, where the line between two sizes of it has equal goodput.
+    ``simulation``, where the line between two sizes of it has equal goodput. ``least``, ``most``:
+    its 95 % interval, by what is not known of measured costs and by chance of the simulation; None:
+    no end within the sizes that there are.
     """
 
     below: str
@@ -219,6 +224,8 @@ class BreakEven(Model):
     gpus: int
     low: int
     high: int
+    least: int | None = None
+    most: int | None = None
     by: Literal["formula", "simulation"]
 
 

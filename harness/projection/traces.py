@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.files import parse_json, read_bytes, reason
 from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
+from trainchaos.harness.projection.durations import t95
 
 LEAST = 3
 """Failures; two gaps are the fewest that have a shape."""
@@ -39,6 +41,15 @@ class FailureTrace:
     def mean_s(self) -> float:
         """Mean time between two failures."""
         return math.fsum(self.gaps_s) / len(self.gaps_s)
+
+    @property
+    def unsure(self) -> float:
+        """Half the 95 % interval of that mean, as a share of it, by Student's t: gaps are taken for
+        independent.
+        """
+        deviation_s = statistics.stdev(self.gaps_s)
+        count = len(self.gaps_s)
+        return t95(count - 1) * deviation_s / math.sqrt(count) / self.mean_s
 
 
 def read_failures(path: Path) -> FailureTrace:

@@ -217,6 +217,7 @@ LABELS = {
     "gpus": "GPUs",
     "gpus_per_node": "GPUs of a node",
     "rate": "failures per 1,000 nodes and day",
+    "rate_unsure": "half its 95 % interval, as a share",
     "days": "days",
     "trials": "jobs simulated",
     "seed": "seed",

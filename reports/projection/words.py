@@ -97,8 +97,8 @@ def at(found: Projection, gpus: int) -> list[Projected]:
 def _changes(found: Projection) -> list[str]:
     """Break-even points of each pair, and a strategy that is ahead everywhere."""
     said = [
-        f"{named(found, one.above)} overtakes {named(found, one.below)} at about {one.gpus:,} GPUs,"
-        f" {_how(one)}."
+        f"{named(found, one.above)} overtakes {named(found, one.below)} at about {one.gpus:,} GPUs"
+        f"{_sure(one)}, {_how(one)}."
         for one in found.break_even
     ]
     sizes = sorted({row.gpus for row in found.rows} | {point.gpus for point in found.curve})
@@ -109,9 +109,20 @@ def _changes(found: Projection) -> list[str]:
     return said
 
 
+def _sure(one: BreakEven) -> str:
+    """Its interval; "" if nothing that is known of it has one."""
+    if one.least == one.gpus == one.most:
+        return ""
+    if one.least is None and one.most is None:
+        return " (95 %: at any size)"
+    if one.least is None:
+        return f" (95 %: up to {one.most:,})"
+    return f" (95 %: {one.least:,} {'or more' if one.most is None else f'to {one.most:,}'})"
+
+
 def _how(one: BreakEven) -> str:
     if one.by == "formula":
-        return "by the formulas and costs as they are"
+        return "by the formulas" if _sure(one) else "by the formulas and costs as they are"
     return f"on the line between {one.low:,} and {one.high:,}"
 
 

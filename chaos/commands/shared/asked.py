@@ -122,11 +122,6 @@ def setting(
     if of.trace and several == (1.0,):
         several = of.trace.several
     lemon_share, lemon_times = choices["lemons"] or (0.0, 1.0)
-    processes = choices["process_share"]
-    if processes is None:  # as the causes say that are in force
-        shares = [share for _, share, _ in choices["causes"] if share is not None]
-        counted = of.preset is not None and not of.trace and not shares
-        processes = of.preset.processes if of.preset and counted else 0.0
     step_s, save_s, load_s = _times(choices, runs)
     return Setting(
         gpus=tuple(dict.fromkeys(choices["gpus"])) or _sizes(choices, strategies),
@@ -143,6 +138,7 @@ def setting(
         weibull=choices["weibull"],
         several=several,
         gaps=of.trace.gaps_s if of.trace else (),
+        rate_unsure=of.trace.unsure if of.trace and choices["trace_nodes"] else 0.0,
         lemon_share=lemon_share,
         lemon_times=lemon_times,
         quarantine=choices["quarantine"],
@@ -154,7 +150,7 @@ def setting(
         repair_s=choices["repair"],
         repair_sigma=choices["repair_sigma"],
         price=choices["price"],
-        processes=processes,
+        processes=_processes(choices, of),
         batch=choices["batch"],
         checkpoint_bytes=choices["checkpoint_size"],
         bandwidth=choices["bandwidth"],
@@ -221,6 +217,16 @@ def _times(choices: Choices, runs: Sequence[Stored]) -> tuple[float, float, floa
         for one, usual in zip(given, (step_s, save_s, load_s), strict=True)
     )
     return step_s, save_s, load_s
+
+
+def _processes(choices: Choices, of: Failures) -> float:
+    """Share of the failures that end processes only: as asked, else as the causes say that are in
+    force.
+    """
+    if choices["process_share"] is not None:
+        return float(choices["process_share"])
+    shares = [share for _, share, _ in choices["causes"] if share is not None]
+    return of.preset.processes if of.preset and not of.trace and not shares else 0.0
 
 
 def _trace(choices: Choices) -> FailureTrace | None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.harness.projection.test_project_cli import SMALL, Say, chaos
@@ -14,7 +18,7 @@ from trainchaos.harness.projection.costs import PUBLISHED, RecoveryCost
 from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.job import formula, job_of
 from trainchaos.harness.projection.projection import project
-from trainchaos.harness.projection.result import Definitions, Point, Projection, Setting
+from trainchaos.harness.projection.result import BreakEven, Definitions, Point, Projection, Setting
 from trainchaos.reports.projection import page, words
 
 __all__ = ["chaos"]  # the fixture
@@ -142,3 +146,80 @@ def test_between_two_simulations_a_line_over_the_logarithm_of_gpus_is_taken() ->
     assert (found.below, found.above) == ("drop-replica", "hot-spare")
     assert found.gpus == round(1024 * 2**0.5) and (found.low, found.high) == (1024, 4096)
     assert break_even(setting, costs, [], points(0.04)) == []
+
+
+def seen(strategy: str, logs: Sequence[float]) -> RecoveryCost:
+    """Measured: so many recoveries, of which the logarithms of the seconds are given."""
+    return replace(
+        flat(strategy, math.exp(statistics.fmean(logs))),
+        stall=Duration(median_s=math.exp(statistics.fmean(logs)), sigma=statistics.stdev(logs)),
+        kind="measured",
+        incidents=len(logs),
+    )
+
+
+def change_of(costs: dict[str, RecoveryCost]) -> BreakEven | None:
+    """Where a spare overtakes dropping a replica, by the formulas at each size."""
+    setting = Setting(gpus=(64,), rate=6.5, spares=4)
+    found = break_even(setting, costs, [], curve(setting, costs)[0])
+    return next((one for one in found if one.above == "hot-spare"), None)
+
+
+def test_a_break_even_is_as_unsure_as_the_costs_that_it_is_of() -> None:
+    """In 95 of 100 series of measurements, the size by the true costs is within its interval."""
+    truth = {"hot-spare": 20.0, "drop-replica": 400.0}
+    exact = change_of({name: flat(name, s * math.exp(0.125)) for name, s in truth.items()})
+    assert exact is not None and exact.least == exact.gpus == exact.most
+    random = np.random.default_rng(1)
+    inside = 0
+    for _ in range(200):
+        logs = {name: random.normal(math.log(s), 0.5, 12) for name, s in truth.items()}
+        one = change_of({name: seen(name, list(logs[name])) for name in truth})
+        assert one is not None and (one.least or 0) <= one.gpus <= (one.most or one.gpus)
+        inside += (one.least or 0) <= exact.gpus <= (one.most or math.inf)
+    assert 184 <= inside <= 199
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((2048, 4096), "at about 3,000 GPUs (95 %: 2,048 to 4,096), by the formulas."),
+        ((2048, None), "at about 3,000 GPUs (95 %: 2,048 or more), by the formulas."),
+        ((None, 4096), "at about 3,000 GPUs (95 %: up to 4,096), by the formulas."),
+        ((None, None), "at about 3,000 GPUs (95 %: at any size), by the formulas."),
+        ((3000, 3000), "at about 3,000 GPUs, by the formulas and costs as they are."),
+    ],
+)
+def test_the_interval_of_a_break_even_is_said(
+    ends: tuple[int | None, int | None], said: str
+) -> None:
+    least, most = ends
+    one = BreakEven(
+        below="drop-replica",
+        above="hot-spare",
+        gpus=3000,
+        low=2048,
+        high=4096,
+        least=least,
+        most=most,
+        by="formula",
+    )
+    found = projected().model_copy(update={"break_even": [one]})
+    assert any(line.endswith(said) for line in words.findings(found))
+
+
+def test_the_chance_of_simulations_is_in_the_interval_of_a_break_even() -> None:
+    """0.1 ahead at 1,024, 0.3 behind at 4,096, each 0.02 by chance at 95 %: it may be anywhere that
+    the two are no more than that apart.
+    """
+    shares = {"hot-spare": (0.8, 0.8), "drop-replica": (0.9, 0.5)}
+    error = 0.02 / 1.96 / 2**0.5
+    points = [
+        Point(strategy=name, gpus=gpus, goodput=share, error=error, by="simulation")
+        for name, both in shares.items()
+        for gpus, share in zip((1024, 4096), both, strict=True)
+    ]
+    costs = {name: flat(name, 60.0) for name in shares}
+    (found,) = break_even(Setting(gpus=(64,), rate=6.5), costs, [], points)
+    assert found.least == pytest.approx(1024 * 2 ** (2 * (0.1 - 0.02) / 0.4), abs=2)
+    assert found.most == pytest.approx(1024 * 2 ** (2 * (0.1 + 0.02) / 0.4), abs=2)

@@ -37,6 +37,25 @@ def row(strategy: str, **more: Any) -> Projected:
     return one(Part(said, said.gpus[0], PUBLISHED[strategy]), lambda share: None)
 
 
+@pytest.mark.parametrize("strategy", ["checkpoint-restart", "drop-replica"])
+def test_what_is_unknown_of_the_rate_is_in_all_that_failures_cost(strategy: str) -> None:
+    """Each interval has what a rate at its end gives, by a simulation of its own."""
+    sure, unsure = row(strategy, interval_s=600.0), row(strategy, interval_s=600.0, rate_unsure=0.1)
+    more, fewer = (row(strategy, interval_s=600.0, rate=6.5 * times) for times in (1.1, 1 / 1.1))
+    assert unsure.goodput == sure.goodput and unsure.high - unsure.low > sure.high - sure.low
+    width = unsure.high - unsure.low
+    assert unsure.low == pytest.approx(more.goodput, abs=0.15 * width)
+    assert unsure.high == pytest.approx(fewer.goodput, abs=0.15 * width)
+    for name in ("failures", "again", "short", "lost_gpu_hours", "ettr", "finish_days"):
+        spread, ends = unsure.spreads[name], sorted((getattr(more, name), getattr(fewer, name)))
+        width = spread.high - spread.low
+        assert spread.low == pytest.approx(ends[0], abs=0.15 * width), name
+        assert spread.high == pytest.approx(ends[1], abs=0.15 * width), name
+    stall = unsure.spreads["badput.stall"]
+    assert stall.high == pytest.approx(more.badput["stall"], rel=0.05)
+    assert unsure.spreads["badput.saving"] == sure.spreads["badput.saving"]
+
+
 def same(found: Projected) -> bool:
     """Whether the engines agree within four standard errors."""
     return found.apart is not None and found.apart < 4.0

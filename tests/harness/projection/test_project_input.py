@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -90,13 +91,23 @@ def test_a_trace_gives_gaps_and_with_its_nodes_the_rate(chaos: Say, tmp_path: Pa
     more = ("--trace", "seen.csv", "--format", "json")
     shape = json.loads(chaos(*SMALL, *more)[1])
     assert shape["setting"]["several"] == [0.75, 0.25]
-    rate = json.loads(chaos(*SMALL, *more, "--trace-nodes", "100")[1])["setting"]["rate"]
-    assert rate == pytest.approx(86_400 * 1000 / (40_000 / 3 * 100))
+    of_nodes = json.loads(chaos(*SMALL, *more, "--trace-nodes", "100")[1])
+    assert of_nodes["setting"]["rate"] == pytest.approx(86_400 * 1000 / (40_000 / 3 * 100))
+    unsure = read_failures(tmp_path / "seen.csv").unsure
+    assert of_nodes["setting"]["rate_unsure"] == unsure > 0 == shape["setting"]["rate_unsure"]
+    assert any(f"known to ±{100 * unsure:.3g} % (95 %" in note for note in of_nodes["notes"])
     assert shape["setting"]["rate"] == pytest.approx(3.788, abs=0.001)
     law = law_of(Setting(gpus=(64,), rate=3.0, gaps=(1.0, 1.0, 7.0)), 8)
     assert law.mean_s == pytest.approx(86_400 * 1000 / 24)
     drawn = law.sample(np.random.default_rng(1), 1000) / law.mean_s
     assert sorted(set(np.round(drawn, 6))) == pytest.approx([1 / 3, 7 / 3])
+
+
+def test_the_rate_of_a_trace_is_as_sure_as_its_gaps_are_many(tmp_path: Path) -> None:
+    """By hand: gaps of 1, 2 and 6, a mean of 3, a deviation of sqrt(7), Student's t of 2."""
+    write(tmp_path, "time\n0\n1\n3\n9\n")
+    found = read_failures(tmp_path / "seen.csv")
+    assert found.unsure == pytest.approx(4.303 * math.sqrt(7) / math.sqrt(3) / 3)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +196,7 @@ def test_a_preset_counts_causes_and_a_time_can_be_given_to_one(chaos: Say, tmp_p
     trace = json.loads(chaos(*SMALL, *more, "--trace", "seen.csv", "--cause", "gpu=:9s")[1])
     assert trace["setting"]["causes"] == pytest.approx({"gpu": 2 / 3, "net": 1 / 3})
     assert trace["setting"]["processes"] == 0.0, "its nodes were counted"
-    assert "the trace has 4 failures: their rate" in trace["cautions"][0]
+    assert "the trace has 4 failures: their law" in trace["cautions"][0]
     write(tmp_path, "time\n0\n1h\n7200\n", "plain.csv")
     plain = json.loads(chaos(*SMALL, *more, "--trace", "plain.csv", "--preset", "llama3")[1])
     assert plain["setting"]["causes"] == {}, "whose nodes are not those of the preset's causes"

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from trainchaos.harness.projection.traces import FailureTrace
 
 Choices = Mapping[str, Any]
-STEP_S, SAVE_S, LOAD_S = 20.0, 5.0, 120.0
-SLOW_FACTOR = 1.34
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def setting(
         lemon_times=lemon_times,
         quarantine=choices["quarantine"],
         slow_rate=choices["slow_rate"],
-        slow_factor=choices["slow_factor"] or SLOW_FACTOR,
+        slow_factor=choices["slow_factor"] or usual("slow_factor"),
         slow_found_s=choices["slow_found"],
         availability=choices["availability"],
         spares=choices["spares"],
@@ -163,6 +161,13 @@ def setting(
             missing=choices["missing"],
         ),
     )
+
+
+def usual(name: str) -> float:
+    """The default of a setting, for options that must be told from those not given."""
+    from trainchaos.harness.projection.result import Setting
+
+    return float(Setting.model_fields[name].default)
 
 
 def _refuse_alone(choices: Choices) -> None:
@@ -197,7 +202,7 @@ def _times(choices: Choices, runs: Sequence[Stored]) -> tuple[float, float, floa
     """
     from trainchaos.harness.projection.observed import steady
 
-    step_s, save_s, load_s = STEP_S, SAVE_S, LOAD_S
+    step_s, save_s, load_s = usual("step_s"), usual("save_s"), usual("load_s")
     size, rate = choices["checkpoint_size"], choices["bandwidth"]
     if (size is None) != (rate is None):
         raise click.UsageError("--checkpoint-size and --bandwidth go together")

@@ -19,7 +19,7 @@ from trainchaos.chaos.commands.shared.quantities import (
 )
 
 PRESETS = ("low", "mid", "high", "llama3", "byterobust")
-SMALLEST, LARGEST = 8, 131_072
+LARGEST = 131_072
 MOST_GPUS = 10_000_000
 LEAST_RATE = 1e-6  # a failure of a thousand nodes in 2,700 years
 MOST_RATE = 1e4  # ten failures of each node a day

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -17,8 +18,11 @@ import pytest
 
 from tests.harness.projection.test_project_cli import SMALL, Say, chaos
 from tests.support.pages.sample_results import build
+from trainchaos.chaos.commands.project import project as command
+from trainchaos.chaos.commands.shared import projection as options
+from trainchaos.chaos.commands.shared.asked import usual
 from trainchaos.chaos.errors import InfrastructureError, ScenarioError
-from trainchaos.harness.projection import closed, figures, parallel, projection
+from trainchaos.harness.projection import breakeven, closed, figures, parallel, projection
 from trainchaos.harness.projection.costs import PUBLISHED, Cause, by_cause, causes_of, measured
 from trainchaos.harness.projection.durations import Mixture
 from trainchaos.harness.projection.job import bytes_of, law_of
@@ -302,3 +306,17 @@ def test_the_estimate_of_memory_is_not_below_what_is_taken() -> None:
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert 0.25 * bytes_of(part) < most < bytes_of(part)
+
+
+@pytest.mark.parametrize("name", ["step", "save", "load", "slow_factor"])
+def test_help_names_the_default_that_counts(name: str) -> None:
+    """Options that must be told from those not given have no default of their own."""
+    (option,) = [one for one in command.params if one.name == name]
+    said = re.search(r"\[default: ([0-9.]+)s?\]", option.help)
+    assert said and float(said[1]) == usual(name if name == "slow_factor" else f"{name}_s")
+
+
+def test_help_knows_the_sizes_and_presets_that_there_are() -> None:
+    """It is said without the modules that make a projection, which take long to load."""
+    assert options.LARGEST == breakeven.LARGEST
+    assert tuple(PRESETS) == options.PRESETS

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
@@ -38,8 +39,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of other parts: by their names, so that a test stays in its part."""
+    """Mark as long what is not in the sample of its family (``sample(n)``: its first n members).
+    Leave out the tests of other parts: by their names, so that a test stays in its part.
+    """
+    members = Counter[str]()
+    for item in items:
+        sample = item.get_closest_marker("sample")
+        if sample is None or item.get_closest_marker("long") or item.get_closest_marker("soak"):
+            continue
+        family = item.nodeid.partition("[")[0]
+        members[family] += 1
+        if members[family] > sample.args[0]:
+            item.add_marker("long")
     part, _, parts = config.getoption("--part").partition("/")
     others = [one for one in items if crc32(one.nodeid.encode()) % int(parts) != int(part) - 1]
     if others:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 from trainchaos.harness.projection.costs import RecoveryCost
+from trainchaos.harness.projection.durations import t95
 from trainchaos.harness.projection.job import SPARES, formula, job_of, nodes_of
 from trainchaos.harness.projection.parallel import Part
 from trainchaos.harness.projection.presets import DAY_S
-from trainchaos.harness.projection.result import Z95, BreakEven, Point, Projected, Setting
+from trainchaos.harness.projection.result import BreakEven, Point, Projected, Setting
 from trainchaos.harness.projection.simulate import events_expected
 
 SMALLEST, LARGEST = 8, 131_072
@@ -64,6 +65,7 @@ def break_even(
     sizes where each is ahead once, and beyond doubt of the simulation: to a node by the formulas,
     else where the line between the two sizes (over the logarithm of GPUs) has equal goodput.
     """
+    off = formulas_fail(rows)
     known = {(row.strategy, row.gpus): row.point for row in rows}
     known |= {(point.strategy, point.gpus): point for point in points}
     gpus = sorted({size for _, size in known})
@@ -73,18 +75,27 @@ def break_even(
             continue  # of four processes here and thousands of GPUs there
         both = [(known.get((first, size)), known.get((second, size))) for size in gpus]
         there = [(one, other) for one, other in both if one is not None and other is not None]
-        found += _Pair(setting, costs[first], costs[second], there).changes()
+        exact = not {first, second} & off
+        found += _Pair(setting, costs[first], costs[second], there, exact).changes()
     return sorted(found, key=lambda change: change.gpus)
+
+
+def formulas_fail(rows: Sequence[Projected]) -> set[str]:
+    """Strategies of which a row shows that the formulas do not hold for such a job."""
+    return {row.strategy for row in rows if row.differs}
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two strategies, and their goodput at each size where both have one, smallest first."""
+    """Two strategies, and their goodput at each size where both have one, smallest first.
+    ``exact``: the formulas hold for both.
+    """
 
     setting: Setting
     first: RecoveryCost
     second: RecoveryCost
     points: Sequence[tuple[Point, Point]]
+    exact: bool
 
     def changes(self) -> list[BreakEven]:
         """Each size at which one overtakes the other."""
@@ -128,7 +139,8 @@ class _Pair:
         what is unknown of it.
         """
         one, other = self.points[number]
-        chance = Z95 * math.hypot(one.error, other.error)
+        trials = min(self.setting.trials, TRIALS)
+        chance = t95(trials - 1) * math.hypot(one.error, other.error)
         unknown = math.hypot(
             chance,
             _unknown(self.setting, one.gpus, self.first, one.goodput),
@@ -139,7 +151,7 @@ class _Pair:
     def _crossing(self, low: int, high: int, sign: int, unsure: float) -> tuple[int, bool]:
         """GPUs at which ``_apart`` is zero between two sizes, and whether by the formulas alone."""
         here, there = self.points[low], self.points[high]
-        if all(point.by == "formula" for point in (*here, *there)):
+        if self.exact and all(point.by == "formula" for point in (*here, *there)):
             per_node = self.setting.gpus_per_node
             few, many = (nodes_of(self.setting, both[0].gpus) for both in (here, there))
             while many - few > 1:
@@ -171,11 +183,11 @@ def _unknown(setting: Setting, gpus: int, cost: RecoveryCost, goodput: float) ->
     """What goodput loses if the mean recovery is as long as its 95 % interval allows: by the
     formulas, where there are any, else as if stalls came one after another.
     """
-    if not cost.unsure:
+    if not cost.unsure_s:
         return 0.0
     job = job_of(setting, gpus, cost)
-    by_s = cost.unsure * job.stall.mean_s
-    least, _ = formula(setting, replace(job, stall=job.stall.longer(by_s)))
-    if least is None:
-        return goodput * by_s / (job.between.mean_s + job.stall.mean_s)
-    return max(0.0, goodput - least)
+    usual, _ = formula(setting, job)
+    least, _ = formula(setting, replace(job, stall=job.stall.longer(cost.unsure_s)))
+    if usual is None or least is None:
+        return goodput * cost.unsure_s / (job.between.mean_s + job.stall.mean_s)
+    return usual - least

@@ -65,6 +65,11 @@ class RecoveryCost:
         return math.expm1(t95(known) * error)
 
     @property
+    def unsure_s(self) -> float:
+        """The same in seconds: of what was measured, not of what a law or options add to it."""
+        return self.unsure * self.stall.mean_s
+
+    @property
     def said(self) -> Cost:
         """For results; what was measured, without what a mix of causes makes of it."""
         growth = (
@@ -128,9 +133,9 @@ PUBLISHED: Mapping[str, RecoveryCost] = {one.strategy: one for one in (_REQUEUE,
 
 
 def measured(runs: Iterable[Results]) -> dict[str, RecoveryCost]:
-    """The stalls of all runs, by strategy: lognormal with the median and, from LEAST_INCIDENTS on,
-    the standard deviation of the logarithms of what was measured. A stall is the recovery time
-    without the time of steps done again; of failures that came alone, see ``alone``.
+    """The stalls of all runs, by strategy: from LEAST_INCIDENTS on lognormal with the mean and the
+    standard deviation of the logarithms of what was measured, of fewer their median. A stall is the
+    recovery time without the time of steps done again; of failures that came alone, see ``alone``.
 
     Raises ScenarioError if a run was simulated, or if no run has an incident that was recovered
     from.
@@ -189,11 +194,11 @@ def _of(strategy: str, found: Sequence[_Taken]) -> RecoveryCost:
         source = f"{source}; medians: {', '.join(said)}, and {redone:g} steps done again"
     return replace(
         PUBLISHED[strategy],
-        stall=_lasting([one.stall_s for one in found]),
+        stall=lasting([one.stall_s for one in found]),
         nodes=1.0,
         per_doubling_s=0.0,
         incidents=len(found),
-        kinds={kind: _lasting(of) for kind, of in kinds.items()},
+        kinds={kind: lasting(of) for kind, of in kinds.items()},
         kind="measured",
         ranks=ranks,
         phases=medians,
@@ -202,10 +207,14 @@ def _of(strategy: str, found: Sequence[_Taken]) -> RecoveryCost:
     )
 
 
-def _lasting(stalls: Sequence[float]) -> Duration:
+def lasting(stalls: Sequence[float]) -> Duration:
+    """Lognormal, as the logarithms are; of fewer than LEAST_INCIDENTS their median, which does not
+    vary. ``stalls``: seconds, positive, at least one.
+    """
+    if len(stalls) < LEAST_INCIDENTS:
+        return Duration(median_s=statistics.median(stalls))
     logs = [math.log(one) for one in stalls]
-    sigma = statistics.stdev(logs) if len(logs) >= LEAST_INCIDENTS else 0.0
-    return Duration(median_s=statistics.median(stalls), sigma=sigma)
+    return Duration(median_s=math.exp(statistics.fmean(logs)), sigma=statistics.stdev(logs))
 
 
 @dataclass(frozen=True, kw_only=True)

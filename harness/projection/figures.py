@@ -8,27 +8,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainchaos.harness.projection.arrivals import Floats, Poisson
+from trainchaos.harness.projection.arrivals import Floats, Law, Poisson
+from trainchaos.harness.projection.durations import t95
 from trainchaos.harness.projection.job import formula, job_of, often, paid
 from trainchaos.harness.projection.parallel import Part
 from trainchaos.harness.projection.presets import DAY_S
-from trainchaos.harness.projection.result import Z95, Projected, Setting, Spread
+from trainchaos.harness.projection.result import Projected, Setting, Spread, engines_differ
 from trainchaos.harness.projection.simulate import CLASSES, Job, Outcome, simulate
 
-OF_FAILURES = ("rework", "restart", "stall", "waiting", "reduced")
-"""Classes of badput that there are not without failures."""
+DRAWN = 100_000
+"""Times between failures, of a law without a formula."""
 
 
 def one(part: Part, each: Callable[[float], None]) -> Projected:
     """Project one strategy to one size. ``each``: is told the share that is done."""
     setting, gpus, cost = part.setting, part.gpus, part.cost
     job = job_of(setting, gpus, cost)
-    horizon_s = setting.days * DAY_S
-    random = np.random.default_rng([setting.seed, gpus, *cost.strategy.encode()])
-    played = simulate(job, horizon_s, setting.trials, random, each)
+    played = _played(part, job, each)
     share = paid(setting, job)
-    hours = job.nodes * setting.gpus_per_node * share * horizon_s / 3600.0
-    figures = _figures(part, job, played, share, hours)
+    hours = _hours(setting, job)
+    figures = _with_rate(part, job, _figures(part, job, played))
     spreads = {name: figure.spread for name, figure in figures.items()}
     spreads["finish_days"] = _finish(setting.days, spreads.pop("kept"))
     goodput, failures, price = figures["goodput"], figures["failures"], setting.price
@@ -68,41 +67,68 @@ def one(part: Part, each: Callable[[float], None]) -> Projected:
     )
 
 
-def _figures(
-    part: Part, job: Job, played: Outcome, share: float, hours: float
-) -> dict[str, _Figure]:
-    """All that trials differ in, by name. ``share``: nodes that are paid for, for each of the job;
-    ``hours``: GPU-hours that are.
-    """
+def _played(part: Part, job: Job, each: Callable[[float], None]) -> Outcome:
+    """Its trials, with the chance of the seed, the size and the strategy."""
     setting = part.setting
+    random = np.random.default_rng([setting.seed, part.gpus, *part.cost.strategy.encode()])
+    return simulate(job, setting.days * DAY_S, setting.trials, random, each)
+
+
+def _hours(setting: Setting, job: Job) -> float:
+    """GPU-hours that are paid for."""
+    return job.nodes * setting.gpus_per_node * paid(setting, job) * setting.days * DAY_S / 3600.0
+
+
+def _with_rate(part: Part, job: Job, figures: Mapping[str, _Figure]) -> dict[str, _Figure]:
+    """With what is unknown of the rate in their intervals: half of how far jobs are apart that have
+    the rates at both ends of its own, by the same chance and with the same checkpoints.
+    """
+    setting, cost = part.setting, part.cost
+    if not setting.rate_unsure:
+        return dict(figures)
+    ends = []
+    for times in (1.0 + setting.rate_unsure, 1.0 / (1.0 + setting.rate_unsure)):
+        more = {"rate": setting.rate * times, "interval_s": job.segment_s}
+        there = Part(setting.model_copy(update=more), part.gpus, cost)
+        other = job_of(there.setting, part.gpus, cost)
+        ends.append(_figures(there, other, _played(there, other, lambda share: None)))
+    return {
+        name: replace(figure, half=math.hypot(figure.half, _half(*(end[name] for end in ends))))
+        for name, figure in figures.items()
+    }
+
+
+def _half(one: _Figure, other: _Figure) -> float:
+    return abs(one.mean - other.mean) / 2
+
+
+def _figures(part: Part, job: Job, played: Outcome) -> dict[str, _Figure]:
+    """All that trials differ in, by name."""
+    setting = part.setting
+    share, hours = paid(setting, job), _hours(setting, job)
     lost = _lost(setting, played)
     # the mean recovery may be as much longer or shorter, with each failure
     stalls = float((played.failures + played.swaps).mean())
-    stalled = stalls * job.stall.mean_s / played.horizon_s / share
-    longer = part.cost.unsure * stalled
-    # failures come while the job runs: with a rate that is r higher they take r (1 - c) more of a
-    # share c of the time, and of each other share r c less is left (to the first order)
-    caused = _caused(lost, played)
-    rate = setting.rate_unsure * (1.0 - caused)
-    useful = _of(_useful(played, lost), 1.0)
-    unsure = math.hypot(longer, setting.rate_unsure * caused * useful.mean / share)
+    unsure = part.cost.unsure_s * stalls / played.horizon_s
     steps = played.horizon_s / job.step_s
-    goodput = useful.by(1.0 / share, unsure)
+    goodput = _of(_useful(played, lost), 1.0).by(1.0 / share, unsure / share)
     found = {
         "goodput": goodput,
-        "failures": _of(played.failures).as_rate(rate),
+        "failures": _of(played.failures),
         "ettr": goodput.by(share),
-        "again": _of(played.lost_s["rework"] / job.step_s).as_rate(rate),
-        "short": _of(_short_s(job, played) / job.step_s).by(1.0, unsure * share * steps),
-        "kept": _of(played.useful_s / (_busy(job) * played.horizon_s), 1.0).by(1.0, unsure * share),
+        "again": _of(played.lost_s["rework"] / job.step_s),
+        "short": _of(_short_s(job, played) / job.step_s).by(1.0, unsure * steps),
+        "kept": _of(played.useful_s / (_busy(job) * played.horizon_s), 1.0).by(
+            1.0, unsure / _busy(job)
+        ),
         "lost_gpu_hours": goodput.less_than(1.0).by(hours),
     }
-    worth = _of(_second_of_each(played)).by(hours / share).as_rate(rate)
-    exact = _second(part, job, played) * hours
+    worth = _of(_second_of_each(played)).by(hours / share)
+    exact = _second(part, job, played, goodput) * hours
     found["second_gpu_hours"] = worth.by(exact / worth.mean) if worth.mean > 0 else worth
     for name, times_s in lost.items():
-        whole = _of(times_s / played.horizon_s, 1.0).by(1.0 / share, longer * (name == "stall"))
-        found[f"badput.{name}"] = whole.as_rate(rate * (name in OF_FAILURES))
+        whole = _of(times_s / played.horizon_s, 1.0)
+        found[f"badput.{name}"] = whole.by(1.0 / share, unsure / share * (name == "stall"))
     if setting.price is not None:
         for name in ("lost", "second"):
             found[f"{name}_price"] = found[f"{name}_gpu_hours"].by(setting.price)
@@ -137,10 +163,6 @@ class _Figure:
             bottom=self.bottom * factor,
         )
 
-    def as_rate(self, unsure: float) -> _Figure:
-        """Of what is as the rate of failures, of which such a share is unknown."""
-        return replace(self, half=math.hypot(self.half, unsure * self.mean))
-
     def less_than(self, total: float) -> _Figure:
         """What is left of ``total``."""
         return _Figure(
@@ -168,7 +190,8 @@ def _of(values: Floats, top: float = math.inf) -> _Figure:
     """Of what each trial has."""
     least, most = np.percentile(values, [5, 95])
     error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    return _Figure(float(values.mean()), error, Z95 * error, float(least), float(most), top)
+    half = t95(len(values) - 1) * error
+    return _Figure(float(values.mean()), error, half, float(least), float(most), top)
 
 
 def _lost(setting: Setting, played: Outcome) -> dict[str, Floats]:
@@ -183,11 +206,6 @@ def _lost(setting: Setting, played: Outcome) -> dict[str, Floats]:
     if said.missing == "useful":
         lost["reduced"] = nothing
     return lost
-
-
-def _caused(lost: Mapping[str, Floats], played: Outcome) -> float:
-    """Share of the time of the job's nodes that failures take."""
-    return math.fsum(float(lost[name].mean()) for name in OF_FAILURES) / played.horizon_s
 
 
 def _useful(played: Outcome, lost: Mapping[str, Floats]) -> Floats:
@@ -210,26 +228,37 @@ def _second_of_each(played: Outcome) -> Floats:
     return played.useful_s * played.failures / played.horizon_s**2
 
 
-def _second(part: Part, job: Job, played: Outcome) -> float:
-    """Goodput that a second more of each failure's detection costs. By the formulas, where there
-    are any, between half a second less and half a second more; with failures by the clock at a
-    constant rate, failures that are due during a stall of D come as one at its end, so that goodput
-    is c A / (D + A) with A = M e^(-D / M), and its derivative -goodput (1 + D / M) / (D + A).
+def _second(part: Part, job: Job, played: Outcome, goodput: _Figure) -> float:
+    """Goodput that a second more of each failure's detection costs. By the formulas, where they
+    hold, between half a second less and half a second more; with failures by the clock, those that
+    are due during a stall of D come as one at its end, so that goodput is c A / (D + A), where A is
+    what a time between failures has beyond D on average, and its derivative
+    -goodput (S D + A) / (A (D + A)), where S is the share of such times beyond D.
     Else as if what is free were spent as the rest is: goodput by the time between failures.
     """
     setting, mean_s = part.setting, job.stall.mean_s
     half_s = min(0.5, mean_s)
-    less, more = (
-        formula(setting, replace(job, stall=job.stall.longer(by_s)))[0] for by_s in (-half_s, 0.5)
+    exact, less, more = (
+        formula(setting, replace(job, stall=job.stall.longer(by_s)))[0]
+        for by_s in (0.0, -half_s, 0.5)
     )
-    if less is not None and more is not None:
+    holds = not engines_differ(goodput.mean, goodput.error, exact)
+    if less is not None and more is not None and holds:
         return (less - more) / (half_s + 0.5)
-    useful = float(_useful(played, _lost(setting, played)).mean()) / paid(setting, job)
-    if job.wall and isinstance(job.between, Poisson):
-        ratio = mean_s / job.between.mean_s
-        after_s = job.between.mean_s * math.exp(-ratio)
-        return useful * (1.0 + ratio) / (mean_s + after_s)
-    return useful * float(played.failures.mean()) / played.horizon_s
+    if job.wall:
+        left, beyond_s = _beyond(job.between, mean_s)
+        if beyond_s > 0:
+            return goodput.mean * (left * mean_s + beyond_s) / (beyond_s * (mean_s + beyond_s))
+    return goodput.mean * float(played.failures.mean()) / played.horizon_s
+
+
+def _beyond(law: Law, time_s: float) -> tuple[float, float]:
+    """Share of the times between failures that are longer, and what all have beyond on average."""
+    if isinstance(law, Poisson):
+        left = math.exp(-time_s / law.mean_s)
+        return left, law.mean_s * left
+    drawn = law.sample(np.random.default_rng(0), DRAWN)
+    return float((drawn > time_s).mean()), float(np.maximum(drawn - time_s, 0.0).mean())
 
 
 def _recovery_s(setting: Setting, job: Job, played: Outcome) -> float:

@@ -15,6 +15,10 @@ from trainchaos.harness.projection.result import Setting
 from trainchaos.harness.projection.simulate import AHEAD, WIDER, Job, Lemons, Slow
 
 SPARES = "hot-spare"
+REPAIRS = 30
+"""Mean times to repair a node that a job lasts for, from which on the formula of missing nodes is
+of use: a job begins with none missing, so that they are half a repair's worth fewer, a sixtieth.
+"""
 ARRAYS = 60
 """With an entry a trial, at once."""
 
@@ -89,7 +93,11 @@ def formula(setting: Setting, job: Job) -> Found:
     """Goodput by the formulas, by the definitions of the setting; None, and why, without one."""
     said = setting.definitions
     found, why = expected(job, again=said.rework == "useful", missing=said.missing == "useful")
-    return (None if found is None else found / paid(setting, job)), why
+    if found is None:
+        return None, why
+    if job.shrinks and setting.days * DAY_S < REPAIRS * job.repair.mean_s:
+        return None, f"the formula of missing nodes is of jobs that last {REPAIRS} repairs and more"
+    return found / paid(setting, job), ""
 
 
 def bytes_of(part: Part) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection import closed
-from trainchaos.harness.projection.breakeven import break_even, curve
+from trainchaos.harness.projection.breakeven import break_even, curve, formulas_fail
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, RecoveryCost
 from trainchaos.harness.projection.figures import one
 from trainchaos.harness.projection.job import SPARES, bytes_of, in_repair, nodes_of, taken
@@ -53,8 +53,13 @@ def project(
     except TooManyEventsError as error:
         raise ScenarioError(str(error), hint="fewer --gpus or --days, or a lower --rate") from error
     rows = found[: len(parts)]
+    off = formulas_fail(rows)
     points = sorted(
-        [*points, *(row.point for row in found[len(parts) :])], key=lambda point: point.gpus
+        [
+            *(point for point in points if point.strategy not in off),
+            *(row.point for row in found[len(parts) :]),
+        ],
+        key=lambda point: point.gpus,
     )
     return Projection(
         setting=setting,
@@ -167,9 +172,12 @@ def _cautions(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
 def _notes(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
     notes = [_definitions(setting, costs)]
     if setting.rate_unsure:
+        known = f"known to ±{100 * setting.rate_unsure:.3g} %"
+        if setting.rate_unsure >= 1.0:
+            known = "hardly known, and taken to be between half and double of it"
         notes.append(
-            f"the rate of failures is known to ±{100 * setting.rate_unsure:.3g} % (95 %, gaps taken"
-            " for independent), which is in all intervals but those of break-even points"
+            f"the rate of failures is {known} (95 %, gaps taken for independent), which is in all"
+            " intervals but those of break-even points"
         )
     if setting.processes:
         notes.append(

@@ -17,8 +17,31 @@ TIE = 1e-6
 """Goodput; two strategies that are no further apart by the formulas are alike."""
 ERRORS = 3.0
 """Standard errors of a difference up to which two simulations may differ by chance."""
-Z95 = 1.959964
-"""Of the normal distribution, for two-sided 95 %."""
+NO_ERROR = 1e-12
+"""Goodput; a standard error up to it is rounding."""
+
+
+def engines_differ(goodput: float, error: float, closed: float | None) -> bool:
+    """Whether the simulation, of such a standard error, and the formulas differ by more than
+    chance, and so much that it matters: the formulas' assumptions do not hold, and the simulation
+    is to be taken. Not where there is no formula (``closed`` None).
+    """
+    apart = standard_errors(goodput, error, closed)
+    return (
+        apart is not None
+        and closed is not None
+        and apart > APART
+        and (abs(closed - goodput) > MATTERS)
+    )
+
+
+def standard_errors(goodput: float, error: float, closed: float | None) -> float | None:
+    """How many the engines are apart; None with one engine only. Without any failure in any trial
+    the error is none, or that of rounding.
+    """
+    if closed is None:
+        return None
+    return abs(goodput - closed) / error if error > NO_ERROR else 0.0
 
 
 class Model(BaseModel):
@@ -59,8 +82,8 @@ class Setting(Model):
     of 512 GPUs and more with a slow node, failure studies of large clusters) until it is found,
     after ``slow_found_s`` of running (None: never), and swapped. ``gaps``: times between failures
     of a trace, whose shape counts; ``rate_unsure``: half the 95 % interval of the rate as a share
-    of it, where it is a trace's own; ``availability``: share of time with all nodes that spares are
-    looked for.
+    of it, where it is a trace's own, 1: that or more; ``availability``: share of time with all
+    nodes that spares are looked for.
 
     ``processes``: share of the failures that end processes only, after which no node is repaired;
     ``batch``: samples of a step, None: not said; ``checkpoint_bytes``, ``bandwidth``: size of a
@@ -166,18 +189,14 @@ class Projected(Model):
     @property
     def apart(self) -> float | None:
         """How many standard errors the engines are apart; None with one engine only."""
-        if self.closed is None:
-            return None
-        return abs(self.goodput - self.closed) / self.error if self.error > 0 else 0.0
+        return standard_errors(self.goodput, self.error, self.closed)
 
     @property
     def differs(self) -> bool:
         """Whether the engines differ by more than chance, and so much that it matters: the
         formula's assumptions do not hold, and the simulation is to be taken.
         """
-        if self.apart is None or self.closed is None:
-            return False
-        return self.apart > APART and abs(self.closed - self.goodput) > MATTERS
+        return engines_differ(self.goodput, self.error, self.closed)
 
     @property
     def point(self) -> Point:

@@ -143,7 +143,9 @@ def _too_many(horizon_s: float) -> TooManyEventsError:
 
 def events_expected(job: Job, horizon_s: float) -> float:
     """Failures, and nodes that become slow, to be expected of a trial of so many seconds."""
-    failures = horizon_s / (job.between.mean_s + (0.0 if job.wall else job.stall.mean_s))
+    more = job.lemons.share * (job.lemons.times - 1.0) if job.lemons else 0.0
+    free_s = job.between.mean_s / (1.0 + more)
+    failures = horizon_s / (free_s + (0.0 if job.wall else job.stall.mean_s))
     if job.slow is None:
         return failures
     return failures + horizon_s / (job.slow.mean_s + (job.slow.found_s or 0.0))

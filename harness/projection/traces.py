@@ -45,11 +45,11 @@ class FailureTrace:
     @property
     def unsure(self) -> float:
         """Half the 95 % interval of that mean, as a share of it, by Student's t: gaps are taken for
-        independent.
+        independent. At most 1, which is that or more.
         """
         deviation_s = statistics.stdev(self.gaps_s)
         count = len(self.gaps_s)
-        return t95(count - 1) * deviation_s / math.sqrt(count) / self.mean_s
+        return min(1.0, t95(count - 1) * deviation_s / math.sqrt(count) / self.mean_s)
 
 
 def read_failures(path: Path) -> FailureTrace:

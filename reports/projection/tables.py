@@ -144,7 +144,7 @@ def _failures(found: Projection) -> Table:
     if found.spares:
         needed = {one.gpus: one for one in found.spares}
         cells.append(
-            (f"spares for {found.setting.availability:.4g}", lambda row: _needed(needed[row.gpus]))
+            (f"spares for {found.setting.availability:.12g}", lambda row: _needed(needed[row.gpus]))
         )
     note = (
         "A recovery: median, from a failure until the job trains; all in all: mean, with loading"

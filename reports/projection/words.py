@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from trainchaos.harness.projection.result import TIE, BreakEven, Compared, Projected, Projection
+from trainchaos.harness.projection.durations import t95
+from trainchaos.harness.projection.result import BreakEven, Compared, Projected, Projection
 from trainchaos.reports.content.figures import percent
 
 
@@ -24,9 +26,21 @@ def headline(found: Projection) -> str:
         return said
     said = f"{said}, {worst.strategy} {_percent(worst.goodput)}"
     saved = worst.lost_gpu_hours - best.lost_gpu_hours
+    doubt = _doubted(found, best, worst)
     if saved <= 0:  # with more spares more is paid for
-        return said
-    return f"{said}: {saved:,.0f} GPU-hours in {found.setting.days:g} days"
+        return said + doubt
+    return f"{said}: {saved:,.0f} GPU-hours in {found.setting.days:g} days{doubt}"
+
+
+def _doubted(found: Projection, one: Projected, other: Projected) -> str:
+    """Said where what is not known of costs and rates may be more than what lies between two."""
+    chance = t95(found.setting.trials - 1)
+    unknown = [
+        max(row.high - row.goodput, row.goodput - row.low) ** 2 - (chance * row.error) ** 2
+        for row in (one, other)
+    ]
+    apart = abs(one.point.goodput - other.point.goodput)
+    return ", not beyond doubt" if apart**2 < max(0.0, math.fsum(unknown)) else ""
 
 
 def findings(found: Projection) -> list[str]:
@@ -82,7 +96,7 @@ def spares_said(found: Projection) -> list[str]:
     """The spares that the availability asked for takes, a line for each size."""
     wanted = found.setting.availability
     return [
-        f"{one.gpus:,} GPUs: spare nodes that keep all {one.nodes:,} nodes there {wanted:.4g} of"
+        f"{one.gpus:,} GPUs: spare nodes that keep all {one.nodes:,} nodes there {wanted:.12g} of"
         f" the time: {'more than a million' if one.spares is None else f'{one.spares:,}'}"
         f" ({one.load:.3g} in repair on average)"
         for one in found.spares
@@ -105,7 +119,15 @@ def _changes(found: Projection) -> list[str]:
     first = _first(found)
     if first:
         between = f"from {sizes[0]:,} to {sizes[-1]:,} GPUs" if len(sizes) > 1 else "there"
-        said.append(f"{named(found, first)} is ahead of the others {between}.")
+        doubts = [
+            _doubted(found, row, other)
+            for row in found.rows
+            for other in _comparable(found, row.gpus)
+            if row.strategy == first != other.strategy
+        ]
+        said.append(
+            f"{named(found, first)} is ahead of the others {between}{max(doubts, default='')}."
+        )
     return said
 
 
@@ -127,18 +149,18 @@ def _how(one: BreakEven) -> str:
 
 
 def _first(found: Projection) -> str | None:
-    """The strategy that has the highest goodput at all sizes and is never overtaken nor overtakes;
-    None: there is none, or one that is no more than a millionth ahead of another.
+    """The strategy that is ahead at all sizes, by more than chance of simulations, and is never
+    overtaken nor overtakes; None: there is none.
     """
     here = {name for one in found.break_even for name in (one.below, one.above)}
-    goodput = {(row.gpus, row.strategy): row.goodput for row in found.rows}
-    goodput |= {(point.gpus, point.strategy): point.goodput for point in found.curve}
     names = [name for name in found.costs if named(found, name) == name]  # measured and published
-    goodput = {key: share for key, share in goodput.items() if key[1] in names}
+    points = [*(row.point for row in found.rows), *found.curve]
+    known = {(point.gpus, point.strategy): point for point in points if point.strategy in names}
     for name in names if len(names) > 1 else []:
-        others = [(gpus, other) for gpus, other in goodput if other != name]
+        others = [(gpus, other) for gpus, other in known if other != name]
         if name not in here and all(
-            goodput.get((gpus, name), -1.0) > goodput[gpus, other] + TIE for gpus, other in others
+            (gpus, name) in known and known[gpus, name].ahead_of(known[gpus, other]) > 0
+            for gpus, other in others
         ):
             return name
     return None

@@ -165,6 +165,7 @@ def test_a_job_goes_on_where_an_interrupted_one_stopped(
 
 @pytest.mark.real
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.sample(1)
 def test_an_ended_supervisor_leaves_nothing(
     start: Callable[..., Running], tmp_path: Path, number: int, code: int
 ) -> None:

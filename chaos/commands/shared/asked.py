@@ -116,9 +116,6 @@ def setting(
     from trainchaos.harness.projection.result import Definitions, Setting
 
     _refuse_alone(choices)
-    several = choices["several"]
-    if of.trace and several == (1.0,):
-        several = of.trace.several
     lemon_share, lemon_times = choices["lemons"] or (0.0, 1.0)
     step_s, save_s, load_s = _times(choices, runs)
     return Setting(
@@ -134,7 +131,7 @@ def setting(
         step_s=step_s,
         replica_nodes=choices["replica_nodes"],
         weibull=choices["weibull"],
-        several=several,
+        several=choices["several"] or (of.trace.several if of.trace else (1.0,)),
         gaps=of.trace.gaps_s if of.trace else (),
         rate_unsure=of.trace.unsure if of.trace and choices["trace_nodes"] else 0.0,
         lemon_share=lemon_share,
@@ -249,12 +246,21 @@ def _trace(choices: Choices) -> FailureTrace | None:
 
 
 def _of_trace(trace: FailureTrace, choices: Choices, rate: float, said: str) -> tuple[float, str]:
-    """The rate, and where it is from."""
+    """The rate, and where it is from. Raises ScenarioError where no cluster can fail so often, or
+    so rarely.
+    """
+    from trainchaos.chaos.commands.shared.projection import LEAST_RATE, MOST_RATE
+    from trainchaos.chaos.errors import ScenarioError
     from trainchaos.harness.projection.presets import DAY_S
 
     shape = f"{len(trace.gaps_s) + 1} failures of {choices['trace']}, drawn again one by one"
     if nodes := choices["trace_nodes"]:
         rate = DAY_S * 1000.0 / (trace.mean_s * nodes)
+        if not LEAST_RATE <= rate <= MOST_RATE:
+            raise ScenarioError(
+                f"{choices['trace']} says {rate:.3g} failures per 1,000 nodes and day",
+                hint=f"between {LEAST_RATE:g} and {MOST_RATE:g}: is the time in seconds?",
+            )
         said = f"{rate:.3g} failures per 1,000 nodes and day, and their gaps, from {shape}"
     else:
         said = f"{said}; their gaps from {shape}"

@@ -167,8 +167,7 @@ OPTIONS = (
     click.option(
         "--several",
         type=Shares(),
-        default="1",
-        help="Probabilities that 1, 2, ... nodes fail at once.",
+        help="Probabilities that 1, 2, ... nodes fail at once.  [default: the trace's, else 1]",
     ),
     click.option(
         "--failures-while",
@@ -200,7 +199,7 @@ OPTIONS = (
     click.option("--price", type=Finite(0, 1e9), help="Of a GPU-hour."),
     click.option(
         "--days",
-        type=Finite(0, 36_500, min_open=True),
+        type=Finite(0.01, 36_500),
         default=90.0,
         show_default=True,
         help="Length of the job.",

@@ -270,6 +270,7 @@ def test_a_script_in_a_directory_with_a_blank_is_shown_as_a_shell_reads_it(
 
 
 @pytest.mark.parametrize("end", ["exec {} t.py", "{} t.py; true"])
+@pytest.mark.sample(1)
 def test_a_process_that_became_the_job_is_alone(
     folder: Path, capsys: pytest.CaptureFixture[str], end: str
 ) -> None:
@@ -423,6 +424,7 @@ def begun(folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.sample(1)
 def test_an_interrupted_watch_leaves_nothing(folder: Path, signum: signal.Signals) -> None:
     process = begun(folder)
     process.send_signal(signum)

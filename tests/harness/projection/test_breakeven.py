@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from tests.harness.projection.test_project_cli import SMALL, Say, chaos
 from trainchaos.harness.projection import breakeven
 from trainchaos.harness.projection.breakeven import break_even, curve, sizes
-from trainchaos.harness.projection.costs import PUBLISHED, RecoveryCost
+from trainchaos.harness.projection.costs import PUBLISHED, RecoveryCost, lasting
 from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.job import formula, job_of
 from trainchaos.harness.projection.projection import project
@@ -148,14 +147,42 @@ def test_between_two_simulations_a_line_over_the_logarithm_of_gpus_is_taken() ->
     assert break_even(setting, costs, [], points(0.04)) == []
 
 
+def test_whoever_is_ahead_by_chance_or_by_what_is_unknown_is_not_ahead_beyond_doubt() -> None:
+    free = Definitions(failures_while="always", spares_count=False)
+    alike = {name: flat(name, 60.0) for name in ("hot-spare", "drop-replica")}
+    found = projected(alike, spares=0, definitions=free, gpus=(131_072,), gpus_per_node=1024)
+    assert not any("is ahead of the others" in line for line in words.findings(found))
+    assert "alike" in words.headline(found)
+    logs = [math.log(60.0) + 1.0 * k for k in (-1.5, -1.0, -0.5, 0.5, 1.0, 1.5)]
+    close = {
+        "hot-spare": seen("hot-spare", logs),
+        "drop-replica": seen("drop-replica", [one + 0.3 for one in logs]),
+    }
+    doubtful = projected(close, spares=0, definitions=Definitions(spares_count=False))
+    (said,) = (line for line in words.findings(doubtful) if "is ahead of the others" in line)
+    assert said.endswith("GPUs, not beyond doubt.")
+    assert words.headline(doubtful).endswith("in 20 days, not beyond doubt")
+
+
+def test_what_is_unknown_of_a_cost_is_what_its_ends_differ_by() -> None:
+    """Of what was measured: growth that is given is known."""
+    setting = Setting(gpus=(64,), rate=6.5)
+    few = seen("hot-spare", [0.0, 0.5, 1.0, 1.5, 2.0])
+    grows = replace(few, per_doubling_s=10.0, nodes=1.0)
+    job = job_of(setting, 16_384, grows)
+    ends = (
+        formula(setting, replace(job, stall=job.stall.longer(by_s)))[0]
+        for by_s in (0.0, few.unsure * few.stall.mean_s)
+    )
+    usual, longer = (share or 0.0 for share in ends)
+    found = breakeven._unknown(setting, 16_384, grows, usual + 0.1)
+    assert found == pytest.approx(usual - longer) and found > 0, "whatever a simulation says"
+
+
 def seen(strategy: str, logs: Sequence[float]) -> RecoveryCost:
     """Measured: so many recoveries, of which the logarithms of the seconds are given."""
-    return replace(
-        flat(strategy, math.exp(statistics.fmean(logs))),
-        stall=Duration(median_s=math.exp(statistics.fmean(logs)), sigma=statistics.stdev(logs)),
-        kind="measured",
-        incidents=len(logs),
-    )
+    stall = lasting([math.exp(one) for one in logs])
+    return replace(flat(strategy, 1.0), stall=stall, kind="measured", incidents=len(logs))
 
 
 def change_of(costs: dict[str, RecoveryCost]) -> BreakEven | None:

@@ -19,12 +19,12 @@ from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection import simulate
 from trainchaos.harness.projection.costs import PUBLISHED, measured
-from trainchaos.harness.projection.durations import Duration
+from trainchaos.harness.projection.durations import Duration, t95
 from trainchaos.harness.projection.projection import project
-from trainchaos.harness.projection.result import APART, Z95, Projection, Setting
+from trainchaos.harness.projection.result import APART, Projection, Setting
 from trainchaos.reports.projection import page, words
 
-SMALL = ("--trials", "20", "--days", "3", "--gpus", "64", "--gpus", "4096", "-q")
+SMALL = ("--trials", "20", "--days", "6", "--gpus", "64", "--gpus", "4096", "-q")
 Say = Callable[..., tuple[int, str, str]]
 
 
@@ -292,12 +292,12 @@ def test_an_interval_has_in_it_what_is_not_known_of_the_mean_recovery() -> None:
     (row,), (sure,), (exact,) = (
         project(setting, {"hot-spare": one}, "a test").rows for one in (few, many, given)
     )
-    assert exact.high - exact.goodput == pytest.approx(Z95 * exact.error)
+    assert exact.high - exact.goodput == pytest.approx(t95(199) * exact.error)
     # 2.776: Student's t of 4 degrees of freedom
     share = math.expm1(2.776 * math.sqrt(0.4**2 / 5 + 0.4**4 / 8))
     stalled = row.failures * stall.mean_s / (30 * 86_400) / (1 + 2 / 512)
     assert row.high - row.goodput == pytest.approx(
-        math.hypot(Z95 * row.error, share * stalled), rel=1e-6
+        math.hypot(t95(199) * row.error, share * stalled), rel=1e-6
     )
     assert row.high - row.low > 5 * (sure.high - sure.low)
     assert row.apart == exact.apart, "the engines agree as they did"

@@ -97,9 +97,10 @@ def test_a_trace_gives_gaps_and_with_its_nodes_the_rate(chaos: Say, tmp_path: Pa
     assert shape["setting"]["several"] == [0.75, 0.25]
     of_nodes = json.loads(chaos(*SMALL, *more, "--trace-nodes", "100")[1])
     assert of_nodes["setting"]["rate"] == pytest.approx(86_400 * 1000 / (40_000 / 3 * 100))
-    unsure = read_failures(tmp_path / "seen.csv").unsure
-    assert of_nodes["setting"]["rate_unsure"] == unsure > 0 == shape["setting"]["rate_unsure"]
-    assert any(f"known to ±{100 * unsure:.3g} % (95 %" in note for note in of_nodes["notes"])
+    assert of_nodes["setting"]["rate_unsure"] == 1.0 > shape["setting"]["rate_unsure"] == 0.0
+    assert any("taken to be between half and double of it" in note for note in of_nodes["notes"])
+    known = project(Setting(gpus=(64,), rate=3.0, days=9, trials=5, rate_unsure=0.2), PUBLISHED, "")
+    assert any("known to ±20 % (95 %" in note for note in known.notes)
     assert shape["setting"]["rate"] == pytest.approx(3.788, abs=0.001)
     law = law_of(Setting(gpus=(64,), rate=3.0, gaps=(1.0, 1.0, 7.0)), 8)
     assert law.mean_s == pytest.approx(86_400 * 1000 / 24)
@@ -108,10 +109,15 @@ def test_a_trace_gives_gaps_and_with_its_nodes_the_rate(chaos: Say, tmp_path: Pa
 
 
 def test_the_rate_of_a_trace_is_as_sure_as_its_gaps_are_many(tmp_path: Path) -> None:
-    """By hand: gaps of 1, 2 and 6, a mean of 3, a deviation of sqrt(7), Student's t of 2."""
-    write(tmp_path, "time\n0\n1\n3\n9\n")
+    """By hand: gaps of 9, 10 and 14, a mean of 11, a deviation of sqrt(7), Student's t of 2."""
+    write(tmp_path, "time\n0\n9\n19\n33\n")
     found = read_failures(tmp_path / "seen.csv")
-    assert found.unsure == pytest.approx(4.303 * math.sqrt(7) / math.sqrt(3) / 3)
+    assert found.unsure == pytest.approx(4.303 * math.sqrt(7) / math.sqrt(3) / 11)
+    write(tmp_path, "time\n0\n1\n3\n9\n")
+    assert read_failures(tmp_path / "seen.csv").unsure == 1.0, "2.19 times"
+
+
+MANY_LEMONS = ("--strategy", "hot-spare", "--stall", "hot-spare=0s", "--lemons", "1:1e5")
 
 
 @pytest.mark.parametrize(
@@ -141,6 +147,10 @@ def test_the_rate_of_a_trace_is_as_sure_as_its_gaps_are_many(tmp_path: Path) -> 
         (("--availability", "1"), "--availability"),
         (("--availability", "0"), "--availability"),
         (("--jobs", "0"), "--jobs"),
+        (("--days", "0.001"), "--days"),
+        (("--trace", "soon.csv", "--trace-nodes", "1"), "is the time in seconds?"),
+        (("--trace", "late.csv", "--trace-nodes", "1"), "is the time in seconds?"),
+        (MANY_LEMONS, "failures in 6 days"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -148,8 +158,16 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     write(tmp_path, CSV)
     write(tmp_path, CSV, "seen.txt")
+    write(tmp_path, "time\n0\n1e-320\n2e-320\n", "soon.csv")
+    write(tmp_path, "time\n0\n1e308\n1.5e308\n", "late.csv")
     code, _, error = chaos(*SMALL, *options)
     assert code == 2 and says in error and "Traceback" not in error
+
+
+def test_several_that_is_given_counts_also_beside_a_trace(chaos: Say, tmp_path: Path) -> None:
+    write(tmp_path, CSV)
+    argv = ("--trace", "seen.csv", "--format", "json", "--several", "1")
+    assert json.loads(chaos(*SMALL, *argv)[1])["setting"]["several"] == [1.0]
 
 
 def test_causes_take_their_own_time_the_measured_or_the_usual(tmp_path: Path) -> None:
@@ -218,6 +236,9 @@ def test_spares_for_an_availability_are_said_for_each_size(chaos: Say, tmp_path:
         assert closed.spares_for(0.99, one["load"]) == one["spares"]
         assert f"{one['gpus']:,} GPUs: spare nodes that keep all {one['nodes']:,} nodes" in said
         assert f"of the time: {one['spares']} (" in said.replace("\n", " ")
+    nearly = chaos(*SMALL, "--availability", "0.99999", "--strategy", "hot-spare")[1]
+    assert " nodes there 0.99999 of the time" in nearly.replace("\n", " ")
+    chaos(*SMALL, "--availability", "0.99")
     page = (tmp_path / "projection/report.html").read_text()
     assert page.count("spare nodes that keep all") == 1 and "spares for 0.99" in page
     doubled = Setting(gpus=(4096,), rate=3.7886, several=(0.0, 1.0), availability=0.99)

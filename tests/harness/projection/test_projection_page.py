@@ -131,7 +131,9 @@ def test_the_terminal_has_a_part_of_them() -> None:
 
 def test_the_headline_has_a_difference_only_where_there_is_one() -> None:
     best = row(lost_gpu_hours=100.0, closed=None)
-    worst = row("checkpoint-restart", goodput=0.5, lost_gpu_hours=900.0, closed=None)
+    worst = row(
+        "checkpoint-restart", goodput=0.5, low=0.45, high=0.55, lost_gpu_hours=900.0, closed=None
+    )
     said = words.headline(projection(best, worst))
     assert said == (
         "At 4,096 GPUs hot-spare keeps 91.0\u00a0% of the time, checkpoint-restart 50.0\u00a0%:"

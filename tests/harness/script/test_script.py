@@ -179,6 +179,7 @@ TERM = "{id: hit, kind: process-term, target: {rank: 0}, at: {step: 12}}"
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.sample(1)
 def test_a_preempted_command_that_ends_well_is_started_again(tmp_path: Path, restarts: int) -> None:
     argv = [sys.executable, str(TRAINER), "--steps", "30", "--late-s", "0.15", "--polite"]
     workload = f"  restarts: {restarts}"
@@ -302,6 +303,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
+@pytest.mark.sample(4)
 def test_bad_input_is_inconclusive_and_says_what_to_do(tmp_path: Path, name: str) -> None:
     argv, options, reason = BAD[name]
     code, results = run(tmp_path, write(tmp_path / "s.yaml", argv, **options))  # type: ignore[arg-type]

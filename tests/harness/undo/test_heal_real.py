@@ -215,6 +215,7 @@ for step in $(seq 100000); do echo "step $step"; sleep 0.02; done
 
 
 @pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.sample(1)
 def test_daemons_of_a_command_go_with_its_harness(tmp_path: Path, guarded: bool) -> None:
     """Without its guard, killed in the same moment, what cleared its environment can no longer be
     told from others'.

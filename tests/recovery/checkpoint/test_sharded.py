@@ -207,6 +207,7 @@ def without_keys(bias: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("world", "shards", "bucket_bytes"), [(4, 2, SMALL), (4, 2, 1 << 20), (3, 3, SMALL)]
 )
+@pytest.mark.sample(1)
 def test_sharded_training_is_that_of_one_process(
     world: int, shards: int, bucket_bytes: int
 ) -> None:
@@ -374,6 +375,7 @@ def spoilt(how: str, who: int, me: Self) -> Reduced:
 
 @pytest.mark.real
 @pytest.mark.parametrize(("how", "who"), [("nan", 2), ("nan", 1), ("part", 3)])
+@pytest.mark.sample(1)
 def test_the_rank_whose_own_gradients_are_not_finite_is_blamed_by_all(how: str, who: int) -> None:
     for found in results(partial(spoilt, how, who), 4):
         assert found.blamed == (who,)
@@ -395,6 +397,7 @@ def examined(bad: tuple[int, ...], me: Self) -> list[int]:
 
 @pytest.mark.real
 @pytest.mark.parametrize(("bad", "found"), [((3,), [3]), ((), []), ((0, 1, 2, 3, 4), [])])
+@pytest.mark.sample(1)
 def test_all_ranks_look_for_a_sample_together(bad: tuple[int, ...], found: list[int]) -> None:
     assert results(partial(examined, bad), 4) == [found] * 4
 

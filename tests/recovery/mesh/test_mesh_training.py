@@ -236,6 +236,7 @@ def whole(found: list[Any], cells: int) -> dict[str, Tensor]:
     ],
     ids=str,
 )
+@pytest.mark.sample(2)
 def test_a_mesh_trains_what_one_process_does(world: int, mesh: Mesh, schedule: str) -> None:
     found = results(partial(train, mesh, schedule), world)
     state, losses, norms = plainly()
@@ -367,6 +368,7 @@ def save_and_restore(mesh: Mesh, folder: Path, me: Self) -> Any:
     ],
     ids=str,
 )
+@pytest.mark.sample(1)
 def test_a_checkpoint_of_a_mesh_loads_into_one_process(mesh: Mesh, tmp_path: Path) -> None:
     found = results(partial(save_and_restore, mesh, tmp_path), mesh.cells)
     model = net()
@@ -409,6 +411,7 @@ def lose_and_redo(mesh: Mesh, numbers: range, me: Self) -> Any:
     ],
     ids=str,
 )
+@pytest.mark.sample(1)
 def test_a_step_that_was_broken_off_leaves_nothing_behind(mesh: Mesh, numbers: range) -> None:
     for norms in results(partial(lose_and_redo, mesh, numbers), mesh.cells):
         assert set(norms) == {norms[0]}
@@ -440,6 +443,7 @@ def replace_one(mesh: Mesh, who: int, me: Self) -> Any:
 
 
 @pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.sample(1)
 def test_stages_meet_one_that_was_started_anew(who: int) -> None:
     """After a step that the others had made all passes of."""
     for norms in results(partial(replace_one, Mesh(pipeline=2), who), 2):

@@ -689,6 +689,7 @@ def refused(token: Path, scratch: Path, *options: str) -> subprocess.CompletedPr
         (None, 0, "cannot read the token"),
     ],
 )
+@pytest.mark.sample(2)
 def test_a_bad_token_file_is_an_error(
     tmp_path: Path, write: str | None, mode: int, why: str
 ) -> None:

@@ -249,6 +249,7 @@ def test_joining_twice_is_an_error(tmp_path: Path) -> None:
         ),
     ],
 )
+@pytest.mark.sample(1)
 def test_a_step_that_fails_without_a_supervisor_is_an_error(
     tmp_path: Path, old: str, new: str, complaint: str
 ) -> None:

@@ -124,6 +124,7 @@ def play(mesh: Mesh, first: int) -> tuple[list[Any], list[Any], list[Any]]:
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=IDS)
+@pytest.mark.sample(2)
 def test_a_spare_that_holds_a_part_follows_it_without_a_copy(mesh: Mesh) -> None:
     ours, theirs, said = play(mesh, first=1)
     assert ours == theirs and {step for step, _, _ in ours} == {STEPS}
@@ -135,6 +136,7 @@ def test_a_spare_that_holds_a_part_follows_it_without_a_copy(mesh: Mesh) -> None
 @pytest.mark.parametrize(
     "mesh", [Mesh(shard=2), Mesh(pipeline=2, tensor=2)], ids=IDS[:1] + IDS[-1:]
 )
+@pytest.mark.sample(1)
 def test_a_spare_that_comes_late_gets_its_part_and_no_more(mesh: Mesh) -> None:
     ours, theirs, said = play(mesh, first=LATE)
     assert ours == theirs

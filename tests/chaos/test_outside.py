@@ -172,6 +172,7 @@ def test_a_wrong_directory_is_refused(
         ("X = 1", "must define exactly one public Fault, it defines 0"),
     ],
 )
+@pytest.mark.sample(1)
 def test_a_broken_one_fails_only_what_needs_it(place: Path, text: str, why: str) -> None:
     (place / "mine" / "faults" / "odd_kill.py").write_text(text)
     fine = chaos(place, "validate", "outside.yaml", "--plugins", "mine")

@@ -74,6 +74,7 @@ def test_the_summary_in_a_file_is_as_wide_as_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("others", ["", "other programs used 1.8 of 2 cores as it began"])
+@pytest.mark.sample(1)
 def test_a_busy_machine_is_named_beside_the_verdict(tmp_path: Path, others: str) -> None:
     run, results = build(tmp_path / "run")
     results = results.model_copy(update={"system": results.system | {"busy": others}})

@@ -274,6 +274,7 @@ def test_where_standard_output_is_json_the_gate_speaks_elsewhere(
 
 
 @pytest.mark.parametrize(("limit", "code"), [("60s", 0), ("1ms", 1)])
+@pytest.mark.sample(1)
 def test_run_ends_with_the_gate(chaos: Say, tmp_path: Path, limit: str, code: int) -> None:
     (tmp_path / "gated.yaml").write_text(SCENARIO.replace("LIMIT", limit))
     ended, out, _ = chaos(

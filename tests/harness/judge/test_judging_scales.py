@@ -118,6 +118,7 @@ def steeper(few: Visits, more: Visits, most: Visits) -> dict[str, tuple[int, int
 
 
 @pytest.mark.parametrize("strategy", ["hot-spare", "drop-replica", "checkpoint-restart"])
+@pytest.mark.sample(1)
 def test_a_longer_log_is_not_read_and_judged_more_slowly(strategy: str, tmp_path: Path) -> None:
     found = [judged(tmp_path / str(steps), strategy, steps=steps) for steps in (60, 120, 240)]
     assert not steeper(*found)

@@ -148,6 +148,7 @@ def test_two_at_once(dice: list[Dice], memory: Path, controls: Controls) -> None
 
 
 @blocks()
+@pytest.mark.long
 def test_another_while_the_group_forms(dice: list[Dice], memory: Path, controls: Controls) -> None:
     for each in dice:
         each.recovery = each.rng.choice((RESTART, DROP, SPARE, {"strategy": SPARE, "spares": 2}))
@@ -158,6 +159,7 @@ def test_another_while_the_group_forms(dice: list[Dice], memory: Path, controls:
 
 
 @blocks()
+@pytest.mark.long
 def test_another_while_the_state_is_restored(
     dice: list[Dice], memory: Path, controls: Controls
 ) -> None:
@@ -221,6 +223,7 @@ def test_the_source_dies_while_it_sends(dice: list[Dice], memory: Path, controls
 
 
 @blocks("ddp", "hsdp", "hsdp of 3")
+@pytest.mark.long
 def test_the_spare_dies_while_it_is_promoted(
     dice: list[Dice], memory: Path, controls: Controls
 ) -> None:
@@ -256,6 +259,7 @@ def test_more_faults_than_spares(dice: list[Dice], memory: Path, controls: Contr
 
 
 @blocks("hsdp", "hsdp of 3", "fsdp")
+@pytest.mark.long
 def test_a_step_that_ended_on_some_ranks_only(
     dice: list[Dice], memory: Path, controls: Controls
 ) -> None:

@@ -16,6 +16,7 @@ STORED = HOME / "scenarios" / "health" / "wrong-values-elsewhere.yaml"
 
 
 @pytest.mark.parametrize("drop", ["false", "true"])
+@pytest.mark.sample(1)
 def test_a_replacement_for_wrong_values_starts_elsewhere(tmp_path: Path, drop: str) -> None:
     text = STORED.read_text(encoding="utf-8")
     assert "drop: false" in text

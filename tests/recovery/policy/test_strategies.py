@@ -173,6 +173,7 @@ def check_form(view: ClusterView, decision: Decision) -> Form:
 
 @pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
+@pytest.mark.sample(2)
 def test_every_failure_is_answered_with_a_generation_that_can_form(
     strategy: Strategy, data: st.DataObject
 ) -> None:
@@ -195,6 +196,7 @@ def test_every_failure_is_answered_with_a_generation_that_can_form(
 
 @pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
+@pytest.mark.sample(2)
 def test_a_loss_is_replaced_where_that_is_promised(strategy: Strategy, data: st.DataObject) -> None:
     view = data.draw(failed_views(strategy))
     promises = getattr(

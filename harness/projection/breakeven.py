@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 from trainchaos.harness.projection.costs import RecoveryCost
-from trainchaos.harness.projection.durations import t95
 from trainchaos.harness.projection.job import SPARES, formula, job_of, nodes_of
 from trainchaos.harness.projection.parallel import Part
 from trainchaos.harness.projection.presets import DAY_S
-from trainchaos.harness.projection.result import BreakEven, Point, Projected, Setting
+from trainchaos.harness.projection.result import BreakEven, Point, Projected, Setting, t95
 from trainchaos.harness.projection.simulate import events_expected
 
 SMALLEST, LARGEST = 8, 131_072

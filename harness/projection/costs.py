@@ -12,8 +12,8 @@ from typing import Literal
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import Results
-from trainchaos.harness.projection.durations import Duration, Lasting, Mixture, t95
-from trainchaos.harness.projection.result import Cost
+from trainchaos.harness.projection.durations import Duration, Lasting, Mixture
+from trainchaos.harness.projection.result import Cost, t95
 
 LEAST_INCIDENTS = 5
 """From fewer the spread of recoveries is not known; as for a median's interval of 94 %."""

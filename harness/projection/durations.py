@@ -13,24 +13,6 @@ from trainchaos.harness.projection.arrivals import Floats
 HALVINGS = 60
 
 
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-_Z = 1.959964
-
-
-def t95(degrees: int) -> float:
-    """Student's t for two-sided 95 %, by degrees of freedom from 1 on: of a table up to 10, beyond
-    by its expansion from the normal distribution (Cornish and Fisher), which is right to 0.001.
-    """
-    if degrees <= len(_T95):
-        return _T95[degrees - 1]
-    return (
-        _Z
-        + (_Z**3 + _Z) / (4 * degrees)
-        + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * degrees**2)
-        + (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / (384 * degrees**3)
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Duration:
     """A time that varies. ``median_s``, seconds, of which ``least_s`` are always the same; the rest

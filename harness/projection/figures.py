@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trainchaos.harness.projection.arrivals import Floats, Law, Poisson
-from trainchaos.harness.projection.durations import t95
 from trainchaos.harness.projection.job import formula, job_of, often, paid
 from trainchaos.harness.projection.parallel import Part
 from trainchaos.harness.projection.presets import DAY_S
-from trainchaos.harness.projection.result import Projected, Setting, Spread, engines_differ
+from trainchaos.harness.projection.result import Projected, Setting, Spread, engines_differ, t95
 from trainchaos.harness.projection.simulate import CLASSES, Job, Outcome, simulate
 
 DRAWN = 100_000

@@ -16,7 +16,7 @@ from typing import Any
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.files import parse_json, read_bytes, reason
 from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
-from trainchaos.harness.projection.durations import t95
+from trainchaos.harness.projection.result import t95
 
 LEAST = 3
 """Failures; two gaps are the fewest that have a shape."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from trainchaos.harness.projection.durations import t95
 from trainchaos.harness.projection.result import BreakEven, Compared, Projected, Projection
 from trainchaos.reports.content.figures import percent
 
@@ -33,14 +31,7 @@ def headline(found: Projection) -> str:
 
 
 def _doubted(found: Projection, one: Projected, other: Projected) -> str:
-    """Said where what is not known of costs and rates may be more than what lies between two."""
-    chance = t95(found.setting.trials - 1)
-    unknown = [
-        max(row.high - row.goodput, row.goodput - row.low) ** 2 - (chance * row.error) ** 2
-        for row in (one, other)
-    ]
-    apart = abs(one.point.goodput - other.point.goodput)
-    return ", not beyond doubt" if apart**2 < max(0.0, math.fsum(unknown)) else ""
+    return ", not beyond doubt" if found.doubtful(one, other) else ""
 
 
 def findings(found: Projection) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection.compared.predictive import arms_known, predict, undisturbed
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, PUBLISHED
-from trainchaos.harness.projection.durations import Duration, t95
+from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.observed import (
     Group,
     Stored,
@@ -24,7 +24,7 @@ from trainchaos.harness.projection.observed import (
     spread,
     unfinished,
 )
-from trainchaos.harness.projection.result import Compared
+from trainchaos.harness.projection.result import Compared, t95
 from trainchaos.harness.projection.simulate import Job
 
 LEAST_ARMS = 3

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trainchaos.harness.projection.arrivals import Floats
-from trainchaos.harness.projection.durations import Duration, t95
+from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.observed import Group, spread
+from trainchaos.harness.projection.result import t95
 from trainchaos.harness.projection.simulate import Job, simulate
 
 DRAWS = 4000

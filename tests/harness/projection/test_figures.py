@@ -11,13 +11,13 @@ import pytest
 
 from tests.harness.projection.test_project_cli import SMALL, Say, chaos
 from trainchaos.harness.projection.costs import PUBLISHED, Cause, by_cause, lasting
-from trainchaos.harness.projection.durations import Duration, t95
+from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.figures import one
 from trainchaos.harness.projection.job import formula, job_of, paid
 from trainchaos.harness.projection.parallel import Part
 from trainchaos.harness.projection.presets import DAY_S
 from trainchaos.harness.projection.projection import project
-from trainchaos.harness.projection.result import Definitions, Projected, Setting
+from trainchaos.harness.projection.result import Definitions, Projected, Setting, t95
 from trainchaos.harness.projection.simulate import simulate
 from trainchaos.reports.projection import page, tables, words
 

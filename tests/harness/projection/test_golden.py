@@ -14,11 +14,10 @@ import pytest
 from tests.support.pages.sample_results import build
 from trainchaos.harness.judge.incident import PhaseSpan
 from trainchaos.harness.projection.costs import PUBLISHED, measured
-from trainchaos.harness.projection.durations import t95
 from trainchaos.harness.projection.job import job_of
 from trainchaos.harness.projection.presets import DAY_S, PRESETS, mtbf_s
 from trainchaos.harness.projection.projection import project
-from trainchaos.harness.projection.result import Setting
+from trainchaos.harness.projection.result import Setting, t95
 from trainchaos.harness.projection.simulate import simulate
 
 

@@ -19,9 +19,9 @@ from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection import simulate
 from trainchaos.harness.projection.costs import PUBLISHED, measured
-from trainchaos.harness.projection.durations import Duration, t95
+from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.projection import project
-from trainchaos.harness.projection.result import APART, Projection, Setting
+from trainchaos.harness.projection.result import APART, Projection, Setting, t95
 from trainchaos.reports.projection import page, words
 
 SMALL = ("--trials", "20", "--days", "6", "--gpus", "64", "--gpus", "4096", "-q")

@@ -158,7 +158,8 @@ def test_whoever_is_ahead_by_chance_or_by_what_is_unknown_is_not_ahead_beyond_do
         "hot-spare": seen("hot-spare", logs),
         "drop-replica": seen("drop-replica", [one + 0.3 for one in logs]),
     }
-    doubtful = projected(close, spares=0, definitions=Definitions(spares_count=False))
+    free = Definitions(spares_count=False)
+    doubtful = projected(close, spares=0, definitions=free, replica_nodes=2)
     (said,) = (line for line in words.findings(doubtful) if "is ahead of the others" in line)
     assert said.endswith("GPUs, not beyond doubt.")
     assert words.headline(doubtful).endswith("in 20 days, not beyond doubt")

@@ -159,7 +159,10 @@ def test_whoever_is_ahead_by_chance_or_by_what_is_unknown_is_not_ahead_beyond_do
         "drop-replica": seen("drop-replica", [one + 0.3 for one in logs]),
     }
     free = Definitions(spares_count=False)
-    doubtful = projected(close, spares=0, definitions=free, replica_nodes=2)
+    every = projected(close, spares=0, definitions=free)
+    # at 8 GPUs, a node, both stand still
+    larger = [point for point in every.curve if point.gpus > 8]
+    doubtful = every.model_copy(update={"curve": larger})
     (said,) = (line for line in words.findings(doubtful) if "is ahead of the others" in line)
     assert said.endswith("GPUs, not beyond doubt.")
     assert words.headline(doubtful).endswith("in 20 days, not beyond doubt")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import TypeVar
 
@@ -60,13 +60,15 @@ def in_processes(
 
     Processes are forked, as the locks of others have names, which whoever clears the machine's
     shared memory may remove; all are forked before ``each`` is told anything, so that a bar of
-    progress has no thread yet. They end with this one, however it ends.
+    progress has no thread yet. They end with this one, however it ends, and with the first that
+    fails.
 
     Raises what ``work`` raises, and InfrastructureError where a process was killed.
     """
     if min(jobs, len(items)) <= 1:
         return [work(item, _inside(each, n, len(items))) for n, item in enumerate(items)]
     order = sorted(range(len(items)), key=lambda n: -size(items[n]))
+    others = active_children()
     pool = ProcessPoolExecutor(
         min(jobs, len(items)),
         mp_context=get_context("fork"),
@@ -82,10 +84,15 @@ def in_processes(
                 future.result()
             each(1.0 - len(pending) / len(items))
         found = {n: future.result() for future, n in running.items()}
-    except BrokenProcessPool as error:
-        raise InfrastructureError(
-            "a process of the projection was killed", hint="fewer --trials or --jobs"
-        ) from error
+    except BaseException as error:
+        # what the others are at is of no use now, and may take hours
+        for worker in set(active_children()).difference(others):
+            worker.kill()
+        if isinstance(error, BrokenProcessPool):
+            raise InfrastructureError(
+                "a process of the projection was killed", hint="fewer --trials or --jobs"
+            ) from error
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
     return [found[n] for n in range(len(items))]

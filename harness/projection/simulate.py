@@ -181,17 +181,18 @@ class _Trials:
         left_s = self._horizon_s - self.now_s
         if not (left_s > 0).any():
             return False
-        missing = self._missing()
+        job = self._job
+        gone = np.minimum(self._missing() * job.replica_nodes / job.nodes, 1.0)
+        part = np.where(gone < 1.0, 1.0 - gone * job.slowing, 0.0)
+        runs = (part > 0.0) | job.wall  # a job that stands still fails by the clock only
         back_s = self._back_s.min(axis=0) - self.now_s if self._limited else np.inf
-        run_s = np.minimum(np.minimum(self._until_s, left_s), back_s)
+        run_s = np.minimum(np.minimum(np.where(runs, self._until_s, np.inf), left_s), back_s)
         if self._slow:
             run_s = np.minimum(run_s, self._slow.next_s())
         run_s = np.maximum(run_s, 0.0)
-        gone = np.minimum(missing * self._job.replica_nodes / self._job.nodes, 1.0)
-        gone = np.where(gone < 1.0, gone * self._job.slowing, 1.0)
-        self._run(run_s, 1.0 - gone)
+        self._run(run_s, part)
         self.now_s += run_s
-        self._until_s -= run_s
+        self._until_s -= np.where(runs, run_s, 0.0)
         if self._limited:
             self._take_back()
         if self._slow and (found := self._slow.pass_time(run_s)).any():
@@ -216,9 +217,7 @@ class _Trials:
 
     def _missing(self) -> Floats:
         """Nodes of the job that nobody takes the place of."""
-        if not self._limited:
-            return np.zeros(self._count)
-        missing = self._away - (self._job.spares or 0)
+        missing = self._away - (self._job.spares or 0) if self._limited else self._away
         return np.clip(missing, 0, self._job.nodes).astype(np.float64)
 
     def _take_back(self) -> None:
@@ -278,7 +277,7 @@ class _Trials:
         self._lost_s["rework"] += kept
 
     def _take(self, failed: Bools) -> Floats:
-        """Nodes that each failure takes; they go into repair."""
+        """Nodes that each failure takes, of those not in repair; they go there."""
         job, count = self._job, self._count
         taken = np.where(failed, 1.0, 0.0)
         if len(job.several) > 1:
@@ -286,10 +285,11 @@ class _Trials:
             taken = np.where(failed, 1.0 + drawn, 0.0)
         if job.processes > 0.0:
             taken = np.where(self._random.random(count) < job.processes, 0.0, taken)
-        self._nodes_lost += taken
         if self._limited:
+            taken = np.minimum(taken, job.nodes + (job.spares or 0) - self._away)  # all there are
             for more in range(int(taken.max())):
                 self._to_repair(taken > more)
+        self._nodes_lost += taken
         return taken
 
     def _to_repair(self, which: Bools) -> None:

@@ -117,7 +117,7 @@ def test_the_rate_of_a_trace_is_as_sure_as_its_gaps_are_many(tmp_path: Path) -> 
     assert read_failures(tmp_path / "seen.csv").unsure == 1.0, "2.19 times"
 
 
-MANY_LEMONS = ("--strategy", "hot-spare", "--stall", "hot-spare=0s", "--lemons", "1:1e5")
+MANY_LEMONS = ("--strategy", "hot-spare", "--stall", "hot-spare=0s", "--lemons", "1:1e6")
 
 
 @pytest.mark.parametrize(
@@ -267,6 +267,27 @@ def test_a_process_that_is_killed_is_an_error() -> None:
     parts = [parallel.Part(setting, 64, one) for one in PUBLISHED.values()]
     with pytest.raises(InfrastructureError, match="was killed"):
         parallel.play_all(parts, _ends, lambda share: None, 2)  # type: ignore[arg-type]
+
+
+def _stays_or_fails(said: tuple[bool, int, int], each: object) -> None:
+    """The one that stays says so, and again if it is left alone; the other fails meanwhile."""
+    stays, reader, writer = said
+    if not stays:
+        os.read(reader, 1)
+        raise ScenarioError("too much")
+    os.write(writer, b"1")
+    select.select([], [], [], 60.0)
+    os.write(writer, b"2")
+
+
+def test_where_one_fails_what_the_others_are_at_ends() -> None:
+    reader, writer = os.pipe()
+    items = [(True, reader, writer), (False, reader, writer)]
+    with pytest.raises(ScenarioError, match="too much"):
+        parallel.in_processes(items, _stays_or_fails, lambda share: None, 2)
+    os.close(writer)
+    with open(reader, "rb") as stream:
+        assert stream.read() == b"", "ends here only where no worker is left that may write"
 
 
 PLAYS = r"""

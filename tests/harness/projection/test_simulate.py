@@ -104,6 +104,26 @@ def test_who_waits_for_a_repair_stands_still() -> None:
     assert same(outcome, closed.goodput(30.0, 1.0, 0.0, 40.0, 180.0))
 
 
+def test_a_job_without_any_node_has_none_that_fails() -> None:
+    """Of one node and no spare: it stands still during each repair, whatever it does with fewer."""
+    repair = Duration(median_s=400.0)
+    changed = {"nodes": 1, "spares": 0, "repair": repair, "shrinks": True}
+    outcome = played(job(Poisson(180.0), **changed))
+    assert same(outcome, closed.goodput(30.0, 1.0, 0.0, 400.0, 180.0))
+    assert (outcome.failures <= outcome.horizon_s / 400.0 + 1).all()
+
+
+@pytest.mark.parametrize("wall", [False, True])
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_no_more_nodes_are_in_repair_than_there_are(wall: bool, shrinks: bool) -> None:
+    """Of three and a spare a failure by the clock takes five, as do failures during repairs."""
+    several = (0.0, 0.0, 0.0, 0.0, 1.0)
+    changed = {"nodes": 3, "spares": 1, "several": several, "shrinks": shrinks, "wall": wall}
+    outcome = played(job(Poisson(20.0), repair=Duration(median_s=400.0), **changed))
+    assert (outcome.nodes_lost <= 4 * (outcome.horizon_s / 400.0 + 1)).all()
+    assert (outcome.nodes_lost >= 4 * (outcome.horizon_s / 600.0 - 1)).all()
+
+
 def test_several_nodes_at_once_are_one_failure() -> None:
     outcome = played(job(Poisson(180.0), several=(0.5, 0.0, 0.5)))
     assert same(outcome, closed.goodput(30.0, 1.0, 0.0, 0.0, 180.0))

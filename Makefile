@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tests start Python many times: compiled modules are kept whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal
+# A test whose limit was not enough to end it (by default 300 s, the longest 900) ends with its process.
+PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
 .PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks test-load test-frameworks lint check format fuzz soak scenarios docs bench bench-hangs bench-load bench-planted schema clean help
 

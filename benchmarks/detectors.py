@@ -12,6 +12,7 @@ the logs of real runs.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from statistics import median
 from benchmarks.health import stored
 from benchmarks.health.cases import CASES
 from benchmarks.health.evaluate import Null, Planted, null, planted
+from trainchaos.harness.fuzz.play.child import tied
 
 Found = tuple[Null, Mapping[float, Planted]]
 
@@ -96,7 +98,7 @@ def main() -> None:
         print(stored.table(stored.unpacked(options.archives)))
         return
     began_s = time.monotonic()
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with ProcessPoolExecutor(options.jobs, None, tied, (os.getpid(),)) as pool:
         waiting = {
             name: pool.submit(evaluate, name, options.seed, options.part, options.n)
             for name in options.only

@@ -36,6 +36,7 @@ from benchmarks.adaptive.table import (
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.events.log import read_log
 from trainchaos.chaos.loading.load import load
+from trainchaos.harness.fuzz.play.child import tied
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.run.simulated_arm import simulated_arm
 
@@ -234,10 +235,11 @@ def play(arm: Arm, runs: Path, strategies: Sequence[str] = STRATEGIES) -> dict[s
     return found
 
 
-def _in_a_hurry() -> None:
-    """What a run leaves on disk is deleted at once, and need not survive a power cut: waiting for
-    the disk would take most of the time.
+def _in_a_hurry(parent: int) -> None:
+    """A process that ends with this one. What a run leaves on disk is deleted at once, and need not
+    survive a power cut: waiting for the disk would take most of the time.
     """
+    tied(parent)
     os.fsync = lambda fd: None
 
 
@@ -265,7 +267,7 @@ def sweep(options: argparse.Namespace) -> list[dict[str, object]]:
         if (mix, costs, seed) not in there
     ]
     options.runs.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(max_workers=options.jobs, initializer=_in_a_hurry) as pool:
+    with ProcessPoolExecutor(options.jobs, None, _in_a_hurry, (os.getpid(),)) as pool:
         for arm, goodput in pool.map(_played, arms):
             line = {"mix": arm.mix, "costs": arm.costs, "seed": arm.seed, "goodput": goodput}
             lines.append(line)

@@ -95,7 +95,7 @@ def test_a_trace_gives_gaps_and_with_its_nodes_the_rate(chaos: Say, tmp_path: Pa
     more = ("--trace", "seen.csv", "--format", "json")
     shape = json.loads(chaos(*SMALL, *more)[1])
     assert shape["setting"]["several"] == [0.75, 0.25]
-    of_nodes = json.loads(chaos(*SMALL, *more, "--trace-nodes", "100")[1])
+    of_nodes = json.loads(chaos(*SMALL, *more, "--days", "1", "--trace-nodes", "100")[1])
     assert of_nodes["setting"]["rate"] == pytest.approx(86_400 * 1000 / (40_000 / 3 * 100))
     assert of_nodes["setting"]["rate_unsure"] == 1.0 > shape["setting"]["rate_unsure"] == 0.0
     assert any("taken to be between half and double of it" in note for note in of_nodes["notes"])

@@ -157,8 +157,7 @@ class _Trials:
     def __init__(
         self, job: Job, horizon_s: float, trials: int, random: np.random.Generator
     ) -> None:
-        self._job, self._horizon_s, self._random = job, horizon_s, random
-        self._count = trials
+        self._job, self._horizon_s, self._random, self._count = job, horizon_s, random, trials
         self._ahead = np.empty((0, trials))
         self._row = 0
         self.now_s = np.zeros(trials)
@@ -168,7 +167,7 @@ class _Trials:
         self._nodes_lost = np.zeros(trials)
         self._lemons = _LemonNodes(job, trials, random) if job.lemons else None
         self._slow = _SlowNodes(job.slow, trials, random) if job.slow else None
-        self._part = np.ones(trials)  # of the full speed, since the last event
+        self._whole = self._part = np.ones(trials)  # of the full speed, since the last event
         self._until_s = self._next()  # running time until the next failure
         self._restart_s = np.zeros(trials)  # what is left of a restart
         self._since_s = np.zeros(trials)  # into the segment, or into the step
@@ -181,23 +180,25 @@ class _Trials:
         left_s = self._horizon_s - self.now_s
         if not (left_s > 0).any():
             return False
-        job = self._job
-        gone = np.minimum(self._missing() * job.replica_nodes / job.nodes, 1.0)
-        part = np.where(gone < 1.0, 1.0 - gone * job.slowing, 0.0)
-        runs = (part > 0.0) | job.wall  # a job that stands still fails by the clock only
-        back_s = self._back_s.min(axis=0) - self.now_s if self._limited else np.inf
-        run_s = np.minimum(np.minimum(np.where(runs, self._until_s, np.inf), left_s), back_s)
+        job, part, back_s = self._job, self._whole, np.inf
+        runs: Bools | bool = True
+        if self._limited:
+            gone = self._missing() * job.replica_nodes / job.nodes
+            part = np.where(gone < 1.0, 1.0 - gone * job.slowing, 0.0)
+            runs = (part > 0.0) | job.wall  # a job that stands still fails by the clock only
+            back_s = self._back_s.min(axis=0) - self.now_s
+        run_s = np.minimum(left_s, back_s)
+        np.minimum(run_s, self._until_s, out=run_s, where=runs)
         if self._slow:
             run_s = np.minimum(run_s, self._slow.next_s())
         run_s = np.maximum(run_s, 0.0)
         self._run(run_s, part)
         self.now_s += run_s
-        self._until_s -= np.where(runs, run_s, 0.0)
+        np.subtract(self._until_s, run_s, out=self._until_s, where=runs)
         if self._limited:
             self._take_back()
         if self._slow and (found := self._slow.pass_time(run_s)).any():
-            stall_s = self._job.stall.sample(self._random, self._count)
-            self._spend("stall", np.where(found, stall_s, 0.0))
+            self._spend("stall", np.where(found, job.stall.sample(self._random, self._count), 0.0))
         failed = (self._until_s <= 0.0) & (self.now_s < self._horizon_s)
         if failed.any():
             self._fail(failed)
@@ -217,8 +218,7 @@ class _Trials:
 
     def _missing(self) -> Floats:
         """Nodes of the job that nobody takes the place of."""
-        missing = self._away - (self._job.spares or 0) if self._limited else self._away
-        return np.clip(missing, 0, self._job.nodes).astype(np.float64)
+        return np.clip(self._away - (self._job.spares or 0), 0, self._job.nodes).astype(np.float64)
 
     def _take_back(self) -> None:
         """Nodes whose repair has ended."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("chaos", "recovery", "harness", "reports")
 LONGEST_FUNCTION = 60
 LONGEST_FILE = 400
+TOP = {
+    *(".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"),
+    *("SECURITY.md", "action.yml", "benchmarks", "chaos", "constraints.txt", "docs", "examples"),
+    *("harness", "mkdocs.yml", "pyproject.toml", "recovery", "reports", "scenarios", "setup.py"),
+    *("templates", "tests", "trainchaos"),
+}
 
 UNBOUNDED = {
     "recovery/rank/joining.py: _PLACE.get()": "a context variable: nothing is waited for",
@@ -195,6 +202,14 @@ def test_files_are_short() -> None:
         if lines > LONGEST_FILE
     ]
     assert not found, "\n".join(found)
+
+
+def test_what_commands_leave_here_is_not_committed() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    command = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "ls-files"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert {name.split("/")[0] for name in said.stdout.splitlines()} == TOP
 
 
 def test_no_promises_in_comments() -> None:

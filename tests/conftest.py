@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import resource
 import sys
 import tempfile
-from collections import Counter
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,9 +21,9 @@ from trainchaos.harness.host import dns_check
 # On a busy machine a moment may be long; and whoever changes nothing sees the same examples as the
 # run before.
 settings.register_profile(
-    "anywhere", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "all", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("anywhere")
+settings.register_profile("sample", settings.get_profile("all"), max_examples=15)
 
 os.environ["CHAOS_TAINTS"] = "/nonexistent/taints.yaml"
 """What whoever runs the tests has tainted on this machine is not to change them."""
@@ -32,37 +33,62 @@ DESCRIPTORS = 8192
 """A process of the tests plays thousands of ranks; a shell's usual limit is 1024."""
 
 
+SAMPLE = 3
+"""Members of a family, a test function with many parameters, that ``--sample`` leaves."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--part``."""
+    """What is played of all that is selected."""
     parser.addoption(
-        "--part", default="1/1", metavar="I/N", help="of N equal parts of the tests play the I-th"
+        "--sample", metavar="SEED", help="of each family of tests play a few members, drawn by SEED"
+    )
+    parser.addoption(
+        "--part", default="1/1", metavar="I/N", help="of N equal parts play the I-th, and smokes"
+    )
+    parser.addoption(
+        "--whole", default="", metavar="PATHS", help="play these, in quotes, whatever the part"
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as long what is not in the sample of its family (``sample(n)``: its first n members).
-    Leave out the tests of other parts: by their names, so that a test stays in its part.
+    """Leave out what is in no sample and in no part. Tests of real processes come first: a long one
+    that began last would be waited for alone.
     """
-    members = Counter[str]()
-    for item in items:
-        sample = item.get_closest_marker("sample")
-        if sample is None or item.get_closest_marker("long") or item.get_closest_marker("soak"):
-            continue
-        family = item.nodeid.partition("[")[0]
-        members[family] += 1
-        if members[family] > sample.args[0]:
-            item.add_marker("long")
+    families = defaultdict[str, list[pytest.Item]](list)
     part, _, parts = config.getoption("--part").partition("/")
-    others = [one for one in items if crc32(one.nodeid.encode()) % int(parts) != int(part) - 1]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        left_out = set(others)
-        items[:] = [one for one in items if one not in left_out]
+    whole = tuple(config.getoption("--whole").split())
+    for item in items:
+        if (
+            zlib.crc32(item.nodeid.encode()) % int(parts) == int(part) - 1
+            or item.get_closest_marker("smoke")
+            or item.nodeid.startswith(whole)
+        ):
+            families[item.nodeid.partition("[")[0]].append(item)
+    played: list[pytest.Item] = []
+    for name, members in families.items():
+        played += _sampled(name, members, config.getoption("--sample"))
+    played.sort(key=lambda item: item.get_closest_marker("real") is None)
+    config.hook.pytest_deselected(items=list(set(items).difference(played)))
+    items[:] = played
 
 
-def pytest_configure() -> None:
-    """Raise the limit of open files, as far as this user may."""
+def _sampled(name: str, members: list[pytest.Item], seed: str | None) -> list[pytest.Item]:
+    """Those of a family that are played: of members in ``make test`` as many as its mark says."""
+    mark = members[0].get_closest_marker("sample")
+    count = mark.args[0] if mark else SAMPLE
+    short = [one for one in members if one.get_closest_marker("long") is None]
+    if seed is None or len(short) <= count:
+        return members
+    drawn = set(random.Random(f"{seed} {name}").sample(short, count))
+    return [one for one in members if one in drawn]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Raise the limit of open files, as far as this user may; choose how many examples there are of
+    each property.
+    """
+    settings.load_profile("all" if config.getoption("--sample") is None else "sample")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -101,7 +101,7 @@ def test_every_fault_that_changes_a_tensor_lands_here_too() -> None:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_rehearsal_on_the_cpu_fills_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     assert (

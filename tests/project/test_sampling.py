@@ -1,4 +1,4 @@
-"""Which members of a family ``make test`` plays: those of its sample, whatever else is selected."""
+"""What is played of families of tests, and of parts: ``tests/conftest.py``."""
 
 from __future__ import annotations
 
@@ -12,30 +12,65 @@ CONFTEST = (Path(__file__).parents[1] / "conftest.py").read_text(encoding="utf-8
 FAMILY = """
 import pytest
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("n", [pytest.param(0, marks=pytest.mark.long), 1, 2, 3, 4])
+@pytest.mark.parametrize("n", [pytest.param(0, marks=pytest.mark.long), *range(1, 31)])
 def test_one(n):
     pass
 
-def test_other():
+@pytest.mark.sample(7)
+@pytest.mark.parametrize("n", range(30))
+def test_more(n):
+    pass
+
+@pytest.mark.smoke
+def test_smoke():
+    pass
+
+@pytest.mark.real
+def test_real():
     pass
 """
+MARKS = "[pytest]\naddopts = -m 'not long'\nmarkers =\n  long\n  sample\n  smoke\n  real\n"
 
 
-@pytest.mark.parametrize(
-    ("options", "played"),
-    [
-        (("-m", "not long"), ["test_one[1]", "test_one[2]", "test_other"]),
-        (("-m", "long"), ["test_one[0]", "test_one[3]", "test_one[4]"]),
-    ],
-)
-def test_the_first_of_a_family_are_its_sample(
-    tmp_path: Path, options: tuple[str, ...], played: list[str]
-) -> None:
-    (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
-    (tmp_path / "test_family.py").write_text(FAMILY, encoding="utf-8")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  long: l\n  sample(n): s\n")
-    argv = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options, str(tmp_path)]
-    ran = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    found = [line.partition("::")[2] for line in ran.stdout.splitlines() if "::" in line]
-    assert found == played, ran.stdout + ran.stderr
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("families")
+    (folder / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    (folder / "a").mkdir()
+    (folder / "a" / "test_family.py").write_text(FAMILY, encoding="utf-8")
+    (folder / "pytest.ini").write_text(MARKS)
+    return folder
+
+
+def played(folder: Path, *options: str) -> list[str]:
+    """Names of the tests that are played, in order."""
+    argv = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options]
+    ran = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert ran.returncode in (0, 5), ran.stdout + ran.stderr
+    return [line.partition("::")[2] for line in ran.stdout.splitlines() if "::" in line]
+
+
+def count(names: list[str]) -> dict[str, int]:
+    return {name: sum(one.startswith(f"test_{name}") for one in names) for name in ("one", "more")}
+
+
+def test_a_seed_draws_few_of_each_family_and_the_same_again(folder: Path) -> None:
+    first, again, other = (played(folder, "--sample", seed) for seed in ("1", "1", "2"))
+    assert first == again != other
+    assert count(first) == count(other) == {"one": 3, "more": 7}
+    assert {"test_smoke", "test_real"} <= set(first) and "test_one[0]" not in first
+
+
+def test_without_a_seed_all_that_is_not_long_is_played(folder: Path) -> None:
+    names = played(folder)
+    assert names[0] == "test_real", "real processes come first"
+    assert count(names) == {"one": 30, "more": 30}
+    assert count(played(folder, "-m", "long or not long")) == {"one": 31, "more": 30}
+
+
+def test_parts_are_disjoint_and_make_the_whole_but_for_smokes(folder: Path) -> None:
+    parts = [played(folder, "--part", f"{n}/3") for n in (1, 2, 3)]
+    rest = [set(names) - {"test_smoke"} for names in parts]
+    assert all("test_smoke" in names for names in parts)
+    assert sum(map(len, rest)) == len(set.union(*rest)) == 61
+    assert played(folder, "--part", "2/3", "--whole", "b a/test_family.py") == played(folder)

@@ -71,9 +71,9 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     [
         (("--strategy", "hot-spare", "--spares", "1"), True),
         pytest.param(
-            ("--strategy", "checkpoint-restart", "--every", "15"), True, marks=pytest.mark.soak
+            ("--strategy", "checkpoint-restart", "--every", "15"), True, marks=pytest.mark.long
         ),
-        pytest.param(("--strategy", "drop-replica"), False, marks=pytest.mark.soak),
+        pytest.param(("--strategy", "drop-replica"), False, marks=pytest.mark.long),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else "",
 )
@@ -97,7 +97,7 @@ def test_a_killed_rank_is_recovered_without_the_harness(
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_rank_that_is_told_to_end_soon_is_replaced_without_a_failure(
     start: Callable[..., Running], unharmed: dict[str, object]
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_rank_whose_device_is_about_to_fail_is_replaced_without_a_failure(
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_job_goes_on_where_an_interrupted_one_stopped(
     start: Callable[..., Running], unharmed: dict[str, object], tmp_path: Path
 ) -> None:
@@ -214,11 +214,11 @@ def children_of(pid: int) -> list[int]:
             "from trainchaos import recovery",
             "broken: w",
             id="before it joins",
-            marks=pytest.mark.soak,
+            marks=pytest.mark.long,
         ),
         pytest.param("    with job.step() as step:", "gave-up: ", id="in a step"),
         pytest.param(
-            "        step.commit()", "gave-up: ", id="after a step", marks=pytest.mark.soak
+            "        step.commit()", "gave-up: ", id="after a step", marks=pytest.mark.long
         ),
     ],
 )
@@ -368,7 +368,7 @@ def test_every_strategy_is_found_by_its_name() -> None:
 
 @pytest.mark.long
 @pytest.mark.real
-@pytest.mark.parametrize("phase", ["forward", pytest.param("backward", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("phase", ["forward", pytest.param("backward", marks=pytest.mark.long)])
 def test_the_harness_runs_it_under_its_faults(tmp_path: Path, phase: str) -> None:
     options = (
         "--set",

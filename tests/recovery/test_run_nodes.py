@@ -91,7 +91,7 @@ def test_ranks_train_on_while_their_coordinator_is_dead_and_another_adopts_them(
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_what_fails_while_nobody_supervises_is_recovered_by_the_next_one(
     cluster: Cluster, unharmed: dict[str, object]
 ) -> None:
@@ -106,7 +106,7 @@ def test_what_fails_while_nobody_supervises_is_recovered_by_the_next_one(
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_coordinators_that_are_killed_at_any_moment_harm_nobody(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -128,7 +128,7 @@ def test_coordinators_that_are_killed_at_any_moment_harm_nobody(
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_node_that_is_lost_while_nobody_supervises_is_given_up(cluster: Cluster) -> None:
     lost_coordinator(cluster, "--spares", "2")
     kill(cluster.agents[1].pid)
@@ -139,7 +139,7 @@ def test_a_node_that_is_lost_while_nobody_supervises_is_given_up(cluster: Cluste
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_lost_node_is_made_good_on_the_other(cluster: Cluster) -> None:
     job = cluster.job("--spares", "2")
     job.wait_for(lambda: job.trained(30))

@@ -1,6 +1,4 @@
-"""What of a family of tests is played when: in ``make test``, ``make test-long`` or ``make
-soak``.
-"""
+"""Which members of a family of tests are in ``make test``; the others are in ``make test-all``."""
 
 from __future__ import annotations
 
@@ -10,12 +8,9 @@ from typing import Any
 import pytest
 
 
-def first_in_test(count: int, first: int, more: int = 0) -> list[Any]:
-    """Parameters 0 to ``count`` - 1: ``first`` for ``make test``, ``more`` after those for ``make
-    test-long``, and the rest for ``make soak``.
-    """
-    later = [pytest.mark.long] * more + [pytest.mark.soak] * (count - first - more)
-    return [*range(first), *(pytest.param(first + n, marks=mark) for n, mark in enumerate(later))]
+def first_in_test(count: int, first: int) -> list[Any]:
+    """Parameters 0 to ``count`` - 1, of which all after the ``first`` ones are marked ``long``."""
+    return [*range(first), *(pytest.param(n, marks=pytest.mark.long) for n in range(first, count))]
 
 
 def long_but(values: Sequence[Any], *kept: Any) -> list[Any]:

@@ -208,7 +208,7 @@ def test_it_is_found_within_eight_steps_or_0_6_s(family: str, step_s: float, mem
     [
         "rank-hang",
         *(
-            pytest.param(k, marks=pytest.mark.soak)
+            pytest.param(k, marks=pytest.mark.long)
             for k in ("gil-deadlock", "gpu-hang", "collective-skip")
         ),
     ],
@@ -254,7 +254,7 @@ def test_every_family_of_hangs_is_found_in_time_and_blamed(tmp_path: Path) -> No
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_family_of_hangs_is_found_in_time_where_steps_take_a_second(tmp_path: Path) -> None:
     scenario = tmp_path / "long.yaml"
@@ -299,7 +299,7 @@ def play_hangs(folder: Path, scenario: Path) -> tuple[Results, list[hangs.Measur
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["sleep", "spin", "kernel"])
 def test_a_script_hangs_and_the_kernel_bears_witness(how: str, tmp_path: Path) -> None:
     fault = (

@@ -104,7 +104,7 @@ def test_accelerate_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.frameworks
-@pytest.mark.soak  # compiles for more than a minute where it has never run
+@pytest.mark.long  # compiles for more than a minute where it has never run
 def test_deepspeed_passes(tmp_path: Path) -> None:
     need("deepspeed")
     passes("deepspeed", tmp_path, *ALONE)

@@ -28,10 +28,10 @@ def alone(strategy: str) -> tuple[str, ...]:
     ("strategy", "shape"),
     [
         ("hot-spare", "{replicate: 2, tensor: 2}"),
-        pytest.param("hot-spare", "{replicate: 2, shard: 2}", marks=pytest.mark.soak),
-        pytest.param("hot-spare", "{replicate: 2, pipeline: 2}", marks=pytest.mark.soak),
-        pytest.param("drop-replica", "{replicate: 2, tensor: 2}", marks=pytest.mark.soak),
-        pytest.param("checkpoint-restart", "{replicate: 2, tensor: 2}", marks=pytest.mark.soak),
+        pytest.param("hot-spare", "{replicate: 2, shard: 2}", marks=pytest.mark.long),
+        pytest.param("hot-spare", "{replicate: 2, pipeline: 2}", marks=pytest.mark.long),
+        pytest.param("drop-replica", "{replicate: 2, tensor: 2}", marks=pytest.mark.long),
+        pytest.param("checkpoint-restart", "{replicate: 2, tensor: 2}", marks=pytest.mark.long),
     ],
 )
 def test_the_debug_model_recovers_on_a_mesh(strategy: str, shape: str, tmp_path: Path) -> None:

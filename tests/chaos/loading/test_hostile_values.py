@@ -138,7 +138,7 @@ def test_an_odd_value_breaks_nothing(played: Path, tmp_path: Path) -> None:
     assert verdict_after(played, tmp_path, random.Random(14).sample(everything, 60)) == "pass"
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_odd_value_breaks_anything(played: Path, tmp_path: Path, part: int) -> None:
     assert verdict_after(played, tmp_path, list(cases(played))[part::PARTS]) == "pass"

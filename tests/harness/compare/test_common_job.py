@@ -247,7 +247,7 @@ def test_a_stack_that_nothing_happens_to_reports_every_step(data: Path, tmp_path
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_losses_are_the_same_step_by_step_under_every_stack_of_ours(
     data: Path, tmp_path: Path
 ) -> None:

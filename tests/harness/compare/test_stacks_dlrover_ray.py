@@ -272,7 +272,7 @@ def train(tmp_path: Path) -> Iterator[Callable[[str, Settings, str], Trained]]:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("settings", ["default", "tuned"])
 @pytest.mark.parametrize("name", ["dlrover", "ray-train"])

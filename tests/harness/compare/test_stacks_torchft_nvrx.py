@@ -147,12 +147,12 @@ def run_module(
         ("torchft_replicas --lighthouse=--min_replicas", False, "lacks JOB_RANKS"),
         ("torchft_replicas --lighthouse=--min_replicas", True, "chaos stacks install torchft"),
         pytest.param(
-            "torchft_train", True, "by harness.peers.torchft_replicas", marks=pytest.mark.soak
+            "torchft_train", True, "by harness.peers.torchft_replicas", marks=pytest.mark.long
         ),
         pytest.param(
-            "nvrx_inprocess", True, "start it by harness.peers.supervise", marks=pytest.mark.soak
+            "nvrx_inprocess", True, "start it by harness.peers.supervise", marks=pytest.mark.long
         ),
-        pytest.param("nvrx_heartbeats", True, "start it by ft_launcher", marks=pytest.mark.soak),
+        pytest.param("nvrx_heartbeats", True, "start it by ft_launcher", marks=pytest.mark.long),
     ],
 )
 def test_a_script_says_who_starts_it(
@@ -309,7 +309,7 @@ def train_under(
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("settings", ["default", "tuned"])
 @pytest.mark.parametrize("name", ["torchft", "nvrx-inprocess", "nvrx-ft-launcher"])
 def test_losses_are_those_of_plain_training_while_nothing_happens(
@@ -321,7 +321,7 @@ def test_losses_are_those_of_plain_training_while_nothing_happens(
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["torchft", "nvrx-ft-launcher"])
 def test_training_goes_on_after_a_kill(name: str, data: Path, tmp_path: Path) -> None:
     scratch, steps = tmp_path / name, 40

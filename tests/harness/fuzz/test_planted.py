@@ -104,7 +104,7 @@ def test_a_defect_that_shows_at_once_is_found(name: str) -> None:
     assert found(name)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in PLANTED if name not in QUICK])
 def test_a_planted_defect_is_found(name: str) -> None:
     assert found(name), f"not within {SEARCHES} searches of {PLANTED[name].runs} scenarios"

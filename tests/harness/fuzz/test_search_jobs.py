@@ -306,7 +306,7 @@ def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Pat
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_nodes_with_agents_are_played_too() -> None:
     tree = {**tree_of("agents"), "launcher": {"kind": "agents", "nodes": 2}}
     played = RealPlayer(catalogue=CATALOGUE).play(tree)

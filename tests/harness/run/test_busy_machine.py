@@ -1,5 +1,5 @@
 """Arms beside processor hogs, for real: nobody is blamed for a machine that is too busy.
-``AA_RUNS`` says how many (``make soak``: 4; a release: 40), beside hogs as urgent as the ranks;
+``AA_RUNS`` says how many (by default 4; a release: 40), beside hogs as urgent as the ranks;
 half as many where hogs are niced.
 """
 
@@ -14,7 +14,7 @@ from tests.harness.run.test_real import run
 from tests.support.hogs import URGENCIES, hogs
 from trainchaos.chaos.events.log import Kind, read_log
 
-pytestmark = [pytest.mark.real, pytest.mark.soak]
+pytestmark = [pytest.mark.real, pytest.mark.long]
 
 RUNS = int(os.environ.get("AA_RUNS", "4"))
 LIMIT_S = 300 + 120 * RUNS

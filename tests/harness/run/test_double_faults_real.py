@@ -17,7 +17,7 @@ import pytest
 from tests.support.running import supervised
 from trainchaos.chaos.events.log import Event, Kind
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.long]
 
 STEPS, LOST_AT, EVERY = 24, 13, 5
 
@@ -159,12 +159,6 @@ CASES: dict[str, dict[int, Case]] = {
         ),
     },
 }
-QUICK = {
-    ("two at once", 2),
-    ("the source while it sends", 2),
-    ("more than there are spares, restored", 2),
-}
-"""The others take long together: they are for make soak."""
 
 
 def supervise(folder: Path, case: Case, shards: int) -> dict[str, list[Event]]:
@@ -199,20 +193,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("unfaulted")
 
 
-def marks_of(name: str, shards: int) -> pytest.MarkDecorator:
-    """The quick ones are for ``make test-long``, since simulations of all are in ``make test``; the
-    rest is for ``make soak``.
-    """
-    return pytest.mark.long if (name, shards) in QUICK else pytest.mark.soak
-
-
 @pytest.mark.parametrize(
-    ("name", "shards"),
-    [
-        pytest.param(name, shards, marks=marks_of(name, shards))
-        for name, cases in CASES.items()
-        for shards in cases
-    ],
+    ("name", "shards"), [(name, shards) for name, cases in CASES.items() for shards in cases]
 )
 def test_a_second_fault(name: str, shards: int, tmp_path: Path, folder: Path) -> None:
     case = CASES[name][shards]

@@ -147,7 +147,7 @@ def test_a_dead_zygote_ends_the_run_with_reports(training: Training) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_lost_terminal_ends_it_like_a_signal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     one = Training(tmp_path, stdin=theirs, stdout=theirs, stderr=theirs)

@@ -227,7 +227,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_job_on_a_full_disk_trains_on_and_recovers(small_disk: Path) -> None:
     job = Running(small_disk, "--ranks", "2", "--spares", "1", "--logs", small_disk / "logs", JOB)
     tail = EventLogTail(job.events / "orchestrator.jsonl")

@@ -11,7 +11,7 @@ from tests.chaos.loading.test_scenarios import loaded, simulate
 from tests.support.hogs import URGENCIES, hogs
 from trainchaos.chaos.events.log import Event, Kind, Log, read_log
 
-pytestmark = [pytest.mark.real, pytest.mark.soak]
+pytestmark = [pytest.mark.real, pytest.mark.long]
 SCENARIO = """\
 version: 1
 name: busy-machine

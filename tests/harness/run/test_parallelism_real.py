@@ -61,7 +61,7 @@ def restored(tmp_path: Path, strategy: str) -> list[str]:
     ("kind", "steps", "rank", "phase"),
     [
         pytest.param("gpt", 24, 1, "backward", marks=pytest.mark.long),
-        pytest.param("mlp", 40, 2, "forward", marks=pytest.mark.soak),
+        pytest.param("mlp", 40, 2, "forward", marks=pytest.mark.long),
     ],
 )
 def test_a_replica_that_loses_a_rank_is_filled_dropped_or_restored(
@@ -77,7 +77,7 @@ def test_a_replica_that_loses_a_rank_is_filled_dropped_or_restored(
     assert restored(tmp_path, "checkpoint-restart") == ["checkpoint"]
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_the_only_copy_of_a_shard_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
     results = run(tmp_path, kind="gpt", steps=24, rank=1, phase="collective", parallelism="fsdp")
     assert len(results.cells) == 3
@@ -144,7 +144,7 @@ def last_digests(events: dict[str, list[Event]]) -> dict[int, dict[str, object]]
     return digests
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_rank_that_dies_while_only_one_has_applied_the_step_changes_no_bit(
     tmp_path: Path,
 ) -> None:

@@ -92,11 +92,11 @@ def stored(tmp_path: Path) -> Results:
 
 
 LONG = ("nan", "corrupt checkpoint", "stop")
-"""Others test the same parts for real in less time: these are for make soak."""
+"""Others test the same parts for real in less time."""
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(f, marks=pytest.mark.soak if f in LONG else ()) for f in FAULTS]
+    "fault", [pytest.param(f, marks=pytest.mark.long if f in LONG else ()) for f in FAULTS]
 )
 def test_every_strategy_recovers_and_every_checker_agrees(tmp_path: Path, fault: str) -> None:
     code, results = run(tmp_path, faults=FAULTS[fault])
@@ -125,7 +125,7 @@ def test_every_strategy_recovers_and_every_checker_agrees(tmp_path: Path, fault:
     assert set(lost.values()) == {0.0}
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_corrupt_checkpoint_is_refused_by_name_and_an_older_one_restored(tmp_path: Path) -> None:
     code, results = run(
         tmp_path, faults=FAULTS["corrupt checkpoint"], recovery="checkpoint-restart"
@@ -141,7 +141,7 @@ def test_a_corrupt_checkpoint_is_refused_by_name_and_an_older_one_restored(tmp_p
     assert "has checksum" in refused[0].data["reason"]
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_cold_restart_is_bit_for_bit_too(tmp_path: Path) -> None:
     recovery = "{strategy: checkpoint-restart, restart: cold}"
     code, results = run(tmp_path, recovery=recovery, workload=MLP)
@@ -149,7 +149,7 @@ def test_a_cold_restart_is_bit_for_bit_too(tmp_path: Path) -> None:
     assert [cell.exactness for cell in results.cells] == ["bit for bit"]
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_killing_rank_0_is_no_different_from_killing_rank_3(tmp_path: Path) -> None:
     endings = []
     for rank in (0, 3):
@@ -182,7 +182,7 @@ def final_digest(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_shrinking_batch_loses_samples_and_says_how_many(tmp_path: Path) -> None:
     recovery = "{strategy: drop-replica, batch: shrink, rejoin: false}"
     faults = "[{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 51, phase: data}}]"
@@ -192,7 +192,7 @@ def test_shrinking_batch_loses_samples_and_says_how_many(tmp_path: Path) -> None
     assert results.cells[0].metrics["samples_lost"].values == [40.0]
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_an_sla_that_does_not_hold_fails_the_run_and_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +205,7 @@ def test_an_sla_that_does_not_hold_fails_the_run_and_is_named(
     assert [s.line for s in results.slas] == [8]
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_fault_that_never_fires_is_inconclusive(tmp_path: Path) -> None:
     faults = "[{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 400}}]"
     code, results = run(
@@ -219,7 +219,7 @@ def test_a_fault_that_never_fires_is_inconclusive(tmp_path: Path) -> None:
     assert "400" in results.reason or any("400" in sla.detail for sla in results.slas)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_no_recovery_fails_the_job_and_says_so(tmp_path: Path) -> None:
     code, results = run(
         tmp_path, workload=MLP, recovery="none", more='sla: {recovery_time: ["max < 5s"]}'

@@ -13,16 +13,8 @@ from tests.support.decided import decided
 from trainchaos.chaos.events.log import Event, Kind, read_log
 from trainchaos.harness.judge.results import CellResult, Results
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.long]
 FILES = sorted((FOLDER / "real-jobs").glob("*.yaml"))
-QUICK = ("onecycle-kill",)
-"""Six arms of few seconds; in each of the others stalls or evaluations are waited for."""
-PLAYED = [
-    pytest.param(
-        path, id=path.stem, marks=pytest.mark.long if path.stem in QUICK else pytest.mark.soak
-    )
-    for path in FILES
-]
 EXACT = {
     "checkpoint-restart": {"bit for bit"},
     # fewer ranks add up in another order
@@ -37,7 +29,7 @@ def failures(folder: Path) -> list[Event]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", PLAYED)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_strategy_recovers_and_nobody_else_is_blamed(path: Path, tmp_path: Path) -> None:
     scenario = loaded(path)
     code = decided(path, tmp_path)

@@ -39,7 +39,7 @@ def landed(events: list[Event], fault: str) -> dict[str, Any]:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_partition_longer_than_a_hang_is_nobodys_fault_and_costs_no_rank(tmp_path: Path) -> None:
     code, results, events = run("long-partition", tmp_path)
     assert code == 0, results.reason
@@ -51,7 +51,7 @@ def test_a_partition_longer_than_a_hang_is_nobodys_fault_and_costs_no_rank(tmp_p
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_delay_is_measured_by_a_probe_and_felt_by_the_job(tmp_path: Path) -> None:
     _, results, events = run("delay-one-way", tmp_path)
     evidence = landed(events, "link-delay")
@@ -65,7 +65,7 @@ def test_a_delay_is_measured_by_a_probe_and_felt_by_the_job(tmp_path: Path) -> N
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_store_lost_while_a_group_forms_costs_one_more_attempt(tmp_path: Path) -> None:
     code, results, events = run("store-kill-in-recovery", tmp_path)
     assert code == 0, results.reason
@@ -78,7 +78,7 @@ def test_a_store_lost_while_a_group_forms_costs_one_more_attempt(tmp_path: Path)
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_ranks_train_on_without_a_coordinator_and_another_takes_over(tmp_path: Path) -> None:
     code, results, events = run("coordinator-kill", tmp_path)
     assert code == 0, results.reason
@@ -87,7 +87,7 @@ def test_ranks_train_on_without_a_coordinator_and_another_takes_over(tmp_path: P
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_healthy_rank_declared_dead_commits_nothing_more(tmp_path: Path) -> None:
     code, results, events = run("lost-heartbeat", tmp_path)
     assert code == 0, results.reason

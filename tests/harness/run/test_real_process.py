@@ -43,8 +43,8 @@ def only(results: Results) -> Incident:
 @pytest.mark.parametrize(
     "recovery",
     [
-        pytest.param("checkpoint-restart", marks=pytest.mark.soak),
-        pytest.param("drop-replica", marks=pytest.mark.soak),
+        pytest.param("checkpoint-restart", marks=pytest.mark.long),
+        pytest.param("drop-replica", marks=pytest.mark.long),
         "hot-spare",
     ],
 )
@@ -57,7 +57,7 @@ def test_a_notice_is_used_to_leave_without_losing_a_step(tmp_path: Path, recover
     assert incident.recovery_time is not None and incident.recovery_time < 20
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_an_unheeded_notice_ends_in_a_kill(tmp_path: Path) -> None:
     code, results = play(tmp_path, "process-term", "none", params="{grace_s: 0.05}")
     assert code == 1
@@ -65,7 +65,7 @@ def test_an_unheeded_notice_ends_in_a_kill(tmp_path: Path) -> None:
     assert (incident.landed, incident.outcome) == (True, "fail-stop")
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_segmentation_fault_is_one(tmp_path: Path) -> None:
     code, results = play(tmp_path, "process-segv", "hot-spare")
     assert code == 0, results.reason
@@ -95,7 +95,7 @@ def test_a_left_out_collective_is_blamed_on_the_rank_that_left_it_out(tmp_path: 
     assert "without entering collective" in str(incident.evidence["seen"])
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_crash_loop_ends_with_a_clear_word(tmp_path: Path) -> None:
     code, results = play(
         tmp_path,
@@ -125,7 +125,7 @@ def test_the_kernel_kills_for_memory_and_the_group_is_removed(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}")
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_quota_slows_a_rank_and_its_group_is_removed_though_the_rank_dies_in_it(
     tmp_path: Path,
 ) -> None:

@@ -58,9 +58,9 @@ def mounted(path: Path) -> list[str]:
             "disk-full",
             "{by: shrink, size_mib: 8}",
             "No space left on device",
-            marks=pytest.mark.soak,
+            marks=pytest.mark.long,
         ),
-        pytest.param("read-only", "{}", "Read-only file system", marks=pytest.mark.soak),
+        pytest.param("read-only", "{}", "Read-only file system", marks=pytest.mark.long),
     ],
 )
 def test_failed_saves_are_said_and_the_last_good_checkpoint_is_restored(
@@ -94,8 +94,8 @@ def test_failed_saves_are_said_and_the_last_good_checkpoint_is_restored(
 @pytest.mark.parametrize(
     ("mode", "stage"),
     [
-        pytest.param("torn", "data", marks=pytest.mark.soak),
-        pytest.param("torn", "manifest", marks=pytest.mark.soak),
+        pytest.param("torn", "data", marks=pytest.mark.long),
+        pytest.param("torn", "manifest", marks=pytest.mark.long),
         ("lose-unsynced", "renamed"),
     ],
 )
@@ -119,9 +119,9 @@ def test_a_save_that_was_cut_off_is_never_restored_as_it_is(
 @pytest.mark.parametrize(
     "parallelism",
     [
-        pytest.param("fsdp", marks=pytest.mark.soak),
-        pytest.param("ddp", marks=pytest.mark.soak),
-        pytest.param("{hsdp: {replicas: 2, shards: 2}}", marks=pytest.mark.soak),
+        pytest.param("fsdp", marks=pytest.mark.long),
+        pytest.param("ddp", marks=pytest.mark.long),
+        pytest.param("{hsdp: {replicas: 2, shards: 2}}", marks=pytest.mark.long),
     ],
 )
 def test_saves_in_the_background_by_several_ranks_and_in_deltas_are_restored_exactly(
@@ -173,7 +173,7 @@ def test_a_rank_that_only_writes_a_part_is_hit_while_it_saves(tmp_path: Path) ->
     assert said == {"begun", "written", "failed"}
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["torn", "lose-unsynced"])
 def test_a_save_in_the_background_that_was_cut_off_is_never_restored(
     tmp_path: Path, mode: str
@@ -189,7 +189,7 @@ def test_a_save_in_the_background_that_was_cut_off_is_never_restored(
     assert not events(tmp_path, Kind.CHECKPOINT_REFUSED)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_two_data_files_exchanged_are_refused(tmp_path: Path) -> None:
     fault = (
         "[{id: swap, kind: checkpoint-corrupt, params: {mode: swap-shard}, target:"

@@ -42,14 +42,14 @@ def corrupt(number: int, op: str, surface: str, more: str = "") -> str:
     "workload",
     [
         pytest.param(MLP, id="mlp"),
-        pytest.param(GPT.replace("steps: 36", "steps: 60"), id="gpt", marks=pytest.mark.soak),
+        pytest.param(GPT.replace("steps: 36", "steps: 60"), id="gpt", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize(
     "surface",
     [
         "activation",
-        *(pytest.param(name, marks=pytest.mark.soak) for name in ("input", "optimizer_state")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("input", "optimizer_state")),
     ],
 )
 def test_what_is_not_finite_is_caught_blamed_and_contained(
@@ -77,7 +77,7 @@ def test_what_is_not_finite_is_caught_blamed_and_contained(
                 recovery,
                 "{id: f, kind: tensor-corrupt, params: {surface: SURFACE, op: bitflip, bit: 3}, "
                 "target: {rank: 2}, at: {step: 22}}".replace("SURFACE", surface),
-                marks=pytest.mark.soak,
+                marks=pytest.mark.long,
             )
             for recovery in ("checkpoint-restart", "drop-replica", "hot-spare")
             for surface in ("parameter", "optimizer_state")
@@ -103,7 +103,7 @@ def test_a_replica_that_differs_is_named_and_gets_the_others_state(
     assert len(held) == 4 and len(set(held)) == 1
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_every_silent_corruption_lands_and_nobody_notices(tmp_path: Path) -> None:
     faults = ", ".join(
         corrupt(n, op, surface, more) for n, (op, surface, more) in enumerate(SILENT)
@@ -116,7 +116,7 @@ def test_every_silent_corruption_lands_and_nobody_notices(tmp_path: Path) -> Non
     assert cell.exactness == "differs"
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_drifting_replica_and_wrong_data_show_where_they_should(tmp_path: Path) -> None:
     drift = "{id: drift, kind: replica-desync, target: {rank: 1}, at: {step: 25}}"
     code, results = run(tmp_path, workload=BLIND, recovery="hot-spare", faults=f"[{drift}]")
@@ -136,7 +136,7 @@ def test_a_drifting_replica_and_wrong_data_show_where_they_should(tmp_path: Path
     [
         "hot-spare",
         *(
-            pytest.param(name, marks=pytest.mark.soak)
+            pytest.param(name, marks=pytest.mark.long)
             for name in ("checkpoint-restart", "drop-replica")
         ),
     ],

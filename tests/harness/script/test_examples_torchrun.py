@@ -56,7 +56,7 @@ def test_the_first_scenario_for_a_script_of_ones_own_passes_as_it_stands(
     assert [incident.outcome for incident in results.faults] == ["recovered"]
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("line", LINES)
 def test_it_recovers_and_passes(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -151,7 +151,7 @@ def test_a_short_stop_is_masked_and_healed(tmp_path: Path) -> None:
     assert results.faults[0].witness == "kernel: process state" and results.faults[0].healed
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_hang_is_detected_and_blamed(tmp_path: Path) -> None:
     expect = "expect: {outcome: recovered, detected_by: hang}"
     fault = f"{{id: hit, kind: process-stop, target: {{rank: 1}}, at: {{step: 12}}, {expect}}}"
@@ -352,7 +352,7 @@ def test_what_a_command_leaves_is_ended_and_held_against_it(
     assert events(tmp_path, Kind.COMMAND_ENDED)[0].data["killed"] >= 1
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_one_that_does_not_end_is_ended(tmp_path: Path) -> None:
     scenario = write(tmp_path / "s.yaml", command(*ALL_STEPS, "--stubborn"), deadline="3s")
     code, results = run(tmp_path, scenario)
@@ -374,7 +374,7 @@ def test_a_node_is_the_ranks_on_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(lacks_mount() is not None, reason=f"{lacks_mount()}")
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_full_disk_under_the_scratch_directory(tmp_path: Path) -> None:
     fault = "{id: full, kind: disk-full, at: {step: 12}, duration: 0.5s}"
     argv = command("--steps", "90", "--restarts", "100", "--save-every", "1")
@@ -388,7 +388,7 @@ def test_a_full_disk_under_the_scratch_directory(tmp_path: Path) -> None:
     "mode",
     [
         "truncate",
-        *(pytest.param(name, marks=pytest.mark.soak) for name in ("missing", "bitflip", "stale")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("missing", "bitflip", "stale")),
     ],
 )
 def test_a_corrupt_checkpoint_of_its_own(tmp_path: Path, mode: str) -> None:

@@ -92,7 +92,7 @@ def test_an_exception_ends_a_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_an_exception_that_is_caught_costs_little_and_is_measured(tmp_path: Path) -> None:
     fault = "{id: hit, kind: exception, target: {rank: 1}, at: {step: 12, phase: backward}}"
     incident = play(tmp_path, fault, options=("--retry",))["hit"]
@@ -124,7 +124,7 @@ def test_nan_that_is_trained_on_is_an_escape(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_two_ranks_are_stopped_at_once_and_go_on(tmp_path: Path) -> None:
     fault = (
         "{id: hit, kind: process-stop, target: {select: all}, at: {step: 12, phase: forward},"
@@ -138,7 +138,7 @@ def test_two_ranks_are_stopped_at_once_and_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_fault_fires_again_in_the_same_place_after_a_rollback(tmp_path: Path) -> None:
     at = "at: {step: 13, phase: optimizer}, retrigger: {max: 2}"
     play(tmp_path, f"{{id: hit, kind: process-kill, target: {{rank: 0}}, {at}}}")
@@ -149,7 +149,7 @@ def test_a_fault_fires_again_in_the_same_place_after_a_rollback(tmp_path: Path) 
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_fault_by_time_waits_for_the_next_point(tmp_path: Path) -> None:
     incident = play(tmp_path, "{id: hit, kind: exception, target: {rank: 1}, at: {time: 0.4}}")[
         "hit"
@@ -158,7 +158,7 @@ def test_a_fault_by_time_waits_for_the_next_point(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_point_that_the_script_lacks_is_said(tmp_path: Path) -> None:
     fault = "{id: hit, kind: process-kill, target: {rank: 1}, at: {step: 12, phase: backward}}"
     scenario = write(

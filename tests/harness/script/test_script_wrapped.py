@@ -102,8 +102,8 @@ def test_a_flood_of_output_is_heard_to_its_end_and_not_kept(tmp_path: Path) -> N
     ("end", "restarts"),
     [
         ("sys.exit(1)", 0),
-        pytest.param("time.sleep(60)", 0, marks=pytest.mark.soak),
-        pytest.param(ONCE, 1, marks=pytest.mark.soak),
+        pytest.param("time.sleep(60)", 0, marks=pytest.mark.long),
+        pytest.param(ONCE, 1, marks=pytest.mark.long),
     ],
 )
 def test_a_command_that_fails_by_itself_proves_nothing(

@@ -116,8 +116,8 @@ def reasons(played: Played) -> str:
 
 
 def blocks(*layouts: str) -> Any:
-    """Every seed of a block has its layout. Of the first block ``make test`` plays a part, and
-    ``make test-long`` all, for what few seeds show; the others are for ``make soak``.
+    """Every seed of a block has its layout. Of the first block ``make test`` plays a part, for
+    what few seeds show.
     """
     names = layouts or tuple(LAYOUTS)
     dice = [Dice(seed=seed, layout=names[seed % len(names)]) for seed in range(SEEDS)]
@@ -125,10 +125,13 @@ def blocks(*layouts: str) -> Any:
         "dice",
         [
             pytest.param(dice[:IN_TEST], id="0"),
-            pytest.param(dice[:BLOCK], id=f"0 to {BLOCK}", marks=pytest.mark.long),
             *(
-                pytest.param(dice[start : start + BLOCK], id=str(start), marks=pytest.mark.soak)
-                for start in range(BLOCK, SEEDS, BLOCK)
+                pytest.param(
+                    dice[max(start, IN_TEST) : start + BLOCK],
+                    id=f"from {start}",
+                    marks=pytest.mark.long,
+                )
+                for start in range(0, SEEDS, BLOCK)
             ),
         ],
     )

@@ -65,7 +65,7 @@ def both(cell: Cell, root: Path, seed: int = 3) -> tuple[Played, dict[str, str]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", first_in_test(SEEDS // BLOCK, 1, 1))
+@pytest.mark.parametrize("block", first_in_test(SEEDS // BLOCK, 1))
 def test_whatever_happens_the_job_recovers_and_every_checker_passes(
     block: int, memory: Path
 ) -> None:

@@ -40,7 +40,7 @@ SCENARIOS = (
     "storage/read-only",
     "storage/torn-checkpoint",
 )
-SOAK = pytest.mark.soak
+SOAK = pytest.mark.long
 LOOK_S = 0.005
 DEADLINE_S = 120.0
 SCENARIO = """
@@ -267,7 +267,7 @@ def test_daemons_of_a_command_go_with_its_harness(tmp_path: Path, guarded: bool)
         heal.heal_all(doomed.runs)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_heal_leaves_the_run_beside_it_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

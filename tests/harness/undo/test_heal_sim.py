@@ -194,7 +194,7 @@ def writes(tmp_path_factory: pytest.TempPathFactory) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", first_in_test(BATCHES, 1, 2))
+@pytest.mark.parametrize("batch", first_in_test(BATCHES, 1))
 def test_nothing_is_left_of_a_killed_harness(memory: Path, writes: int, batch: int) -> None:
     prepare(memory)
     rng = random.Random(batch)

@@ -239,7 +239,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["hot-spare", "drop-replica", "checkpoint-restart"])
 def test_a_changed_value_costs_no_more_than_the_steps_since_the_agreement(
     start: Callable[..., Running], tmp_path: Path, strategy: str

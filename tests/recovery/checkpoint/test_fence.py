@@ -306,7 +306,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_two_jobs_in_one_directory_do_not_spoil_each_others_checkpoints(
     start: Callable[..., Running], tmp_path: Path
 ) -> None:

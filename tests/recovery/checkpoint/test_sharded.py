@@ -274,7 +274,7 @@ def train_and_lose(shards: int, loser: int, me: Self) -> Any:
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("world", "shards", "loser"), [(4, 2, 0), pytest.param(2, 2, 1, marks=pytest.mark.soak)]
+    ("world", "shards", "loser"), [(4, 2, 0), pytest.param(2, 2, 1, marks=pytest.mark.long)]
 )
 def test_a_step_lost_at_any_collective_is_redone_to_the_last_bit(
     world: int, shards: int, loser: int

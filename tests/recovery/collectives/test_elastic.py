@@ -99,7 +99,7 @@ def by_step(got: list[Any]) -> list[dict[int, Any]]:
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "bucket_bytes", [SMALL, pytest.param(25 * 1024 * 1024, marks=pytest.mark.soak)]
+    "bucket_bytes", [SMALL, pytest.param(25 * 1024 * 1024, marks=pytest.mark.long)]
 )
 def test_any_number_of_ranks_gets_the_same_bits(bucket_bytes: int) -> None:
     got = results(partial(in_worlds, worlds=(4, 3, 4, 2, 1), bucket_bytes=bucket_bytes), PARTS)
@@ -147,9 +147,9 @@ def test_with_all_ranks_there_it_sends_what_a_ring_does() -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "value", [float("nan"), pytest.param(float("inf"), marks=pytest.mark.soak)]
+    "value", [float("nan"), pytest.param(float("inf"), marks=pytest.mark.long)]
 )
-@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_rank_to_blame_is_named_whichever_micro_batch_it_was(value: float, place: int) -> None:
     got = results(partial(in_worlds, worlds=(2,), spoil=(1, value, place)), 2)
     for steps in by_step(got):

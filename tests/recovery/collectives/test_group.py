@@ -168,7 +168,7 @@ def test_an_abort_frees_all_who_wait_for_a_stopped_rank_and_they_can_go_on_witho
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "victim", [0, pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak)]
+    "victim", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)]
 )
 def test_a_dead_peer_and_an_abort_free_everybody_again_and_again(victim: int) -> None:
     with ranks(outlive, 3) as started:
@@ -329,7 +329,7 @@ def leave_one_after_another(me: Self) -> list[int]:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_generations_leave_nothing_behind() -> None:
     for counts in results(leave_one_after_another, 2):
         assert max(counts[-3:]) <= counts[2] + 2, f"descriptors leak: {counts}"
@@ -376,8 +376,8 @@ def receive(
     ("source", "receivers"),
     [
         (0, (1, 2)),
-        pytest.param(2, (0,), marks=pytest.mark.soak),
-        pytest.param(1, (0, 2), marks=pytest.mark.soak),
+        pytest.param(2, (0,), marks=pytest.mark.long),
+        pytest.param(1, (0, 2), marks=pytest.mark.long),
         (1, ()),
     ],
 )
@@ -421,8 +421,8 @@ def receive_directly(
     [
         {1: 0},
         {0: 2, 3: 1},
-        pytest.param({0: 3, 1: 3, 2: 3}, marks=pytest.mark.soak),
-        pytest.param({3: 0}, marks=pytest.mark.soak),
+        pytest.param({0: 3, 1: 3, 2: 3}, marks=pytest.mark.long),
+        pytest.param({3: 0}, marks=pytest.mark.long),
     ],
 )
 def test_a_state_copied_from_rank_to_rank_is_exact_and_takes_nobody_else(

@@ -129,8 +129,8 @@ def spoil_loss(
     "where",
     [
         pytest.param(0, id="last bucket"),
-        pytest.param(2, id="a middle bucket", marks=pytest.mark.soak),
-        pytest.param(5, id="first bucket", marks=pytest.mark.soak),
+        pytest.param(2, id="a middle bucket", marks=pytest.mark.long),
+        pytest.param(5, id="first bucket", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize(("what", "ranks"), [(float("nan"), (1,)), (float("-inf"), (0, 2))])

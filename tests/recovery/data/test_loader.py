@@ -325,7 +325,7 @@ def test_an_error_of_the_data_set_comes_through(job: Job) -> None:
         job.step(loader)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_worker_that_hangs_is_an_error_in_the_end(job: Job) -> None:
     reader, writer = os.pipe()
 

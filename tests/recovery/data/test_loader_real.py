@@ -37,9 +37,9 @@ sla:
 @pytest.mark.parametrize(
     "strategy",
     [
-        pytest.param("drop-replica", marks=pytest.mark.soak),
-        pytest.param("hot-spare", marks=pytest.mark.soak),
-        pytest.param("checkpoint-restart", marks=pytest.mark.soak),
+        pytest.param("drop-replica", marks=pytest.mark.long),
+        pytest.param("hot-spare", marks=pytest.mark.long),
+        pytest.param("checkpoint-restart", marks=pytest.mark.long),
     ],
 )
 def test_workers_deliver_what_is_due_and_the_result_is_the_same(

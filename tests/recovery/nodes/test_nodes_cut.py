@@ -167,9 +167,9 @@ def begun(jobs: list[CutJob], folder: Path, sites: Sites, *options: str, epochs:
 
 CUTS_S = {
     2.0: pytest.mark.long,
-    4.5: pytest.mark.soak,
+    4.5: pytest.mark.long,
     10.0: pytest.mark.long,
-    60.0: pytest.mark.soak,
+    60.0: pytest.mark.long,
 }
 
 
@@ -192,7 +192,7 @@ def test_ranks_train_on_through_a_cut_and_nobody_is_killed(
     assert job.end() == 130, job.said
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_failure_during_a_cut_is_answered_when_the_node_is_heard_of_again(
     tmp_path: Path, sites: Sites, jobs: list[CutJob]
 ) -> None:
@@ -212,7 +212,7 @@ def test_a_failure_during_a_cut_is_answered_when_the_node_is_heard_of_again(
     assert len(members[1]) == 4 and {"w0", "w2", "w3"} < set(members[1])
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_node_without_any_link_is_given_up_and_fenced_when_it_is_back(
     tmp_path: Path, sites: Sites, jobs: list[CutJob]
 ) -> None:
@@ -235,7 +235,7 @@ def test_a_node_without_any_link_is_given_up_and_fenced_when_it_is_back(
     assert job.end() == 130
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_killed_agent_is_noticed_as_early_as_ever(
     tmp_path: Path, sites: Sites, jobs: list[CutJob]
 ) -> None:

@@ -119,7 +119,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
     sites.close()
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_who_cannot_be_told_to_join_joins_when_the_link_is_back(begin: Begin) -> None:
     """All processes are new, those of the far node are ready first, and the last of the near ones
     during the cut.
@@ -156,7 +156,7 @@ def test_who_cannot_say_that_it_joined_is_waited_for(begin: Begin) -> None:
     job.ends_well(lost=["w1"], generations=[["w0", "w1", "w2", "w3"], ["w0", "s4", "w2", "w3"]])
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_cut_as_soon_as_a_generation_begins_harms_nobody(begin: Begin) -> None:
     """Wherever it hits: before the far node hears of the generation, while its ranks look for their
     peers in the store, which is behind the cut too, or as they say that they joined.
@@ -199,7 +199,7 @@ def asked_to_fork(pid: int) -> bool:
         os.close(fd)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_process_that_was_started_during_a_cut_is_known_when_the_link_is_back(
     begin: Begin,
 ) -> None:
@@ -221,7 +221,7 @@ def test_a_process_that_was_started_during_a_cut_is_known_when_the_link_is_back(
     job.ends_well(lost=["s6"], generations=[["w0", "w1", "w2", "w3"]])
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_node_that_cannot_be_told_to_start_a_process_starts_it_when_the_link_is_back(
     begin: Begin,
 ) -> None:

@@ -248,7 +248,7 @@ def test_a_zygote_that_is_gone_is_said_in_words(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "stop",
-    [pytest.param(False, id="running"), pytest.param(True, id="stopped", marks=pytest.mark.soak)],
+    [pytest.param(False, id="running"), pytest.param(True, id="stopped", marks=pytest.mark.long)],
 )
 def test_nothing_outlives_a_harness_that_is_killed(tmp_path: Path, stop: bool) -> None:
     harness = subprocess.Popen(

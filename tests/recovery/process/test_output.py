@@ -226,7 +226,7 @@ def unread(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[byte
         os.close(writer)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_run_whose_reader_has_left_is_judged_as_any_other(tmp_path: Path) -> None:
     ended = unread(tmp_path, "run", scenario(tmp_path), "-v")
     assert ended.returncode == 0, ended.stderr

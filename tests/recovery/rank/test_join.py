@@ -235,7 +235,7 @@ def test_joining_twice_is_an_error(tmp_path: Path) -> None:
         ),
         ("step.commit()", "continue", "step 1 ended without step.commit()"),
         *(
-            pytest.param(*case, marks=pytest.mark.soak)
+            pytest.param(*case, marks=pytest.mark.long)
             for case in (
                 (
                     "step.commit()",
@@ -285,7 +285,7 @@ def test_the_example_needs_few_changed_lines() -> None:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_the_plain_script_trains_as_it_is(tmp_path: Path) -> None:
     ran = subprocess.run(
         [

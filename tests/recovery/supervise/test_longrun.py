@@ -113,7 +113,7 @@ def test_thirty_failures_leave_nothing_on_nodes(nodes_run: NodesRun) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_thousand_failures_of_all_kinds_in_one_job(
     memory_run: LongRun, capsys: pytest.CaptureFixture[str]
@@ -132,7 +132,7 @@ def test_a_thousand_failures_of_all_kinds_in_one_job(
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_hundreds_of_failures_leave_nothing_on_nodes(
     nodes_run: NodesRun, capsys: pytest.CaptureFixture[str]

@@ -22,9 +22,9 @@ KINDS = pytest.mark.parametrize(
     [
         pytest.param(HotSpare(), 1, id="hot-spare"),
         pytest.param(HotSpare(), 64, id="hsdp", marks=pytest.mark.long),
-        pytest.param(HotSpare(), 2048, id="fsdp", marks=pytest.mark.soak),
-        pytest.param(DropReplica(), 1, id="drop-replica", marks=pytest.mark.soak),
-        pytest.param(CheckpointRestart(), 1, id="checkpoint-restart", marks=pytest.mark.soak),
+        pytest.param(HotSpare(), 2048, id="fsdp", marks=pytest.mark.long),
+        pytest.param(DropReplica(), 1, id="drop-replica", marks=pytest.mark.long),
+        pytest.param(CheckpointRestart(), 1, id="checkpoint-restart", marks=pytest.mark.long),
     ],
 )
 
@@ -57,7 +57,7 @@ def test_sixteen_thousand_ranks_in_a_second() -> None:
     assert cost.sent == {"Abort": MANY - 1, "Join": MANY}, "one abort a survivor, one join a member"
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @KINDS
 def test_sixteen_thousand_ranks_and_their_memory(strategy: Strategy, shards: int) -> None:
     cost = cost_of(strategy, MANY, shards=shards, memory=True)

@@ -128,7 +128,7 @@ def burned(nodes: Nodes, node: int) -> float:
 
 
 @pytest.mark.parametrize(
-    "mbit", [10, *(pytest.param(mbit, marks=pytest.mark.soak) for mbit in (100, 1000))]
+    "mbit", [10, *(pytest.param(mbit, marks=pytest.mark.long) for mbit in (100, 1000))]
 )
 def test_a_throttled_link_passes_what_was_asked_for(links: NodeLinks, mbit: int) -> None:
     assert links.shape([AHEAD], LinkShape(bytes_per_s=mbit * 1e6 / 8)) == "htb"
@@ -173,7 +173,7 @@ def test_a_link_that_flaps_is_down_and_comes_back_by_itself(
     assert "down" not in arrived
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_late_link_is_late_one_way_and_a_lossy_one_loses(links: NodeLinks) -> None:
     usual = measured(links)["round_trip_s"]
     by = links.shape([AHEAD], LinkShape(delay_s=0.05))
@@ -234,7 +234,7 @@ def test_who_takes_more_memory_than_a_node_has_is_killed_and_nobody_else(nodes: 
     assert container.exec_run(hog).exit_code == 0
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_killed_node_is_the_engines_word_and_anew_it_is_another_machine(
     engine: Any, tmp_path: Path
 ) -> None:
@@ -260,7 +260,7 @@ def test_a_killed_node_is_the_engines_word_and_anew_it_is_another_machine(
         assert measured(links, BACK)["mbit_per_s"] is None, "its link is still blocked"  # type: ignore[arg-type]
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_without_root_the_engine_runs_the_tools_in_the_node(engine: Any, tmp_path: Path) -> None:
     with (
         pytest.MonkeyPatch.context() as patch,

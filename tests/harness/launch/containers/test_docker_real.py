@@ -388,7 +388,7 @@ def test_a_user_who_is_not_root_may_change_the_network_of_nodes(engine: Any) -> 
     assert left == []
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_an_engine_that_is_killed_and_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

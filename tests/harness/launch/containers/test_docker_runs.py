@@ -77,7 +77,7 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_nothing_is_left(
     assert read_open(run.ledger) == []
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.timeout(INTERRUPTIONS * (LATEST_S + LIMIT_S))
 def test_interrupted_runs_leave_nothing(engine: Any, tmp_path: Path) -> None:
     draw, runs, pause = random.Random(7), tmp_path / "runs", Event()
@@ -106,7 +106,7 @@ def test_interrupted_runs_leave_nothing(engine: Any, tmp_path: Path) -> None:
         assert [pid for pid, _ in processes.since(0) if processes.environment_has(pid, entry)] == []
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_two_runs_at_once_both_pass(engine: Any, tmp_path: Path) -> None:
     begun = []
     for name in ("a", "b"):

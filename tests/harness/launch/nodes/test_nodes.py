@@ -164,9 +164,9 @@ def test_a_lost_spare_is_replaced_and_training_does_not_notice(memory: Path) -> 
 @pytest.mark.parametrize(
     "recovery",
     [
-        pytest.param("checkpoint-restart", marks=pytest.mark.soak),
-        pytest.param("drop-replica", marks=pytest.mark.soak),
-        pytest.param("{strategy: hot-spare, spares: 4}", marks=pytest.mark.soak),
+        pytest.param("checkpoint-restart", marks=pytest.mark.long),
+        pytest.param("drop-replica", marks=pytest.mark.long),
+        pytest.param("{strategy: hot-spare, spares: 4}", marks=pytest.mark.long),
     ],
 )
 def test_a_real_node_is_lost_and_replaced(tmp_path: Path, recovery: str) -> None:
@@ -183,7 +183,7 @@ def test_a_real_node_is_lost_and_replaced(tmp_path: Path, recovery: str) -> None
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_real_spare_is_lost_unnoticed(tmp_path: Path) -> None:
     faults = "[{id: f, kind: spare-kill, at: {step: 20}, expect: {outcome: masked}}]"
     code, results = run(tmp_path, workload=MLP, recovery="hot-spare", faults=faults)

@@ -102,7 +102,7 @@ def test_a_job_whose_only_node_is_lost_gives_up_and_is_judged(tmp_path: Path) ->
     assert nobody_left(tmp_path)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_memory_checkpoints_outlive_the_node_that_took_them(tmp_path: Path) -> None:
     code, results = run(
         tmp_path, workload=MEMORY, recovery="checkpoint-restart", faults=LOST, more=NODES
@@ -114,7 +114,7 @@ def test_memory_checkpoints_outlive_the_node_that_took_them(tmp_path: Path) -> N
     assert [e.data["node"] for e in keepers[:3]] == [0, 1, 2]
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("recovery", "fault"),
     [
@@ -143,7 +143,7 @@ def test_what_works_on_one_machine_works_on_nodes(
     agreed(*run(tmp_path, workload=MLP, recovery=recovery, faults=fault, more=NODES))
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_nodes_go_on_alone_while_the_coordinator_is_away_and_what_fails_meanwhile_is_heard_later(
     tmp_path: Path,
 ) -> None:
@@ -162,7 +162,7 @@ def test_nodes_go_on_alone_while_the_coordinator_is_away_and_what_fails_meanwhil
     assert not list(log.of(Kind.NODE_LOST)), "they dialled again in time"
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_keepers_outlive_a_lost_coordinator_and_are_ended_with_the_job(tmp_path: Path) -> None:
     faults = "[{id: away, kind: coordinator-kill, params: {down_s: 0.3}, at: {step: 19}}]"
     workload = MEMORY.replace("60", "120")

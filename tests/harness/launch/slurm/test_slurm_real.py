@@ -200,7 +200,7 @@ def without(slurm: SlurmCluster, node: str) -> Iterator[None]:
         )
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_lost_node_begins_anew_on_a_host_that_waits(begin: Begin, slurm: SlurmCluster) -> None:
     run = begin(nodes=2, hosts=3)
     other, first = run.start(0), run.start(1)
@@ -220,7 +220,7 @@ def test_a_lost_node_begins_anew_on_a_host_that_waits(begin: Begin, slurm: Slurm
         assert run.platform.close() == ()
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_slurm_tells_a_lost_node_from_a_silent_one(begin: Begin, slurm: SlurmCluster) -> None:
     run = begin(nodes=2)
     facts = run.start(1)
@@ -235,14 +235,14 @@ def test_slurm_tells_a_lost_node_from_a_silent_one(begin: Begin, slurm: SlurmClu
             run.platform.start(1, ["true"], {})
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_node_is_drained_only_where_the_user_allows_it(begin: Begin, slurm: SlurmCluster) -> None:
     run = begin(nodes=1)
     assert run.platform.drain(0, "it trains slowly") is None
     assert not any("DRAIN" in state for state in slurm.states().values())
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_drained_node_works_on_and_slurm_knows_the_reason(
     begin: Begin, slurm: SlurmCluster
 ) -> None:
@@ -261,7 +261,7 @@ def test_a_drained_node_works_on_and_slurm_knows_the_reason(
         slurm.run("scontrol", "update", f"nodename={host}", "state=resume")
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_host_that_is_given_up_is_drained_where_that_is_allowed(
     begin: Begin, slurm: SlurmCluster
 ) -> None:
@@ -277,7 +277,7 @@ def test_a_host_that_is_given_up_is_drained_where_that_is_allowed(
         slurm.run("scontrol", "update", f"nodename={first}", "state=resume")
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_preemption_reaches_the_agents_as_a_signal(begin: Begin, slurm: SlurmCluster) -> None:
     run = begin(nodes=2)
     facts = [run.start(node) for node in (0, 1)]
@@ -287,7 +287,7 @@ def test_preemption_reaches_the_agents_as_a_signal(begin: Begin, slurm: SlurmClu
     assert all(map(alive, facts))
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_an_allocation_that_ends_takes_all_nodes_and_says_so(
     begin: Begin, slurm: SlurmCluster
 ) -> None:
@@ -303,7 +303,7 @@ def test_an_allocation_that_ends_takes_all_nodes_and_says_so(
         run.platform.start(0, ["true"], {})
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_agents_work_on_while_the_controller_is_away(
     begin: Begin, slurm: SlurmCluster, tmp_path: Path
 ) -> None:

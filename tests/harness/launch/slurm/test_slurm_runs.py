@@ -102,7 +102,7 @@ def test_a_node_that_is_killed_is_replaced_by_a_spare_node(
     nothing_is_left(slurm, tmp_path, job.id)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_node_that_slurm_loses_too_is_replaced_by_a_spare_node(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -129,7 +129,7 @@ def test_a_node_that_slurm_loses_too_is_replaced_by_a_spare_node(
         slurm.start_node("n2")
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_sigterm_heals_and_gives_a_verdict_that_names_slurm(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -145,7 +145,7 @@ def test_sigterm_heals_and_gives_a_verdict_that_names_slurm(
     nothing_is_left(slurm, tmp_path, job.id)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_preempted_job_heals_in_its_grace_and_begins_anew_when_requeued(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -177,7 +177,7 @@ def test_a_preempted_job_heals_in_its_grace_and_begins_anew_when_requeued(
     assert len(list(tmp_path.glob("lost-node-spare-node/2*"))) == 2
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_two_runs_in_one_allocation_do_not_know_each_other(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -217,7 +217,7 @@ def processes_of(job: str) -> list[int]:
     return [pid for pid, _ in since(0) if environment_has(pid, entry)]
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_that_is_ended_at_any_moment_leaves_nothing(
     slurm: SlurmCluster, inside: dict[str, str], tmp_path: Path, seed: int
@@ -291,7 +291,7 @@ def test_too_few_nodes_are_named_with_what_to_ask_for(slurm: SlurmCluster, tmp_p
     )
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_silent_controller_at_the_start_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     reason = lacking()
     if reason:

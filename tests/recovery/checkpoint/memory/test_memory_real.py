@@ -73,7 +73,7 @@ def kept(job: Running) -> list[Event]:
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 def test_memory_that_is_too_small_is_said_and_training_goes_on(
     start: Callable[..., Running],
 ) -> None:
@@ -132,7 +132,7 @@ def test_a_lost_node_costs_nothing_its_peer_has_a_copy(
 
 
 @pytest.mark.real
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["drop-replica", "hot-spare"])
 def test_a_sharded_model_of_which_there_is_one_copy_is_filled_from_memory(
     tmp_path: Path, strategy: str

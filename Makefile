@@ -3,41 +3,51 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Tests start Python many times: compiled modules are kept whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 # A test whose limit was not enough to end it (by default 300 s, the longest 900) ends with its process.
 PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
-.PHONY: run test test-long test-busy test-gpu bench-gpu test-docker test-slurm test-stacks test-load test-frameworks lint check format fuzz soak scenarios docs bench bench-hangs bench-load bench-planted schema clean help
+.PHONY: run test test-all test-rest test-busy test-gpu bench-gpu test-docker test-slurm test-stacks test-search test-load test-frameworks lint check format fuzz scenarios docs bench bench-hangs bench-load bench-planted schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(PIP) torch==2.13.0 && $(PIP) --editable '.[dev]' || { \
+	  echo "make: $(VENV) is not complete, for what pip says above; without a network nothing can be installed. No test was played." >&2; exit 1; }
 	touch $@
 
 run: $(STAMP) ## run the main scenario and say where its report is
 	$(BIN)/chaos run scenarios/kill-one-rank.yaml
 
-test: $(STAMP) ## all tests but those of clusters, real processes included (9 minutes on 2 cores)
-	$(PYTEST_2) -m "not real and not soak and not long"
-	$(PYTEST_2) -m "real and not soak and not long and not docker and not slurm and not stacks and not frameworks"
+# Of a family of tests, one function with many parameters, a few members are played, drawn by this seed; the command
+# that make prints plays the same again.
+SAMPLE ?= $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 1)
+OTHERS := docker or slurm or stacks or frameworks
 
+test: $(STAMP) ## each capability once, real processes included (4 minutes on 2 quick cores, 9 on slow ones)
+	$(PYTEST_2) --sample $(SAMPLE) -m "not long and not ($(OTHERS))"
+
+# PART=3/24: the third of 24 equal parts, and smokes; WHOLE="tests/a tests/b": these whatever the part.
 PART ?= 1/1
+WHOLE ?=
+PLAYED := --part $(PART) --whole "$(WHOLE)"
 
-test-long: $(STAMP) ## more of the same families of tests: other strategies, seeds and moments (25 minutes; PART=1/8: an eighth)
-	$(PYTEST_2) --part $(PART) -m "long and not soak and not docker and not slurm and not stacks"
+test-rest: $(STAMP) ## all members of all families that need no cluster, no stack and no framework (two hours)
+	$(PYTEST_2) $(PLAYED) -m "not ($(OTHERS))"
+
+test-all: test-rest test-docker test-slurm test-stacks test-frameworks test-search test-load ## all tests there are, before a release (three hours)
 
 lint: $(STAMP) ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint ## lint, and unit and simulated tests (three minutes on 2 cores)
-	$(PYTEST_2) -m "not real and not slow and not soak and not long"
+check: lint ## lint, and the quick ones of the unit and simulated tests (one minute on 2 quick cores, 2 on slow ones)
+	$(PYTEST_2) --sample $(SAMPLE) -m "not real and not slow and not long"
 
 format: $(STAMP) ## format the code
 	$(BIN)/ruff format .
@@ -50,9 +60,13 @@ fuzz: $(STAMP) ## search random scenarios for ten minutes on the simulator; what
 	@echo chaos fuzz --seed $(FUZZ_SEED)
 	$(BIN)/chaos fuzz --budget 10m --jobs 2 --seed $(FUZZ_SEED) --into build/finds
 
-soak: fuzz ## more of the tests: ten minutes of the search, random kills of the harness, more seeds, larger models
-	$(PYTEST_2) -m "(soak or long) and not real"
-	$(BIN)/python -m pytest -m "(soak or long) and real and not docker and not slurm"
+# The same searches each time: what changes is the code.
+SEARCHED = $(if $(filter 1/1,$(PART)),$(1),$(2))
+
+test-search: $(STAMP) ## searches with a fixed seed: in simulated jobs, in what is loaded, in what is judged (PART other than 1/1: an eighth)
+	$(BIN)/chaos fuzz --runs $(call SEARCHED,200,25) --budget 10m --jobs 2 --seed 1 --into build/finds
+	$(BIN)/chaos fuzz --what loader --runs $(call SEARCHED,300,40) --budget 10m --jobs 2 --seed 1 --into build/finds
+	$(BIN)/chaos fuzz --what judge --runs $(call SEARCHED,600,75) --budget 10m --jobs 2 --seed 1 --into build/finds
 
 AA_RUNS ?= 40
 
@@ -60,10 +74,10 @@ test-busy: $(STAMP) ## arms beside processor hogs, 40 with nothing done to them:
 	AA_RUNS=$(AA_RUNS) $(BIN)/python -m pytest -m real tests/harness/run/test_busy_machine.py tests/harness/run/test_hogs_real.py
 
 test-docker: $(STAMP) ## nodes as containers; starts a Docker engine when none runs (as root, with docker.io)
-	$(BIN)/python -m pytest -m docker
+	$(BIN)/python -m pytest $(PLAYED) -m docker
 
 test-slurm: $(STAMP) ## nodes of a real Slurm, which the tests start and stop (as root, with slurm-wlm and munge)
-	$(BIN)/python -m pytest -m slurm
+	$(BIN)/python -m pytest $(PLAYED) -m slurm
 
 # A machine with a GPU may have no network: GPU_PYTHON=python3 uses what is there (docs/gpu-results.md says what it needs).
 GPU_PYTHON ?= $(BIN)/python
@@ -76,9 +90,8 @@ test-gpu: $(GPU_STAMP) ## the tests that need an NVIDIA GPU; skipped where there
 bench-gpu: $(GPU_STAMP) ## measure on a GPU and write docs/gpu-results.md, in ten minutes; exit status 7 where there is none
 	$(GPU_PYTHON) -m benchmarks.gpu --out $(GPU_RESULTS)
 
-test-stacks: $(STAMP) ## a small comparison with torchrun and torchft, whose environment it installs
-	$(BIN)/chaos stacks install torchft
-	$(BIN)/python -m pytest -m stacks
+test-stacks: $(STAMP) ## small comparisons with torchrun, and with torchft, whose environment it installs when it is played
+	CHAOS_REQUIRE=stacks $(BIN)/python -m pytest $(PLAYED) -m stacks
 
 # Training frameworks have an environment of their own, with the product in it: their versions are not the product's.
 FRAMEWORKS := .venv-frameworks
@@ -92,7 +105,7 @@ $(FRAMEWORKS_STAMP): pyproject.toml examples/frameworks/constraints.txt
 	touch $@
 
 test-frameworks: $(FRAMEWORKS_STAMP) ## callbacks of Lightning, Hugging Face and others in real training, and torchtitan; installs them (four to eight minutes, and three to install)
-	$(FRAMEWORKS)/bin/python -m pytest -m "(frameworks or not real) and not soak" tests/chaos/integrations
+	$(FRAMEWORKS)/bin/python -m pytest $(PLAYED) -m "frameworks or not real" tests/chaos/integrations
 
 scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)
 	for file in scenarios/*.yaml scenarios/*/*.yaml; do \
@@ -100,7 +113,7 @@ scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do
 	  $(BIN)/chaos run $$file; code=$$?; [ $$code -eq 0 ] || [ $$code -eq 7 ] || exit $$code; done
 
 docs: $(STAMP) ## build the site of the documentation into build/site; a link that leads nowhere is an error
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement docs/site/requirements.txt
+	$(PIP) --requirement docs/site/requirements.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP) ## measure recovery and overhead; prints the tables kept in docs/performance.md and docs/clusters.md
@@ -115,7 +128,7 @@ bench: $(STAMP) ## measure recovery and overhead; prints the tables kept in docs
 bench-hangs: $(STAMP) ## how fast each family of hangs is found, at two step times (under five minutes, nothing else running)
 	$(BIN)/python -m benchmarks.hangs
 
-INSTALL_LOAD := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,load]'
+INSTALL_LOAD := $(PIP) --editable '.[dev,load]'
 
 test-load: $(STAMP) ## the control plane under a small load, driven by Locust, which it installs
 	$(INSTALL_LOAD)

@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import resource
+import shutil
 import sys
 import tempfile
 import zlib
@@ -93,6 +94,21 @@ def pytest_configure(config: pytest.Config) -> None:
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+ROOM_MIB = 512
+"""Logs, checkpoints and pages of the tests, as far as they are there at once."""
+
+
+def pytest_sessionstart() -> None:
+    """One word beforehand in place of a thousand tests that fail without saying why."""
+    free_mib = shutil.disk_usage(tempfile.gettempdir()).free >> 20
+    if free_mib < ROOM_MIB:
+        pytest.exit(
+            f"{tempfile.gettempdir()} has {free_mib} MiB left, the tests need {ROOM_MIB}: set TMPDIR"
+            " to a directory with more; no test was played",
+            returncode=4,
+        )
 
 
 def pytest_collection_finish() -> None:

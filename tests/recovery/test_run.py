@@ -206,6 +206,7 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("where", "complaint"),
@@ -445,6 +446,7 @@ def test_a_defect_of_the_script_is_no_fault_of_the_scenario_and_is_quoted(
     assert any('raise KeyError("the cause")' in text for text in logs)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("option", "complaint"),

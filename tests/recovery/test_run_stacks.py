@@ -82,6 +82,7 @@ STOPS = SCRIPT.replace(
 )
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_rank_that_is_stopped_is_read_from_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -91,7 +91,7 @@ def test_a_loop_of_pytorch_alone_passes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("name", ["lightning", "hf"])
+@pytest.mark.parametrize("name", [pytest.param("lightning", marks=pytest.mark.smoke), "hf"])
 def test_a_framework_passes(name: str, tmp_path: Path) -> None:
     need(FRAMEWORKS[name])
     passes(name, tmp_path)

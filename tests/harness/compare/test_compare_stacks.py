@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,17 +29,31 @@ REQUIRED = "stacks" in os.environ.get("CHAOS_REQUIRE", "").split(",")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]:
     """The comparison, played once."""
     state = environments.look("torchft")
-    if not state.ready:
-        (pytest.fail if REQUIRED else pytest.skip)(
-            f"torchft: {state.why}; chaos stacks install torchft"
-        )
+    if not state.ready and REQUIRED:
+        assert invoke(["stacks", "install", "torchft"]) == 0
+    elif not state.ready:
+        pytest.skip(f"torchft: {state.why}; chaos stacks install torchft")
     runs = tmp_path_factory.mktemp("runs")
-    words = ["compare", str(FAMILIES / "kill.yaml"), str(FAMILIES / "exception.yaml"), "--stacks"]
-    words += [",".join(label.replace(" ", ":") for label in (OURS, RESTARTS, REPLICAS))]
+    yield compared(runs, ["kill", "exception"], [OURS, RESTARTS, REPLICAS])
+
+
+def compared(runs: Path, families: Sequence[str], labels: Sequence[str]) -> Comparison:
+    """What ``chaos compare`` makes of these stacks."""
+    words = ["compare", *(str(FAMILIES / f"{family}.yaml") for family in families), "--stacks"]
+    words += [",".join(label.replace(" ", ":") for label in labels)]
     assert invoke([*words, "--runs", str(runs), "--name", "small"]) == 0
     for form in ("html", "md", "json"):
         assert (runs / "compare" / "small" / f"compare.{form}").stat().st_size > 1000
-    yield Comparison.model_validate_json((runs / "compare" / "small" / "compare.json").read_text())
+    return Comparison.model_validate_json((runs / "compare" / "small" / "compare.json").read_text())
+
+
+@pytest.mark.smoke
+def test_torchrun_begins_anew_where_a_spare_takes_over(tmp_path: Path) -> None:
+    made = compared(tmp_path, ["kill"], [OURS, RESTARTS])
+    assert made.missing == 0 and len(made.trials) == 2 and made.finished
+    ours, restarts = trial(made, OURS, "kill"), trial(made, RESTARTS, "kill")
+    assert (ours.outcome, ours.samples_lost, ours.steps_lost) == ("recovered", 0, 0), ours.witness
+    assert restarts.outcome == "rolled back" and restarts.steps_lost > 0, restarts.witness
 
 
 def trial(made: Comparison, label: str, family: str) -> Trial:

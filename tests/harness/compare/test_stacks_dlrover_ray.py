@@ -113,6 +113,7 @@ def test_the_point_of_a_save_lies_between_the_parts_of_the_state(
     monkeypatch.delitem(sys.modules, "trainchaos.harness.peers.dlrover_train")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.real
 @pytest.mark.parametrize("module", ["dlrover_launch", "ray_launch"])
 def test_a_launcher_refuses_an_environment_without_a_job(module: str, tmp_path: Path) -> None:

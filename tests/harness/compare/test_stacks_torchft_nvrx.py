@@ -139,6 +139,7 @@ def run_module(
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("command", "with_job", "words"),
@@ -201,6 +202,7 @@ def supervised(folder: Path, fates: str, restarts: int = 0) -> tuple[int, str, i
     return ended.returncode, ended.stderr, len(list(folder.glob("?-*")))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("fates", "restarts", "code", "starts", "said"),

@@ -137,6 +137,7 @@ def test_a_command_that_fails_is_shown_and_nothing_is_written(
     assert left(folder) == []
 
 
+@pytest.mark.long
 def test_a_command_is_asked_to_end_before_it_is_killed(folder: Path) -> None:
     (folder / "polite.py").write_text(
         "import pathlib, signal, sys, time\n"
@@ -167,6 +168,7 @@ def test_a_command_without_steps_has_a_scenario_that_says_so(
     assert scenario(folder / "chaos-quiet.yaml").workload.progress == "beacon"
 
 
+@pytest.mark.long
 def test_checkpoints_of_any_name_are_found_where_the_command_line_says(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,6 +227,7 @@ def test_a_beacon_is_heard(folder: Path) -> None:
     assert written.name == "x", "it is called by the file that was named"
 
 
+@pytest.mark.long
 def test_a_rank_that_names_itself_shows_that_there_are_others(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,6 +245,7 @@ def test_a_rank_that_names_itself_shows_that_there_are_others(
     assert left(folder) == []
 
 
+@pytest.mark.long
 def test_a_last_line_without_an_end_is_a_step_too(folder: Path) -> None:
     job = (
         "import time\n"
@@ -285,6 +289,7 @@ def test_a_process_that_became_the_job_is_alone(
     assert ("one process, which nothing starts again" in said) is end.startswith("exec")
 
 
+@pytest.mark.long
 def test_a_shell_whose_child_has_ended_is_not_taken_for_the_job(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +306,7 @@ def test_a_shell_whose_child_has_ended_is_not_taken_for_the_job(
     assert "one process, which nothing starts again" not in capsys.readouterr().out
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("line", "left_running"), [("{} t.py > t_0.log", False), ("nohup {} t.py > t_0.log &", True)]
 )

@@ -159,6 +159,7 @@ def family(process: subprocess.Popen[str], least: int) -> list[tuple[int, int]]:
     raise AssertionError(f"it has not {least} processes")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "code"),

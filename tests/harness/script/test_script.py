@@ -202,6 +202,7 @@ def test_a_preempted_command_that_ends_well_is_started_again(tmp_path: Path, res
         assert "process-term had told it to end; workload.restarts: 1 starts it" in results.reason
 
 
+@pytest.mark.long
 def test_a_preempted_command_that_does_no_more_steps_was_started_again(tmp_path: Path) -> None:
     trainer = f"{sys.executable} {TRAINER} --steps 30 --late-s 0.15 --polite"
     once = f"test -e $CHAOS_SCRATCH/saved/checkpoint.json || exec {trainer} --save-every 99"
@@ -228,6 +229,7 @@ def test_one_plain_process_is_its_own_rank(tmp_path: Path) -> None:
     assert scratches(tmp_path) == []
 
 
+@pytest.mark.long
 def test_what_cannot_be_judged_is_said_and_left_out_only_by_name(tmp_path: Path) -> None:
     scenario = write(tmp_path / "s.yaml", command(*ALL_STEPS), invariants="default")
     code, results = run(tmp_path, scenario)
@@ -360,6 +362,7 @@ def test_one_that_does_not_end_is_ended(tmp_path: Path) -> None:
     assert "all 30 steps were reported, but the command had not ended 3 s" in results.reason
 
 
+@pytest.mark.long
 def test_a_node_is_the_ranks_on_it(tmp_path: Path) -> None:
     fault = "{id: hit, kind: node-kill, target: {node: 1}, at: {step: 12}}"
     scenario = write(
@@ -414,6 +417,7 @@ def test_a_corrupt_checkpoint_of_its_own(tmp_path: Path, mode: str) -> None:
         assert (killed.outcome, killed.steps_lost) == ("fail-stop", 0)
 
 
+@pytest.mark.long
 def test_a_fault_fires_again_at_its_step_and_not_while_the_job_starts(tmp_path: Path) -> None:
     fault = "{id: hit, kind: process-kill, target: {rank: 0}, at: {step: 13}, retrigger: {max: 2}}"
     code, results = run(tmp_path, write(tmp_path / "s.yaml", command(*ALL_STEPS), fault=fault))
@@ -425,6 +429,7 @@ def test_a_fault_fires_again_at_its_step_and_not_while_the_job_starts(tmp_path: 
     assert second.generation == 2 and second.step == 13 and before[:2] == [11, 12]
 
 
+@pytest.mark.long
 def test_a_stop_condition_halts_it(tmp_path: Path) -> None:
     argv = command("--steps", "3000", "--restarts", "2")
     scenario = write(
@@ -434,6 +439,7 @@ def test_a_stop_condition_halts_it(tmp_path: Path) -> None:
     assert code == 6 and "wall_time > 2s" in results.reason
 
 
+@pytest.mark.long
 def test_a_rank_that_goes_on_alone(tmp_path: Path) -> None:
     code_text = (
         "import os, subprocess, sys, threading\nif 'RANK' not in os.environ:\n    env ="
@@ -504,6 +510,7 @@ def test_a_killed_harness_leaves_nothing(tmp_path: Path) -> None:
     assert gone(tmp_path)
 
 
+@pytest.mark.long
 def test_a_killed_guard_leaves_nothing(tmp_path: Path) -> None:
     argv = command("--steps", "3000", "--daemon")
     harness = start(tmp_path, write(tmp_path / "s.yaml", argv, steps=3000))

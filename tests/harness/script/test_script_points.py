@@ -66,6 +66,7 @@ def test_a_rank_is_killed_where_it_holds(tmp_path: Path) -> None:
     assert max(reached(tmp_path, 12)) == 11  # it never came to the end of the step
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_rank_is_killed_in_the_middle_of_its_save(tmp_path: Path) -> None:
     kill = "{id: hit, kind: process-kill, target: {rank: 0}, at: {step: 15, phase: checkpoint}}"
@@ -74,6 +75,7 @@ def test_a_rank_is_killed_in_the_middle_of_its_save(tmp_path: Path) -> None:
     assert max(reached(tmp_path, 15)) == 15
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_an_exception_ends_a_process(tmp_path: Path) -> None:
     expect = "expect: {outcome: recovered, detected_by: error}"

@@ -329,6 +329,7 @@ for n in range(1, 10**6):
 ALONE = [sys.executable, "-c", ENDLESS]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize(

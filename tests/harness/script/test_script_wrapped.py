@@ -70,6 +70,7 @@ def test_stopping_a_command_in_a_pipe_stops_it(steps: Path) -> None:
     assert len(events(steps, Kind.GENERATION_STARTED)) == 1
 
 
+@pytest.mark.long
 def test_helpers_of_a_script_in_front_are_no_ranks(steps: Path) -> None:
     shim = steps / "python-of-some-version"
     helpers = f"for i in 1 2 3 4; do {sys.executable} -c 'import time; time.sleep(0.1)'; done"
@@ -127,6 +128,7 @@ def test_a_command_that_fails_by_itself_proves_nothing(
     assert "without a" in results.reason
 
 
+@pytest.mark.long
 @pytest.mark.skipif(lacks_mount() is not None, reason=f"{lacks_mount()}")
 def test_a_full_disk_that_nobody_writes_to_proves_nothing(steps: Path) -> None:
     fault = "{id: full, kind: disk-full, at: {step: 12}, duration: 0.2s}"

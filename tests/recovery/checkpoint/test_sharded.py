@@ -272,6 +272,7 @@ def train_and_lose(shards: int, loser: int, me: Self) -> Any:
     return part.parameters(), complete
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("world", "shards", "loser"), [(4, 2, 0), pytest.param(2, 2, 1, marks=pytest.mark.long)]
@@ -333,6 +334,7 @@ def finish_elsewhere(shards: int, losers: tuple[int, ...], me: Self) -> Any:
     return part.parameters(), complete, held
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_step_that_only_some_ranks_could_apply_is_finished_by_the_others() -> None:
     """Nobody who holds shard 0 has applied it, everybody who holds shard 1 has: no copy
@@ -395,6 +397,7 @@ def examined(bad: tuple[int, ...], me: Self) -> list[int]:
     return spoilt_samples(alone, part.reducer, [2, 3], [0, 1, 4], lambda: None, part.reducer.agree)
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.parametrize(("bad", "found"), [((3,), [3]), ((), []), ((0, 1, 2, 3, 4), [])])
 @pytest.mark.sample(1)
@@ -458,6 +461,7 @@ def waiting_alone(what: str, me: Self) -> str:
     return "it ended"
 
 
+@pytest.mark.long
 @pytest.mark.real
 @pytest.mark.parametrize("what", ["gather", "reduce_scatter"])
 def test_a_wait_in_the_midst_of_a_pass_looks_up(what: str) -> None:

@@ -140,6 +140,7 @@ def test_ranks_spares_and_replacements_start_on_other_nodes(
     assert said.data["nodes"] == [0] and said.data["taints"][0]["place"] == "0"
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_too_few_nodes_are_said_once_their_agents_are_there(
     cluster: Cluster, listed: Callable[..., Path]

@@ -495,6 +495,7 @@ def lose_a_peer(source: int, victim: int, to: int | None, me: Self) -> str:
     return "copied"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("source", "victim", "to"),

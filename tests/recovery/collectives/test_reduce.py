@@ -68,6 +68,7 @@ def reduced(
     return seen, entered, len(reducer._buckets), reducer.wire_bytes
 
 
+@pytest.mark.sample(1)
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("world", "bucket_bytes"), [(1, SMALL), (2, SMALL), (3, SMALL), (3, 25 * 1024 * 1024)]

@@ -167,6 +167,7 @@ def test_what_is_no_object_of_a_job_is_an_error(form: str) -> None:
         objects._to_object(raw, torch.tensor(raw.numel()), None)
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_ranks_exchange_objects_gather_and_scatter(tmp_path: Path) -> None:
     job = tmp_path / "job"

@@ -29,6 +29,7 @@ stop_conditions: [{{when: "no_committed_step_for > 60s"}}]
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("shape", "rank", "strategy", "kind", "at"),
     [

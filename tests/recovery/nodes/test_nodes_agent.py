@@ -193,6 +193,7 @@ def test_a_stopped_process_shows_as_stopped(arm: Yard) -> None:
     assert arm.fleet.os_state("w0") == "X"
 
 
+@pytest.mark.long
 def test_sixty_four_processes_on_one_node(arm: Yard) -> None:
     names = [f"w{n}" for n in range(64)]
     for name in names:
@@ -206,6 +207,7 @@ def test_sixty_four_processes_on_one_node(arm: Yard) -> None:
     assert all(len(events_of(arm, name)) == 11 for name in names)
 
 
+@pytest.mark.long
 def test_a_machine_that_takes_long_to_start_a_process_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +280,7 @@ def test_a_node_that_cannot_start_a_process_says_why(arm: Yard) -> None:
         arm.spawn("w2", 7)
 
 
+@pytest.mark.long
 def test_orphans_of_its_processes_are_reaped_by_the_agent(arm: Yard) -> None:
     arm.spawn("w0", 0)
     ready(arm, "w0")
@@ -328,6 +331,7 @@ def test_a_killed_agent_is_a_lost_node_and_nothing_is_left_of_it(yard: Yard) -> 
     assert ready_again and yard.fleet.nodes()[0].incarnation != info.incarnation
 
 
+@pytest.mark.long
 def test_an_agent_that_nobody_vouches_for_is_lost_when_it_does_not_come_back(
     tmp_path: Path,
 ) -> None:
@@ -496,6 +500,7 @@ def answer(listener: socket.socket, token: bytes) -> tuple[Link, Hello]:
     return link, hello
 
 
+@pytest.mark.long
 def test_a_coordinator_that_is_silent_is_dialled_again(yard: Yard) -> None:
     """A network that was cut for a while would keep the old connection dead for longer
     than that.
@@ -517,6 +522,7 @@ def test_a_coordinator_that_is_silent_is_dialled_again(yard: Yard) -> None:
     )
 
 
+@pytest.mark.long
 def test_an_agent_of_thousands_of_nodes_is_as_patient_as_it_was_told(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     yard.fleet.away()

@@ -59,6 +59,7 @@ def passes(yard: Yard, seconds: float) -> list[Any]:
     return yard.until(lambda _: time.monotonic() > until_s)
 
 
+@pytest.mark.long
 def test_a_node_behind_a_cut_of_four_seconds_is_as_it_was(tmp_path: Path, sites: Sites) -> None:
     with sites.inside(0):
         yard = Yard(tmp_path, place=Away(sites))

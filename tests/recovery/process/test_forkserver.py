@@ -210,6 +210,7 @@ def wait_until_stopped(cluster: LocalCluster, name: str) -> None:
         cluster.wait(0.01)
 
 
+@pytest.mark.long
 def test_many_ranks_come_and_go_without_leaving_descriptors(
     session: LocalSession, tmp_path: Path
 ) -> None:
@@ -232,6 +233,7 @@ def test_a_zygote_that_never_came_up_is_said_in_words(tmp_path: Path) -> None:
             session.cluster(make_setup(tmp_path))
 
 
+@pytest.mark.long
 def test_a_zygote_that_is_gone_is_said_in_words(tmp_path: Path) -> None:
     with Local().session([], RunDirectory(Path())) as session:
         assert isinstance(session, LocalSession)

@@ -187,6 +187,7 @@ def test_describing_runs_a_script_no_further_than_join(tmp_path: Path) -> None:
     assert (facts.samples, facts.steps, facts.global_batch, facts.seed) == (64, 6, 4, None)
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_script_that_does_not_come_to_join_is_described_by_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('hello')\nraise ValueError('no such file: corpus')\n")
@@ -213,6 +214,7 @@ def test_a_script_nobody_supervises_trains_as_one_rank_and_resumes(tmp_path: Pat
     assert not first.stderr and not again.stderr
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_joining_twice_is_an_error(tmp_path: Path) -> None:
     script = loop(tmp_path / "train.py")

@@ -133,6 +133,7 @@ def test_a_spare_that_holds_a_part_follows_it_without_a_copy(mesh: Mesh) -> None
     assert [events for events, _ in said] == [[equal]] * mesh.cells
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mesh", [Mesh(shard=2), Mesh(pipeline=2, tensor=2)], ids=IDS[:1] + IDS[-1:]
 )

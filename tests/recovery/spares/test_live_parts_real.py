@@ -16,6 +16,7 @@ pytestmark = pytest.mark.real
 SCENARIOS = Path(__file__).resolve().parents[3] / "scenarios" / "parallel"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "parts", "kills"),
     [

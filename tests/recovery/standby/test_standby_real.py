@@ -20,6 +20,7 @@ def lost_in_standing_by(job: Running, generation: int) -> set[int]:
     return {event.data["lost"] for event in formed if event.generation == generation}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "members", "then"),
     [

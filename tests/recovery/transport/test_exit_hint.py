@@ -116,6 +116,7 @@ def test_a_stopped_process_is_not_dying(holder: Holder) -> None:
     assert not processes.is_exiting(holder.process.pid)
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_process_that_executes_another_program_rings_but_is_not_dying(holder: Holder) -> None:
     found, thread = rings(holder)
@@ -218,6 +219,7 @@ def test_a_killed_process_exits_once_whether_or_not_its_dying_was_heard_in_time(
     assert isinstance(last, Exited) and (last.exit_code, last.signal) == (None, 9)
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_how_a_process_ended_by_itself_is_still_told(family: Family) -> None:
     family.children.send("w0", Ready())

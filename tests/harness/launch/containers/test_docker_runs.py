@@ -61,6 +61,7 @@ def events(run: RunDirectory, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
 
+@pytest.mark.smoke
 def test_a_lost_node_is_replaced_by_a_spare_one_and_nothing_is_left(
     engine: Any, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ __all__ = ["platform", "wanted"]  # fixtures
 pytestmark = pytest.mark.real
 
 
+@pytest.mark.long
 def test_a_node_that_an_arm_left_standing_still_goes_on_for_the_next(
     platform: LoopbackPlatform,
 ) -> None:

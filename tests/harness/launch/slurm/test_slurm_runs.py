@@ -91,6 +91,7 @@ def nothing_is_left(slurm: SlurmCluster, runs: Path, job: str) -> None:
     assert not list(runs.glob("*/*/live.json"))
 
 
+@pytest.mark.smoke
 def test_a_node_that_is_killed_is_replaced_by_a_spare_node(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:

@@ -105,7 +105,7 @@ def pytest_sessionstart() -> None:
     free_mib = shutil.disk_usage(tempfile.gettempdir()).free >> 20
     if free_mib < ROOM_MIB:
         pytest.exit(
-            f"{tempfile.gettempdir()} has {free_mib} MiB left, the tests need {ROOM_MIB}: set TMPDIR"
+            f"{tempfile.gettempdir()} has {free_mib} MiB left, tests need {ROOM_MIB}: set TMPDIR"
             " to a directory with more; no test was played",
             returncode=4,
         )

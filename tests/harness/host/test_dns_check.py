@@ -9,11 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.running import LIMIT_S
 from trainchaos.harness.compare.result.gather import _cautions
 from trainchaos.harness.host import dns_check
 from trainchaos.harness.run.doctor import _names
-
-LIMIT_S = 20.0
 
 
 @pytest.fixture

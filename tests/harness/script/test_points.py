@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.running import LIMIT_S
 from trainchaos import beacon
 from trainchaos.harness.script.points import (
     LINE_LIMIT,
@@ -32,7 +33,6 @@ from trainchaos.harness.script.points import (
 )
 
 COST_LIMIT_S = 20e-6
-DEADLINE_S = 20.0
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
 def heard(points: Points, count: int = 1) -> list[PointRequest | PointDone | Disconnected]:
     """What is said, once it is so much."""
     found: list[PointRequest | PointDone | Disconnected] = []
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while len(found) < count:
         assert time.monotonic() < deadline, f"heard only {found}"
         found += points.listen()
@@ -70,7 +70,7 @@ def at(name: str, step: int) -> tuple[threading.Thread, list[Any]]:
 
 
 def done(thread: threading.Thread) -> None:
-    thread.join(DEADLINE_S)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
 
 
@@ -162,7 +162,7 @@ def test_without_a_harness_nobody_holds_for_long_or_twice(
     points.arm([(7, "backward"), (8, "gradient")])
     start = time.monotonic()
     assert beacon.point("backward", 7) is None
-    assert 0.2 <= time.monotonic() - start < DEADLINE_S
+    assert 0.2 <= time.monotonic() - start < LIMIT_S
     monkeypatch.setattr(beacon, "HOLD_LIMIT_S", 5.0)
     start = time.monotonic()
     assert beacon.point("gradient", 8) is None
@@ -230,7 +230,7 @@ def test_processes_started_anew_connect_anew_even_by_a_copy(points: Points, tmp_
         (asked,) = heard(points)
         assert isinstance(asked, PointRequest) and asked.pid == process.pid
         points.answer(asked.connection, asked.number, word)
-        assert process.wait(DEADLINE_S) == expected
+        assert process.wait(LIMIT_S) == expected
         assert heard(points) == [Disconnected(connection=asked.connection)]
 
 

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.support.gpu.gpu_ranks import WAIT_S, GpuRank, adam, batch, network
+from tests.support.gpu.gpu_ranks import GpuRank, adam, batch, network
 from tests.support.gpu.nccl_contract import Gpus, Nccl
-from tests.support.running import until
+from tests.support.running import LIMIT_S, until
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.saves.background import Snapshot
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
@@ -154,7 +154,7 @@ def test_a_spare_gets_the_whole_state_whose_counters_are_on_the_cpu(gpus: Gpus, 
 
     second.hold = hold
     begin([first, second])
-    assert reached.wait(WAIT_S)
+    assert reached.wait(LIMIT_S)
     # one may be a step behind whoever has reached the next
     wait_until(lambda: first.job.state.step == 2)
     for rank in (first, second):
@@ -182,7 +182,7 @@ def fingerprint_of(rank: GpuRank) -> str:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    deadline_s, pause = time.monotonic() + WAIT_S, threading.Event()
+    deadline_s, pause = time.monotonic() + LIMIT_S, threading.Event()
     while not true():
         assert time.monotonic() < deadline_s
         pause.wait(0.001)
@@ -196,11 +196,11 @@ def test_a_rank_whose_peer_stands_still_leaves_with_its_state(gpus: Gpus, make: 
     def hold(step: int) -> None:
         if step == 2:
             reached.set()
-            assert go_on.wait(WAIT_S)
+            assert go_on.wait(LIMIT_S)
 
     second.hold = hold
     begin(ranks)
-    assert reached.wait(WAIT_S)
+    assert reached.wait(LIMIT_S)
     wait_until(lambda: first.job.state.step == 1 and first.job.marks.read().phase == "collective")
     before = first.numbers()
     since_s = time.monotonic()
@@ -245,11 +245,11 @@ def test_the_error_of_a_communicator_is_a_lost_generation_and_ends_no_process(
     def hold(step: int) -> None:
         if step == 2 and not reached.is_set():
             reached.set()
-            assert go_on.wait(WAIT_S)
+            assert go_on.wait(LIMIT_S)
 
     second.hold = hold
     begin(ranks)
-    assert reached.wait(WAIT_S)
+    assert reached.wait(LIMIT_S)
     wait_until(lambda: first.job.state.step == 1 and first.job.marks.read().phase == "collective")
     for group in gpus.groups:
         group.fail("NCCL error: remote process exited or there was a network error")
@@ -280,7 +280,7 @@ def groups_of(port: int, *, shards: int = 1) -> list[Group]:
             world=2,
             store_port=port,
             backend="nccl",
-            timeout_s=WAIT_S,
+            timeout_s=LIMIT_S,
             check=lambda: None,
             mesh=Mesh(shard=shards),
             device=f"cuda:{rank}",
@@ -299,7 +299,7 @@ def together(gpus: Gpus, groups: list[Group], act: Callable[[Group], Any]) -> li
             return act(group)
 
     with ThreadPoolExecutor(len(groups)) as pool:
-        return [future.result(WAIT_S) for future in [pool.submit(run, group) for group in groups]]
+        return [future.result(LIMIT_S) for future in [pool.submit(run, group) for group in groups]]
 
 
 def test_what_is_on_the_cpu_is_refused_and_that_is_no_lost_generation(gpus: Gpus) -> None:
@@ -412,9 +412,9 @@ def test_a_thread_begins_on_the_first_gpu_and_works_on_its_current_one(gpus: Gpu
             partial(alone.allreduce, [there]),
         ):
             with pytest.raises(AssertionError, match="current GPU is 0"):
-                pool.submit(act).result(WAIT_S)
-        pool.submit(torch.cuda.set_device, 1).result(WAIT_S)
-        assert pool.submit(make, "cuda").result(WAIT_S).device.index == 1
+                pool.submit(act).result(LIMIT_S)
+        pool.submit(torch.cuda.set_device, 1).result(LIMIT_S)
+        assert pool.submit(make, "cuda").result(LIMIT_S).device.index == 1
 
 
 def test_what_an_operation_uses_is_not_let_go_of_before_anything_comes_after_it(gpus: Gpus) -> None:
@@ -446,7 +446,7 @@ def test_what_only_a_stream_waits_for_is_not_done(gpus: Gpus) -> None:
     def count(group: Group) -> list[int]:
         until(lambda: not group.unfinished())  # what connected it
         if group.rank == 1:
-            assert told.wait(WAIT_S)
+            assert told.wait(LIMIT_S)
         found = [group.unfinished()]
         group.wait(group.start_all_reduce(torch.ones(3, device="cuda")))
         if group.rank == 0:

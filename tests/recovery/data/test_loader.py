@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.data import order
 from trainchaos.recovery.data.loader import Loader, StepSampler
@@ -30,7 +31,6 @@ from trainchaos.recovery.data.order import MicroBatch
 
 pytestmark = pytest.mark.real  # workers are processes
 SAMPLES, BATCH, STEPS, SEED = 40, 8, 12, 3
-LIMIT_S = 30.0
 
 
 class Job:

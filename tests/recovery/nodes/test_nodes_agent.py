@@ -22,8 +22,9 @@ import pytest
 
 from tests.recovery.nodes.test_nodes_handshake import admit
 from tests.support.clusters.cluster import agent_command
-from tests.support.clusters.nodes import LIMIT_S, ROOT, AgentProcess, Yard
+from tests.support.clusters.nodes import ROOT, AgentProcess, Yard
 from tests.support.open_files import open_files
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.cli.takeover_log import lock
 from trainchaos.recovery.nodes import serve

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.clusters.nodes import heard
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.cli import cli
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetReport, NodeGone
@@ -52,7 +53,6 @@ from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.transport.wire import Abort, Parked, Ready, Stop
 
 TOKEN = b"t" * 32
-LIMIT_S = 10.0
 SECOND = 1_000_000_000
 MARK = (1, 7, 4, 2, 1000 * SECOND, 6, 41, 0)
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.nodes.coordinator import listener as listening
 from trainchaos.recovery.nodes.coordinator.listener import AgentListener
 from trainchaos.recovery.nodes.link import handshake
@@ -41,7 +42,6 @@ from trainchaos.recovery.nodes.link.protocol import (
 from trainchaos.recovery.transport import auth
 
 TOKEN = b"t" * 32
-LIMIT_S = 10.0
 HELLO = Hello(node=0, incarnation="a", epoch=0, host="h", boot="b", address="127.0.0.1")
 
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from tests.support.devices import DEVICES
-from tests.support.running import until
+from tests.support.running import LIMIT_S, until
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.buckets import Bucket
 from trainchaos.recovery.collectives.reduce import GradientReducer
@@ -27,7 +27,6 @@ from trainchaos.recovery.state.fingerprint import fingerprint, sampled_digest
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport.wire import Feed
 
-WAIT_S = 20.0
 LAG = 3
 MOST_STEPS = 500
 Optimized = Callable[[list[nn.Parameter]], Optimizer]
@@ -50,7 +49,7 @@ class Log:
             return [data for one, data in self.events if one is kind]
 
         with self.news:
-            assert self.news.wait_for(lambda: len(found()) >= number, WAIT_S), self.events
+            assert self.news.wait_for(lambda: len(found()) >= number, LIMIT_S), self.events
         return found()[number - 1]
 
 

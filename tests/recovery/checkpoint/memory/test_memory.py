@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.checkpoint.memory import header as headers
 from trainchaos.recovery.checkpoint.memory import peers as peering
 from trainchaos.recovery.checkpoint.memory import protocol
@@ -38,7 +39,6 @@ from trainchaos.recovery.transport import auth
 JOB = "job"
 TOKEN = "ab" * 32
 SIZE = 3 * 4096
-PATIENCE_S = 20.0
 
 
 def key(step: int, *, shard: int = 0, shards: int = 1, generation: int = 1) -> Key:
@@ -107,7 +107,7 @@ def introduce(*keepers: Keeper) -> None:
     addresses = {node: ("127.0.0.1", keeper.port) for node, keeper in enumerate(keepers)}
     for node, keeper in enumerate(keepers):
         speaking = keeper.know({n: address for n, address in addresses.items() if n != node})
-        speaking.join(PATIENCE_S)
+        speaking.join(LIMIT_S)
         assert not speaking.is_alive()
 
 

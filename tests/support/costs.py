@@ -29,7 +29,9 @@ def calls(act: Callable[[], object]) -> int:
     return counted - 1  # the call that ends it
 
 
-def times_as_long(large: Callable[[], object], small: Callable[[], object], tries: int = 5) -> float:
+def times_as_long(
+    large: Callable[[], object], small: Callable[[], object], tries: int = 4
+) -> float:
     """Processor time of ``large`` by that of ``small``: of the best of several of each, in turn."""
     best = [math.inf, math.inf]
     for _ in range(tries):

@@ -58,7 +58,7 @@ VERSION = ("run_started", "log_version")
 PARTS = 6
 """Of all odd values, which take minutes on a busy machine."""
 MOST_TIMES = 200
-"""What one judgement may take, by that of the healthy run: what it did for ever is no longer done."""
+"""What one judgement may take, by that of the healthy run: none is to take for ever."""
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.costs import calls
 from tests.support.running import LIMIT_S
 from trainchaos import beacon
 from trainchaos.harness.script.points import (
@@ -32,7 +33,7 @@ from trainchaos.harness.script.points import (
     parse,
 )
 
-COST_LIMIT_S = 20e-6
+MOST_CALLS = 30  # of Python and C; 18 today
 
 
 @pytest.fixture
@@ -94,14 +95,10 @@ def test_where_nothing_is_armed_nobody_asks(
     assert beacon.point(*place) is None
 
 
-def test_it_costs_less_than_20_microseconds_where_nothing_is_armed(points: Points) -> None:
-    best = math.inf
-    for _ in range(50):  # the best of many: others use this machine too
-        start = time.perf_counter()
-        for _ in range(20):
-            beacon.point("optimizer", 7)
-        best = min(best, (time.perf_counter() - start) / 20)
-    assert best < COST_LIMIT_S
+def test_it_is_few_calls_where_nothing_is_armed(points: Points) -> None:
+    """What they take is measured by ``benchmarks.calls``."""
+    beacon.point("optimizer", 7)
+    assert calls(lambda: beacon.point("optimizer", 7)) < MOST_CALLS
 
 
 @pytest.mark.parametrize("word", ["go", "nan", "something else"])
@@ -162,11 +159,10 @@ def test_without_a_harness_nobody_holds_for_long_or_twice(
     points.arm([(7, "backward"), (8, "gradient")])
     start = time.monotonic()
     assert beacon.point("backward", 7) is None
-    assert 0.2 <= time.monotonic() - start < LIMIT_S
-    monkeypatch.setattr(beacon, "HOLD_LIMIT_S", 5.0)
-    start = time.monotonic()
+    assert time.monotonic() - start >= 0.2
     assert beacon.point("gradient", 8) is None
-    assert time.monotonic() - start < 5.0
+    said = [*points.listen(), *points.listen()]  # the first look takes in who connects
+    assert [one.step for one in said if isinstance(one, PointRequest)] == [7]
 
 
 def test_a_harness_that_ends_lets_go(points: Points) -> None:

@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.running import LIMIT_S
+from tests.support.running import LIMIT_S, until
 from trainchaos.chaos.fault.targets import LinkShape
 from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.harness.launch.links.route import Router
@@ -39,6 +39,7 @@ from trainchaos.recovery.collectives.group import gloo_device
 
 LINK = ("a", "b")
 PROBES = 4
+PROXIED = 40  # times as slow as a pair of sockets is too slow; 3 to 5 today
 
 
 @pytest.fixture
@@ -52,19 +53,40 @@ def proxy() -> Iterator[LinkProxy]:
 
 def measured(proxy: LinkProxy, link: tuple[str, str] = LINK) -> Mapping[str, Any]:
     """What a probe says."""
-    number, deadline, pause = proxy.probe(link), time.monotonic() + LIMIT_S, threading.Event()
-    while (found := proxy.probed(number)) is None:
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
-    return found
+    number = proxy.probe(link)
+    found: list[Mapping[str, Any] | None] = []
+
+    def probed() -> bool:
+        found.append(proxy.probed(number))
+        return found[-1] is not None
+
+    until(probed)
+    return found[-1] or {}
 
 
-def best(proxy: LinkProxy, link: tuple[str, str] = LINK) -> tuple[float, float]:
-    """Round trip and throughput of a link, as near to what it can do as ``PROBES`` probes come on a
-    busy machine.
-    """
-    found = [measured(proxy, link) for _ in range(PROBES)]
-    return min(one["round_trip_s"] for one in found), max(one["mbit_per_s"] for one in found)
+def round_trip_s(proxy: LinkProxy, link: tuple[str, str] = LINK) -> float:
+    """The best of some probes, as others use this machine too."""
+    return min(measured(proxy, link)["round_trip_s"] or math.inf for _ in range(PROBES))
+
+
+def mbit_per_s(proxy: LinkProxy) -> float:
+    """One probe."""
+    return float(measured(proxy)["mbit_per_s"] or 0.0)
+
+
+def bare_mbit_per_s() -> float:
+    """Through a pair of sockets between two threads, without any proxy."""
+    near, far = socket.socketpair()
+    sent = bytes(8 << 20)
+    with near, far:
+        writer = threading.Thread(target=near.sendall, args=(sent,))
+        began_s, got = time.monotonic(), 0
+        writer.start()
+        while got < len(sent):
+            got += len(far.recv(1 << 16))
+        took_s = time.monotonic() - began_s
+        writer.join(LIMIT_S)
+    return 8 * len(sent) / 1e6 / took_s
 
 
 def connected(
@@ -205,23 +227,26 @@ def test_bytes_come_through_unchanged_both_ways_and_so_does_the_end(proxy: LinkP
 
 
 def test_an_open_link_is_fast(proxy: LinkProxy) -> None:
-    assert best(proxy)[1] > 500
+    bare = max(bare_mbit_per_s() for _ in range(PROBES))
+    until(lambda: mbit_per_s(proxy) > bare / PROXIED)
 
 
 @pytest.mark.slow
 def test_it_measures_what_was_asked_for(proxy: LinkProxy) -> None:
     proxy.shape([LINK], LinkShape(delay_s=0.05))
-    assert 0.05 <= best(proxy)[0] < 0.05 * 3
+    late_s = round_trip_s(proxy)
+    assert late_s >= 0.05
+    until(lambda: round_trip_s(proxy) < 0.05 * 3)
     assert measured(proxy, ("b", "a"))["round_trip_s"] >= 0.05, (
         "an answer comes back over the slow link"
     )
-    assert best(proxy, ("a", "c"))[0] < 0.05, "no other link is touched"
+    assert round_trip_s(proxy, ("a", "c")) < late_s, "no other link is touched"
     proxy.shape([LINK], LinkShape(bytes_per_s=2.5e6))
-    assert best(proxy)[1] == pytest.approx(20, rel=0.3)
+    until(lambda: mbit_per_s(proxy) == pytest.approx(20, rel=0.3))
     proxy.shape([LINK], LinkShape(blocked=True))
     assert measured(proxy) == {"round_trip_s": None, "mbit_per_s": None}
     proxy.shape([LINK], LinkShape())
-    assert best(proxy)[0] < 0.05
+    assert round_trip_s(proxy) < late_s
 
 
 def test_what_waits_in_a_blocked_link_goes_on_when_it_is_healed(proxy: LinkProxy) -> None:

@@ -118,7 +118,7 @@ def test_a_copy_works_without_the_package(heard: Path) -> None:
     shutil.copy(beacon.__file__, copy)
     code = "import sys; sys.path.insert(0, sys.argv[1]); import beacon; beacon.step(5)"
     subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, str(copy.parent)], check=True, timeout=30
+        [sys.executable, "-I", "-S", "-c", code, str(copy.parent)], check=True, timeout=120
     )
     assert [progress.step for progress in BeaconReader(GrowingFile(heard)).read()] == [5]
 

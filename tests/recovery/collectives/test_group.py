@@ -163,7 +163,7 @@ def test_an_abort_frees_all_who_wait_for_a_stopped_rank_and_they_can_go_on_witho
             rank.tell(("abort", 1))
         for rank in started[:2]:
             lost, total = rank.result()
-            assert lost - told < 1.0, "typically a few milliseconds"
+            assert lost - told < LIMIT_S / 2, "not at the timeout"
             assert total == 3.0
 
 
@@ -221,7 +221,7 @@ def test_an_abort_frees_a_rank_that_waits_for_the_others_to_come() -> None:
         started[0].tell(("abort", 1))
         why, lost = started[0].result()
         assert "could not form" in why or "aborted" in why, "whichever is noticed first"
-        assert lost - told < 5.0
+        assert lost - told < LIMIT_S / 2, "not at the timeout"
 
 
 def test_an_abort_frees_a_rank_whose_peer_was_lost_before_it_connected() -> None:
@@ -262,7 +262,7 @@ def test_an_abort_frees_a_rank_whose_peer_was_lost_before_it_connected() -> None
         aborted.append(True)
         with pytest.raises(GenerationLost, match="aborted"):
             mine.result(timeout=LIMIT_S)
-        assert time.monotonic() - since < 1.0
+        assert time.monotonic() - since < LIMIT_S / 2, "not at the timeout"
         go_on.set()
         with pytest.raises(GenerationLost):
             others.result(timeout=LIMIT_S)

@@ -6,8 +6,7 @@ import os
 import select
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -87,13 +86,6 @@ def rig() -> Iterator[Rig]:
     yield rig
     rig.channel.close()
     assert rig.orphaned.wait(LIMIT_S)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    never, deadline = threading.Event(), time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < deadline
-        never.wait(0.001)
 
 
 def test_orders_are_kept_in_order(rig: Rig) -> None:

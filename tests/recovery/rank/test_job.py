@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tests.recovery.checkpoint.test_checkpoints import flip
-from tests.support.running import LIMIT_S
+from tests.support.running import LIMIT_S, until
 from trainchaos.chaos.events.log import Event, EventWriter, Kind, read_actor
 from trainchaos.recovery.checkpoint.checkpointer import NothingToRestore
 from trainchaos.recovery.checkpoint.files.checkpoints import CorruptCheckpoint, newest_first, verify
@@ -129,7 +129,7 @@ class Rank:
                 world=1,
                 store_port=self.store_port,
                 restore=restore,
-                timeout_s=5.0,
+                timeout_s=LIMIT_S,
                 **more,
             )
         )
@@ -195,7 +195,7 @@ def abort_while_held(rank: Rank, step: int, phase: str) -> Parked:
     rank.hear(Joined)
     there.get(timeout=LIMIT_S)
     rank.tell(Abort(generation=1))
-    wait_until(lambda: rank.job.agent.heard.aborted_generation >= 1)
+    until(lambda: rank.job.agent.heard.aborted_generation >= 1)
     go.put(None)
     return rank.hear(Parked)
 
@@ -290,7 +290,7 @@ def pause_in(rank: Rank, step: int) -> None:
     rank.hear(Joined)
     there.get(timeout=LIMIT_S)
     rank.tell(Pause())
-    wait_until(lambda: rank.job.agent.heard.pause_wanted)
+    until(lambda: rank.job.agent.heard.pause_wanted)
     go.put(None)
 
 
@@ -378,7 +378,7 @@ def test_who_has_restored_a_checkpoint_is_not_fresh_any_more(rank: Rank, tmp_pat
     assert later.hear(Joined).step == 6
     there.get(timeout=LIMIT_S)
     later.tell(Abort(generation=1))
-    wait_until(lambda: later.job.agent.heard.aborted_generation >= 1)
+    until(lambda: later.job.agent.heard.aborted_generation >= 1)
     go.put(None)
     later.hear(Parked)
     shutil.rmtree(tmp_path / "later" / "checkpoints")
@@ -435,16 +435,6 @@ def test_a_rank_says_which_checkpoints_it_refuses(rank: Rank) -> None:
     rank.join(2, restore=True)
     rank.end()
     assert [e.data["checkpoint"] for e in rank.events(Kind.CHECKPOINT_REFUSED)] == ["step-00000003"]
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Look again and again, with a deadline."""
-    never = threading.Event()
-    for _ in range(int(LIMIT_S / 0.001)):
-        if true():
-            return
-        never.wait(0.001)
-    raise AssertionError("it did not come to pass")
 
 
 def test_a_compiled_model_is_compiled_in_one_graph(rank: Rank) -> None:

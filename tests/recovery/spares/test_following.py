@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,7 +108,8 @@ class Pair:
     def step_until(self, kind: Kind, number: int = 1) -> dict[str, Any]:
         """Make steps until the spare, or the rank, has written so many events of a kind."""
         log = self.rank.log if kind is Kind.SPARE_DROPPED else self.spare.log
-        for _ in range(MOST_STEPS):
+        deadline_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline_s:
             found = [data for one, data in log.events if one is kind]
             if len(found) >= number:
                 return found[number - 1]

@@ -105,7 +105,7 @@ def head_start_s() -> float:
 def test_a_killed_process_is_known_to_die_before_it_is_dead() -> None:
     # Giving back 300 MB takes tens of milliseconds; but a busy machine may not run the waiting
     # thread at once.
-    assert any(head_start_s() > 0.002 for _ in range(5))
+    assert any(head_start_s() > 0.002 for _ in range(40))
 
 
 @pytest.mark.real

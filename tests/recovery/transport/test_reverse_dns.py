@@ -115,7 +115,6 @@ def test_what_fails_there_fails_here() -> None:
     assert nameless(lambda: None) is None
 
 
-@pytest.mark.timeout(20)
 def test_it_ends_when_no_socket_can_be_made_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("too many open files")

@@ -57,7 +57,7 @@ VERSION = ("run_started", "log_version")
 """The one place where an odd value is a statement: a newer program wrote this, which is refused."""
 PARTS = 6
 """Of all odd values, which take minutes on a busy machine."""
-MOST_TIMES = 200
+MOST_TIMES = 20
 """What one judgement may take, by that of the healthy run: none is to take for ever."""
 
 

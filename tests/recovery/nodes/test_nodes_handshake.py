@@ -323,7 +323,10 @@ def entered(listener: AgentListener) -> list[tuple[Link, Any]]:
 def test_strangers_who_say_nothing_delay_nobody(
     listener: tuple[AgentListener, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waited until they are turned away would wait for ever."""
+    """Whoever waited until they are turned away would wait for ever, and an agent waits no longer
+    than its limit for those who are closed for the next.
+    """
+    assert listening.PATIENCE_S < handshake.LIMIT_S / 2
     monkeypatch.setattr(listening, "LIMIT_S", 3600.0)
     silent = [
         socket.create_connection(listener[0].address) for _ in range(listening.STRANGERS + 10)

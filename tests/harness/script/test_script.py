@@ -163,7 +163,7 @@ def test_a_hang_is_detected_and_blamed(tmp_path: Path) -> None:
 
 
 def test_ranks_of_a_shell_script(tmp_path: Path) -> None:
-    trainer = f'"{sys.executable}" "{TRAINER}" --steps 30 --late-s 0.15 --timeout-s 2'
+    trainer = f'"{sys.executable}" "{TRAINER}" --steps 30 --late-s 0.15 --timeout-s 6'
     shell = (
         f"for rank in 0 1; do RANK=$rank WORLD_SIZE=2 {trainer} & done; "
         "for job in $(jobs -p); do wait $job || exit 1; done"

@@ -80,7 +80,7 @@ def abandon(me: Self) -> list[tuple[int, int]]:
         me.say("about to form")
         me.hear()
         group = me.group(generation, link=link)
-        group._patience = timedelta(seconds=0.5)
+        group._patience = timedelta(seconds=2.0)
         group.form()
         if me.rank:
             peers.append(group)  # it never takes part, and keeps its connections

@@ -49,7 +49,7 @@ from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 from trainchaos.recovery.transport.wire import Extra, Notice, Ready, Stop
 
 pytestmark = pytest.mark.real
-FAST = FleetLimits(silence_s=0.7, pass_s=0.7, answer_s=0.7, node_s=1.5)
+FAST = FleetLimits(silence_s=1.5, pass_s=1.5, answer_s=1.5, node_s=3.0)
 
 
 @pytest.fixture

@@ -329,7 +329,7 @@ def test_a_lost_peer_costs_the_copy_and_nothing_else(start: Start) -> None:
 def test_a_peer_that_does_not_answer_holds_up_one_save_and_not_each(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "HELLO_LIMIT_S", 0.2)
+    monkeypatch.setattr(protocol, "HELLO_LIMIT_S", 0.5)
     with socket.create_server(
         ("127.0.0.1", 0)
     ) as deaf:  # takes connections and says nothing, as a stopped process
@@ -337,6 +337,7 @@ def test_a_peer_that_does_not_answer_holds_up_one_save_and_not_each(
         client = client_of(keeper)
         assert "timed out" in offer(client, 1).alone
         assert "did not answer in time a moment ago" in offer(client, 2).alone
+        monkeypatch.undo()
         again = start(1, nodes=2)
         introduce(keeper, again)
         assert eventually(lambda: 2 in steps_of(client_of(again).listing(connect_s=0).nodes[1]))

@@ -5,6 +5,7 @@ square.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -36,12 +37,12 @@ def least(strategy: Strategy, worlds: tuple[int, int], shards: int, tries: int =
         for _ in range(tries)
     ]
     return [
-        Cost(
-            world=world,
+        replace(
+            of_one[0],
             decide_s=min(cost.decide_s for cost in of_one),
             whole_s=min(cost.whole_s for cost in of_one),
         )
-        for world, of_one in zip(worlds, zip(*costs, strict=True), strict=True)
+        for of_one in zip(*costs, strict=True)
     ]
 
 
@@ -51,18 +52,16 @@ def test_four_times_the_ranks_cost_about_four_times_as_much(
     strategy: Strategy, shards: int
 ) -> None:
     few, many = least(strategy, (256, 1024), shards)
-    assert many.decide_s < 9 * few.decide_s, "16 times would be quadratic"
-    assert many.whole_s < 9 * few.whole_s
+    assert many.decide_s < 7 * few.decide_s, "16 times would be quadratic"
+    assert many.whole_s < 7 * few.whole_s
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_sixteen_thousand_ranks_cost_about_four_times_as_much_as_four_thousand() -> None:
     few, many = least(HotSpare(), (MANY // 4, MANY), 8, tries=2)
-    assert many.decide_s < 9 * few.decide_s
-    cost = cost_of(HotSpare(), MANY, shards=8)
-    assert cost.wire_mb < LIMIT_MB
-    assert cost.sent == {"Abort": MANY - 1, "Join": MANY}, "one abort a survivor, one join a member"
+    assert many.decide_s < 7 * few.decide_s and many.wire_mb < LIMIT_MB
+    assert many.sent == {"Abort": MANY - 1, "Join": MANY}, "one abort a survivor, one join a member"
 
 
 @pytest.mark.soak
@@ -71,7 +70,7 @@ def test_sixteen_thousand_ranks_and_their_memory(strategy: Strategy, shards: int
     cost = cost_of(strategy, MANY, shards=shards, memory=True)
     assert cost.extra_mb < LIMIT_MB and cost.wire_mb < LIMIT_MB
     few, many = least(strategy, (MANY // 4, MANY), shards, tries=2)
-    assert many.decide_s < 9 * few.decide_s
+    assert many.decide_s < 7 * few.decide_s
 
 
 def test_a_message_asks_for_no_mark_and_a_look_for_two_of_each_member(

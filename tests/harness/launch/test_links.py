@@ -39,7 +39,7 @@ from trainchaos.recovery.collectives.group import gloo_device
 
 LINK = ("a", "b")
 PROBES = 4
-PROXIED = 40  # times as slow as a pair of sockets is too slow; 3 to 5 today
+PROXIED = 40  # times as slow as a pair of sockets is too slow; 4 to 16 today
 
 
 @pytest.fixture

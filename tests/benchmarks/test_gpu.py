@@ -130,7 +130,7 @@ def test_every_fault_that_changes_a_tensor_lands_on_cuda_tensors() -> None:
 @pytest.mark.real
 def test_groups_of_nccl_are_formed_aborted_and_formed_anew() -> None:
     found = parts.nccl(torch.device("cuda:0"), "tiny")
-    assert len(found["abort_s"]) == parts.ROUNDS["cuda"] and max(found["abort_s"]) < 10
+    assert len(found["abort_s"]) == parts.ROUNDS["cuda"] and max(found["abort_s"]) < 60
 
 
 @NEEDS_GPU

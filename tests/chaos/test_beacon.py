@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.costs import calls
 from trainchaos import beacon
 from trainchaos.chaos.scenario.progress import RegexProgress
 from trainchaos.harness.script.listen.progress import (
@@ -25,7 +26,7 @@ from trainchaos.harness.script.listen.progress import (
     parse_beacon,
 )
 
-COST_LIMIT_S = 20e-6
+MOST_CALLS = 40  # of Python and C; 27 today
 
 
 @pytest.fixture
@@ -101,15 +102,14 @@ def test_it_never_raises(heard: Path, monkeypatch: pytest.MonkeyPatch, step: Any
     beacon.step(step, loss=object())  # type: ignore[arg-type]
 
 
-def test_it_costs_less_than_20_microseconds(heard: Path) -> None:
+def test_a_report_is_one_write_and_few_calls(heard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes is measured by ``benchmarks.calls``."""
     beacon.step(0)
-    best = math.inf
-    for batch in range(50):  # the best of many: others use this machine too
-        start = time.perf_counter()
-        for step in range(20):
-            beacon.step(batch * 20 + step, loss=0.5, samples=16)
-        best = min(best, (time.perf_counter() - start) / 20)
-    assert best < COST_LIMIT_S
+    written: list[bytes] = []
+    monkeypatch.setattr(os, "write", lambda fd, data: written.append(data))
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("it is open"))
+    assert calls(lambda: beacon.step(1, loss=0.5, samples=16)) < MOST_CALLS
+    assert len(written) == 1
 
 
 def test_a_copy_works_without_the_package(heard: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_copy_works_without_the_package(heard: Path) -> None:
     shutil.copy(beacon.__file__, copy)
     code = "import sys; sys.path.insert(0, sys.argv[1]); import beacon; beacon.step(5)"
     subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, str(copy.parent)], check=True, timeout=30
+        [sys.executable, "-I", "-S", "-c", code, str(copy.parent)], check=True, timeout=120
     )
     assert [progress.step for progress in BeaconReader(GrowingFile(heard)).read()] == [5]
 

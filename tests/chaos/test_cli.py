@@ -498,6 +498,6 @@ def test_an_interrupt_ends_it_also_where_a_shell_has_it_ignored() -> None:
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGINT)
         try:
-            assert process.wait(timeout=30) == 130
+            assert process.wait(timeout=120) == 130
         finally:
             process.kill()

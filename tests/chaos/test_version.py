@@ -20,7 +20,7 @@ def repository(tmp_path: Path) -> Path:
     who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
     (tmp_path / "file").write_text("1")
     for words in (("init", "-q"), ("add", "file"), (*who, "commit", "-qm", "one")):
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, timeout=30)
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, timeout=120)
     return tmp_path
 
 

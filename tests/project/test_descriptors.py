@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.open_files import open_files
-from tests.support.running import until
+from tests.support.running import LIMIT_S, until
 from trainchaos.recovery.process import processes, remnants
 from trainchaos.recovery.process.local import KEPT_MARKS, Children, Exited, MessageReceived
 from trainchaos.recovery.process.remnants import LeftoverSessions
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER
 
-LIMIT_S = 20.0
 ROUNDS = 100
 HOLDER = """
 import os, signal, sys

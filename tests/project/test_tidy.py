@@ -45,6 +45,10 @@ UNBOUNDED = {
 }
 """Waits without a bound of their own -> what bounds them."""
 
+DEADLINE_S = 60
+CLOCK = re.compile(r"\btime\.(monotonic|perf_counter|process_time|thread_time|time)(_ns)?\(\)")
+DURATION = re.compile("took|elapsed")
+
 STARTERS = ("subprocess.run", "subprocess.check_output", "subprocess.check_call")
 
 Rule = Callable[[str, ast.Module], Iterator[str]]
@@ -177,6 +181,70 @@ def no_mutable_state(path: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: {target} is mutable module state: pass it in"
 
 
+def number(node: ast.AST, known: dict[str, float]) -> float | None:
+    """What a literal, a constant of the module, or their product is."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return node.value
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
+        left, right = number(node.left, known), number(node.right, known)
+        if left is not None and right:
+            return left * right if isinstance(node.op, ast.Mult) else left / right
+    return None
+
+
+def assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Names, and what each is."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            yield from ((one.id, value) for one, value in pairs if isinstance(one, ast.Name))
+
+
+def bounds(test: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What is to be less than what."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            for left, op, right in zip(sides, node.ops, sides[1:], strict=False):
+                if isinstance(op, ast.Lt | ast.LtE):
+                    yield left, right
+                elif isinstance(op, ast.Gt | ast.GtE):
+                    yield right, left
+
+
+def no_absolute_time(path: str, tree: ast.Module) -> Iterator[str]:
+    """No assert that something took less than so many seconds: a slow machine takes longer. A
+    deadline of minutes only ends a hang.
+    """
+    known: dict[str, float] = {}
+    for name, value in assigned(tree):
+        if name.isupper() and (found := number(value, known)) is not None:
+            known[name] = found
+    for _, function, _ in functions(tree):
+        clocked = {name for name, value in assigned(function) if CLOCK.search(ast.unparse(value))}
+        for check in ast.walk(function):
+            if not isinstance(check, ast.Assert):
+                continue
+            for less, more in bounds(check.test):
+                limit = number(more, known)
+                words = set(re.findall(r"\w+", ast.unparse(less)))
+                timed = CLOCK.search(ast.unparse(less)) or words & clocked
+                if limit is not None and (timed or any(map(DURATION.search, words))):
+                    in_ns = any(word.endswith("_ns") for word in words)
+                    if limit < DEADLINE_S * (1e9 if in_ns else 1):
+                        yield (
+                            f"{path}:{check.lineno}: {ast.unparse(less)} < {limit:g} fails on a"
+                            " slow machine: count calls, messages or bytes, or hold it against"
+                            " another act in the same run (tests/support/costs.py); a figure of"
+                            " performance belongs into benchmarks/"
+                        )
+
+
 RULES: list[Rule] = [short_functions, annotated, documented, no_silence, bounded, no_mutable_state]
 
 
@@ -188,7 +256,9 @@ def test_the_product_keeps(rule: Rule) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("rule", [annotated, no_silence], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize(
+    "rule", [annotated, no_silence, no_absolute_time], ids=lambda rule: rule.__name__
+)
 def test_the_tests_keep(rule: Rule) -> None:
     found = [line for path, text in sources("tests").items() for line in rule(path, tree_of(text))]
     assert not found, "\n".join(found)
@@ -261,6 +331,12 @@ def test_every_listed_wait_still_exists() -> None:
         (bounded, "queue.get()"),
         (bounded, "subprocess.run(['x'])"),
         (no_mutable_state, "seen = []"),
+        (no_absolute_time, "def f():\n    assert time.monotonic() - began_s < 5.0"),
+        (no_absolute_time, "def f():\n    a = b = 1\n    assert 1 > time.process_time() - a"),
+        (no_absolute_time, "MOST_S = 2.0\ndef f():\n    assert took_s <= MOST_S / 2"),
+        (no_absolute_time, "def f():\n    at = time.monotonic()\n    assert end - at < 3"),
+        (no_absolute_time, "def f():\n    s = time.perf_counter_ns()\n    assert e_ns - s < 5e9"),
+        (no_absolute_time, "def f():\n    assert 0 <= run.elapsed_s < 10"),
         (no_mutable_state, "cache: dict[str, int] = {}"),
     ],
 )

@@ -307,7 +307,7 @@ def test_the_action_runs_what_it_is_told(tmp_path: Path, code: int) -> None:
     }
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
     done = subprocess.run(
-        command, env=env, cwd=tmp_path, timeout=30, capture_output=True, text=True
+        command, env=env, cwd=tmp_path, timeout=120, capture_output=True, text=True
     )
     assert done.returncode == code, done.stderr
     outputs = told(tmp_path)
@@ -346,7 +346,7 @@ def test_a_second_use_of_the_action_in_a_job_has_a_run_and_an_artifact_of_its_ow
             ["bash", "-eo", "pipefail", "-c", step["run"]],
             env=env | {"SCENARIO": scenario, "ARTIFACT": "report"},
             cwd=tmp_path,
-            timeout=30,
+            timeout=120,
             check=True,
         )
         found.append(told(tmp_path))
@@ -365,7 +365,7 @@ def test_the_action_does_without_what_is_left_empty(tmp_path: Path) -> None:
         ["bash", "-eo", "pipefail", "-c", step["run"]],
         env=env,
         cwd=tmp_path,
-        timeout=30,
+        timeout=120,
         check=True,
     )
     assert (tmp_path / "said").read_text().split() == [
@@ -398,7 +398,7 @@ def test_the_gitlab_template_runs_what_it_is_told(tmp_path: Path) -> None:
     variables = job["variables"] | {"CHAOS_SCENARIO": "a b.yaml", "CHAOS_BASELINE": "c d.json"}
     env = fake_chaos(tmp_path, 3) | variables
     done = subprocess.run(
-        ["sh", "-ec", "\n".join(job["script"])], env=env, cwd=tmp_path, timeout=30
+        ["sh", "-ec", "\n".join(job["script"])], env=env, cwd=tmp_path, timeout=120
     )
     assert done.returncode == 3 and 3 in job["allow_failure"]["exit_codes"]
     said = (tmp_path / "said").read_text().split("\n")[:-1]

@@ -36,7 +36,7 @@ def hogs(nice: int = 0, at_most_s: float = 1200.0) -> Iterator[list[int]]:
         for _ in range(HOGS):
             told = map(str, (nice, at_most_s, os.getpid()))
             hog = subprocess.Popen([sys.executable, "-c", BURN, *told])
-            stack.callback(hog.wait, timeout=30)
+            stack.callback(hog.wait, timeout=120)
             stack.callback(hog.kill)
             started.append(hog.pid)
         yield started

@@ -6,9 +6,8 @@ import gc
 import os
 import threading
 
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.collectives.abandoned import LEAVING
-
-LEAVES_S = 30.0
 
 
 def open_files() -> int:
@@ -18,5 +17,5 @@ def open_files() -> int:
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == LEAVING:
-            thread.join(LEAVES_S)
+            thread.join(LIMIT_S)
     return len(os.listdir("/proc/self/fd"))

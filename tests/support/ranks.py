@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.collectives.abandoned import LEAVING
 from trainchaos.recovery.collectives.group import GenerationLost, Group
 from trainchaos.recovery.collectives.storelink import StoreLink
 from trainchaos.recovery.policy.mesh import Mesh
 from trainchaos.recovery.process.local import start_store
 
-DEADLINE_S = 30.0
 _CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = [
     "torch._dynamo",
@@ -83,7 +83,7 @@ class Self:
             world=world or self.world,
             store_port=self.port,
             backend="gloo",
-            timeout_s=DEADLINE_S,
+            timeout_s=LIMIT_S,
             check=self.check,
             mesh=mesh or Mesh(shard=shards),
             link=link,
@@ -97,7 +97,7 @@ class Self:
     def hear(self) -> Any:
         """What the test told, except aborts."""
         with self._orders:
-            assert self._orders.wait_for(lambda: self._inbox, DEADLINE_S), "the test said nothing"
+            assert self._orders.wait_for(lambda: self._inbox, LIMIT_S), "the test said nothing"
             return self._inbox.pop(0)
 
     def _listen(self) -> None:
@@ -130,7 +130,7 @@ class Self:
         """Wait until what was left is gone."""
         for thread in threading.enumerate():
             if thread.name == LEAVING:
-                thread.join(DEADLINE_S)
+                thread.join(LIMIT_S)
 
     def entered(self) -> None:
         """Another group is about to be used."""
@@ -157,7 +157,7 @@ class Rank:
 
     def next(self, kind: str) -> Any:
         """What it says, or its result (``done``)."""
-        assert self.pipe.poll(DEADLINE_S), f"process {self.process.pid} said nothing"
+        assert self.pipe.poll(LIMIT_S), f"process {self.process.pid} said nothing"
         found, value = self.pipe.recv()
         assert found == kind, (found, value)
         return value
@@ -211,7 +211,7 @@ def ranks(task: Task, world: int) -> Iterator[list[Rank]]:
         for rank in started:
             rank.process.kill()
         for rank in started:
-            rank.process.join(DEADLINE_S)
+            rank.process.join(LIMIT_S)
             rank.pipe.close()
         del store
 

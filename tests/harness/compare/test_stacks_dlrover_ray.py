@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running import until
+from tests.support.running import LIMIT_S, until
 from trainchaos import beacon
 from trainchaos.harness.compare.environments import environments
 from trainchaos.harness.compare.environments.stack import CommonJob, Settings, Stack
@@ -27,7 +27,6 @@ from trainchaos.harness.script.listen.progress import ProgressReport, parse_beac
 from trainchaos.harness.script.processes.guard import descendants
 
 ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 30.0
 TRAIN_LIMIT_S = 280.0
 JOB = CommonJob(
     size="nano", ranks=4, steps=60, global_batch=16, every=20, seed=7, data=Path("/data/corpus.bin")

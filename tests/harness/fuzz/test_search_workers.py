@@ -14,7 +14,7 @@ import pytest
 from trainchaos.harness.fuzz.play.play import memory
 
 pytestmark = pytest.mark.real
-LIMIT_S = 60
+LIMIT_S = 120
 
 
 def started(into: Path, *options: str) -> subprocess.Popen[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.running import LIMIT_S
 from trainchaos.harness.launch.cgroups import CgroupControl, lacks_cgroup
 from trainchaos.harness.launch.nodes.cluster import NodesCluster
 from trainchaos.harness.launchers.local import LocalCluster
@@ -21,7 +22,6 @@ needs_groups = pytest.mark.skipif(
     lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}"
 )
 pytestmark = pytest.mark.real
-DEADLINE_S = 20.0
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_quota_throttles_and_its_removal_puts_the_process_back(child: int) -> 
     control = CgroupControl(f"test {os.getpid()}", lambda _: child)
     control.limit_cpu("w0", 0.1)
     try:
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + LIMIT_S
         while not control.throttled("w0"):
             assert time.monotonic() < deadline, "never throttled"
     finally:

@@ -218,7 +218,7 @@ def test_its_commands_play_the_scenario(
         for node in range(2)
     ]
     for agent in agents:
-        processes.callback(agent.wait, timeout=30)
+        processes.callback(agent.wait, timeout=120)
         processes.callback(agent.kill)
     ran = subprocess.run(
         here(

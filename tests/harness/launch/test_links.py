@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.running import LIMIT_S, until
 from trainchaos.chaos.fault.targets import LinkShape
 from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.harness.launch.links.route import Router
@@ -37,8 +38,8 @@ from trainchaos.recovery.collectives.dialing import (
 from trainchaos.recovery.collectives.group import gloo_device
 
 LINK = ("a", "b")
-DEADLINE_S = 20.0
 PROBES = 4
+PROXIED = 40  # times as slow as a pair of sockets is too slow; 4 to 16 today
 
 
 @pytest.fixture
@@ -52,19 +53,40 @@ def proxy() -> Iterator[LinkProxy]:
 
 def measured(proxy: LinkProxy, link: tuple[str, str] = LINK) -> Mapping[str, Any]:
     """What a probe says."""
-    number, deadline, pause = proxy.probe(link), time.monotonic() + DEADLINE_S, threading.Event()
-    while (found := proxy.probed(number)) is None:
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
-    return found
+    number = proxy.probe(link)
+    found: list[Mapping[str, Any] | None] = []
+
+    def probed() -> bool:
+        found.append(proxy.probed(number))
+        return found[-1] is not None
+
+    until(probed)
+    return found[-1] or {}
 
 
-def best(proxy: LinkProxy, link: tuple[str, str] = LINK) -> tuple[float, float]:
-    """Round trip and throughput of a link, as near to what it can do as ``PROBES`` probes come on a
-    busy machine.
-    """
-    found = [measured(proxy, link) for _ in range(PROBES)]
-    return min(one["round_trip_s"] for one in found), max(one["mbit_per_s"] for one in found)
+def round_trip_s(proxy: LinkProxy, link: tuple[str, str] = LINK) -> float:
+    """The best of some probes, as others use this machine too."""
+    return min(measured(proxy, link)["round_trip_s"] or math.inf for _ in range(PROBES))
+
+
+def mbit_per_s(proxy: LinkProxy) -> float:
+    """One probe."""
+    return float(measured(proxy)["mbit_per_s"] or 0.0)
+
+
+def bare_mbit_per_s() -> float:
+    """Through a pair of sockets between two threads, without any proxy."""
+    near, far = socket.socketpair()
+    sent = bytes(8 << 20)
+    with near, far:
+        writer = threading.Thread(target=near.sendall, args=(sent,))
+        began_s, got = time.monotonic(), 0
+        writer.start()
+        while got < len(sent):
+            got += len(far.recv(1 << 16))
+        took_s = time.monotonic() - began_s
+        writer.join(LIMIT_S)
+    return 8 * len(sent) / 1e6 / took_s
 
 
 def connected(
@@ -72,11 +94,11 @@ def connected(
 ) -> tuple[socket.socket, socket.socket]:
     """Both ends of a connection from ``link[0]`` to ``link[1]``."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(DEADLINE_S)
+        server.settimeout(LIMIT_S)
         way = Router(link[0], proxy.door)(link[1], server.getsockname()[:2])
-        near = socket.create_connection(way, timeout=DEADLINE_S)
+        near = socket.create_connection(way, timeout=LIMIT_S)
         far, _ = server.accept()
-    far.settimeout(DEADLINE_S)
+    far.settimeout(LIMIT_S)
     return near, far
 
 
@@ -193,7 +215,7 @@ def test_bytes_come_through_unchanged_both_ways_and_so_does_the_end(proxy: LinkP
         got = bytearray()
         while len(got) < len(sent):
             got += sink.recv(1 << 20)
-        writer.join(DEADLINE_S)
+        writer.join(LIMIT_S)
         assert got == sent
     near.shutdown(socket.SHUT_WR)
     assert far.recv(1) == b"", "one side has ended"
@@ -205,23 +227,26 @@ def test_bytes_come_through_unchanged_both_ways_and_so_does_the_end(proxy: LinkP
 
 
 def test_an_open_link_is_fast(proxy: LinkProxy) -> None:
-    assert best(proxy)[1] > 500
+    bare = max(bare_mbit_per_s() for _ in range(PROBES))
+    until(lambda: mbit_per_s(proxy) > bare / PROXIED)
 
 
 @pytest.mark.slow
 def test_it_measures_what_was_asked_for(proxy: LinkProxy) -> None:
     proxy.shape([LINK], LinkShape(delay_s=0.05))
-    assert 0.05 <= best(proxy)[0] < 0.05 * 3
+    late_s = round_trip_s(proxy)
+    assert late_s >= 0.05
+    until(lambda: round_trip_s(proxy) < 0.05 * 3)
     assert measured(proxy, ("b", "a"))["round_trip_s"] >= 0.05, (
         "an answer comes back over the slow link"
     )
-    assert best(proxy, ("a", "c"))[0] < 0.05, "no other link is touched"
+    assert round_trip_s(proxy, ("a", "c")) < late_s, "no other link is touched"
     proxy.shape([LINK], LinkShape(bytes_per_s=2.5e6))
-    assert best(proxy)[1] == pytest.approx(20, rel=0.3)
+    until(lambda: mbit_per_s(proxy) == pytest.approx(20, rel=0.3))
     proxy.shape([LINK], LinkShape(blocked=True))
     assert measured(proxy) == {"round_trip_s": None, "mbit_per_s": None}
     proxy.shape([LINK], LinkShape())
-    assert best(proxy)[0] < 0.05
+    assert round_trip_s(proxy) < late_s
 
 
 def test_what_waits_in_a_blocked_link_goes_on_when_it_is_healed(proxy: LinkProxy) -> None:
@@ -241,11 +266,11 @@ def test_a_connection_over_a_blocked_link_is_made_when_it_is_healed(proxy: LinkP
     proxy.shape([("b", "a")], LinkShape(blocked=True))
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(
-            Router("a", proxy.door)("b", server.getsockname()[:2]), timeout=DEADLINE_S
+            Router("a", proxy.door)("b", server.getsockname()[:2]), timeout=LIMIT_S
         )
         assert not select.select([server], [], [], 0.2)[0], "its answer would not come back"
         proxy.shape([("b", "a")], LinkShape())
-        server.settimeout(DEADLINE_S)
+        server.settimeout(LIMIT_S)
         server.accept()[0].close()
     near.close()
 
@@ -253,13 +278,13 @@ def test_a_connection_over_a_blocked_link_is_made_when_it_is_healed(proxy: LinkP
 def test_a_peer_that_does_not_listen_is_a_closed_connection(proxy: LinkProxy) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         at = server.getsockname()[:2]
-    near = socket.create_connection(Router("a", proxy.door)("b", at), timeout=DEADLINE_S)
+    near = socket.create_connection(Router("a", proxy.door)("b", at), timeout=LIMIT_S)
     assert near.recv(1) == b""
     near.close()
 
 
 def test_nonsense_at_its_door_does_not_end_it(proxy: LinkProxy) -> None:
-    with socket.create_connection(proxy.door, timeout=DEADLINE_S) as sock:
+    with socket.create_connection(proxy.door, timeout=LIMIT_S) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert sock.recv(10) == b""
     assert measured(proxy)["round_trip_s"] is not None
@@ -275,8 +300,8 @@ def test_it_ends_with_whoever_started_it() -> None:
     assert starter.stdout is not None
     pidfd = os.pidfd_open(int(starter.stdout.readline()))
     starter.send_signal(signal.SIGKILL)
-    starter.wait(timeout=DEADLINE_S)
-    assert select.select([pidfd], [], [], DEADLINE_S)[0], "the proxy outlived its starter"
+    starter.wait(timeout=LIMIT_S)
+    assert select.select([pidfd], [], [], LIMIT_S)[0], "the proxy outlived its starter"
     os.close(pidfd)
     starter.stdout.close()
 
@@ -286,7 +311,7 @@ def meet(store: dist.Store, rank: int, world: int, dial: Any) -> float:
     they bring.
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timedelta(seconds=DEADLINE_S)
+    options._timeout = timedelta(seconds=LIMIT_S)
     options._devices = [gloo_device("127.0.0.5")]
     group = dist.ProcessGroupGloo(RedirectingStore(store, rank, dial), rank, world, options)
     brought = torch.tensor([float(rank)])
@@ -314,7 +339,7 @@ def test_of_two_ranks_of_a_node_exactly_one_leads_its_way_through_the_proxy(
 
     with ThreadPoolExecutor(world) as pool:
         made = [pool.submit(meet, store, rank, world, dial_of(rank)) for rank in range(world)]
-        assert [rank.result(timeout=DEADLINE_S) for rank in made] == [10.0] * world
+        assert [rank.result(timeout=LIMIT_S) for rank in made] == [10.0] * world
     assert sorted(map(sorted, led)) == sorted(
         [a, b] for a in range(world) for b in range(a + 1, world)
     )

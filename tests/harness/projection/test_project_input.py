@@ -310,7 +310,7 @@ def test_the_processes_end_with_the_one_that_began_them() -> None:
         parent.kill()
         try:
             for worker in workers:
-                assert select.select([worker], [], [], 30.0)[0], "it has ended"
+                assert select.select([worker], [], [], 120.0)[0], "it has ended"
         finally:
             for worker in workers:
                 with suppress(ProcessLookupError):

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,19 @@ def test_room_is_kept_ahead_for_who_must_not_lose_a_line(tmp_path: Path) -> None
     assert not read_actor(tmp_path / "orchestrator.jsonl").problems
 
 
+def patience(writer: RingWriter, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """For how long this thread would wait for the file, each time that it moves lines itself."""
+    waits, drain, here = list[float](), writer._drain, threading.get_ident()
+
+    def noted(limit_s: float) -> None:
+        if threading.get_ident() == here:
+            waits.append(limit_s)
+        drain(limit_s)
+
+    monkeypatch.setattr(writer, "_drain", noted)
+    return waits
+
+
 def test_a_full_ring_drops_events_at_once_and_tells_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,10 +145,10 @@ def test_a_full_ring_drops_events_at_once_and_tells_of_them(
     error(writer, "0")
     until(lambda: (tmp_path / "w0.jsonl").stat().st_size > 0)
     below.full = True
-    started_s, count = time.monotonic(), 2 * CAPACITY // 5000
+    count, waits = 2 * CAPACITY // 5000, patience(writer, monkeypatch)
     for _ in range(count):
         error(writer, "x" * 5000)
-    assert time.monotonic() - started_s < 10.0 and writer.last_seq == count
+    assert sum(waits) <= event_ring.PATIENCE_S and writer.last_seq == count
     below.full = False
     until(lambda: (tmp_path / "w0.jsonl").stat().st_size > CAPACITY // 2)
     error(writer, "again")
@@ -145,15 +159,17 @@ def test_a_full_ring_drops_events_at_once_and_tells_of_them(
     assert len(log.problems) == 1 and log.ended
 
 
-def test_a_slow_disk_holds_a_rank_up_once_and_not_at_each_line(tmp_path: Path) -> None:
+def test_a_slow_disk_holds_a_rank_up_once_and_not_at_each_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fd = progress_counters.create()
     writer = RingWriter(tmp_path, "w0", time.monotonic_ns, progress_counters.ring_of(fd))
     os.close(fd)
     with writer._draining:  # as if a write to the file took for ever
-        started_s = time.monotonic()
+        waits = patience(writer, monkeypatch)
         for _ in range(2 * CAPACITY // 5000):
             error(writer, "x" * 5000)
-        assert time.monotonic() - started_s < 10 * event_ring.PATIENCE_S
+        assert sum(waits) == event_ring.PATIENCE_S
     error(writer, "again")
     writer.close()
     assert len(read_actor(tmp_path / "w0.jsonl").problems) == 1
@@ -218,12 +234,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=24m", "none", place],
         capture_output=True,
-        timeout=20,
+        timeout=120,
         check=False,
     ).returncode:
         pytest.skip("no file system can be mounted here")
     yield place
-    subprocess.run(["umount", "-l", place], timeout=20, check=True)
+    subprocess.run(["umount", "-l", place], timeout=120, check=True)
 
 
 @pytest.mark.real

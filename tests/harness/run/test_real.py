@@ -275,7 +275,7 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
         yield found
     finally:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
 
 
 class Harness:
@@ -321,7 +321,7 @@ def children_of(pid: int) -> list[int]:
 
 def test_a_killed_harness_leaves_no_process_and_a_readable_run(harness: Harness) -> None:
     harness.process.send_signal(signal.SIGKILL)
-    harness.process.wait(timeout=30)
+    harness.process.wait(timeout=120)
     harness.wait_until_gone()
     assert invoke(["analyze", str(harness.run), "-q"]) == 3
     results = json.loads((harness.run / "results.json").read_text())

@@ -49,12 +49,12 @@ def only(results: Results) -> Incident:
     ],
 )
 def test_a_notice_is_used_to_leave_without_losing_a_step(tmp_path: Path, recovery: str) -> None:
-    code, results = play(tmp_path, "process-term", recovery, params="{grace_s: 20}")
+    code, results = play(tmp_path, "process-term", recovery, params="{grace_s: 120}")
     assert code == 0, results.reason
     incident = only(results)
     assert (incident.detected_by, incident.blamed_rank) == ("notice", 2)
     assert (incident.outcome, incident.steps_lost) == ("recovered", 0)
-    assert incident.recovery_time is not None and incident.recovery_time < 20
+    assert incident.recovery_time is not None and incident.recovery_time < 120, "before the kill"
 
 
 @pytest.mark.long
@@ -75,7 +75,7 @@ def test_a_segmentation_fault_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_held_interpreter_is_found_as_a_hang_and_killed(tmp_path: Path) -> None:
-    code, results = play(tmp_path, "gil-deadlock", "hot-spare", params="{hold_s: 60}")
+    code, results = play(tmp_path, "gil-deadlock", "hot-spare", params="{hold_s: 300}")
     assert code == 0, results.reason
     incident = only(results)
     assert (incident.detected_by, incident.blamed_rank, incident.outcome) == (
@@ -83,7 +83,9 @@ def test_a_held_interpreter_is_found_as_a_hang_and_killed(tmp_path: Path) -> Non
         2,
         "recovered",
     )
-    assert incident.recovery_time is not None and incident.recovery_time < 30
+    assert incident.recovery_time is not None and incident.recovery_time < 300, (
+        "it is not waited for"
+    )
 
 
 @pytest.mark.long

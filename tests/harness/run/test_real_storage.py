@@ -257,10 +257,10 @@ def test_a_killed_harness_leaves_a_mount_that_heal_removes(tmp_path: Path) -> No
         wait_for_event(tmp_path, Kind.CHECKPOINT_FAILED, process)
         assert mounted(tmp_path)
         process.send_signal(signal.SIGKILL)
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     finally:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     assert invoke(["heal", "--runs", str(tmp_path / "runs")]) == 0
     assert not mounted(tmp_path)
 

@@ -381,7 +381,7 @@ def test_a_run_stops_at_its_first_arm(
     )
     code, results = run(tmp_path, scenario)
     assert code == 3 and re.search(words, results.reason, re.DOTALL), results.reason
-    assert len(results.arms) == 1 and results.arms[0].wall_s < 60
+    assert len(results.arms) == 1
     said = summary(results, open_run(tmp_path / "runs/script/latest"))
     assert len(re.findall("(?m)inconclusive", said, re.IGNORECASE)) == 1, said
     assert not living(tmp_path)

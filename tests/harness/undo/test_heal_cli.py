@@ -187,7 +187,7 @@ def marked() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(["sleep", "600"], env={**os.environ, MARKER: MARK})
     yield process
     process.kill()
-    process.wait(timeout=20)
+    process.wait(timeout=120)
 
 
 def test_ps_lists_the_processes_of_a_live_run(
@@ -236,10 +236,10 @@ def test_ps_names_python_processes_by_their_module(chaos: Chaos, dead: RunDirect
         (one,) = json.loads(chaos("ps", "--runs", dead.root.parents[1], "--format", "json")[1])
         assert [row["name"] for row in one["processes"]] == ["code"]
         assert chaos("heal", dead.root)[0] == 0
-        assert process.wait(timeout=20) == -9
+        assert process.wait(timeout=120) == -9
     finally:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=120)
 
 
 def test_ps_says_what_a_dead_run_has_left_and_how_to_heal_it(
@@ -269,6 +269,6 @@ def test_ps_does_not_list_what_is_gone_already(
     ):
         ledger.will(record)
     gone.kill()
-    gone.wait(timeout=20)
+    gone.wait(timeout=120)
     out = chaos("ps", "--runs", dead.root.parents[1])[1]
     assert f"kill process {marked.pid} (w1)" in out and "(w0)" not in out

@@ -55,7 +55,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     yield process
     process.kill()
-    process.wait(timeout=20)
+    process.wait(timeout=120)
 
 
 def test_heal_kills_nobody_by_a_number_alone(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.running import LIMIT_S
 from trainchaos.harness.host import processes, shared_memory
 from trainchaos.harness.undo.base import mounts
 from trainchaos.harness.undo.records import (
@@ -32,7 +33,6 @@ from trainchaos.harness.undo.records import (
 )
 
 pytestmark = pytest.mark.real
-LIMIT_S = 20.0
 IDLE = "import sys; print('up', flush=True); sys.stdin.read()"
 # The leader's child leaves the session when argv[1] says so, says its pid, and both wait.
 FAMILY = """

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint import save_writer as module
 from trainchaos.recovery.checkpoint.checkpointer import Checkpointer
@@ -26,7 +27,6 @@ from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport.wire import CheckpointNote
 
 ALONE = Layout(world=1)
-WAIT_S = 10.0
 
 
 class Gate:
@@ -38,7 +38,7 @@ class Gate:
     def __call__(self, what: str, path: Path) -> None:
         if what == "write":
             self.reached.set()
-            assert self.opened.wait(WAIT_S)
+            assert self.opened.wait(LIMIT_S)
 
 
 class Rank:
@@ -156,7 +156,7 @@ def test_training_goes_on_while_a_snapshot_is_written(tmp_path: Path, gate: Gate
     rank.saver.disk = gate
     assert rank.run(5) == [5]
     saved, copied = float(rank.state.model.weight[0, 0].detach()), rank.touched
-    assert gate.reached.wait(WAIT_S)
+    assert gate.reached.wait(LIMIT_S)
     assert rank.run(3) == [], "and it does"
     assert checkpoints.newest_first(tmp_path) == []
     assert rank.said(Kind.CHECKPOINT_COMMITTED) == []
@@ -274,10 +274,10 @@ def test_a_save_that_never_ends_holds_the_end_up_only_so_long(
     rank = Rank(tmp_path, saves={"mode": "async"})
     rank.saver.disk = gate
     rank.run(5)
-    assert gate.reached.wait(WAIT_S)
+    assert gate.reached.wait(LIMIT_S)
     rank.saver.close()
     gate.opened.set()
-    assert rank.saver._writer.background.wait(WAIT_S)
+    assert rank.saver._writer.background.wait(LIMIT_S)
     assert checkpoints.newest_first(tmp_path) == [], "given up, so it must not appear later"
 
 

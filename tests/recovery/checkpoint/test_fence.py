@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.recovery.checkpoint.test_checkpoint_safety import CHANGED
-from tests.recovery.checkpoint.test_checkpointer import ALONE, WAIT_S, Gate, Rank
+from tests.recovery.checkpoint.test_checkpointer import ALONE, Gate, Rank
 from tests.recovery.checkpoint.test_checkpoints import put
-from tests.support.running import Running, scripts
+from tests.support.running import LIMIT_S, Running, scripts
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.files import checkpoints, fence
 from trainchaos.recovery.checkpoint.files.fence import FENCE, CheckpointFence, Fenced
@@ -100,8 +100,8 @@ def test_a_newer_writer_waits_for_a_rename_under_way_and_nothing_follows(tmp_pat
     with old.held():
         newer.start()
         assert not done.wait(0.05), "it has it only once the other is out"
-    assert done.wait(WAIT_S)
-    newer.join(WAIT_S)
+    assert done.wait(LIMIT_S)
+    newer.join(LIMIT_S)
     with pytest.raises(Fenced), old.held():
         pass
 
@@ -195,7 +195,7 @@ def saving(directory: Path, gate: Gate) -> Rank:
     rank = member(directory, 1, saves={"mode": "async"}, job_id="one")
     rank.saver.disk = gate
     rank.run(6)
-    assert gate.reached.wait(WAIT_S)
+    assert gate.reached.wait(LIMIT_S)
     return rank
 
 
@@ -242,7 +242,7 @@ def test_what_has_its_name_is_said_before_the_rank_parks(tmp_path: Path) -> None
         slow.wait(0.02) if (what, path) == ("fsync", tmp_path) else None
     )
     rank.run(5)
-    assert rank.saver._writer._placed.wait(WAIT_S)
+    assert rank.saver._writer._placed.wait(LIMIT_S)
     rank.saver.parked(lost=False)
     assert rank.said(Kind.CHECKPOINT_COMMITTED) == [5], (
         "nothing is said for a generation that is over"

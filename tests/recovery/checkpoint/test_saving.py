@@ -522,7 +522,7 @@ def test_pieces_are_read_by_several_threads_and_the_first_error_ends_all(tmp_pat
     stream = pieces.of_file(path)
     seen: set[int] = set()
     names: set[str] = set()
-    gate = threading.Barrier(2, timeout=10)
+    gate = threading.Barrier(2, timeout=120)
 
     def use(number: int, data: memoryview) -> None:
         seen.add(number)

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from tests.recovery.checkpoint.memory.test_memory_state import memory_of, restore, save, trained
-from tests.recovery.checkpoint.test_checkpointer import WAIT_S, Gate, Rank, gate, left
+from tests.recovery.checkpoint.test_checkpointer import Gate, Rank, gate, left
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint import state_io as checkpointing
 from trainchaos.recovery.checkpoint.files import checkpoints, retention
@@ -125,7 +126,7 @@ def test_a_memory_checkpoint_shows_progress_within_each_tensor(
     memory = memory_of(state, progress=signs)
     memory.save(generation=1, layout=Layout(world=1), rank=0)
     assert signs.count >= size / STRIDE + size / 4096, "for its memory, and for the copy"
-    assert memory.settle(WAIT_S) and [saved.error for saved in memory.results()] == [""]
+    assert memory.settle(LIMIT_S) and [saved.error for saved in memory.results()] == [""]
     other, signs.count = trained(1, width=400), 0
     restore(memory_of(other, "w1", progress=signs), other)
     assert signs.count >= size / STRIDE
@@ -221,7 +222,7 @@ def test_whoever_waits_for_a_save_shows_progress_as_the_save_does() -> None:
     def write() -> SaveOutcome:
         for _ in range(5):
             work.moved()
-            assert go.acquire(timeout=WAIT_S)
+            assert go.acquire(timeout=LIMIT_S)
         return SaveOutcome(step=1, seconds=0.0, blocked_s=0.0)
 
     def progress() -> None:
@@ -230,7 +231,7 @@ def test_whoever_waits_for_a_save_shows_progress_as_the_save_does() -> None:
 
     work.start(write)
     go.release()  # whatever it did before anybody waited is no progress of the wait
-    assert work.wait(WAIT_S, progress)
+    assert work.wait(LIMIT_S, progress)
     assert 4 <= seen.count <= 5
 
 
@@ -244,7 +245,7 @@ def test_a_wait_for_a_save_without_any_sign_of_life_ends(gate: Gate) -> None:
     work.start(write)
     assert not work.wait(0.01, Signs())
     gate.opened.set()
-    assert work.wait(WAIT_S)
+    assert work.wait(LIMIT_S)
 
 
 def test_a_wait_for_the_save_before_belongs_to_the_checkpoint(tmp_path: Path, gate: Gate) -> None:
@@ -257,7 +258,7 @@ def test_a_wait_for_the_save_before_belongs_to_the_checkpoint(tmp_path: Path, ga
         gate.opened.set(),
     )
     rank.run(5)
-    assert gate.reached.wait(WAIT_S) and phases == [False]
+    assert gate.reached.wait(LIMIT_S) and phases == [False]
     gate.opened.clear()
     rank.step(pausing=True)
     assert phases == [False, True], "before it waits"
@@ -271,13 +272,13 @@ def test_a_save_is_not_begun_while_one_stands_still(
     rank = Rank(tmp_path, saves={"mode": "async"})
     rank.saver.disk = gate
     rank.run(5)
-    assert gate.reached.wait(WAIT_S)
+    assert gate.reached.wait(LIMIT_S)
     rank.step(pausing=True)
     assert [data["error"] for kind, data in rank.events if kind is Kind.CHECKPOINT_FAILED] == [
         "the save before has not ended"
     ]
     gate.opened.set()
-    assert rank.saver._writer.background.wait(WAIT_S)
+    assert rank.saver._writer.background.wait(LIMIT_S)
 
 
 def test_a_state_that_does_not_fit_into_memory_twice_is_not_saved_and_training_goes_on(
@@ -333,7 +334,7 @@ def refused() -> int:
 def test_rank_0_does_not_wait_for_a_part_that_the_fence_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
-    monkeypatch.setattr(checkpointing, "PARTS_TIMEOUT_S", WAIT_S / 5)
+    monkeypatch.setattr(checkpointing, "PARTS_TIMEOUT_S", LIMIT_S / 5)
     write = orders(tmp_path, refused, job=job)
     with pytest.raises(Fenced):
         write(1)

@@ -42,7 +42,6 @@ def test_nothing_ends_because_the_reader_is_gone(
     assert capsys.readouterr().err == "recovery: to somebody\n"
 
 
-@pytest.mark.timeout(20)
 def test_a_pipe_that_nobody_empties_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream, os.fdopen(reader, "rb", buffering=0) as read:

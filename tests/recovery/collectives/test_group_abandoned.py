@@ -14,15 +14,13 @@ import torch
 
 from tests.support.open_files import open_files
 from tests.support.ranks import Self, ranks
-from tests.support.running import until
+from tests.support.running import LIMIT_S, until
 from trainchaos.recovery.collectives import abandoned
 from trainchaos.recovery.collectives import group as module
 from trainchaos.recovery.collectives.abandoned import ABANDONED, LEAVING
 from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.storelink import StoreLink
-
-LIMIT_S = 20.0
 
 
 class Stuck:
@@ -82,7 +80,7 @@ def abandon(me: Self) -> list[tuple[int, int]]:
         me.say("about to form")
         me.hear()
         group = me.group(generation, link=link)
-        group._patience = timedelta(seconds=0.5)
+        group._patience = timedelta(seconds=2.0)
         group.form()
         if me.rank:
             peers.append(group)  # it never takes part, and keeps its connections

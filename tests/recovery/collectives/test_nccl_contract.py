@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.support.gpu.gpu_ranks import WAIT_S, GpuRank, adam, batch, network
+from tests.support.gpu.gpu_ranks import GpuRank, adam, batch, network
 from tests.support.gpu.nccl_contract import Gpus, Nccl
-from tests.support.running import until
+from tests.support.running import LIMIT_S, until
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.saves.background import Snapshot
 from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
@@ -40,7 +40,7 @@ from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.transport.wire import Finished, Joined, Parked
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-SOON_S = 5.0  # far below every timeout
+SOON_S = LIMIT_S / 2  # below every timeout
 Make = Callable[..., list[GpuRank]]
 
 
@@ -150,13 +150,13 @@ def test_a_spare_gets_the_whole_state_whose_counters_are_on_the_cpu(gpus: Gpus, 
     def hold(step: int) -> None:
         if step == 3 and not reached.is_set():
             reached.set()
-            wait_until(lambda: second.job.agent.heard.aborted_generation >= 1)
+            until(lambda: second.job.agent.heard.aborted_generation >= 1)
 
     second.hold = hold
     begin([first, second])
-    assert reached.wait(WAIT_S)
+    assert reached.wait(LIMIT_S)
     # one may be a step behind whoever has reached the next
-    wait_until(lambda: first.job.state.step == 2)
+    until(lambda: first.job.state.step == 2)
     for rank in (first, second):
         rank.abort(1)
     assert [rank.hear(Parked).step for rank in (first, second)] == [2, 2]
@@ -181,13 +181,6 @@ def fingerprint_of(rank: GpuRank) -> str:
 # ---- leaving
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline_s, pause = time.monotonic() + WAIT_S, threading.Event()
-    while not true():
-        assert time.monotonic() < deadline_s
-        pause.wait(0.001)
-
-
 def test_a_rank_whose_peer_stands_still_leaves_with_its_state(gpus: Gpus, make: Make) -> None:
     """Its kernel ends without an error and with garbage: the supervisor's word alone tells."""
     first, second = ranks = make(2)
@@ -196,12 +189,12 @@ def test_a_rank_whose_peer_stands_still_leaves_with_its_state(gpus: Gpus, make: 
     def hold(step: int) -> None:
         if step == 2:
             reached.set()
-            assert go_on.wait(WAIT_S)
+            assert go_on.wait(LIMIT_S)
 
     second.hold = hold
     begin(ranks)
-    assert reached.wait(WAIT_S)
-    wait_until(lambda: first.job.state.step == 1 and first.job.marks.read().phase == "collective")
+    assert reached.wait(LIMIT_S)
+    until(lambda: first.job.state.step == 1 and first.job.marks.read().phase == "collective")
     before = first.numbers()
     since_s = time.monotonic()
     first.abort(1)
@@ -210,7 +203,7 @@ def test_a_rank_whose_peer_stands_still_leaves_with_its_state(gpus: Gpus, make: 
     assert time.monotonic() - since_s < SOON_S
     assert first.numbers() == before
     second.abort(1)
-    wait_until(lambda: second.job.member.lost)  # it has the order before it goes on
+    until(lambda: second.job.member.lost)  # it has the order before it goes on
     go_on.set()
     assert second.hear(Parked).why == "aborted"
     begin(ranks, 2)
@@ -221,7 +214,7 @@ def test_a_rank_whose_peer_stands_still_leaves_with_its_state(gpus: Gpus, make: 
 def test_a_rank_leaves_a_set_up_to_which_its_peer_does_not_come(gpus: Gpus, make: Make) -> None:
     first, second = make(2)
     first.join(1, 0, 2)
-    wait_until(lambda: bool(gpus.groups) and gpus.groups[0].entered.is_set())
+    until(lambda: bool(gpus.groups) and gpus.groups[0].entered.is_set())
     since_s = time.monotonic()
     first.abort(1)
     assert first.hear(Parked).why == "aborted"
@@ -229,7 +222,7 @@ def test_a_rank_leaves_a_set_up_to_which_its_peer_does_not_come(gpus: Gpus, make
     # Its agent is through with the first generation then: the two are one process, whose sockets
     # are shut down.
     first.join(2, 0, 2)
-    wait_until(lambda: len(gpus.groups) > 1 and gpus.groups[1].entered.is_set())
+    until(lambda: len(gpus.groups) > 1 and gpus.groups[1].entered.is_set())
     second.join(2, 1, 2)
     for rank in (first, second):
         assert rank.hear(Joined).step == 0
@@ -245,12 +238,12 @@ def test_the_error_of_a_communicator_is_a_lost_generation_and_ends_no_process(
     def hold(step: int) -> None:
         if step == 2 and not reached.is_set():
             reached.set()
-            assert go_on.wait(WAIT_S)
+            assert go_on.wait(LIMIT_S)
 
     second.hold = hold
     begin(ranks)
-    assert reached.wait(WAIT_S)
-    wait_until(lambda: first.job.state.step == 1 and first.job.marks.read().phase == "collective")
+    assert reached.wait(LIMIT_S)
+    until(lambda: first.job.state.step == 1 and first.job.marks.read().phase == "collective")
     for group in gpus.groups:
         group.fail("NCCL error: remote process exited or there was a network error")
     parked = first.hear(Parked)
@@ -280,7 +273,7 @@ def groups_of(port: int, *, shards: int = 1) -> list[Group]:
             world=2,
             store_port=port,
             backend="nccl",
-            timeout_s=WAIT_S,
+            timeout_s=LIMIT_S,
             check=lambda: None,
             mesh=Mesh(shard=shards),
             device=f"cuda:{rank}",
@@ -299,7 +292,7 @@ def together(gpus: Gpus, groups: list[Group], act: Callable[[Group], Any]) -> li
             return act(group)
 
     with ThreadPoolExecutor(len(groups)) as pool:
-        return [future.result(WAIT_S) for future in [pool.submit(run, group) for group in groups]]
+        return [future.result(LIMIT_S) for future in [pool.submit(run, group) for group in groups]]
 
 
 def test_what_is_on_the_cpu_is_refused_and_that_is_no_lost_generation(gpus: Gpus) -> None:
@@ -412,9 +405,9 @@ def test_a_thread_begins_on_the_first_gpu_and_works_on_its_current_one(gpus: Gpu
             partial(alone.allreduce, [there]),
         ):
             with pytest.raises(AssertionError, match="current GPU is 0"):
-                pool.submit(act).result(WAIT_S)
-        pool.submit(torch.cuda.set_device, 1).result(WAIT_S)
-        assert pool.submit(make, "cuda").result(WAIT_S).device.index == 1
+                pool.submit(act).result(LIMIT_S)
+        pool.submit(torch.cuda.set_device, 1).result(LIMIT_S)
+        assert pool.submit(make, "cuda").result(LIMIT_S).device.index == 1
 
 
 def test_what_an_operation_uses_is_not_let_go_of_before_anything_comes_after_it(gpus: Gpus) -> None:
@@ -446,7 +439,7 @@ def test_what_only_a_stream_waits_for_is_not_done(gpus: Gpus) -> None:
     def count(group: Group) -> list[int]:
         until(lambda: not group.unfinished())  # what connected it
         if group.rank == 1:
-            assert told.wait(WAIT_S)
+            assert told.wait(LIMIT_S)
         found = [group.unfinished()]
         group.wait(group.start_all_reduce(torch.ones(3, device="cuda")))
         if group.rank == 0:

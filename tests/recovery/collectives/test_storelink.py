@@ -15,13 +15,12 @@ import torch.distributed as dist
 
 from tests.support.open_files import open_files
 from tests.support.ranks import Self, ranks, results
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.collectives.storelink import StoreLink, forget_generations, socket_to
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.transport.reverse_dns import nameless
-
-LIMIT_S = 20.0
 
 
 def client_of(port: int) -> dist.TCPStore:

@@ -23,14 +23,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.data import order
 from trainchaos.recovery.data.loader import Loader, StepSampler
 from trainchaos.recovery.data.order import MicroBatch
+from trainchaos.recovery.process import processes
 
 pytestmark = pytest.mark.real  # workers are processes
 SAMPLES, BATCH, STEPS, SEED = 40, 8, 12, 3
-LIMIT_S = 30.0
 
 
 class Job:
@@ -342,6 +343,7 @@ def test_a_worker_that_hangs_is_an_error_in_the_end(job: Job) -> None:
 
 def test_workers_end_with_their_rank() -> None:
     out, into = os.pipe()
+    processes.become_subreaper()
     pid = os.fork()
     if not pid:
         try:
@@ -356,8 +358,10 @@ def test_workers_end_with_their_rank() -> None:
     os.waitpid(pid, 0)
     assert len(fds) == 2
     for fd in fds:
-        # Of itself it looks for its parent every five seconds.
-        assert select.select([fd], [], [], 3.0)[0], "the worker outlives its rank"
+        assert select.select([fd], [], [], LIMIT_S)[0], "the worker outlives its rank"
+        ended = os.waitid(os.P_PIDFD, fd, os.WEXITED)
+        # of itself it looks for its parent every five seconds, and exits
+        assert ended is not None and ended.si_code == os.CLD_KILLED
         os.close(fd)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.costs import calls
 from trainchaos.recovery.health.monitor import PERIOD_S, Monitor
 from trainchaos.recovery.health.readings.reading import JOB, Place, Problem, Reading
 from trainchaos.recovery.health.readings.reports import ReportFile
@@ -16,7 +17,7 @@ from trainchaos.recovery.health.sources.job import JobSource
 from trainchaos.recovery.health.sources.reported import ReportedSource
 
 STEP_S = 0.04
-MOST_OF_STEP = 1e-3
+MOST_CALLS = 10_000  # of Python and C, for 200 steps of ranks: 4,500 today
 
 
 class Broken:
@@ -78,11 +79,9 @@ def test_nonsense_is_refused(period_s: float, window: int) -> None:
         Monitor(sources=[], period_s=period_s, window=window)
 
 
-def test_reading_host_job_and_reports_costs_less_than_a_thousandth_of_a_step(
-    tmp_path: Path,
-) -> None:
-    """Of a step of 40 ms at the default period, with what 8 ranks say in it; the best of some
-    reads, as others use this machine's processors too.
+def test_reading_host_job_and_reports_is_few_calls(tmp_path: Path) -> None:
+    """Of a second of steps of 40 ms, with what 8 ranks say in it. What they take is measured by
+    ``benchmarks.calls``.
     """
     job = JobSource()
     sources = [
@@ -97,19 +96,11 @@ def test_reading_host_job_and_reports_costs_less_than_a_thousandth_of_a_step(
         "grad_norm": 1.0,
         "seconds": dict.fromkeys(("data", "forward", "backward", "collective", "optimizer"), 0.01),
     }
-    took = []
-    for second in range(40):
+    for second in range(5):
         for number in range(25):
             for rank in range(8):
                 at_s = second + number * STEP_S
                 job.committed({**step, "rank": rank}, 25 * second + number, at_s)
-        before = dict(monitor.cost.by_source)
-        monitor.poll(float(second))
-        after = monitor.cost.by_source
-        took.append({name: after[name] - before.get(name, 0.0) for name in after})
-    best_s = min(sum(one.values()) for one in took)
-    in_a_step = best_s * STEP_S / PERIOD_S
-    print(f"{1e6 * best_s:.0f} us a read, {in_a_step / STEP_S:.3%} of a step")
-    assert in_a_step < MOST_OF_STEP * STEP_S
+        assert calls(lambda at_s=float(second): monitor.poll(at_s)) < MOST_CALLS  # type: ignore[misc]
     assert monitor.cost.of_time(PERIOD_S) > 0.0
-    assert monitor.cost.worst_s >= best_s
+    assert monitor.cost.worst_s >= monitor.cost.total_s / monitor.cost.reads

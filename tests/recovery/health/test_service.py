@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.health.credible import announced
 from trainchaos.recovery.health.detectors.base import Alarm, Detector
 from trainchaos.recovery.health.machine import machine_service
@@ -20,7 +21,6 @@ from trainchaos.recovery.health.service import MOST_WAITING, HealthService
 from trainchaos.recovery.health.sources.visible import cuda_names
 
 HERE = Place(node=1, device="cuda:3")
-LIMIT_S = 30.0
 
 
 class Told:

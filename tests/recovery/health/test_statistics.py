@@ -157,10 +157,10 @@ def test_a_large_drop_is_found_soon_however_related_the_values_are(r: float) -> 
     noise, cusum = related_noise(random.Random(8), r), DropCusum(tail=3e-6, least=0.05)
     for i in range(112):
         assert cusum.add(0.1 * next(noise), float(i)) is None
-    took = next(
+    needed = next(
         i for i in range(1, 60) if cusum.add(0.1 * next(noise) - 2.2, 112.0 + i) is not None
     )
-    assert took <= 16, "the first sum alone needs 48 where r is 0.8"
+    assert needed <= 16, "the first sum alone needs 48 where r is 0.8"
 
 
 def test_the_median_of_the_others() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.recovery.nodes.test_nodes_fleet import LIMIT_S, MARK, Puppet, Stage
+from tests.recovery.nodes.test_nodes_fleet import MARK, Puppet, Stage
 from tests.support.clusters.nodes import heard
 from trainchaos.recovery.nodes.agent import agent_processes as module
 from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
@@ -24,8 +24,6 @@ from trainchaos.recovery.process.node import script_recipe
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER
 from trainchaos.recovery.transport.wire import Parked, Ready, Stop
-
-assert LIMIT_S
 
 
 def entries(thing: object, seen: set[int] | None = None) -> int:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.recovery.nodes.test_nodes_fleet import LIMIT_S, TOKEN, Clock, Puppet
+from tests.recovery.nodes.test_nodes_fleet import TOKEN, Clock, Puppet
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.errors import InfrastructureError, NoPlaceLeft
 from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind
 from trainchaos.recovery.cli import processes

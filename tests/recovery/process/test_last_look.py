@@ -16,7 +16,7 @@ from trainchaos.recovery.process.last_look import EVERY_S, LIMIT_S, kill_after
 from trainchaos.recovery.process.outside_stacks import PROGRAM
 from trainchaos.recovery.process.stacks import STACK_SIGNAL, StackReader
 
-BOUND_S = 20.0
+BOUND_S = 120.0
 
 
 @pytest.fixture

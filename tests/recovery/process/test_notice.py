@@ -15,6 +15,7 @@ import pytest
 
 from tests.recovery.supervise.test_controller import KEEPING, Rig
 from tests.support.arms import judged
+from tests.support.running import LIMIT_S
 from tests.support.search.simulate import Played, cell_of, evidence, play
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
@@ -292,7 +293,7 @@ def test_sigterm_reaches_the_supervisor_while_the_main_thread_computes() -> None
         finally:
             os._exit(1)
     try:
-        ours.settimeout(20)
+        ours.settimeout(LIMIT_S)
         channel, got = Channel(ours), list[Message]()
         got += channel.receive() or []
         os.kill(pid, signal.SIGTERM)

@@ -25,7 +25,7 @@ from trainchaos.recovery.process.outside_stacks import (
 )
 from trainchaos.recovery.process.stacks import STACK_SIGNAL, StackReader, training_frames
 
-BOUND_S = 30.0
+BOUND_S = 120.0
 FRAME = {"name": "waits", "filename": "/a/train.py", "line": 7, "module": None, "locals": None}
 THREAD = {"pid": 5, "os_thread_id": 5, "thread_name": "MainThread", "frames": [FRAME]}
 

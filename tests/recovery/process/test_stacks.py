@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.process.stacks import (
     MOST_FRAMES,
     MOST_READ,
@@ -22,7 +23,6 @@ from trainchaos.recovery.process.stacks import (
     training_frames,
 )
 
-LIMIT_S = 20.0
 ANSWERS = "from trainchaos.recovery.process.stacks import answer_requests; answer_requests()"
 READY = "import os; os.write(1, b'!')"
 WAYS = {

@@ -6,12 +6,12 @@ import os
 import select
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.wire import (
@@ -28,7 +28,6 @@ from trainchaos.recovery.transport.wire import (
     Stop,
 )
 
-WAIT_S = 10.0
 JOIN = Join(
     generation=2,
     rank=0,
@@ -72,7 +71,7 @@ class Rig:
         self.agent.start()
 
     def order(self) -> object:
-        return self.agent.orders.get(timeout=WAIT_S)
+        return self.agent.orders.get(timeout=LIMIT_S)
 
     def settle(self) -> None:
         """Everything sent before has been handled."""
@@ -86,14 +85,7 @@ def rig() -> Iterator[Rig]:
     rig = Rig()
     yield rig
     rig.channel.close()
-    assert rig.orphaned.wait(WAIT_S)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    never, deadline = threading.Event(), time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline
-        never.wait(0.001)
+    assert rig.orphaned.wait(LIMIT_S)
 
 
 def test_orders_are_kept_in_order(rig: Rig) -> None:
@@ -119,7 +111,7 @@ def test_an_abort_breaks_the_group_until_the_training_thread_is_out_of_it(rig: R
     group = FakeGroup(1)
     rig.agent.entering(group)
     rig.channel.send(Abort(generation=1))
-    assert group.twice.wait(WAIT_S), "once may be too early: it may just be opening a connection"
+    assert group.twice.wait(LIMIT_S), "once may be too early: it may just be opening a connection"
     assert rig.agent.heard.aborted_generation == 1
     rig.agent.left()
     rig.settle()
@@ -165,7 +157,7 @@ def test_a_new_group_is_not_broken_by_the_abort_that_ended_the_last(rig: Rig) ->
     old = FakeGroup(1)
     rig.agent.entering(old)
     rig.channel.send(Abort(generation=1))
-    assert old.aborted.wait(WAIT_S)
+    assert old.aborted.wait(LIMIT_S)
     rig.agent.left()
     new = FakeGroup(2)
     rig.agent.entering(new)
@@ -176,14 +168,14 @@ def test_a_new_group_is_not_broken_by_the_abort_that_ended_the_last(rig: Rig) ->
 def test_a_rank_whose_supervisor_is_gone_ends() -> None:
     rig = Rig()
     rig.channel.close()
-    assert rig.orphaned.wait(WAIT_S)
+    assert rig.orphaned.wait(LIMIT_S)
 
 
 @pytest.mark.parametrize("garbage", [b"hello\n", b'{"type": "reboot"}\n'])
 def test_a_rank_whose_supervisor_talks_nonsense_ends(garbage: bytes) -> None:
     rig = Rig()
     rig.channel.sock.sendall(garbage)
-    assert rig.orphaned.wait(WAIT_S)
+    assert rig.orphaned.wait(LIMIT_S)
 
 
 def test_a_message_the_supervisor_should_not_send_changes_nothing(rig: Rig) -> None:
@@ -223,7 +215,7 @@ def test_an_answer_has_the_number_of_its_inquiry_and_a_join_is_known_before_it_i
     )
     rig.channel.send(JOIN)
     rig.channel.send(Inquiry(number=5))
-    assert select.select([rig.channel], [], [], WAIT_S)[0], "it does not answer"
+    assert select.select([rig.channel], [], [], LIMIT_S)[0], "it does not answer"
     (answer,) = rig.channel.receive() or ()
     assert isinstance(answer, Status) and (answer.number, answer.generation) == (5, JOIN.generation)
     assert rig.order() == JOIN
@@ -237,7 +229,7 @@ def test_the_last_digest_is_repeated_to_who_takes_over_before_the_status(rig: Ri
     rig.channel.send(Inquiry(number=5))
     said: list[object] = []
     while len(said) < 2:
-        assert select.select([rig.channel], [], [], WAIT_S)[0], "it does not answer"
+        assert select.select([rig.channel], [], [], LIMIT_S)[0], "it does not answer"
         said += rig.channel.receive() or ()
     assert said[0] == rig.agent.digest and isinstance(said[1], Status)
 
@@ -247,7 +239,7 @@ def test_a_recall_is_answered_while_orders_go_on(rig: Rig) -> None:
 
     def recall(number: int) -> Recalled:
         asked.append(number)
-        assert held.wait(WAIT_S)
+        assert held.wait(LIMIT_S)
         return Recalled(number=number, rank=3, entries=[], why="none")
 
     rig.agent.recall = recall
@@ -259,7 +251,7 @@ def test_a_recall_is_answered_while_orders_go_on(rig: Rig) -> None:
     held.set()
     found: list[Any] = []
     while not found:
-        assert select.select([rig.channel.fileno()], [], [], WAIT_S)[0]
+        assert select.select([rig.channel.fileno()], [], [], LIMIT_S)[0]
         found = rig.channel.receive() or []
     assert found == [Recalled(number=7, rank=3, entries=[], why="none", begun=2)]
     assert asked == [7]

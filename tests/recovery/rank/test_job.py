@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from tests.recovery.checkpoint.test_checkpoints import flip
+from tests.support.running import LIMIT_S, until
 from trainchaos.chaos.events.log import Event, EventWriter, Kind, read_actor
 from trainchaos.recovery.checkpoint.checkpointer import NothingToRestore
 from trainchaos.recovery.checkpoint.files.checkpoints import CorruptCheckpoint, newest_first, verify
@@ -43,7 +44,6 @@ from trainchaos.recovery.transport.wire import (
 from trainchaos.recovery.transport.wire import PauseRequest as Pause
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-WAIT_S = 20.0
 
 
 class Probe:
@@ -71,7 +71,7 @@ class Rank:
 
     def __init__(self, directory: Path, *, steps: int = 6, every: int = 3) -> None:
         ours, theirs = socket.socketpair()
-        ours.settimeout(WAIT_S)
+        ours.settimeout(LIMIT_S)
         self.channel = Channel(ours)
         self.store, self.store_port = start_store()
         (directory / "events").mkdir(exist_ok=True)
@@ -129,7 +129,7 @@ class Rank:
                 world=1,
                 store_port=self.store_port,
                 restore=restore,
-                timeout_s=5.0,
+                timeout_s=LIMIT_S,
                 **more,
             )
         )
@@ -151,7 +151,7 @@ class Rank:
 
     def end(self) -> None:
         """Wait for its thread."""
-        self._thread.join(WAIT_S)
+        self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
 
     def stop(self) -> None:
@@ -181,7 +181,7 @@ def hold(
 
     def act() -> None:
         there.put(None)
-        go.get(timeout=WAIT_S)
+        go.get(timeout=LIMIT_S)
         rank.job.check()
 
     rank.probe.acts[step, phase] = act
@@ -193,9 +193,9 @@ def abort_while_held(rank: Rank, step: int, phase: str) -> Parked:
     there, go = hold(rank, step, phase)
     rank.join(1)
     rank.hear(Joined)
-    there.get(timeout=WAIT_S)
+    there.get(timeout=LIMIT_S)
     rank.tell(Abort(generation=1))
-    wait_until(lambda: rank.job.agent.heard.aborted_generation >= 1)
+    until(lambda: rank.job.agent.heard.aborted_generation >= 1)
     go.put(None)
     return rank.hear(Parked)
 
@@ -265,7 +265,7 @@ def test_an_abort_of_an_earlier_generation_changes_nothing(rank: Rank) -> None:
     there, go = hold(rank, 4, "forward")
     rank.join(2)
     rank.hear(Joined)
-    there.get(timeout=WAIT_S)
+    there.get(timeout=LIMIT_S)
     rank.tell(Abort(generation=1))
     go.put(None)
     assert rank.hear(Finished).step == 6
@@ -288,9 +288,9 @@ def pause_in(rank: Rank, step: int) -> None:
     there, go = hold(rank, step, "forward")
     rank.join(1)
     rank.hear(Joined)
-    there.get(timeout=WAIT_S)
+    there.get(timeout=LIMIT_S)
     rank.tell(Pause())
-    wait_until(lambda: rank.job.agent.heard.pause_wanted)
+    until(lambda: rank.job.agent.heard.pause_wanted)
     go.put(None)
 
 
@@ -329,7 +329,7 @@ def test_non_finite_values_are_refused_before_they_touch_anything(rank: Rank) ->
 def test_a_state_that_is_not_finite_after_the_last_step_is_refused(rank: Rank) -> None:
     reached, go = hold(rank, 6, "optimizer")
     rank.join(1)
-    reached.get(timeout=WAIT_S)
+    reached.get(timeout=LIMIT_S)
     with torch.no_grad():
         rank.model.weight[0, 0] = math.nan
     go.put(None)
@@ -376,9 +376,9 @@ def test_who_has_restored_a_checkpoint_is_not_fresh_any_more(rank: Rank, tmp_pat
     there, go = hold(later, 7, "forward")
     later.join(1, restore=True)
     assert later.hear(Joined).step == 6
-    there.get(timeout=WAIT_S)
+    there.get(timeout=LIMIT_S)
     later.tell(Abort(generation=1))
-    wait_until(lambda: later.job.agent.heard.aborted_generation >= 1)
+    until(lambda: later.job.agent.heard.aborted_generation >= 1)
     go.put(None)
     later.hear(Parked)
     shutil.rmtree(tmp_path / "later" / "checkpoints")
@@ -435,16 +435,6 @@ def test_a_rank_says_which_checkpoints_it_refuses(rank: Rank) -> None:
     rank.join(2, restore=True)
     rank.end()
     assert [e.data["checkpoint"] for e in rank.events(Kind.CHECKPOINT_REFUSED)] == ["step-00000003"]
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Look again and again, with a deadline."""
-    never = threading.Event()
-    for _ in range(int(WAIT_S / 0.001)):
-        if true():
-            return
-        never.wait(0.001)
-    raise AssertionError("it did not come to pass")
 
 
 def test_a_compiled_model_is_compiled_in_one_graph(rank: Rank) -> None:

@@ -65,5 +65,5 @@ def test_calls_of_the_script_are_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
 
     other = threading.Thread(target=elsewhere)
     other.start()
-    other.join(10)
+    other.join(120)
     assert not other.is_alive() and not raised

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from tests.support.devices import DEVICES
-from tests.support.running import until
+from tests.support.running import LIMIT_S, until
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.buckets import Bucket
 from trainchaos.recovery.collectives.reduce import GradientReducer
@@ -27,7 +28,6 @@ from trainchaos.recovery.state.fingerprint import fingerprint, sampled_digest
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport.wire import Feed
 
-WAIT_S = 20.0
 LAG = 3
 MOST_STEPS = 500
 Optimized = Callable[[list[nn.Parameter]], Optimizer]
@@ -50,7 +50,7 @@ class Log:
             return [data for one, data in self.events if one is kind]
 
         with self.news:
-            assert self.news.wait_for(lambda: len(found()) >= number, WAIT_S), self.events
+            assert self.news.wait_for(lambda: len(found()) >= number, LIMIT_S), self.events
         return found()[number - 1]
 
 
@@ -108,7 +108,8 @@ class Pair:
     def step_until(self, kind: Kind, number: int = 1) -> dict[str, Any]:
         """Make steps until the spare, or the rank, has written so many events of a kind."""
         log = self.rank.log if kind is Kind.SPARE_DROPPED else self.spare.log
-        for _ in range(MOST_STEPS):
+        deadline_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline_s:
             found = [data for one, data in log.events if one is kind]
             if len(found) >= number:
                 return found[number - 1]

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from tests.recovery.spares.test_following import Pair, Side, adam
 from tests.support.devices import DEVICES
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.rank.membership import HeldState
 from trainchaos.recovery.rank.promotion import wanting
 from trainchaos.recovery.transport.wire import Join
 
-WAIT_S = 20.0
 SOURCE, SPARE = 0, 2
 
 
@@ -29,7 +29,7 @@ class Exchange:
     """What three threads exchange, one collective after the other."""
 
     def __init__(self) -> None:
-        self.barrier = threading.Barrier(3, timeout=WAIT_S)
+        self.barrier = threading.Barrier(3, timeout=LIMIT_S)
         self.lock = threading.Lock()
         self.total = torch.zeros(0)
         self.broadcasts = 0
@@ -117,7 +117,7 @@ class Promotion:
         ]
         with ThreadPoolExecutor(3) as pool:
             ran = [pool.submit(self.rank, rank, **side) for rank, side in enumerate(sides)]
-            return [one.result(WAIT_S) for one in ran]
+            return [one.result(LIMIT_S) for one in ran]
 
 
 @pytest.fixture(params=DEVICES)

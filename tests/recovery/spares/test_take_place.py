@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tests.support.ranks import Self, ranks
-from tests.support.running import until
+from tests.support.running import LIMIT_S, until
 from trainchaos.chaos.events.log import EventWriter
 from trainchaos.recovery.policy.jobconfig import JobConfig
 from trainchaos.recovery.policy.mesh import Mesh
@@ -39,7 +39,6 @@ from trainchaos.recovery.transport.wire import (
 )
 
 pytestmark = pytest.mark.real
-WAIT_S = 20.0
 
 
 class Spare:
@@ -47,7 +46,7 @@ class Spare:
 
     def __init__(self, folder: Path, *, tensor: bool = False) -> None:
         ours, theirs = socket.socketpair()
-        ours.settimeout(WAIT_S)
+        ours.settimeout(LIMIT_S)
         self.channel = Channel(ours)
         self.heard: list[Any] = []
         config = JobConfig(
@@ -118,7 +117,7 @@ def follow(me: Self) -> Any:
         spare.tell(Follow(shard=1))
         again = spare.hear(Following)
         spare.tell(Stop())
-        spare.thread.join(WAIT_S)
+        spare.thread.join(LIMIT_S)
         return (
             first == again,
             first.shard,
@@ -143,7 +142,7 @@ def follow_a_cell(me: Self) -> Any:
         spare.tell(Follow(shard=1))
         spare.hear(Following)
         spare.tell(Stop())
-        spare.thread.join(WAIT_S)
+        spare.thread.join(LIMIT_S)
         return spare.cuts, spare.error
 
 

@@ -11,7 +11,8 @@ from contextlib import closing, suppress
 import pytest
 import torch
 
-from tests.support.ranks import DEADLINE_S, Self, ranks, results
+from tests.support.ranks import Self, ranks, results
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.storelink import StoreLink
@@ -55,7 +56,7 @@ class Standing:
             world=order.world,
             store_port=order.store_port,
             backend="gloo",
-            timeout_s=DEADLINE_S,
+            timeout_s=LIMIT_S,
             check=check,
             link=link,
         )
@@ -69,7 +70,7 @@ class Standing:
     def until(self, *names: str) -> None:
         """All of these stand by."""
         with self._told:
-            assert self._told.wait_for(lambda: set(names) <= set(self.answers), DEADLINE_S), names
+            assert self._told.wait_for(lambda: set(names) <= set(self.answers), LIMIT_S), names
 
 
 def trained_meanwhile(me: Self) -> list[float]:
@@ -124,7 +125,7 @@ def with_other_connections(me: Self) -> str:
         standing.groups.ask(order(me, FIRST))
         standing.until(FIRST)
         stop.set()
-        opening.join(DEADLINE_S)
+        opening.join(LIMIT_S)
         ready = standing.groups.take(FIRST)
         assert ready is not None and len(opened) > 2
         ready.adopt(2, lambda: None)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.recovery.rank.test_job import Rank
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.files.checkpoints import newest_first, verify
 from trainchaos.recovery.collectives.reduce import GradientReducer
@@ -181,7 +182,7 @@ def joined(rank: Rank, generation: int, skip: dict[int, int] | None = None, **mo
             world=1,
             store_port=rank.store_port,
             restore=False,
-            timeout_s=5.0,
+            timeout_s=LIMIT_S,
             **more,
         )
     )

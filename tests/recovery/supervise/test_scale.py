@@ -5,6 +5,7 @@ square.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.policy.strategy import Cause, Health, Strategy
 from trainchaos.recovery.transport.progress_counters import Mark
 
-MANY, LIMIT_S, LIMIT_MB = 16_384, 1.0, 32.0
+MANY, LIMIT_MB = 16_384, 32.0
 KINDS = pytest.mark.parametrize(
     ("strategy", "shards"),
     [
@@ -29,14 +30,20 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def least(strategy: Strategy, world: int, shards: int) -> Cost:
-    """The best of several, since others use the machine as well."""
-    costs = [cost_of(strategy, world, shards=min(shards, world)) for _ in range(3)]
-    return Cost(
-        world=world,
-        decide_s=min(cost.decide_s for cost in costs),
-        whole_s=min(cost.whole_s for cost in costs),
-    )
+def least(strategy: Strategy, worlds: tuple[int, int], shards: int, tries: int = 3) -> list[Cost]:
+    """The best of several of each, in turn, since others use the machine as well."""
+    costs = [
+        [cost_of(strategy, world, shards=min(shards, world)) for world in worlds]
+        for _ in range(tries)
+    ]
+    return [
+        replace(
+            of_one[0],
+            decide_s=min(cost.decide_s for cost in of_one),
+            whole_s=min(cost.whole_s for cost in of_one),
+        )
+        for of_one in zip(*costs, strict=True)
+    ]
 
 
 @pytest.mark.long
@@ -44,17 +51,17 @@ def least(strategy: Strategy, world: int, shards: int) -> Cost:
 def test_four_times_the_ranks_cost_about_four_times_as_much(
     strategy: Strategy, shards: int
 ) -> None:
-    few, many = least(strategy, 256, shards), least(strategy, 1024, shards)
-    assert many.decide_s < 9 * few.decide_s, "16 times would be quadratic"
-    assert many.whole_s < 9 * few.whole_s
+    few, many = least(strategy, (256, 1024), shards)
+    assert many.decide_s < 7 * few.decide_s, "16 times would be quadratic"
+    assert many.whole_s < 7 * few.whole_s
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_sixteen_thousand_ranks_in_a_second() -> None:
-    cost = cost_of(HotSpare(), MANY, shards=8)
-    assert cost.decide_s < LIMIT_S and cost.wire_mb < LIMIT_MB
-    assert cost.sent == {"Abort": MANY - 1, "Join": MANY}, "one abort a survivor, one join a member"
+def test_sixteen_thousand_ranks_cost_about_four_times_as_much_as_four_thousand() -> None:
+    few, many = least(HotSpare(), (MANY // 4, MANY), 8, tries=2)
+    assert many.decide_s < 7 * few.decide_s and many.wire_mb < LIMIT_MB
+    assert many.sent == {"Abort": MANY - 1, "Join": MANY}, "one abort a survivor, one join a member"
 
 
 @pytest.mark.long
@@ -62,7 +69,8 @@ def test_sixteen_thousand_ranks_in_a_second() -> None:
 def test_sixteen_thousand_ranks_and_their_memory(strategy: Strategy, shards: int) -> None:
     cost = cost_of(strategy, MANY, shards=shards, memory=True)
     assert cost.extra_mb < LIMIT_MB and cost.wire_mb < LIMIT_MB
-    assert cost_of(strategy, MANY, shards=shards).decide_s < LIMIT_S
+    few, many = least(strategy, (MANY // 4, MANY), shards, tries=2)
+    assert many.decide_s < 7 * few.decide_s
 
 
 def test_a_message_asks_for_no_mark_and_a_look_for_two_of_each_member(

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind, read_actor
 from trainchaos.recovery.process.local import Children, Exited
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.event_ring import CAPACITY, LineRing, RingWriter
 
-LIMIT_S = 30.0
 CHILD = """
 import sys, time
 from pathlib import Path

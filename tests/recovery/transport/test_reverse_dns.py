@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.collectives import sockets
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.policy.jobconfig import LOOPBACK, NetworkAddresses
@@ -20,7 +21,6 @@ from trainchaos.recovery.transport.reverse_dns import nameless
 
 UNNAMED = "::ffff:192.0.2.7"  # an address for documents, which no hosts file has
 HOST = "127.0.0.9"  # a loopback address that no hosts file names, as some do the first
-LIMIT_S = 20.0
 
 Asked = list[bytes]
 
@@ -115,7 +115,6 @@ def test_what_fails_there_fails_here() -> None:
     assert nameless(lambda: None) is None
 
 
-@pytest.mark.timeout(20)
 def test_it_ends_when_no_socket_can_be_made_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("too many open files")

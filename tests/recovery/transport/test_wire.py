@@ -93,8 +93,8 @@ def test_a_rank_of_many_is_told_no_more_than_one_of_few() -> None:
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, Channel]]:
     left, right = socket.socketpair()
-    left.settimeout(10)
-    right.settimeout(10)
+    left.settimeout(120)
+    right.settimeout(120)
     pair = Channel(left), Channel(right)
     yield pair
     for channel in pair:

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 
-LIMIT_S = 10.0
+from tests.support.running import LIMIT_S
+
 CLONE_NEWNET = 0x40000000
 REQUIRED = "netns" in os.environ.get("CHAOS_REQUIRE", "").split(",")
 CONTROL, DATA = "control", "data"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tests.support.clusters.cluster import agent_command
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetLimits, FleetReport
 from trainchaos.recovery.nodes.coordinator.node_state import ClockMeasured
 from trainchaos.recovery.nodes.link.bundle import Letter, together
@@ -21,7 +22,6 @@ from trainchaos.recovery.nodes.link.protocol import Heard
 from trainchaos.recovery.transport.wire import Extra, Message
 
 ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 30.0
 RANK = "tests.support.clusters.tiny_rank"
 
 

@@ -28,9 +28,9 @@ from trainchaos.recovery.process.processes import die_with, everybody
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "scancel", "squeue")
 ADMIN_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-READY_LIMIT_S = 30.0
-ASK_LIMIT_S = 20.0
-END_LIMIT_S = 10.0
+READY_LIMIT_S = 120.0
+ASK_LIMIT_S = 120.0
+END_LIMIT_S = 60.0
 LOOK_S = 0.02
 REQUIRED = "slurm" in os.environ.get("CHAOS_REQUIRE", "").split(",")
 
@@ -164,7 +164,7 @@ class SlurmCluster:
         rows = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in shown]
         return {row["NodeName"]: row["State"] for row in rows if "NodeName" in row}
 
-    def ended(self, job: str, limit_s: float) -> str:
+    def ended(self, job: str, limit_s: float = READY_LIMIT_S) -> str:
         """Wait for a job's end; returns its state."""
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
         self.until(lambda: self.job(job).get("JobState") in over, f"job {job} to end", limit_s)

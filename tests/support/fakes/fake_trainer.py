@@ -145,7 +145,7 @@ def main() -> int:
     parser.add_argument(
         "--late-s", type=float, default=None, help="a step's beyond the twelfth, until begun again"
     )
-    parser.add_argument("--timeout-s", type=float, default=20.0)
+    parser.add_argument("--timeout-s", type=float, default=120.0)
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--log-every", type=int, default=1)
     parser.add_argument("--restarts", type=int, default=0)

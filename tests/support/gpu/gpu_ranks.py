@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.gpu.nccl_contract import Gpus
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Event, EventWriter, Kind, read_actor
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.rank.job import Job, JobConfig
@@ -30,7 +31,6 @@ from trainchaos.recovery.transport.wire import (
     Stop,
 )
 
-WAIT_S = 15.0
 WIDTH = 6
 
 
@@ -61,7 +61,7 @@ class GpuRank:
         self, directory: Path, gpus: Gpus, store_port: int, gpu: int, *, world: int, **options: Any
     ) -> None:
         ours, theirs = socket.socketpair()
-        ours.settimeout(WAIT_S)
+        ours.settimeout(LIMIT_S)
         self.name, self.gpus, self.device = f"w{gpu}", gpus, f"cuda:{gpu}"
         self.channel, self._theirs = Channel(ours), Channel(theirs)
         self._port = store_port
@@ -83,7 +83,7 @@ class GpuRank:
             checkpoint_keep=2,
             backend="nccl",
             device=self.device,
-            collective_timeout_s=WAIT_S,
+            collective_timeout_s=LIMIT_S,
             **given,
         )
         self.spoil: Callable[[int, Tensor], Tensor] = lambda step, loss: loss
@@ -140,7 +140,7 @@ class GpuRank:
                 source=source,
                 receives=receives,
                 restore=False,
-                timeout_s=WAIT_S,
+                timeout_s=LIMIT_S,
             )
         )
 
@@ -154,10 +154,10 @@ class GpuRank:
             if not self._heard:
                 messages = self.channel.receive()
                 if messages is None:
-                    self._thread.join(WAIT_S)
+                    self._thread.join(LIMIT_S)
                     raise AssertionError(f"{self.name} ended: {self.error!r}")
                 assert messages, (
-                    f"{self.name} says nothing for {WAIT_S:g} s; another may have ended"
+                    f"{self.name} says nothing for {LIMIT_S:g} s; another may have ended"
                 )
                 self._heard.extend(messages)
             message = self._heard.pop(0)
@@ -168,7 +168,7 @@ class GpuRank:
     def stop(self) -> None:
         """Order it to end, and see that it does."""
         self.tell(Stop())
-        self._thread.join(WAIT_S)
+        self._thread.join(LIMIT_S)
         assert not self._thread.is_alive() and self.error is None, self.error
 
     def events(self, *kinds: Kind) -> list[Event]:

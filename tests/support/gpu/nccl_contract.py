@@ -50,7 +50,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-LIMIT_S = 20.0
+from tests.support.running import LIMIT_S
+
 GARBAGE, GARBAGE_BYTE = -1e30, 77
 READS = frozenset(
     [

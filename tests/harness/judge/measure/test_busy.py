@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.recovery.rank.test_job import WAIT_S, Rank
+from tests.recovery.rank.test_job import Rank
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind, read_actor
 from trainchaos.recovery import run as command
 from trainchaos.recovery.cli.options import parser, timing_of
@@ -64,10 +65,10 @@ class Evaluating(Rank):
 
     def pause(self) -> None:
         self.seen.put(self.page.read())
-        self.go.get(timeout=WAIT_S)
+        self.go.get(timeout=LIMIT_S)
 
     def saw(self) -> Mark:
-        mark = self.seen.get(timeout=WAIT_S)
+        mark = self.seen.get(timeout=LIMIT_S)
         assert isinstance(mark, Mark)
         return mark
 
@@ -87,7 +88,7 @@ def test_it_is_busy_within_the_block(evaluating: Evaluating) -> None:
     mark = evaluating.saw()
     assert (mark.phase, mark.busy_s, mark.committed) == ("between", 90, 2)
     evaluating.go.put(None)
-    assert evaluating.seen.get(timeout=WAIT_S) == "not wanted"
+    assert evaluating.seen.get(timeout=LIMIT_S) == "not wanted"
     assert evaluating.saw().busy_s == 0
     assert evaluating.saw().phase == "forward"
     evaluating.hear(Finished)
@@ -115,7 +116,7 @@ def test_an_evaluation_with_the_model_in_a_step_is_not_its_forward_pass(
     mark = evaluating.saw()
     assert (mark.phase, mark.step, mark.busy_s) == ("data", 3, 90)
     evaluating.go.put(None)
-    assert evaluating.seen.get(timeout=WAIT_S) == "not wanted"
+    assert evaluating.seen.get(timeout=LIMIT_S) == "not wanted"
     assert evaluating.saw().phase == "data"
     assert evaluating.saw().phase == "forward"
 
@@ -134,7 +135,7 @@ def test_whoever_evaluates_while_another_fails_is_told_and_leaves_before_its_nex
     parked = evaluating.hear(Parked)
     assert (parked.step, parked.why, parked.valid) == (2, "aborted", True)
     if evaluating.how == "context":
-        assert evaluating.seen.get(timeout=WAIT_S) == "wanted"
+        assert evaluating.seen.get(timeout=LIMIT_S) == "wanted"
     evaluating.stop()
     assert evaluating.page.read().step == 2, "no step was begun for a generation that is over"
 
@@ -161,7 +162,7 @@ def test_the_log_says_what_it_was_and_when_it_was_over(evaluating: Evaluating) -
     lines = busy_lines(evaluating)
     assert lines[:1] == declared and len(lines) == 2 * len(declared)
     for ended in lines[1:]:
-        assert 0 <= ended.pop("seconds") < WAIT_S
+        assert 0 <= ended.pop("seconds") < LIMIT_S
         assert ended == {"kind": Kind.BUSY_ENDED, "step": None, "rank": 0, "what": "evaluation"}
 
 

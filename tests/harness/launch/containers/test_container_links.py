@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.fault.base import Need
 from trainchaos.chaos.fault.targets import LinkShape
 from trainchaos.harness.launch.containers import links, rules
@@ -23,7 +24,6 @@ from trainchaos.harness.launch.containers.probes import AT_A_RATE, rate_of
 from trainchaos.harness.launchers.docker import Docker
 
 OPEN = LinkShape()
-LIMIT_S = 10.0
 
 
 class FakeInside:

@@ -81,7 +81,7 @@ def test_a_lost_node_is_taken_over_by_a_spare_one_and_begins_anew(tmp_path: Path
     for reading in log.of(Kind.PRESSURE_READ):
         assert {where[name] for name in reading.data["ranks"]} == {reading.data["node"]}
     (incident,) = results.faults
-    assert incident.recovery_time is not None and incident.recovery_time < 1.0
+    assert incident.outcome == "recovered"
     assert nobody_left(tmp_path) and not (tmp_path / "runs/real/latest/agents").exists()
 
     (tmp_path / "local").mkdir()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.events.log import EventWriter, Kind, read_actor
 from trainchaos.chaos.scenario.model import Cell, LauncherSpec, RecoverySpec, Scenario, WorkloadSpec
@@ -39,8 +40,6 @@ from trainchaos.recovery.policy.jobconfig import Exchange
 from trainchaos.recovery.process.local import memory_beside
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.event_ring import RingWriter
-
-LIMIT_S = 20.0
 
 
 class FakePlatform:

@@ -51,7 +51,7 @@ class Job:
         self.slurm, self.runs = slurm, runs
         command = [sys.executable, "-m", "trainchaos", "run", *arguments, "--runs", str(runs)]
         script = f"cd {shlex.quote(str(ROOT))}\nexec {shlex.join(command)}"
-        slurm.until(lambda: set(slurm.states().values()) == {"IDLE"}, "all nodes to be idle", 30.0)
+        slurm.until(lambda: set(slurm.states().values()) == {"IDLE"}, "all nodes to be idle")
         self.id = slurm.submit(script, *OPTIONS, *options, nodes=nodes)
 
     def until_said(self, words: str, limit_s: float = RUN_LIMIT_S) -> None:
@@ -86,7 +86,6 @@ def nothing_is_left(slurm: SlurmCluster, runs: Path, job: str) -> None:
     slurm.until(
         lambda: not [p for p, _ in since(0) if environment_has(p, entry)],
         "its processes to end",
-        15.0,
     )
     assert not list(runs.glob("*/*/live.json"))
 
@@ -126,7 +125,7 @@ def test_a_node_that_slurm_loses_too_is_replaced_by_a_spare_node(
         job.ended()
         assert "300 steps" in job.said(), job.said()
     finally:
-        slurm.until(lambda: slurm.states()["n2"].startswith("DOWN"), "Slurm to give n2 up", 20.0)
+        slurm.until(lambda: slurm.states()["n2"].startswith("DOWN"), "Slurm to give n2 up")
         slurm.start_node("n2")
 
 
@@ -168,13 +167,11 @@ def test_a_preempted_job_heals_in_its_grace_and_begins_anew_when_requeued(
     slurm.ended(urgent, 60.0)
     assert job.results()["verdict"] == "interrupted"
     nothing_is_left(slurm, tmp_path, job.id)
-    slurm.until(
-        lambda: slurm.job(job.id)["JobState"] == "PENDING", "the job to be queued again", 30.0
-    )
+    slurm.until(lambda: slurm.job(job.id)["JobState"] == "PENDING", "the job to be queued again")
     slurm.run("scontrol", "update", f"jobid={job.id}", "starttime=now")
     job.until_said("it was requeued (restart 1): this run begins anew")
     slurm.run("scancel", "--signal=TERM", "--batch", job.id)
-    slurm.ended(job.id, 30.0)
+    slurm.ended(job.id)
     assert len(list(tmp_path.glob("lost-node-spare-node/2*"))) == 2
 
 
@@ -188,7 +185,7 @@ def test_two_runs_in_one_allocation_do_not_know_each_other(
         f"cd {ROOT}\n{runs[0]} & first=$!\n{runs[1]}; second=$?\nwait $first; exit $(( $? +"
         " second ))"
     )
-    slurm.until(lambda: set(slurm.states().values()) == {"IDLE"}, "all nodes to be idle", 30.0)
+    slurm.until(lambda: set(slurm.states().values()) == {"IDLE"}, "all nodes to be idle")
     job = slurm.submit(script, *OPTIONS, nodes=3)
     try:
         assert slurm.ended(job, 2 * RUN_LIMIT_S) == "COMPLETED", slurm.output(job)
@@ -202,14 +199,14 @@ def test_two_runs_in_one_allocation_do_not_know_each_other(
 @pytest.fixture
 def inside(slurm: SlurmCluster) -> Iterator[dict[str, str]]:
     """The environment in an allocation that outlives what runs in it, as with salloc."""
-    slurm.until(lambda: set(slurm.states().values()) == {"IDLE"}, "all nodes to be idle", 30.0)
+    slurm.until(lambda: set(slurm.states().values()) == {"IDLE"}, "all nodes to be idle")
     holder = slurm.submit("exec sleep 600", *OPTIONS, nodes=3)
     slurm.until(lambda: slurm.job(holder).get("JobState") == "RUNNING", "the allocation")
     nodelist = slurm.job(holder)["NodeList"]
     yield {**slurm.environment, "SLURM_JOB_ID": holder, "SLURM_JOB_NODELIST": nodelist}
     slurm.run("scancel", holder)
-    slurm.ended(holder, 30.0)
-    slurm.until(lambda: not processes_of(holder), "its processes to end", 15.0)
+    slurm.ended(holder)
+    slurm.until(lambda: not processes_of(holder), "its processes to end")
 
 
 def processes_of(job: str) -> list[int]:
@@ -248,7 +245,7 @@ def test_a_run_that_is_ended_at_any_moment_leaves_nothing(
         harness.wait(timeout=60.0)
     finally:
         harness.kill()
-        harness.wait(timeout=10.0)
+        harness.wait(timeout=120)
     healed = chaos_in(slurm, tmp_path, "heal", **inside)
     assert healed.returncode == EXIT_PASS, healed.stdout + healed.stderr + log.read_text()
     steps = slurm.run(

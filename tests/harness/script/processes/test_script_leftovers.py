@@ -15,13 +15,13 @@ import pytest
 
 from tests.harness.script.test_script_observer import COMMAND, Job
 from tests.support import arms
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers import Evidence, check_all
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.script.processes import leftovers
 from trainchaos.harness.script.processes.leftovers import OF_COMMAND, CommandLeftovers
 
-DEADLINE_S = 30.0
 HEAD = "key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap\n"
 HOLD = (
     "import mmap, os, sys, threading\nf = open(sys.argv[1] + '/mapped', 'wb+'); f.truncate(4096); m"
@@ -44,7 +44,7 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     )
     yield child
     child.kill()
-    child.communicate(timeout=DEADLINE_S)
+    child.communicate(timeout=LIMIT_S)
 
 
 def ready(child: subprocess.Popen[str]) -> None:
@@ -63,7 +63,7 @@ def test_shared_memory_is_the_commands_when_it_was_seen_to_have_it(
         "somebody has the others"
     )
     os.kill(child.pid, signal.SIGKILL)
-    child.wait(DEADLINE_S)
+    child.wait(LIMIT_S)
     left = {one["name"]: one["held_by"] for one in seen.memory()}
     assert left == {"mapped": ["w1"], "open": ["w1"]}
     assert {path.name for path in shm.iterdir()} == {
@@ -79,7 +79,7 @@ def test_what_another_program_has_is_not_ours(child: subprocess.Popen[str], tmp_
     for _ in range(leftovers.TRIES + 1):
         seen.look(child.pid, lambda pid: None)  # below it there is nobody
     os.kill(child.pid, signal.SIGKILL)
-    child.wait(DEADLINE_S)
+    child.wait(LIMIT_S)
     assert seen.memory() == [] and (tmp_path / "shm" / "mapped").exists()
 
 
@@ -112,12 +112,12 @@ def test_who_lives_on_is_waited_for_and_then_named(
     ]
     assert left["detached"] and left["name"].startswith("python")
     os.kill(child.pid, signal.SIGSTOP)
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while any(
         one["pid"] == child.pid for one in CommandLeftovers().processes(os.getpid(), os.getsid(0))
     ):
         assert time.monotonic() < deadline
-    monkeypatch.setattr(leftovers, "LINGER_S", DEADLINE_S)
+    monkeypatch.setattr(leftovers, "LINGER_S", LIMIT_S)
     os.kill(child.pid, signal.SIGKILL)
     assert not [
         one for one in CommandLeftovers().processes(os.getpid(), 0) if one["pid"] == child.pid

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.running import LIMIT_S
 from trainchaos.harness.host import processes
 from trainchaos.harness.script.processes import tree
 from trainchaos.harness.script.processes.command import Command
@@ -21,7 +22,6 @@ from trainchaos.recovery.process.processes import become_subreaper
 
 pytestmark = pytest.mark.real
 
-DEADLINE_S = 30.0
 IDLE = f'"{sys.executable}" -c "import threading; threading.Event().wait(300)"'
 MARKED = f"test-of-commands-{os.getpid()}"
 
@@ -51,7 +51,7 @@ def find(
     command: Command, count: int, *, expected: int = 2, hints: dict[int, int] | None = None
 ) -> dict[int, tree.FoundRank]:
     """The ranks, once there are so many and as many processes as will be."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         found = tree.find_ranks(command.guard_pid, expected, hints or {})
         if len(found) == count and all(
@@ -63,7 +63,7 @@ def find(
 
 
 def await_exit(ranks: Ranks) -> ExitedRank:
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         for gone in ranks.wait(0.1):
             return gone
@@ -76,7 +76,7 @@ def test_a_rank_is_the_topmost_process_that_has_it(started: list[Command], tmp_p
     command = start(
         started, tmp_path, f'RANK=1 WORLD_SIZE=2 "{sys.executable}" -c "{loader}" & wait'
     )
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while len(tree.below(command.guard_pid)) < 3 and time.monotonic() < deadline:
         signal.sigtimedwait([], 0.02)
     (found,) = find(command, 1).values()
@@ -99,7 +99,7 @@ def test_all_behind_a_wrapper_is_hit(started: list[Command], tmp_path: Path) -> 
     child = "import os, threading; os.fork(); threading.Event().wait(300)"
     inner = f"'{sys.executable}' -c '{child}' | cat"
     command = start(started, tmp_path, f'RANK=0 bash -c "{inner}" & wait')
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while len(tree.below(command.guard_pid)) < 5 and time.monotonic() < deadline:
         signal.sigtimedwait([], 0.02)
     ranks = Ranks()
@@ -121,7 +121,7 @@ def test_all_behind_a_wrapper_is_hit(started: list[Command], tmp_path: Path) -> 
 
 def test_a_daemon_left_behind_is_not_the_rank(started: list[Command], tmp_path: Path) -> None:
     command = start(started, tmp_path, f"setsid {IDLE} & sleep 0.1; exit 0")
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while command.ended is None and time.monotonic() < deadline:
         command.look()
     assert tree.below(command.guard_pid)
@@ -130,7 +130,7 @@ def test_a_daemon_left_behind_is_not_the_rank(started: list[Command], tmp_path: 
 
 def test_a_rank_that_says_so_itself(started: list[Command], tmp_path: Path) -> None:
     command = start(started, tmp_path, f"{IDLE} & echo $! > pid; wait")
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
         assert time.monotonic() < deadline
         signal.sigtimedwait([], 0.02)
@@ -150,7 +150,7 @@ def test_how_somebody_elses_child_ended(started: list[Command], tmp_path: Path) 
     members, new = ranks.hold(find(start(started, tmp_path, shell), 2))
     assert sorted(members) == [0, 1] and len(new) == 2
     ranks.signal(members[1], signal.SIGSTOP)
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while ranks.state(members[1]) != "T":
         assert time.monotonic() < deadline
     ranks.signal(members[1], signal.SIGKILL)
@@ -179,23 +179,23 @@ def test_a_process_that_shows_no_environment_yet_is_waited_for(
     try:
         monkeypatch.setattr(processes, "BLANK_LIMIT_S", 0.0)
         assert not processes.environment_has(process.pid, "WHO=we")
-        monkeypatch.setattr(processes, "BLANK_LIMIT_S", DEADLINE_S)
+        monkeypatch.setattr(processes, "BLANK_LIMIT_S", LIMIT_S)
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert processes.environment_has(process.pid, "WHO=we")
         process.kill()
-        process.wait(DEADLINE_S)
+        process.wait(LIMIT_S)
         assert not processes.environment_has(process.pid, "WHO=we")
     finally:
         process.kill()
-        process.communicate(timeout=DEADLINE_S)
+        process.communicate(timeout=LIMIT_S)
 
 
 def test_all_goes_with_it_even_without_its_guard(started: list[Command], tmp_path: Path) -> None:
     # the command itself dies with its guard; what it had started belongs to nobody any more
     command = start(started, tmp_path, f"setsid {IDLE} & {IDLE} & wait")
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while len(tree.below(command.guard_pid)) < 3 and time.monotonic() < deadline:
         signal.sigtimedwait([], 0.02)
     pids = [(pid, row.started) for pid, row in tree.below(command.guard_pid).items()]
@@ -208,7 +208,7 @@ def test_all_goes_with_it_even_without_its_guard(started: list[Command], tmp_pat
 
 def test_asked_to_end_it_may_clean_up(started: list[Command], tmp_path: Path) -> None:
     command = start(started, tmp_path, f"trap 'echo bye > bye; exit 7' TERM; {IDLE} & wait")
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while len(tree.below(command.guard_pid)) < 2 and time.monotonic() < deadline:
         signal.sigtimedwait([], 0.02)
     command.terminate()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.scenario.progress import RegexProgress
 from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.script.listen.progress import GrowingFile, ProgressReport, RegexReader
@@ -26,7 +27,6 @@ from trainchaos.harness.script.processes.trainer import Trainer
 from trainchaos.harness.script.rollcall import RollCall
 from trainchaos.recovery.process.processes import become_subreaper
 
-DEADLINE_S = 30.0
 GUARD, LAUNCHER = 1, 2
 
 
@@ -157,7 +157,7 @@ def start(started: list[Command], tmp_path: Path, program: str) -> Command:
 
 
 def until(condition: Any) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         if found := condition():
             return found

@@ -18,7 +18,6 @@ import pytest
 
 from tests.recovery.checkpoint.memory.test_memory import (
     JOB,
-    PATIENCE_S,
     TOKEN,
     client_of,
     eventually,
@@ -26,6 +25,7 @@ from tests.recovery.checkpoint.memory.test_memory import (
     key,
     offer,
 )
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.checkpoint.memory import protocol
 from trainchaos.recovery.checkpoint.memory.announcing import branches
 from trainchaos.recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, Keeper, KeeperConfig
@@ -170,7 +170,7 @@ def test_an_older_word_never_takes_the_place_of_a_newer_one(
     with Peers(1, bytes.fromhex(TOKEN), {0: ("127.0.0.1", one.port)}).open(0) as sock:
         for version, step in ((10**19, 5), (10**19 - 1, 4)):
             protocol.send(sock, Notes(notes=(Note(node=1, version=version, held=(key(step),)),)))
-            protocol.receive_answer(sock, limit_s=PATIENCE_S)
+            protocol.receive_answer(sock, limit_s=LIMIT_S)
     assert one._store.known_at(1) == (key(5),)
     one.know({})
     assert one._store.known_at(1) == (), "one that is gone holds nothing"

@@ -13,7 +13,6 @@ from contextlib import suppress
 import pytest
 
 from tests.recovery.checkpoint.memory.test_memory import (
-    PATIENCE_S,
     Start,
     client_of,
     introduce,
@@ -22,6 +21,7 @@ from tests.recovery.checkpoint.memory.test_memory import (
     part,
     start,
 )
+from tests.support.running import LIMIT_S
 from trainchaos.recovery.checkpoint.memory import peers, protocol
 from trainchaos.recovery.checkpoint.memory.client import KeeperClient, KeeperError
 from trainchaos.recovery.checkpoint.memory.header import mismatch
@@ -65,7 +65,7 @@ def test_each_piece_that_comes_is_a_sign_of_life(away: Away) -> None:
     def before(piece: int) -> None:
         # Nothing goes on before whoever waits has heard of the piece before.
         for _ in range(piece > 0):
-            assert signs.acquire(timeout=PATIENCE_S), f"no sign of piece {piece - 1}"
+            assert signs.acquire(timeout=LIMIT_S), f"no sign of piece {piece - 1}"
             seen.append(piece)
 
     away.before = before
@@ -85,7 +85,7 @@ def test_what_comes_slowly_is_waited_for_however_long(away: Away) -> None:
 
 def test_what_does_not_come_is_given_up(away: Away) -> None:
     go = threading.Event()
-    away.before = lambda piece: None if piece < 3 else go.wait(PATIENCE_S) and None
+    away.before = lambda piece: None if piece < 3 else go.wait(LIMIT_S) and None
     with pytest.raises(KeeperError, match=r"nothing came within 0\.3 s"):
         away.client().fetch(key(7), connect_s=0, limit_s=0.3)
     go.set()
@@ -101,7 +101,7 @@ def test_whoever_is_to_leave_does_not_wait_and_takes_no_answer_for_another(away:
     def before(piece: int) -> None:
         if piece == 3:
             waits.set()
-            assert go.wait(PATIENCE_S)
+            assert go.wait(LIMIT_S)
 
     def check() -> None:
         if not wanted and waits.is_set():
@@ -139,6 +139,6 @@ def test_a_copy_is_still_given_up_when_it_is_not_worth_the_wait(
     thread.start()
     with ours, pytest.raises(TimeoutError):
         peers.receive_part(ours, header)
-    thread.join(PATIENCE_S)
+    thread.join(LIMIT_S)
     theirs.close()
     memory.close()

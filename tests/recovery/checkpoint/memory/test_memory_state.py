@@ -239,7 +239,7 @@ _LET_GO = __import__("threading").Event()
 
 
 def _stuck(data: memoryview) -> tuple[str, ...]:
-    _LET_GO.wait(10)
+    _LET_GO.wait(120)
     raise RuntimeError("let go")
 
 

@@ -334,7 +334,7 @@ def _clause(text: str, unit: str, values: int, loc: Loc, *, paired: bool) -> Ite
     if clause.in_steps and not paired:
         message = (
             "these are steps of the control arm, and baseline: none plays none: write a time such"
-            " as 5s, or baseline: paired"
+            " as 5s, leave it out (null), or say baseline: paired"
         )
         yield Problem(loc=loc, message=message, word="step")
     needed = samples_needed(clause.aggregate)

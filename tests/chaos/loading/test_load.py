@@ -106,7 +106,7 @@ def test_steps_need_a_control_arm_to_count_by(write: Any) -> None:
     assert read(write(text)).cells[0].scenario.sla["recovery_time"][0].check == "median < 40 steps"
     said = "9:32: these are steps of the control arm, and baseline: none plays none: write a time"
     assert heads(failure(write(text + "baseline: none\n"))) == [
-        f"s.yaml:{said} such as 5s, or baseline: paired"
+        f"s.yaml:{said} such as 5s, leave it out (null), or say baseline: paired"
     ]
     assert heads(failure(write(text), "baseline=none"))[0].startswith(f"s.yaml:{said}")
 

@@ -140,7 +140,8 @@ def test_every_output_has_both_units(tmp_path: Path) -> None:
     assert " steps (0.0771 s, a step of 0.0" in said
     assert f"observed {said}, n=1" in results.reason
     assert f"observed {said}, n=1" in "\n".join(summary(results, run).splitlines())
-    assert f"observed {said}, n=1" in junit.render(run, results).read_text()
+    case = f'message="recovery_time max &lt; 1 step: observed {said}, n=1"'
+    assert case in junit.render(run, results).read_text()
     assert f"{found.shown()}" in markdown.render(run, results).read_text()
     assert f"observed {said}, n = 1" in html.render(run, results).read_text()
     assert f"observed {said}, n=1" in github.remarks(results, {})[0].message

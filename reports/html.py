@@ -13,7 +13,7 @@ from trainchaos.harness.judge.results import Results
 from trainchaos.reports.content import artifacts
 from trainchaos.reports.content.facts import analyze_command, busy, failing_slas, place, tallies
 from trainchaos.reports.content.facts import labels as cell_labels
-from trainchaos.reports.content.figures import flatten, plural, with_unit
+from trainchaos.reports.content.figures import flatten, plural
 from trainchaos.reports.content.history import history as read_history
 from trainchaos.reports.content.postmortems import postmortems
 from trainchaos.reports.content.series import Pair, read_pairs
@@ -135,7 +135,7 @@ def _failures(results: Results) -> list[tuple[str, str]]:
         (
             place(results, sla),
             f"{labels.get(sla.cell, sla.cell)}: {sla.metric} {sla.clause}, observed "
-            f"{with_unit(sla.observed, sla.unit, better.get((sla.cell, sla.metric), 'neither'))},"
+            f"{sla.shown(better.get((sla.cell, sla.metric), 'neither'))},"
             f" n = {sla.counted}",
         )
         for sla in failing_slas(results)

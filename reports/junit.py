@@ -14,7 +14,7 @@ from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.measure import METRICS
 from trainchaos.harness.judge.results import Finding, Results, SlaResult, Verdict
 from trainchaos.reports.content.facts import analyze_command, incidents_of, phase_medians
-from trainchaos.reports.content.figures import flatten, number, pairs, quantity, with_unit
+from trainchaos.reports.content.figures import flatten, number, pairs, quantity
 
 # XML 1.0 has no way to write these, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -75,9 +75,9 @@ def _sla(results: Results, sla: SlaResult) -> Case:
     if sla.severity == "warn" and problem:
         problem, note = None, f"warning only: {sla.verdict}. "
     better = METRICS[sla.metric].better if sla.metric in METRICS else "neither"
-    observed = with_unit(sla.observed, sla.unit, better)
+    observed = sla.shown(better)
     values = ", ".join(quantity(v, sla.unit, better) for v in sla.values)
-    phases = phase_medians(incidents_of(results, sla.cell)) if sla.unit == "s" else {}
+    phases = phase_medians(incidents_of(results, sla.cell)) if sla.timed else {}
     lost = " · ".join(f"{name} {number(seconds)}" for name, seconds in phases.items())
     went = f"\nwhere it went, medians in seconds: {lost}" if lost and sla.verdict == "fail" else ""
     return Case(

@@ -23,7 +23,7 @@ from trainchaos.reports.content.facts import (
     strategies,
     tallies,
 )
-from trainchaos.reports.content.figures import MISSING, number, with_unit
+from trainchaos.reports.content.figures import MISSING, number
 from trainchaos.reports.content.markdown_text import code_lines, escape, section, table
 
 # GitHub refuses a step summary of 1 MiB; other steps share it.
@@ -143,7 +143,7 @@ def _clauses(results: Results) -> Iterator[str]:
     for sla in loud:
         phases = (
             phase_medians(incidents_of(results, sla.cell))
-            if sla.unit == "s" and sla.verdict == "fail"
+            if sla.timed and sla.verdict == "fail"
             else {}
         )
         went = " · ".join(f"{name} {number(seconds)}" for name, seconds in phases.items())
@@ -156,7 +156,7 @@ def _clauses(results: Results) -> Iterator[str]:
                 sla.cell,
                 f"{sla.metric} {sla.clause}",
                 sla.verdict,
-                with_unit(sla.observed, sla.unit),
+                sla.shown(),
                 sla.counted,
                 detail,
             )

@@ -309,6 +309,7 @@ def _sla(tree: Mapping[str, Any], catalogue: Catalogue) -> Iterator[Problem]:
         return  # its own error; how many values there would be says nothing
     arms = repeat if isinstance(repeat, int) else 1
     incidents = arms * max(1, _incidents(tree, catalogue))
+    paired = tree.get("baseline") != "none"
     for metric, clauses in sla.items() if isinstance(sla, dict) else ():
         if metric not in metrics:
             yield Problem(
@@ -321,15 +322,21 @@ def _sla(tree: Mapping[str, Any], catalogue: Catalogue) -> Iterator[Problem]:
             if isinstance(raw, dict):
                 raw, loc = raw.get("check"), (*loc, "check")
             if isinstance(raw, str):
-                yield from _clause(raw, metrics[metric], values, loc)
+                yield from _clause(raw, metrics[metric], values, loc, paired=paired)
 
 
-def _clause(text: str, unit: str, values: int, loc: Loc) -> Iterator[Problem]:
+def _clause(text: str, unit: str, values: int, loc: Loc, *, paired: bool) -> Iterator[Problem]:
     try:
         clause = parse_clause(text, unit)
     except ClauseError as error:
         yield Problem(loc=loc, message=str(error), word=error.word)
         return
+    if clause.in_steps and not paired:
+        message = (
+            "these are steps of the control arm, and baseline: none plays none: write a time such"
+            " as 5s, leave it out (null), or say baseline: paired"
+        )
+        yield Problem(loc=loc, message=message, word="step")
     needed = samples_needed(clause.aggregate)
     if values < needed:
         message = (

@@ -82,8 +82,8 @@ class RecoverySpec(Strict):
 
 
 class SlaCheck(Strict):
-    """One bound on a metric: ``"<aggregate> <op> <value><unit>"``; severity warn never
-    fails a run.
+    """One bound on a metric: ``"<aggregate> <op> <value><unit>"``, a time in seconds or in steps of
+    the control arm (``"median < 40 steps"``); severity warn never fails a run.
     """
 
     check: str

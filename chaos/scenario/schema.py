@@ -124,7 +124,11 @@ def _params(name: str, model: type[BaseModel], defs: Json) -> Json:
 
 
 def _clause() -> Json:
-    return {"type": "string", "pattern": rf"^\s*({'|'.join(AGGREGATES)})\s*(<=|>=|==|<|>)|\$\{{"}
+    return {
+        "type": "string",
+        "pattern": rf"^\s*({'|'.join(AGGREGATES)})\s*(<=|>=|==|<|>)|\$\{{",
+        "examples": ["median < 40 steps", "max < 5s", "median >= 0.80"],
+    }
 
 
 def _list_of(names: Iterable[str]) -> Json:

@@ -1,4 +1,4 @@
-"""Parses SLA clauses ("median < 2s"), durations ("500ms") and stop conditions.
+"""Parses SLA clauses ("median < 2s", "median < 40 steps"), durations ("500ms") and stop conditions.
 
 Pure, standard library only.
 """
@@ -36,6 +36,8 @@ STOP_RULES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Name -> an example of how its limit is written."""
+STEPS = ("steps", "step")
+"""Units of a bound on a time that counts steps of the control arm, ``SlaResult.step_s`` long."""
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _CLAUSE = re.compile(
@@ -57,8 +59,8 @@ class ClauseError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Clause:
-    """``<aggregate> <op> <limit>``, the limit in the metric's ``unit``; ``text``: the clause as
-    written.
+    """``<aggregate> <op> <limit>``, the limit in ``unit``, the metric's; ``text``: the clause as
+    written. ``in_steps``: it bounds a time in steps of the control arm, and ``unit`` is steps.
     """
 
     aggregate: str
@@ -66,6 +68,7 @@ class Clause:
     limit: float
     unit: str
     text: str
+    in_steps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +103,7 @@ def nearest(word: str, choices: Sequence[str]) -> str:
 
 def parse_clause(text: str, metric_unit: str) -> Clause:
     """Read one SLA clause for a metric measured in ``metric_unit`` (s, ms, ratio, steps, samples or
-    count).
+    count). One in seconds may also be bounded in steps of the control arm: ``median < 40 steps``.
 
     Raises ClauseError (a ValueError) that says which word is wrong and what would be right.
     """
@@ -114,10 +117,14 @@ def parse_clause(text: str, metric_unit: str) -> Clause:
         raise ClauseError(_unknown("aggregate", aggregate, AGGREGATES), aggregate)
     if op not in OPERATORS:
         raise ClauseError(_unknown("comparison", op, tuple(OPERATORS)), op)
-    limit = _in_unit(float(match["value"]), match["unit"], metric_unit)
+    in_steps = metric_unit == "s" and match["unit"] in STEPS
+    unit = "steps" if in_steps else metric_unit
+    limit = _in_unit(float(match["value"]), match["unit"], unit, also=" or {:g} steps")
     if not math.isfinite(limit):
         raise ClauseError(f"{match['value']} is too large", match["value"])
-    return Clause(aggregate=aggregate, op=op, limit=limit, unit=metric_unit, text=text.strip())
+    return Clause(
+        aggregate=aggregate, op=op, limit=limit, unit=unit, text=text.strip(), in_steps=in_steps
+    )
 
 
 def samples_needed(aggregate: str) -> int:
@@ -213,11 +220,15 @@ def _unknown(what: str, word: str, choices: Sequence[str]) -> str:
     )
 
 
-def _in_unit(value: float, unit: str, metric_unit: str) -> float:
+def _in_unit(value: float, unit: str, metric_unit: str, also: str = "") -> float:
+    """``also``: what else than a time may be written."""
     if metric_unit in ("s", "ms"):
         if unit not in SECONDS:
             given = f"{unit!r} is not a unit of time" if unit else f"{value:g} has no unit"
-            raise ClauseError(f"{given}: use one of {', '.join(SECONDS)}, such as {value:g}s", unit)
+            raise ClauseError(
+                f"{given}: use one of {', '.join(SECONDS)}, such as {value:g}s{also.format(value)}",
+                unit,
+            )
         # times 1000 rather than over 1e-3: 500ms must be exactly 500 in a metric of milliseconds
         return (
             value * SECONDS[unit]
@@ -225,6 +236,12 @@ def _in_unit(value: float, unit: str, metric_unit: str) -> float:
             else value
             if unit == "ms"
             else value * SECONDS[unit] * 1000
+        )
+    if unit in STEPS and metric_unit != "steps":
+        ratio = metric_unit == "ratio"
+        what, instead = ("a ratio", "0.80 or 80%") if ratio else (f"in {metric_unit}", f"{value:g}")
+        raise ClauseError(
+            f"only a time can be bounded in steps, and this metric is {what}: write {instead}", unit
         )
     if metric_unit == "ratio":
         if unit not in ("", "%"):

@@ -75,7 +75,7 @@ def tighten(path: Path, out: Path | None, *, load: Load) -> Tightened:
     for metric, index, clause in _clauses(loaded):
         place = _place(text, metric, index)
         unfit = _began_again(results) or _too_few(results) if metric == "steps_lost" else ""
-        new, why = (None, unfit) if unfit else _tightened(clause, _values(results, metric))
+        new, why = (None, unfit) if unfit else _tightened(clause, _values(results, metric, clause))
         where = f"{source}:{place.line + 1}  {metric}" if place else f"{source}  {metric}"
         if new is None or place is None or place.text != clause.text:
             why = why if new is None else f"{why}; it is not written here as it is: change it there"
@@ -147,9 +147,10 @@ def _clauses(loaded: LoadedScenario) -> Iterator[tuple[str, int, Clause]]:
             yield metric, index, parse_clause(check.check, METRICS[metric].unit)
 
 
-def _values(results: Results, metric: str) -> list[list[float]]:
-    """The values of each cell that has any."""
-    rows = {one.cell: one.values for one in results.slas if one.metric == metric}
+def _values(results: Results, metric: str, clause: Clause) -> list[list[float]]:
+    """The values of each cell that has any, in the clause's unit."""
+    mine = (one for one in results.slas if one.metric == metric and one.unit == clause.unit)
+    rows = {one.cell: one.values for one in mine}
     return [values for values in rows.values() if values]
 
 
@@ -186,29 +187,31 @@ def _too_few(results: Results) -> str:
 def _tightened(clause: Clause, cells: Sequence[list[float]]) -> tuple[str | None, str]:
     """The new clause, None if it stays; and why."""
     if not cells:
-        return None, "nothing was observed of it"
+        return None, "nothing was observed of it" + (" in steps" if clause.in_steps else "")
     worst_of = min if clause.op.startswith(">") else max
     worst = worst_of(evaluate(clause, values)[1] for values in cells)
     count = sum(map(len, cells))
-    seen = f"{_figure(worst, clause.unit)} was the worst of {count} observed"
+    seen = f"{_figure(worst, clause)} was the worst of {count} observed"
     if not math.isfinite(worst) or clause.op == "==":
         return None, seen
     limit = _limit(worst, clause)
     looser = limit <= clause.limit if clause.op.startswith(">") else limit >= clause.limit
     if looser:
-        return None, f"{seen}, and {_figure(limit, clause.unit)} would be no tighter"
+        return None, f"{seen}, and {_figure(limit, clause)} would be no tighter"
     op = clause.op if limit != worst else {"<": "<=", ">": ">="}.get(clause.op, clause.op)
-    return f"{clause.aggregate} {op} {_figure(limit, clause.unit)}", seen
+    return f"{clause.aggregate} {op} {_figure(limit, clause)}", seen
 
 
 def _limit(worst: float, clause: Clause) -> float:
-    """Times and lost steps: twice the worst. Other counts: the worst. What should be high: half of
-    the worst.
+    """Times and lost steps: twice the worst, in steps rounded up. Other counts: the worst. What
+    should be high: half of the worst.
     """
     if clause.op.startswith(">"):
         return float(f"{worst / TIMES:.1g}")
     if clause.unit == "s":
         return _readable_time(TIMES * worst)
+    if clause.in_steps:
+        return float(max(1, math.ceil(TIMES * worst)))
     return TIMES * worst if clause.unit == "steps" else worst
 
 
@@ -222,8 +225,11 @@ def _readable_time(seconds: float) -> float:
     return float(f"{math.ceil(seconds / size - 1e-9) * size:.6g}")
 
 
-def _figure(value: float, unit: str) -> str:
-    return f"{value:.4g}s" if unit == "s" else f"{value:.6g}"
+def _figure(value: float, clause: Clause) -> str:
+    """With the unit that a limit is written with."""
+    if clause.in_steps:
+        return f"{value:.4g} steps"
+    return f"{value:.4g}s" if clause.unit == "s" else f"{value:.6g}"
 
 
 # ---- the file

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +222,7 @@ def _of(count: int, noun: str) -> str:
 
 def _sla(results: Results, sla: SlaResult, share: float, level: float, repeats: int) -> GateClause:
     metric = next((c.metrics.get(sla.metric) for c in results.cells if c.id == sla.cell), None)
-    clock = metric.clock_bound if metric else 0.0
+    clock = sla.error(metric.clock_bound) if metric else 0.0
     if level:
         decision = decide(
             sla, share if sla.severity == "fail" else level, clock_bound=clock, green=level
@@ -231,6 +231,9 @@ def _sla(results: Results, sla: SlaResult, share: float, level: float, repeats: 
         decision = decide(sla, LEVEL, clock_bound=clock)
         if decision.verdict != "fail" or is_statistical(sla):
             decision = _nothing_left(decision)
+    if sla.step_s:
+        seen = sla.shown(metric.better if metric else "neither")
+        decision = replace(decision, detail=f"{decision.detail}; observed {seen}")
     return _clause(sla.model_dump(), decision, len(per_arm(sla.values, sla.arms)), repeats)
 
 

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_serializer, field_validator
 
-from trainchaos.chaos.events.figures import counted
+from trainchaos.chaos.events.figures import counted, with_unit
 from trainchaos.harness.judge.figures import Metric, Model, _from_json, _to_json
+from trainchaos.harness.judge.in_steps import beside, error_in_steps
 from trainchaos.harness.judge.incident import Incident
 
 SCHEMA_VERSION = 1
@@ -58,18 +59,46 @@ class SlaResult(Model):
     of_arms: int | None = Field(
         default=None, description="arms that were planned; None in older results"
     )
+    step_s: list[float | None] = Field(
+        default=[],
+        description=(
+            "of a time bounded in steps, whose values and unit are then steps: seconds of a step of"
+            " the control arm, one for each value; None where it has none, and the value is"
+            " Infinity"
+        ),
+    )
+    observed_s: float | None = Field(
+        default=None, description="of a time bounded in steps: the same aggregate in seconds"
+    )
 
     @property
     def counted(self) -> str:
         """How many values the clause was judged by: ``3``, or ``2 of 3``."""
         return counted(len(self.values), self.of)
 
+    @property
+    def timed(self) -> bool:
+        """Whether it bounds a time, in seconds or in steps."""
+        return self.unit == "s" or bool(self.step_s)
+
+    def shown(self, better: str = "neither") -> str:
+        """What was observed, with its unit; in steps: ``11.2 steps (0.331 s, a step of 0.0295
+        s)``.
+        """
+        return with_unit(self.observed, self.unit, better) + beside(
+            self.observed_s, self.step_s, better
+        )
+
+    def error(self, seconds: float) -> float:
+        """An error of the metric's values, in the unit of these."""
+        return error_in_steps(seconds, self.step_s) if self.step_s else seconds
+
     @field_validator("values", mode="before")
     @classmethod
     def _read_all(cls, value: Any) -> Any:
         return [_from_json(v) for v in value]
 
-    @field_validator("observed", mode="before")
+    @field_validator("observed", "observed_s", mode="before")
     @classmethod
     def _read(cls, value: Any) -> Any:
         return _from_json(value)
@@ -78,7 +107,7 @@ class SlaResult(Model):
     def _write_all(self, value: list[float]) -> list[Any]:
         return [_to_json(v) for v in value]
 
-    @field_serializer("observed")
+    @field_serializer("observed", "observed_s")
     def _write(self, value: float | None) -> float | str | None:
         return _to_json(value)
 

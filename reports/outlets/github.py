@@ -106,7 +106,7 @@ def _of_slas(results: Results, file: str) -> Iterator[Annotation]:
 
 
 def _went(results: Results, sla: SlaResult) -> str:
-    if sla.unit != "s" or sla.verdict != "fail":
+    if not sla.timed or sla.verdict != "fail":
         return ""
     phases = phase_medians(incidents_of(results, sla.cell))
     went = " · ".join(f"{name} {number(seconds, 'lower')}" for name, seconds in phases.items())

@@ -8,6 +8,7 @@ import re
 
 from trainchaos.chaos.columns import fold, table
 from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.measure.samples import median_ci95, per_arm
 from trainchaos.harness.judge.results import Results
 from trainchaos.reports.content import metric_rows
 from trainchaos.reports.content.facts import (
@@ -25,7 +26,7 @@ from trainchaos.reports.content.facts import (
     strategies,
     tallies,
 )
-from trainchaos.reports.content.figures import median_of, number, visible, with_unit
+from trainchaos.reports.content.figures import median_of, number, visible
 
 MAX_FAILURES = 20
 _HEAD = (
@@ -121,14 +122,13 @@ def _failures(results: Results) -> list[str]:
     for sla in failing[:MAX_FAILURES]:
         metric = next((c.metrics.get(sla.metric) for c in results.cells if c.id == sla.cell), None)
         better = metric.better if metric else "neither"
-        ci = ""
-        if metric and metric.ci95:
-            ci = " [{}, {}]".format(*(number(v, better) for v in metric.ci95))
+        interval = median_ci95(per_arm(sla.values, sla.arms))
+        ci = " [{}, {}]".format(*(number(v, better) for v in interval)) if interval else ""
         lines.append(
             f"  {place(results, sla)}  {sla.cell}  {sla.metric}  {sla.clause}   "
-            f"observed {with_unit(sla.observed, sla.unit, better)}{ci}, n={sla.counted}"
+            f"observed {sla.shown(better)}{ci}, n={sla.counted}"
         )
-        phases = phase_medians(incidents_of(results, sla.cell)) if sla.unit == "s" else {}
+        phases = phase_medians(incidents_of(results, sla.cell)) if sla.timed else {}
         if phases:
             lines.append(
                 "    where it went (s): "

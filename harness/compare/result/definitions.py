@@ -12,6 +12,7 @@ from typing import Any
 
 from trainchaos.chaos.scenario.sla import QUANTILES, samples_needed
 from trainchaos.harness.compare.result import outcome, redone, summary, trials
+from trainchaos.harness.judge import in_steps
 from trainchaos.harness.judge.measure import (
     acts,
     cost,
@@ -103,6 +104,10 @@ RATES: Mapping[str, Formula] = MappingProxyType(
             reliability.false_alarms,
         ),
         "spares": _of("spares x W / 3600; share spares / P", reliability.spares_of),
+        "limit in steps": _of(
+            "each value / T of its own repeat's control arm, then as any other limit",
+            in_steps.in_steps,
+        ),
         "interval of a median": _of(
             "[x_(k), x_(n + 1 - k)] with the largest k such that 1 - 2 P(Bin(n, 1/2) < k) >= 95 %,"
             " of arms",
@@ -187,7 +192,7 @@ SYMBOLS = (
     ),
     ("k, n, H", "events or arms counted; arms; rank-hours in which no fault had acted"),
 )
-_DEFINED_BY_MODULE = frozenset({incidents.__name__, partition.__name__})
+_DEFINED_BY_MODULE = frozenset({incidents.__name__, partition.__name__, in_steps.__name__})
 """Modules whose own docstrings hold the definitions."""
 
 

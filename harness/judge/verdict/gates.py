@@ -14,7 +14,8 @@ from trainchaos.chaos import errors
 from trainchaos.chaos.events.figures import counted, with_unit
 from trainchaos.chaos.scenario.model import Cell, SlaCheck
 from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause, samples_needed
-from trainchaos.harness.judge.measure.catalogue import METRICS, MetricDef
+from trainchaos.harness.judge.in_steps import InSteps, beside, error_in_steps, in_steps
+from trainchaos.harness.judge.measure.catalogue import METRICS
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY
 from trainchaos.harness.judge.measure.samples import PossibleValues, median_ci95, per_arm
 from trainchaos.harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
@@ -56,11 +57,13 @@ def judge_slas(
     owners: Mapping[str, Sequence[int]] = MappingProxyType({}),
     possible: Mapping[str, PossibleValues] = MappingProxyType({}),
     absent: Mapping[str, str] = MappingProxyType({}),
+    steps: Mapping[int, float] = MappingProxyType({}),
 ) -> list[SlaResult]:
     """Judge every SLA clause of a cell. ``missing``: why any metric may have no value, if known;
     ``absent``: metric -> why it has none, where ``missing`` says nothing; ``bounds``: metric ->
     largest error of its values; ``owners``: metric -> the repeat of each value; ``possible``:
-    metric -> how many values there could have been.
+    metric -> how many values there could have been; ``steps``: repeat -> seconds of a step of its
+    control arm, if it has one.
     """
     results = []
     for metric, checks in cell.scenario.sla.items():
@@ -79,6 +82,7 @@ def judge_slas(
                     bound=bound,
                     arms=owners.get(metric, ()),
                     possible=possible.get(metric, PossibleValues()),
+                    steps=steps,
                 )
             )
     return results
@@ -95,22 +99,35 @@ def judge_sla(
     bound: float = 0.0,
     arms: Sequence[int] = (),
     possible: PossibleValues = PossibleValues(),
+    steps: Mapping[int, float] = MappingProxyType({}),
 ) -> SlaResult:
     """Judge one clause on these arms. What it implies for future arms is up to ``harness.gating``.
 
     No value, or too few for the aggregate, is inconclusive; so is a margin smaller than the error
-    of the values. An infinite value never meets a bound.
+    of the values, or a bound in steps where a control arm has none. An infinite value never meets
+    a bound.
 
     Raises KeyError for an unknown metric and ClauseError for a clause that cannot be read.
     """
     known = METRICS[metric]
     clause = parse_clause(check.check, known.unit)
     observed: float | None = None
+    observed_s: float | None = None
+    step_s: list[float | None] = []
+    if clause.in_steps and values:
+        observed_s = evaluate(clause, values)[1]
+        paced = in_steps(values, arms, steps)
+        if paced.uncounted and math.isfinite(observed_s):
+            missing, observed_s = _no_step(paced), None
+            paced = InSteps(values=[], arms=[], step_s=[], uncounted=[])
+        values, arms, step_s = paced.values, paced.arms, paced.step_s
+        bound = error_in_steps(bound, step_s)
     if values:
         observed = evaluate(clause, values)[1]
         count = counted(len(values), possible.values)
-        said = f"observed {_observed(observed, known, values, arms)}, n={count}"
-        verdict, detail = _weighed(clause, values, said, bound, known.unit, count)
+        seen = _observed(observed, clause.unit, known.better, values, arms)
+        said = f"observed {seen}{beside(observed_s, step_s, known.better)}, n={count}"
+        verdict, detail = _weighed(clause, values, said, bound, count)
     else:
         verdict = "inconclusive"
         detail = f"no value: {missing or 'nothing in the log to measure it by'}"
@@ -121,18 +138,29 @@ def judge_sla(
         severity=check.severity,
         verdict=verdict,
         observed=observed,
-        unit=known.unit,
+        unit=clause.unit,
         values=list(values),
         detail=detail,
         line=line,
         arms=list(arms),
         of=possible.values,
         of_arms=possible.arms,
+        step_s=step_s,
+        observed_s=observed_s,
+    )
+
+
+def _no_step(paced: InSteps) -> str:
+    """Why times are not counted in steps, and what to do."""
+    names = ", ".join(str(arm) for arm in sorted(set(paced.uncounted)))
+    return (
+        f"its unit is a step of the control arm, and that of repeat {names} shows none: run it"
+        " again, or bound seconds"
     )
 
 
 def _weighed(
-    clause: Clause, values: Sequence[float], said: str, bound: float, unit: str, count: str
+    clause: Clause, values: Sequence[float], said: str, bound: float, count: str
 ) -> tuple[Verdict, str]:
     """Verdict and reason for a clause that has values. ``said``: what was observed."""
     holds, observed = evaluate(clause, values)
@@ -143,7 +171,7 @@ def _weighed(
     if len(values) < need:
         return "inconclusive", f"{clause.aggregate} needs {need} values, there are {count}"
     if bound and _within(clause, values, bound):
-        blur = quantity(bound, unit)
+        blur = quantity(bound, clause.unit)
         return (
             "inconclusive",
             f"{said}, but clocks of several machines blur it by {blur}, so it is undecided",
@@ -166,14 +194,16 @@ def quantity(value: float | None, unit: str, better: str = "neither") -> str:
     return "infinite" if not math.isfinite(value) else with_unit(value, unit, better)
 
 
-def _observed(value: float, known: MetricDef, values: Sequence[float], arms: Sequence[int]) -> str:
+def _observed(
+    value: float, unit: str, better: str, values: Sequence[float], arms: Sequence[int]
+) -> str:
     interval = median_ci95(per_arm(values, arms))
     between = (
-        " [{}, {}]".format(*(quantity(end, "ratio", known.better) for end in interval))
+        " [{}, {}]".format(*(quantity(end, "ratio", better) for end in interval))
         if interval
         else ""
     )
-    return f"{quantity(value, known.unit, known.better)}{between}"
+    return f"{quantity(value, unit, better)}{between}"
 
 
 def judge_cell(

@@ -167,9 +167,10 @@ def _judge_cell(
     gone = next((f"{name}: {unread[name]}" for name in planned if name in unread), "")
     few = gone or f"{len(mine)} of {len(planned)} arms ran"
     missing = _why_no_value(faulted, invariants) if faulted else few
+    steps = _steps(whole)
     absent = why_absent([arm.measures.incidents for arm in whole])
     slas = gates.judge_slas(
-        cell, values, resolved.sla_lines, missing, bounds, owners, possible, absent
+        cell, values, resolved.sla_lines, missing, bounds, owners, possible, absent, steps
     )
     verdict, reason = gates.judge_cell(
         cell.id,
@@ -211,6 +212,17 @@ def _values(
         {name: [value for _, found in own for value in found[name]] for name in METRICS},
         {name: [repeat for repeat, found in own for _ in found[name]] for name in METRICS},
     )
+
+
+def _steps(arms: Sequence[JudgedArm]) -> dict[int, float]:
+    """Repeat -> seconds of a step of its control arm, of those that have one
+    (``harness.judge.in_steps``).
+    """
+    return {
+        arm.repeat: arm.measures.ideal.step_s
+        for arm in arms
+        if arm.evidence.control and arm.measures.ideal and arm.measures.ideal.step_s > 0
+    }
 
 
 def _why_no_value(faulted: Sequence[JudgedArm], invariants: Mapping[str, Finding]) -> str:

@@ -101,6 +101,16 @@ def test_line_of_every_clause(write: Any) -> None:
     assert read(write(text)).sla_lines["recovery_time"] == [10, 11]
 
 
+def test_steps_need_a_control_arm_to_count_by(write: Any) -> None:
+    text = SINGLE.replace("median < 2s", "median < 40 steps")
+    assert read(write(text)).cells[0].scenario.sla["recovery_time"][0].check == "median < 40 steps"
+    said = "9:32: these are steps of the control arm, and baseline: none plays none: write a time"
+    assert heads(failure(write(text + "baseline: none\n"))) == [
+        f"s.yaml:{said} such as 5s, leave it out (null), or say baseline: paired"
+    ]
+    assert heads(failure(write(text), "baseline=none"))[0].startswith(f"s.yaml:{said}")
+
+
 def test_a_mapping_from_the_matrix_stays_one(write: Any) -> None:
     text = GOOD.replace("drop-replica, hot-spare", "{strategy: hot-spare, spares: 2}")
     second = read(write(text)).cells[1]
@@ -632,7 +642,7 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
         (
             "median < 2s",
             "median < 2",
-            ["9:19: 2 has no unit: use one of us, ms, s, m, min, h, such as 2s"],
+            ["9:19: 2 has no unit: use one of us, ms, s, m, min, h, such as 2s or 2 steps"],
         ),
         (
             "max < 5s",
@@ -651,6 +661,14 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
             "median >= 0.5",
             "median >= 2s",
             ["10:25: unit 's' does not fit a ratio: write 0.80 or 80%"],
+        ),
+        (
+            "median >= 0.5",
+            "median >= 2 steps",
+            [
+                "10:26: only a time can be bounded in steps, and this metric is a ratio: write"
+                " 0.80 or 80%"
+            ],
         ),
         (
             "invariants: default",

@@ -44,6 +44,16 @@ def test_limit_is_in_the_metrics_unit(text: str, unit: str, limit: float) -> Non
 
 
 @pytest.mark.parametrize(
+    ("text", "limit"), [("median < 40 steps", 40.0), ("max<=1step", 1.0), ("p90 < 2.5 steps", 2.5)]
+)
+def test_a_time_may_be_bounded_in_steps(text: str, limit: float) -> None:
+    clause = parse_clause(text, "s")
+    assert (clause.limit, clause.unit, clause.in_steps) == (limit, "steps", True)
+    assert not parse_clause("max <= 25 steps", "steps").in_steps  # counts steps itself
+    assert not parse_clause("max < 2s", "s").in_steps
+
+
+@pytest.mark.parametrize(
     ("text", "unit", "message"),
     [
         ("mdian < 2s", "s", "unknown aggregate 'mdian'; did you mean 'median'?"),
@@ -53,7 +63,14 @@ def test_limit_is_in_the_metrics_unit(text: str, unit: str, limit: float) -> Non
             "unknown aggregate 'xyz'; use one of min, median, mean, max, all, p90, p95, p99",
         ),
         ("max =< 2s", "s", "unknown comparison '=<'; did you mean"),
-        ("max < 2", "s", "2 has no unit: use one of us, ms, s, m, min, h, such as 2s"),
+        ("max < 2", "s", "2 has no unit: use one of us, ms, s, m, min, h, such as 2s or 2 steps"),
+        ("max < 2 stps", "s", "'stps' is not a unit of time: use one of us, ms"),
+        (
+            "max < 2 steps",
+            "ratio",
+            "only a time can be bounded in steps, and this metric is a ratio: write",
+        ),
+        ("max < 2 step", "samples", "this metric is in samples: write 2"),
         ("max < 2kg", "s", "'kg' is not a unit of time"),
         ("max < 2s", "ratio", "unit 's' does not fit a ratio: write 0.80 or 80%"),
         ("max < 25s", "steps", "unit 's' does not fit a metric in steps: write 25"),

@@ -14,7 +14,7 @@ from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import EXIT_PASS, EXIT_USAGE
 from trainchaos.chaos.scenario.sla import parse_clause
 from trainchaos.harness.draft.facts import FEW_STEPS
-from trainchaos.harness.draft.tighten import _edited, _place, _tightened, _too_few
+from trainchaos.harness.draft.tighten import _edited, _place, _tightened, _too_few, _values
 from trainchaos.harness.judge.results import Results
 
 TRAINER = Path(__file__).parents[2] / "support" / "fakes" / "fake_trainer.py"
@@ -56,6 +56,9 @@ FORGETS = (
         ("max < 10s", "recovery_time", [[5.1]], None),
         ("max < 300s", "recovery_time", [[float("inf")]], None),
         ("max < 300s", "recovery_time", [], None),
+        ("max < 300 steps", "recovery_time", [[4.1, 2.0], [7.3]], "max < 15 steps"),
+        ("max < 300 steps", "recovery_time", [[0.0]], "max < 1 steps"),
+        ("max < 14.5 steps", "recovery_time", [[7.3]], None),
         ("max <= 25", "steps_lost", [[3.0], [7.0]], "max <= 14"),
         ("max < 25", "steps_lost", [[3.0], [7.0]], "max < 14"),
         ("max <= 7", "steps_lost", [[7.0]], None),
@@ -73,6 +76,19 @@ def test_a_limit_is_tightened_and_never_loosened(
     assert got == new
     count = sum(map(len, cells))
     assert (f"of {count} observed" if count else "nothing was observed") in why
+
+
+def test_a_limit_in_steps_is_made_of_steps() -> None:
+    rows = [("a", "s", 2.0), ("a", "steps", 40.0), ("b", "steps", 30.0)]
+    slas = [
+        SimpleNamespace(cell=cell, metric="recovery_time", unit=unit, values=[value])
+        for cell, unit, value in rows
+    ]
+    run: Any = SimpleNamespace(slas=slas)
+    in_steps, in_s = (parse_clause(f"max < 99{unit}", "s") for unit in (" steps", "s"))
+    assert _values(run, "recovery_time", in_steps) == [[40.0], [30.0]]
+    assert _values(run, "recovery_time", in_s) == [[2.0]]
+    assert _tightened(in_steps, []) == (None, "nothing was observed of it in steps")
 
 
 def test_clauses_are_found_where_they_stand() -> None:

@@ -1,5 +1,5 @@
-"""What continuous integration plays besides ``make test`` and smokes: whole, the groups of tests whose
-paths differ from the last release point; of all others a share, another with another commit.
+"""What continuous integration plays besides ``make test`` and smokes: whole, the groups of tests
+whose paths differ from the last release point; of all others a share, another with another commit.
 
 Prints lines for ``eval`` in a shell. ``SHARE`` (as 3/24) and ``SINCE`` (a commit, or ``never``) in
 the environment play a given choice again.

@@ -39,7 +39,7 @@ DETECTORS = {
     "throughput-drop": ThroughputDetector,
 }
 SHORT = ("digest-mismatch", "gradient-spike", "hang")
-"""In ``make test``; the others are in ``make test-long``."""
+"""In ``make test``; the others are in ``make test-all``."""
 PLAYED = [
     pytest.param(name, id=name, marks=() if name in SHORT else pytest.mark.long)
     for name in DETECTORS

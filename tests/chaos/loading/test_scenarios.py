@@ -101,7 +101,7 @@ def exit_tagged(path: Path) -> bool:
 
 def in_test(path: Path) -> bool:
     """Simulated in ``make test``: one of each folder, and those that do not end well; all are in
-    ``make test-long``.
+    ``make test-all``.
     """
     first = path == min(one for one in FILES if one.parent == path.parent)
     return (first or exit_tagged(path)) and path.parent.name not in OF_LONG_JOBS

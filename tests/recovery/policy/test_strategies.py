@@ -46,7 +46,7 @@ VARIANTS: list[Strategy] = [
 ]
 
 PLAYED = long_but(VARIANTS, *VARIANTS[: len(FOUND)])
-"""Each strategy as it is in ``make test``, with its options in ``make test-long``."""
+"""Each strategy as it is in ``make test``, with its options in ``make test-all``."""
 
 
 def name(strategy: Strategy) -> str:

@@ -99,14 +99,14 @@ def assert_thirty_leave_nothing(run: LongRun) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 @pytest.mark.long
 def test_thirty_failures_leave_nothing(memory_run: LongRun) -> None:
     assert_thirty_leave_nothing(memory_run)
 
 
 @pytest.mark.real
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 @pytest.mark.long
 def test_thirty_failures_leave_nothing_on_nodes(nodes_run: NodesRun) -> None:
     assert_thirty_leave_nothing(nodes_run)

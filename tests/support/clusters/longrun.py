@@ -36,8 +36,8 @@ MAX_SPARES = 8
 
 COSTS_NOBODY = ("nan",)
 
-FAILURE_LIMIT_S = 60.0
-SETTLE_LIMIT_S = 10.0
+FAILURE_LIMIT_S = 120.0
+SETTLE_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

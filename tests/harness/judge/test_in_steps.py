@@ -154,8 +154,15 @@ def test_every_output_has_both_units(tmp_path: Path) -> None:
 # ---- the main scenario
 
 
-@pytest.mark.parametrize("step_ms", [STEP_MS, 5 * STEP_MS])
-@pytest.mark.parametrize("longer", [0, LONGER])
+@pytest.mark.parametrize(
+    ("longer", "step_ms"),
+    [
+        (0, 5 * STEP_MS),
+        (LONGER, STEP_MS),
+        pytest.param(0, STEP_MS, marks=pytest.mark.long),
+        pytest.param(LONGER, 5 * STEP_MS, marks=pytest.mark.long),
+    ],
+)
 def test_the_main_scenario_fails_a_recovery_of_60_more_steps_and_no_slow_machine(
     longer: int, step_ms: float, tmp_path: Path
 ) -> None:

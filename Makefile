@@ -124,6 +124,7 @@ bench: $(STAMP) ## measure recovery and overhead; prints the tables kept in docs
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.nodes
 	$(BIN)/python -m benchmarks.control_plane
+	$(BIN)/python -m benchmarks.calls
 
 bench-hangs: $(STAMP) ## how fast each family of hangs is found, at two step times (under five minutes, nothing else running)
 	$(BIN)/python -m benchmarks.hangs

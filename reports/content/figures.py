@@ -190,4 +190,7 @@ def visible(text: str) -> str:
     spaces stay. Names come from YAML and logs, and their escape sequences must not reach a terminal
     or a page.
     """
-    return "".join(c if c in "\n\t" or category(c) not in UNSEEN else ascii(c)[1:-1] for c in text)
+    unseen = {
+        ord(c): ascii(c)[1:-1] for c in set(text) if c not in "\n\t" and category(c) in UNSEEN
+    }
+    return text.translate(unseen) if unseen else text

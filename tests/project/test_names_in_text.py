@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.project.test_contributing import BLOCKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +62,7 @@ def resolves(name: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_what_a_text_names_is_there() -> None:
     found = {str(path.relative_to(ROOT)): list(named(path)) for path in (*DOCUMENTS, *CODE)}
     found = {path: names for path, names in found.items() if names and path not in RECORDS}

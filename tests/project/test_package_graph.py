@@ -7,13 +7,13 @@ Imports inside functions and for types count. A package is a folder; the command
 
 from __future__ import annotations
 
-import ast
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.project.parsed import tree_at
 from tests.project.test_layering import PLUGINS, ROOT, imports, modules
 
 MOST_MODULES = 15
@@ -29,7 +29,7 @@ def package_edges(root: Path) -> dict[tuple[str, str], list[str]]:
     for name, path in files.items():
         if name in ENTRY_POINTS:
             continue
-        for one in imports(ast.parse(path.read_text()), name, path.name == "__init__.py"):
+        for one in imports(tree_at(path), name, path.name == "__init__.py"):
             target = one.module
             while target and target not in files:
                 target = target.rpartition(".")[0]
@@ -88,6 +88,7 @@ def way_out(cycle: frozenset[str], edges: Edges) -> str:
     )
 
 
+@pytest.mark.slow
 def test_packages_import_each_other_in_one_direction_only() -> None:
     edges = package_edges(ROOT)
     new = cycles(edges)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 CONFTEST = (Path(__file__).parents[1] / "conftest.py").read_text(encoding="utf-8")
 FAMILY = """
 import pytest
@@ -42,12 +44,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def played(folder: Path, *options: str) -> list[str]:
-    """Names of the tests that are played, in order."""
-    argv = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options]
+SCRIPT = """
+import json, sys
+import pytest
+
+class Names:
+    def pytest_collection_finish(self, session):
+        names[:] = [item.name for item in session.items]
+
+played = []
+for options in json.loads(sys.argv[1]):
+    names = []
+    code = pytest.main(["--collect-only", "-qq", *options], plugins=[Names()])
+    played.append([code, names])
+print(chr(10) + json.dumps(played))
+"""
+
+
+def played(folder: Path, *options: tuple[str, ...]) -> list[list[str]]:
+    """Names of the tests that are played with each of these options, in order: all in one process,
+    of which the start takes longest.
+    """
+    argv = [sys.executable, "-c", SCRIPT, json.dumps(options)]
     ran = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert ran.returncode in (0, 5), ran.stdout + ran.stderr
-    return [line.partition("::")[2] for line in ran.stdout.splitlines() if "::" in line]
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert {code for code, _ in found} <= {0, 5}, ran.stdout + ran.stderr
+    return [names for _, names in found]
 
 
 def count(names: list[str]) -> dict[str, int]:
@@ -55,22 +78,25 @@ def count(names: list[str]) -> dict[str, int]:
 
 
 def test_a_seed_draws_few_of_each_family_and_the_same_again(folder: Path) -> None:
-    first, again, other = (played(folder, "--sample", seed) for seed in ("1", "1", "2"))
+    first, again, other = played(folder, *(("--sample", seed) for seed in "112"))
     assert first == again != other
     assert count(first) == count(other) == {"one": 3, "more": 7}
     assert {"test_smoke", "test_real"} <= set(first) and "test_one[0]" not in first
 
 
 def test_without_a_seed_all_that_is_not_long_is_played(folder: Path) -> None:
-    names = played(folder)
+    names, both = played(folder, (), ("-m", "long or not long"))
     assert names[0] == "test_real", "real processes come first"
     assert count(names) == {"one": 30, "more": 30}
-    assert count(played(folder, "-m", "long or not long")) == {"one": 31, "more": 30}
+    assert count(both) == {"one": 31, "more": 30}
 
 
 def test_parts_are_disjoint_and_make_the_whole_but_for_smokes(folder: Path) -> None:
-    parts = [played(folder, "--part", f"{n}/3") for n in (1, 2, 3)]
+    options = [("--part", f"{n}/3") for n in (1, 2, 3)]
+    *parts, whole, every = played(
+        folder, *options, ("--part", "2/3", "--whole", "b a/test_family.py"), ()
+    )
     rest = [set(names) - {"test_smoke"} for names in parts]
     assert all("test_smoke" in names for names in parts)
     assert sum(map(len, rest)) == len(set.union(*rest)) == 61
-    assert played(folder, "--part", "2/3", "--whole", "b a/test_family.py") == played(folder)
+    assert whole == every

@@ -8,14 +8,11 @@ import ast
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
 
 import pytest
 
-from tests.project.test_layering import statements
+from tests.project.parsed import ROOT, calls, handlers, sources, statements, tree_at
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("chaos", "recovery", "harness", "reports")
 LONGEST_FUNCTION = 60
 LONGEST_FILE = 400
@@ -54,24 +51,11 @@ STARTERS = ("subprocess.run", "subprocess.check_output", "subprocess.check_call"
 Rule = Callable[[str, ast.Module], Iterator[str]]
 
 
-@cache
-def tree_of(text: str) -> ast.Module:
-    """Parsed once for all rules."""
-    return ast.parse(text)
-
-
 def name_of(node: ast.AST) -> str:
     """``a`` or ``a.b``, in which a word of ``a`` alone is looked at; else empty."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         return f"{node.value.id}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
-
-
-@cache
-def sources(*folders: str) -> dict[str, str]:
-    """Path below the root -> text of every Python file."""
-    paths = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
-    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
 
 
 def functions(
@@ -137,9 +121,7 @@ def documented(path: str, tree: ast.Module) -> Iterator[str]:
 
 def no_silence(path: str, tree: ast.Module) -> Iterator[str]:
     """No bare except; nothing broad is caught and dropped without a word."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ExceptHandler):
-            continue
+    for node in handlers(tree):
         caught = "everything" if node.type is None else ast.unparse(node.type)
         if node.type is None:
             yield f"{path}:{node.lineno}: bare except: name what is expected"
@@ -150,8 +132,8 @@ def no_silence(path: str, tree: ast.Module) -> Iterator[str]:
 
 def bounded(path: str, tree: ast.Module) -> Iterator[str]:
     """No .wait(), .get(), .join(), .acquire() without arguments, except as listed in UNBOUNDED."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+    for node in calls(tree):
+        if not isinstance(node.func, ast.Attribute):
             continue
         method = node.func.attr
         if method in ("wait", "get", "join", "acquire", "communicate"):
@@ -248,19 +230,19 @@ def no_absolute_time(path: str, tree: ast.Module) -> Iterator[str]:
 RULES: list[Rule] = [short_functions, annotated, documented, no_silence, bounded, no_mutable_state]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_product_keeps(rule: Rule) -> None:
-    found = [
-        line for path, text in sources(*PACKAGES).items() for line in rule(path, tree_of(text))
-    ]
+    found = [line for path in sources(*PACKAGES) for line in rule(path, tree_at(ROOT / path))]
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", [annotated, no_silence, no_absolute_time], ids=lambda rule: rule.__name__
 )
 def test_the_tests_keep(rule: Rule) -> None:
-    found = [line for path, text in sources("tests").items() for line in rule(path, tree_of(text))]
+    found = [line for path in sources("tests") for line in rule(path, tree_at(ROOT / path))]
     assert not found, "\n".join(found)
 
 
@@ -297,8 +279,9 @@ def test_tests_do_not_sleep() -> None:
     found = [
         f"{path}:{node.lineno}: wait for an event with a deadline instead"
         for path, text in sources("tests").items()
-        for node in ast.walk(tree_of(text))
-        if isinstance(node, ast.Call) and name_of(node.func) in ("time.sleep", "sleep")
+        if "sleep" in text
+        for node in calls(tree_at(ROOT / path))
+        if name_of(node.func) in ("time.sleep", "sleep")
     ]
     assert not found, "\n".join(found)
 
@@ -306,12 +289,8 @@ def test_tests_do_not_sleep() -> None:
 def test_every_listed_wait_still_exists() -> None:
     for entry in UNBOUNDED:
         path, call = entry.split(": ", 1)
-        calls = {
-            ast.unparse(n)
-            for n in ast.walk(ast.parse((ROOT / path).read_text()))
-            if isinstance(n, ast.Call)
-        }
-        assert call in calls, f"{entry} is gone: remove it from the list"
+        made = {ast.unparse(n) for n in calls(tree_at(ROOT / path))}
+        assert call in made, f"{entry} is gone: remove it from the list"
 
 
 @pytest.mark.parametrize(

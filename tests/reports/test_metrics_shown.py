@@ -38,7 +38,7 @@ Shown = tuple[RunDirectory, Results]
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     """A run whose first cell has rates, a time until it is whole, and no utilisation."""
-    run, results = build(tmp_path_factory.mktemp("runs") / "run")
+    run, results = build(tmp_path_factory.mktemp("runs") / "run", logs=False)
     cell = results.cells[0]
     metrics = {
         **cell.metrics,
@@ -151,9 +151,10 @@ def _file(shown: Shown, name: str) -> str:
     return Path(shown[0].root / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_fewer_values_than_there_could_be_are_said_everywhere(tmp_path: Path) -> None:
     """A table that says n = 3 has three values, or says of how many."""
-    run, results = build(tmp_path / "run")
+    run, results = build(tmp_path / "run", logs=False)
     fewer = PossibleValues(values=5, arms=4)
     names = ("recovery_time", "goodput", "failure_cost", "time_to_full_rate")
     told = {name: summarise(name, [1.25, 1.5], possible=fewer) for name in names}

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.reports.conftest import Drawn
 from tests.support.pages.html_page import Page
 from tests.support.pages.sample_results import HOSTILE, build
 from trainchaos import reports
@@ -126,10 +127,9 @@ def test_a_long_timeline_leaves_out_checkpoints_first_and_says_so() -> None:
     assert len(timeline.bounded([one] * 5000)) == timeline.MAX_MOMENTS
 
 
-def test_timelines_of_failed_arms_are_open_and_all_lanes_have_a_form(tmp_path: Path) -> None:
-    run, results = build(tmp_path / "run")
-    text, page = page_of(run, results)
-    assert page.open == []
+def test_timelines_of_failed_arms_are_open_and_all_lanes_have_a_form(drawn: Drawn) -> None:
+    text, results = drawn.text, drawn.results
+    assert drawn.page.open == []
     arms = re.findall(r'<details class="arm"( open)?><summary>(.*?)</summary>', text, re.DOTALL)
     by_name = {re.search(r"<b>(.*?)</b>", said)[1]: bool(o) for o, said in arms}  # type: ignore[index]
     ended = {a.id: timeline.ended_well(a) for a in results.arms if a.arm == "faulted"}
@@ -147,9 +147,8 @@ def history_classes() -> set[str]:
 # --- findings
 
 
-def test_passes_are_behind_a_count_and_failures_open(tmp_path: Path) -> None:
-    run, results = build(tmp_path / "run")
-    text, page = page_of(run, results)
+def test_passes_are_behind_a_count_and_failures_open(drawn: Drawn) -> None:
+    text, page = drawn.text, drawn.page
     for name, failed, passed in (("slas", 1, "11 of 13"), ("invariants", 1, "13 of 15")):
         section = text.split(f'<section id="{name}">')[1].split("</section>")[0]
         assert f'<div class="group fail"><h3>{failed} failed</h3>' in section
@@ -172,9 +171,9 @@ def test_passes_are_behind_a_count_and_failures_open(tmp_path: Path) -> None:
     assert "#only-pass:checked ~ section details.group.pass::details-content" in css
 
 
-def test_timelines_are_filtered_with_the_findings(tmp_path: Path) -> None:
-    run, results = big_run(tmp_path / "run")
-    text, _ = page_of(run, results)
+@pytest.mark.slow
+def test_timelines_are_filtered_with_the_findings(big: Drawn) -> None:
+    text = big.text
     section = text.split('<section id="timeline">')[1].split("</section>")[0]
     lived = re.findall(r'<div class="lived (\w+)"><details class="arm"( open)?>', section)
     assert ("pass", "") in lived and {verdict for verdict, _ in lived} > {"pass"}
@@ -189,10 +188,8 @@ def test_timelines_are_filtered_with_the_findings(tmp_path: Path) -> None:
 # --- hints
 
 
-def test_points_and_heads_say_what_they_are(tmp_path: Path) -> None:
-    run, results = build(tmp_path / "run")
-    slas = [s.model_copy(update={"arms": list(range(len(s.values)))}) for s in results.slas]
-    text, _ = page_of(run, results.model_copy(update={"slas": slas}))
+def test_points_and_heads_say_what_they_are(drawn: Drawn) -> None:
+    text = drawn.text
     assert re.search(r"<title>recovery_time [\d.]+ s; recovery=hot-spare, repeat 2</title>", text)
     assert re.search(
         r'<g id="waterfall-recovery\d-\d"><title>recovery time [\d.]+ s; faulted arm of recovery=',
@@ -209,9 +206,8 @@ def test_points_and_heads_say_what_they_are(tmp_path: Path) -> None:
         assert any(re.fullmatch(words, band) for band in said), said[:4]
 
 
-def test_the_bands_of_a_plot_cover_it_once_and_are_few(tmp_path: Path) -> None:
-    text, _ = page_of(*build(tmp_path / "run"))
-    section = text.split('<section id="throughput">')[1].split("</section>")[0]
+def test_the_bands_of_a_plot_cover_it_once_and_are_few(drawn: Drawn) -> None:
+    section = drawn.text.split('<section id="throughput">')[1].split("</section>")[0]
     for plot in re.findall(r"<svg.*?</svg>", section, re.DOTALL):
         rects = re.findall(
             r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="[\d.]+" fill="none"', plot
@@ -223,8 +219,8 @@ def test_the_bands_of_a_plot_cover_it_once_and_are_few(tmp_path: Path) -> None:
         assert box is not None and edges[-1][1] <= float(box[1])
 
 
-def test_heads_of_tables_say_what_they_are(tmp_path: Path) -> None:
-    text, _ = page_of(*build(tmp_path / "run"))
+def test_heads_of_tables_say_what_they_are(drawn: Drawn) -> None:
+    text = drawn.text
     assert re.search(r'<abbr title="recovery_time: [^"]+\[s\]">recovery</abbr>', text)
     assert re.search(r'<abbr title="steps_lost: [^"]+">steps_lost</abbr>', text)
 
@@ -237,63 +233,75 @@ def put_log(run: RunDirectory, arm: str, name: str, data: bytes) -> None:
     (run.logs(arm) / name).write_bytes(data)
 
 
-def test_the_page_links_to_what_is_there(tmp_path: Path) -> None:
-    run, results = build(tmp_path / "run")
-    arm = results.arms[0].id
-    put_log(run, arm, "w0.log", b"hello\n")
-    put_log(run, arm, "w1.log", b"")
-    put_log(run, arm, "javascript:alert(1)&'\".log", b"x")
-    (tmp_path / "secret").write_text("secret")
-    (run.logs(arm) / "w3.log").symlink_to(tmp_path / "secret")
-    (run.root / "junit.xml").symlink_to(tmp_path / "secret")
-    results_of_others = results.arms[1].id
-    run.logs(results_of_others).parent.mkdir(exist_ok=True)
-    shutil.rmtree(run.logs(results_of_others), ignore_errors=True)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "w0.log").write_text("secret")
-    run.logs(results_of_others).symlink_to(tmp_path / "elsewhere")
+@pytest.fixture(scope="module")
+def littered(tmp_path_factory: pytest.TempPathFactory) -> Drawn:
+    """A run with outputs, odd ones among them, beside secrets to which links lead."""
+    place = tmp_path_factory.mktemp("littered")
+    run, results = build(place / "run", logs=False)
+    first, other = results.arms[0].id, results.arms[1].id
+    put_log(run, first, "w0.log", b"hello\n")
+    put_log(run, first, "w1.log", b"")
+    put_log(run, first, "javascript:alert(1)&'\".log", b"x")
+    (place / "secret").write_text("secret")
+    (run.logs(first) / "w3.log").symlink_to(place / "secret")
+    (run.root / "junit.xml").symlink_to(place / "secret")
+    run.logs(other).parent.mkdir(exist_ok=True)
+    shutil.rmtree(run.logs(other), ignore_errors=True)
+    (place / "elsewhere").mkdir()
+    (place / "elsewhere" / "w0.log").write_text("secret")
+    run.logs(other).symlink_to(place / "elsewhere")
+    failed, fine = failed_and_fine(results)
+    lines = [f"line {n}" for n in range(500)] + ["x" * 900, HOSTILE, "tail\x00end"]
+    put_log(run, failed, "w0.log", "\n".join(lines).encode() + b"\xff\n")
+    os.mkfifo(run.logs(failed) / "w1.log")
+    (run.logs(failed) / "w2.log").symlink_to(place / "secret")
+    put_log(run, failed, "w3.log", b"seen\n")
+    put_log(run, fine, "w0.log", b"nothing of interest\n")
     reports.render("trace", run, results)
-    _, page = page_of(run, results)
-    links = [a for a in page.addresses if not a.startswith(("#", "data:,"))]
+    return Drawn(run, results, [reports.render("html", run, results)])
+
+
+def failed_and_fine(results: Results) -> tuple[str, str]:
+    """An arm that did not end well, and the last one that did."""
+    failed = next(a for a in results.arms if a.outcome != "completed")
+    return failed.id, next(a for a in reversed(results.arms) if a.outcome == "completed").id
+
+
+def test_the_page_links_to_what_is_there(littered: Drawn) -> None:
+    links = [a for a in littered.page.addresses if not a.startswith(("#", "data:,"))]
+    first, (failed, fine) = littered.results.arms[0].id, failed_and_fine(littered.results)
+    of_failed = [f"logs/{failed}/w0.log", f"logs/{failed}/w3.log"]
     assert sorted(map(unquote, links)) == sorted(
-        ["trace.json", f"logs/{arm}/w0.log", f"logs/{arm}/javascript:alert(1)&'\".log"]
+        [
+            "trace.json",
+            f"logs/{first}/w0.log",
+            f"logs/{first}/javascript:alert(1)&'\".log",
+            *of_failed,
+            *of_failed,  # beside their last lines
+            f"logs/{fine}/w0.log",
+        ]
     )
     assert not [one for one in links if ":" in one]
 
 
-def test_the_page_links_to_every_other_report_of_the_run(tmp_path: Path) -> None:
-    run, results = build(tmp_path / "run")
-    paths = reports.render_all(run, results)
-    page = Page((run.root / "report.html").read_text())
-    assert {p.name for p in paths} - {"report.html"} <= set(page.addresses)
+def test_the_page_links_to_every_other_report_of_the_run(drawn: Drawn) -> None:
+    assert {p.name for p in drawn.paths} - {"report.html"} <= set(drawn.page.addresses)
 
 
-def test_output_of_a_failed_arm_is_lines_of_text(tmp_path: Path) -> None:
-    run, results = build(tmp_path / "run")
-    failed = next(a for a in results.arms if a.outcome != "completed")
-    fine = next(a for a in results.arms if a.outcome == "completed")
-    lines = [f"line {n}" for n in range(500)] + ["x" * 900, HOSTILE, "tail\x00end"]
-    put_log(run, failed.id, "w0.log", "\n".join(lines).encode() + b"\xff\n")
-    put_log(run, fine.id, "w0.log", b"nothing of interest\n")
-    text, page = page_of(run, results)
+def test_output_of_a_failed_arm_is_lines_of_text(littered: Drawn) -> None:
+    text, page, (failed, _) = littered.text, littered.page, failed_and_fine(littered.results)
     section = text.split('<section id="output">')[1].split("</section>")[0]
-    shown = re.findall(r"<li><code>(.*?)</code></li>", section)
+    *shown, last = re.findall(r"<li><code>(.*?)</code></li>", section)
+    assert last == "seen"
     assert 0 < len(shown) <= artifacts.TAIL_LINES
     assert max(map(len, shown)) < 4 * artifacts.LINE_CHARACTERS
     assert shown[-1] == "tail\\x00end\ufffd" and "&lt;script&gt;" in shown[-2]
     assert "nothing of interest" not in text and page.tags["script"] == 0 and page.open == []
-    assert f"of {os.path.getsize(run.logs(failed.id) / 'w0.log')} bytes" in section
+    assert f"of {os.path.getsize(littered.run.logs(failed) / 'w0.log')} bytes" in section
 
 
-def test_a_pipe_or_a_link_for_an_output_is_not_read(tmp_path: Path) -> None:
-    run, results = build(tmp_path / "run")
-    failed = next(a for a in results.arms if a.outcome != "completed")
-    put_log(run, failed.id, "w0.log", b"seen\n")
-    os.mkfifo(run.logs(failed.id) / "w1.log")
-    (tmp_path / "secret").write_text("secret")
-    (run.logs(failed.id) / "w2.log").symlink_to(tmp_path / "secret")
-    text, _ = page_of(run, results)
-    assert "secret" not in text and "<code>seen</code>" in text
+def test_a_pipe_or_a_link_for_an_output_is_not_read(littered: Drawn) -> None:
+    assert "secret" not in littered.text and "<code>seen</code>" in littered.text
 
 
 # --- earlier runs
@@ -392,6 +400,7 @@ def test_history_is_bounded(base: Path, sample: Results) -> None:
     assert "older ones were not read" in " ".join(history_page.runs_table(past, sample).notes)
 
 
+@pytest.mark.slow
 def test_the_page_shows_earlier_runs_and_marks_its_own(base: Path, sample: Results) -> None:
     store(base, RUN, sample)
     text, page = page_of(RunDirectory(base / RUN), sample)
@@ -443,15 +452,23 @@ def big_run(root: Path) -> tuple[RunDirectory, Results]:
         for n in range(200):
             writer.write(Kind.DECISION, reason=f"{HOSTILE} {n}" + "r" * 500, actions=[])
         writer.close()
+        lines = 50 if arm.outcome == "completed" else 5000  # of the former nothing is shown
         for n in range(12):
-            put_log(run, arm.id, f"w{n}.log", f"{HOSTILE}\n".encode() * 5000)
+            put_log(run, arm.id, f"w{n}.log", f"{HOSTILE}\n".encode() * lines)
     faults = [fault.model_copy(update={"repeat": n}) for n in range(100)]
     return run, results.model_copy(update={"arms": arms, "faults": faults})
 
 
-def test_the_page_of_a_big_run_is_bounded_and_says_what_is_left_out(tmp_path: Path) -> None:
-    run, results = big_run(tmp_path / "run")
-    text, page = page_of(run, results)
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Drawn:
+    """Its page."""
+    run, results = big_run(tmp_path_factory.mktemp("big") / "run")
+    return Drawn(run, results, [reports.render("html", run, results)])
+
+
+@pytest.mark.slow
+def test_the_page_of_a_big_run_is_bounded_and_says_what_is_left_out(big: Drawn) -> None:
+    text, page, results = big.text, big.page, big.results
     assert len(text.encode()) < MOST_BYTES and page.open == []
     assert page.tags["script"] == 0
     arms = re.findall(r'<details class="arm"( open)?><summary>.*?<b>(\S+)</b>', text)

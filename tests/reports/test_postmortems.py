@@ -22,7 +22,6 @@ from trainchaos.harness.explain.strip import strip
 from trainchaos.harness.explain.text import facts_of
 from trainchaos.harness.host.rundir import RunDirectory, open_run
 from trainchaos.harness.judge.results import Results
-from trainchaos.harness.judge.verdict.judge import judge
 from trainchaos.reports import html, markdown
 from trainchaos.reports.content import postmortems
 
@@ -52,21 +51,32 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     (place / "told.yaml").write_text(SCENARIO)
     cli.invoke(["run", str(place / "told.yaml"), "--runs", str(place / "runs"), "--quiet"])
     run = open_run(place / "runs" / "told" / "latest")
-    return run, judge(run)
+    (run.root / "report.html").rename(run.root / "first.html")
+    return run, Results.model_validate_json(run.results.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are drawn with the plots of one cell: they have nothing to do with incidents."""
+    monkeypatch.setattr(html, "MAX_PLOTTED_CELLS", 1)
 
 
 def section_of(run: RunDirectory, results: Results) -> tuple[str, str]:
     """The page's section as HTML, and as text."""
-    page = html.render(run, results).read_text(encoding="utf-8")
+    return section_in(html.render(run, results))
+
+
+def section_in(path: Path) -> tuple[str, str]:
+    page = path.read_text(encoding="utf-8")
     assert Page(page).open == []
     found = re.search(r'<section id="incidents">.*?</section>', page, flags=re.DOTALL)
     section = found.group() if found else ""
     return section, " ".join(" ".join(Page(section).text).split())
 
 
+@pytest.mark.slow
 def test_the_page_tells_each_incident(told: Told) -> None:
-    run, results = told
-    section, text = section_of(run, results)
+    section, text = section_in(told[0].root / "first.html")
     assert section.count("<details") == 12, "two in each of six arms, and none that never fired"
     assert section.count('<details class="arm" open') == 0, "all of them ended well"
     assert text.count("that is who was hit") == 12
@@ -114,6 +124,8 @@ def test_the_log_alone_names_the_same_rank(told: Told) -> None:
         assert said.cause.value == ("process-death" if one.incident.fault == "kill" else "hang")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("plain")
 def test_those_that_did_not_end_well_come_first(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +165,8 @@ def _without(run: RunDirectory, arm: str, place: Path) -> Path:
     return place
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("plain")
 def test_a_run_without_incidents_has_no_section(told: Told) -> None:
     run, results = told
     empty = results.model_copy(update={"faults": []})
@@ -260,6 +274,7 @@ def test_which_collective_each_rank_stood_in_is_told(told: Told) -> None:
     assert [record.rank for record in hang.records] == [2, 0]
 
 
+@pytest.mark.slow
 def test_the_summary_says_it_too(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     run, results = told
     text = markdown.render(run, results).read_text(encoding="utf-8")

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import pandas as pd
 import pytest
 
+from tests.reports.conftest import Drawn
 from tests.support.pages.html_page import Page
 from tests.support.pages.sample_results import HOSTILE, build, empty, metric
 from trainchaos import reports
@@ -33,12 +34,10 @@ from trainchaos.reports.outlets.terminal import summary
 Finished = tuple[RunDirectory, Results]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+@pytest.fixture
+def finished(drawn: Drawn) -> Finished:
     """A run of three strategies, all reports rendered."""
-    run, results = build(tmp_path_factory.mktemp("runs") / "run")
-    reports.render_all(run, results)
-    return run, results
+    return drawn.run, drawn.results
 
 
 def test_steps_of_one_moment_have_a_rate_together() -> None:
@@ -56,6 +55,7 @@ def page_of(run: RunDirectory) -> tuple[str, Page]:
     return text, Page(text)
 
 
+@pytest.mark.slow
 def test_package_finds_its_reports_and_stays_light() -> None:
     assert reports.names() == ["html", "junit", "markdown", "openmetrics", "trace"]
     heavy = "{'pandas', 'matplotlib', 'jinja2', 'torch'}"
@@ -64,13 +64,13 @@ def test_package_finds_its_reports_and_stays_light() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_html_is_one_balanced_file_that_fetches_nothing(finished: Finished) -> None:
-    text, page = page_of(finished[0])
+def test_html_is_one_balanced_file_that_fetches_nothing(drawn: Drawn) -> None:
+    text, page = drawn.text, drawn.page
     assert page.open == []
     assert page.tags["script"] == page.tags["img"] == page.tags["iframe"] == 0
     links = [a for a in page.addresses if not a.startswith(("#", "data:,"))]
     assert {"results.json", "trace.json"} & set(links) == {"trace.json"}, "only what exists"
-    assert all((finished[0].root / unquote(link)).is_file() for link in links)
+    assert all((drawn.run.root / unquote(link)).is_file() for link in links)
     assert not [
         u
         for u in re.findall(r"https?://[^\s\"'<]+", text)
@@ -82,10 +82,9 @@ def test_html_is_one_balanced_file_that_fetches_nothing(finished: Finished) -> N
     assert targets <= set(page.ids)
 
 
-def test_html_holds_what_the_run_showed(finished: Finished) -> None:
-    run, results = finished
-    _, page = page_of(run)
-    text = " ".join(" ".join(page.text).split())
+def test_html_holds_what_the_run_showed(drawn: Drawn) -> None:
+    results = drawn.results
+    text = " ".join(" ".join(drawn.page.text).split())
     assert (
         text.index("FAIL") < text.index("Strategies side by side") < text.index("Recovery by phase")
     )
@@ -103,9 +102,8 @@ def test_html_holds_what_the_run_showed(finished: Finished) -> None:
     assert "differs from step 78 on" in text
 
 
-def test_svgs_are_well_formed_labelled_and_themed(finished: Finished) -> None:
-    text, _ = page_of(finished[0])
-    svgs = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+def test_svgs_are_well_formed_labelled_and_themed(drawn: Drawn) -> None:
+    svgs = re.findall(r"<svg.*?</svg>", drawn.text, flags=re.DOTALL)
     plots = [s for s in svgs if "aria-labelledby" in s]
     assert len(plots) == 2 + 2 * 3
     assert len([s for s in svgs if 'class="timeline"' in s]) == 3 * 3
@@ -118,10 +116,10 @@ def test_svgs_are_well_formed_labelled_and_themed(finished: Finished) -> None:
         assert not re.search(r"#0[0-9a-f]0[0-9a-f]0[0-9a-f]\b", svg), "a stand-in colour was left"
 
 
-def test_html_is_the_same_every_time(finished: Finished) -> None:
-    run, results = finished
-    before = (run.root / "report.html").read_bytes()
-    assert reports.render("html", run, results).read_bytes() == before
+@pytest.mark.slow
+def test_html_is_the_same_every_time(drawn: Drawn) -> None:
+    again = reports.render("html", drawn.run, drawn.results)
+    assert again.read_text(encoding="utf-8") == drawn.text
 
 
 def test_wall_clock_table_adds_up(finished: Finished) -> None:
@@ -212,6 +210,7 @@ def test_markdown_stays_below_the_limit_of_a_step_summary(
     assert "Cut here" in path.read_text()
 
 
+@pytest.mark.slow
 def test_trace_follows_the_rules_of_perfetto(finished: Finished) -> None:
     run, results = finished
     events = json.loads(
@@ -368,6 +367,7 @@ def test_missing_and_torn_logs_cost_only_their_plots(tmp_path: Path) -> None:
     assert "no series: hot-spare" in " ".join(" ".join(page.text).split())
 
 
+@pytest.mark.slow
 def test_report_without_any_log_keeps_its_tables(tmp_path: Path) -> None:
     run, results = build(tmp_path / "run", logs=False)
     reports.render_all(run, results)

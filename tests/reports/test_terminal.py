@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages.sample_results import build
+from tests.support.pages.sample_results import build, empty
 from tests.support.terminal import lines_in_terminal
 from trainchaos.chaos.columns import shown
+from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.reports import html, markdown
 from trainchaos.reports.outlets.terminal import summary
 
@@ -20,7 +21,9 @@ TO_COPY = ("report  ", "again   ", "judge   ", "to install")
 
 @pytest.mark.parametrize("columns", [pytest.param(80, marks=pytest.mark.long), 60])
 @pytest.mark.parametrize(
-    "command", [pytest.param("list faults", marks=pytest.mark.long), "list", "stacks list"]
+    "command",
+    [pytest.param(one, marks=pytest.mark.long) for one in ("list faults", "stacks list")]
+    + ["list"],
 )
 def test_lists_fit(columns: int, command: str) -> None:
     lines = lines_in_terminal(columns, *command.split())
@@ -74,10 +77,9 @@ def test_the_summary_in_a_file_is_as_wide_as_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("others", ["", "other programs used 1.8 of 2 cores as it began"])
-@pytest.mark.sample(1)
 def test_a_busy_machine_is_named_beside_the_verdict(tmp_path: Path, others: str) -> None:
-    run, results = build(tmp_path / "run")
-    results = results.model_copy(update={"system": results.system | {"busy": others}})
+    update = {"system": {"busy": others}, "verdict": "fail"}
+    run, results = RunDirectory(tmp_path), empty().model_copy(update=update)
     texts = [summary(results, run)]
     for page in (markdown.render(run, results), html.render(run, results)):
         texts.append(page.read_text().split("System</h2>")[0])

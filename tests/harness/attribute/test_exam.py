@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.attribute.conftest import whole_exam
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.harness.attribute.exam import STRATEGIES, UNFAULTED, ExamError, questions
 from trainchaos.harness.attribute.key import key_of
-from trainchaos.harness.attribute.play import Sitting, faults_of
+from trainchaos.harness.attribute.play import faults_of
 from trainchaos.harness.attribute.score import Keyed, mistakes, score
 from trainchaos.harness.attribute.sit import Exam, sit
 from trainchaos.harness.explain.diagnose import diagnose
@@ -21,13 +22,14 @@ SOME = ["gpu-lost", "node-kill", "process-kill", "rank-hang", "straggler"]
 def small(seed: int, names: list[str] = SOME) -> Exam:
     """A few kinds under one strategy."""
     asked = questions(
-        kinds(), names=names, strategies=["hot-spare"], runs=1, seed=seed, unfaulted=2
+        kinds(), names=names, strategies=["hot-spare"], runs=1, seed=seed, unfaulted=1
     )
     return sit(asked, catalogue=build_catalogue(), launcher="sim", playbook=playbook())
 
 
 @pytest.mark.long
-def test_the_catalogue_is_told_from_its_logs(sittings: list[Sitting]) -> None:
+def test_the_catalogue_is_told_from_its_logs() -> None:
+    sittings = whole_exam()
     keys, answers = [], {}
     for number, sitting in enumerate(sittings):
         question, log = sitting.question, sitting.log
@@ -48,12 +50,14 @@ def test_the_catalogue_is_told_from_its_logs(sittings: list[Sitting]) -> None:
     assert found.unfaulted_said.right == 0
 
 
+@pytest.mark.slow
 def test_an_exam_is_the_same_for_the_same_seed() -> None:
-    first, again, other = (small(seed, ["gpu-lost", "rank-hang"]) for seed in (3, 3, 4))
+    first, again, other = (small(seed, ["gpu-lost"]) for seed in (3, 3, 4))
     assert first == again
     assert first.diagnosis != other.diagnosis
 
 
+@pytest.mark.slow
 def test_an_exam_has_a_post_mortem_of_each_incident() -> None:
     exam = small(3)
     truths = [truth for key in exam.keys for truth in key.truths]

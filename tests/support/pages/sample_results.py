@@ -303,6 +303,7 @@ def _slas(cell: CellResult) -> Iterator[SlaResult]:
             observed=observed,
             unit=source.unit,
             values=source.values,
+            arms=list(range(len(source.values))),
             detail="never recovered in 1 of 3" if verdict == "fail" else "",
             line=line,
         )

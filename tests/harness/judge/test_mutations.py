@@ -64,6 +64,8 @@ def is_command(name: str) -> bool:
     return base(name).cell.scenario.workload.command is not None
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_base_is_good(name: str) -> None:
     assert not_green(name) == {}

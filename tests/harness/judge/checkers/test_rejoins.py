@@ -42,12 +42,13 @@ def played(name: str, memory: Path) -> Finding:
         ("unfit", "cpu:2 of node 0 is unfit, and no process started there later"),
     ],
 )
+@pytest.mark.sample(1)
 def test_a_place_is_used_again_if_it_is_fit(name: str, said: str, memory: Path) -> None:
     found = played(name, memory)
     assert found.verdict == "pass" and said in found.witness
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "blind"), [("fit", "heard"), ("unfit", "failed")])
 def test_it_fails_if_nobody_is_suspect(
     name: str, blind: str, memory: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,7 +70,7 @@ def test_it_fails_if_processes_start_where_it_is_unfit(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fit", "verdict", "said"),
     [(False, "fail", "is unfit, should be fit: a word"), (None, "inconclusive", "a word differs")],
@@ -87,7 +88,7 @@ def test_what_is_found_has_to_be_what_is_expected(
     assert found.verdict == verdict and said in found.witness
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_fails_if_a_fit_place_stays_out_of_use(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

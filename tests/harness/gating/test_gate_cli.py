@@ -63,9 +63,14 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def unpaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads the pages, which take longer than all else."""
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are written by the gate alone."""
     monkeypatch.setattr(reports, "render_all", lambda run, results: [])
+
+
+@pytest.fixture
+def unpaged(once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads the page, which takes longer than all else."""
     monkeypatch.setattr(html, "render", lambda run, results, gate=None: run.root / "report.html")
 
 
@@ -304,6 +309,7 @@ def test_run_ends_with_the_gate(chaos: Say, tmp_path: Path, limit: str, code: in
     assert (tmp_path / "runs" / "gated" / "latest" / "gate.xml").is_file()
 
 
+@pytest.mark.usefixtures("once")
 @pytest.mark.slow
 def test_where_gate_and_values_differ_there_is_one_verdict(chaos: Say, tmp_path: Path) -> None:
     """Two arms exceed a limit for the median, which is too few to show anything."""

@@ -4,6 +4,7 @@ command.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from functools import cache
@@ -283,6 +284,9 @@ def test_examples_are_valid(path: Path) -> None:
     assert len(load(path, CATALOGUE, env=os.environ).cells) == 1
 
 
+TREE = YAML(typ="safe").load(GOOD)
+
+
 @cache
 def validator() -> Any:
     return jsonschema.Draft202012Validator(scenario_schema(CATALOGUE))
@@ -336,7 +340,7 @@ ODD = st.one_of(
 def test_no_value_gives_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: object, also: str, other: object
 ) -> None:
-    tree = YAML(typ="safe").load(GOOD)
+    tree = copy.deepcopy(TREE)
     tree["workload"][key] = value
     tree[also] = other
     path = tmp_path_factory.mktemp("odd") / "s.yaml"

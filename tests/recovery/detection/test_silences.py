@@ -65,7 +65,7 @@ class Watched:
         self, marks: Mapping[str, Mark], *, for_s: float, state: str = "S", done: bool = False
     ) -> Hang | None:
         """The first hang found meanwhile, with fewer looks where there would be thousands."""
-        tick_s = TICK_S if for_s < 100 else 8 * TICK_S
+        tick_s = TICK_S if for_s < 100 else 4 * TICK_S
         for _ in range(round(for_s / tick_s) + 1):
             if hang := self.look(marks, tick_s=tick_s, state=state, others_done=done):
                 return hang

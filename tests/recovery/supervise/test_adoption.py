@@ -26,7 +26,7 @@ from trainchaos.recovery.supervise.controller import Controller
 from trainchaos.recovery.transport.wire import Abort, Inquiry, Join, Joined, Ready, Status
 
 STRATEGIES = ("checkpoint-restart", "drop-replica", "hot-spare")
-SEEDS, BLOCK = 50, 5
+SEEDS, BLOCK = 50, 2
 
 
 def problems(faulted: Played, control: Played, *ignored: str) -> dict[str, str]:

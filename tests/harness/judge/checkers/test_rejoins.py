@@ -23,12 +23,16 @@ from trainchaos.harness.sim.checks import SimChecks
 from trainchaos.recovery.health.care.place_check import Answer, Spot
 from trainchaos.recovery.health.care.suspect_places import SuspectPlaces
 
+STEPS = 300
+"""Fewer than the scenarios have: there is time enough for the checks."""
+
 
 def played(name: str, memory: Path) -> Finding:
     """What becomes of the preflight that a scenario expects, simulated."""
     overrides = [
         of_option("--launcher", "launcher", "sim"),
         of_option("--set", "baseline", "none"),
+        of_option("--set", "workload.steps", STEPS),
     ]
     path = FOLDER / "health" / f"rejoin-{name}.yaml"
     return simulate(loaded(path, overrides), memory).cells[0].invariants[PREFLIGHT]

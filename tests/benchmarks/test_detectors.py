@@ -44,6 +44,7 @@ PLAINLY = {
 """Sizes that nobody should miss."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", long_but(list(CASES), "digest-mismatch", "hang"))
 def test_the_stated_rate_of_false_alarms_holds(name: str) -> None:
@@ -62,6 +63,7 @@ def test_what_is_plain_is_found_and_named(name: str) -> None:
     assert all(0.0 <= delay <= CASES[name].watched_s for delay in found.delays_s)
 
 
+@pytest.mark.slow
 def test_what_a_detector_does_not_count_as_wrong_is_left_alone() -> None:
     """A rank that is 5 % slower, and a loss of 3 % of the throughput, are within the floors."""
     for name, size in (("straggler", 1.05), ("throughput-drop", 0.03)):
@@ -108,6 +110,8 @@ def test_the_noise_is_as_heavy_as_it_says() -> None:
     assert 0.9 < kept(rng, 100_000, WEATHERS[2]).mean() < 0.99
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("archive", ["kill-one-rank", "nan-gradient"])
 def test_real_runs_to_which_nothing_was_done_are_well(archive: str, tmp_path: Path) -> None:
     with tarfile.open(STORED / f"{archive}.tar.xz") as packed:

@@ -95,6 +95,7 @@ def test_what_this_torch_and_this_machine_cannot_do_is_named_and_no_failure(
     assert text.count("use torch 2.13") == 1 and text.count("it needs 2 GPUs, there is 1") == 2
 
 
+@pytest.mark.slow
 def test_every_fault_that_changes_a_tensor_lands_here_too() -> None:
     landed = parts.faults(torch.device("cpu"), "tiny")["landed"]
     assert len(landed) > 35 and [name for name, yes in landed.items() if not yes] == []

@@ -33,6 +33,8 @@ def test_each_seed_meets_all_families_in_an_order_of_its_own(pace: str, tmp_path
     assert len(orders) > 3
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("step_s", [0.05, 1.0])
 def test_hangs_are_read_from_the_log(step_s: float, memory: Path) -> None:
     faults = [

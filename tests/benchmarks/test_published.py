@@ -84,6 +84,7 @@ def loaded(tmp_path: Path, text: str) -> Register:
 # the pages as they are
 
 
+@pytest.mark.slow
 def test_every_figure_of_recovery_is_in_the_register_and_every_entry_is_stated(
     register: Register, texts: dict[str, str]
 ) -> None:
@@ -129,6 +130,7 @@ def altered(page: str) -> Iterator[tuple[str, str]]:
             yield f"line {block.line}: {value}", whole
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -347,6 +349,7 @@ def indented(rows: list[Figure]) -> str:
     return "\n".join(f"      {line}" for line in published.yaml_of(rows).splitlines())
 
 
+@pytest.mark.slow
 def test_rows_of_an_archive_are_recomputed(packed: Path, tmp_path: Path) -> None:
     made = published.archived(packed / "sims.tar.xz")
     rows, commit = published.rows_of(made), str(made.machine["commit"])[:7]
@@ -402,6 +405,7 @@ def test_a_hostile_archive_is_refused(tmp_path: Path, name: str) -> None:
         published.archived(path)
 
 
+@pytest.mark.slow
 def test_rows_are_printed_as_the_register_reads_them() -> None:
     rows = published.rows_of(build(6))
     read = YAML(typ="base", pure=True).load(published.yaml_of(rows))
@@ -419,6 +423,7 @@ def test_rows_are_printed_as_the_register_reads_them() -> None:
     assert any(row.id == "hot-spare/kill/full-rate" for row in rows)
 
 
+@pytest.mark.slow
 def test_the_program_says_where_it_is_wrong(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.published", "--rows", str(tmp_path / "none.tar.xz")],

@@ -34,6 +34,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     return done.stdout.split()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

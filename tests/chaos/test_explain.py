@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.unreported import unreported
 from trainchaos.chaos import cli
 from trainchaos.harness.explain import text as words
 from trainchaos.recovery.playbook import book
@@ -64,7 +65,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A simulated run with three faults that do harm, a warning, and one that never comes."""
     place = tmp_path_factory.mktemp("told")
     (place / "told.yaml").write_text(SCENARIO)
-    code = cli.invoke(["run", str(place / "told.yaml"), "--runs", str(place / "runs"), "-q"])
+    code = unreported(["run", str(place / "told.yaml"), "--runs", str(place / "runs"), "-q"])
     assert code == 3, "a fault that never fired is inconclusive"
     return place / "runs" / "told" / "latest"
 
@@ -255,6 +256,7 @@ def test_a_text_that_the_playbook_does_not_know(explain: Explain) -> None:
 # --- runs
 
 
+@pytest.mark.slow
 def test_the_incidents_of_a_run(explain: Explain, told: Path) -> None:
     code, out, err = explain(told)
     assert (code, err) == (0, "")
@@ -375,6 +377,7 @@ def test_help_says_all_forms(explain: Explain) -> None:
         assert f"chaos explain {form}" in out or form in out
 
 
+@pytest.mark.slow
 def test_a_number_needs_no_package_but_click() -> None:
     code = (
         "import sys\nfrom trainchaos.chaos.cli import invoke\n"

@@ -9,11 +9,13 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.decided import until_decided
+from tests.support.forked import Commands
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0
@@ -73,14 +75,35 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def chaos(at: Path, *words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command line there. ``path``: of more distributions."""
-    env = {name: value for name, value in os.environ.items() if name != "CHAOS_PLUGINS"}
-    more = [str(ROOT), *([str(path)] if path else [])]
+Chaos = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Commands]:
+    with Commands() as commands:
+        yield commands
+
+
+@pytest.fixture
+def chaos(commands: Commands) -> Chaos:
+    """Runs the command line in a directory. ``path``: of more distributions."""
+
+    def run(at: Path, *words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return commands.run(words, at=at, env=environment(), path=[str(path)] if path else [])
+
+    return run
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "CHAOS_PLUGINS"}
+
+
+def real_chaos(at: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """As a user runs it."""
     return subprocess.run(
         [sys.executable, "-m", "trainchaos", *words],
         cwd=at,
-        env=env | {"PYTHONPATH": os.pathsep.join(more)},
+        env=environment() | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -97,15 +120,17 @@ def listed(done: subprocess.CompletedProcess[str]) -> dict[str, set[str]]:
 def test_plugins_of_a_directory_take_part_in_a_run(place: Path) -> None:
     """Ranks too find the fault: they are other processes."""
     words = ("run", "outside.yaml", "--plugins", "mine")
-    done = until_decided(lambda: chaos(place, *words), lambda ran: ran.returncode, place / "runs")
+    done = until_decided(
+        lambda: real_chaos(place, *words), lambda ran: ran.returncode, place / "runs"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (place / "runs" / "outside" / "latest" / "brief.txt").read_text() == "pass"
-    chosen = chaos(place, "validate", "outside.yaml")
+    chosen = real_chaos(place, "validate", "outside.yaml")
     assert chosen.returncode == 2 and "unknown fault kind 'late-kill'" in chosen.stderr
 
 
 @pytest.mark.long
-def test_a_run_is_judged_again_with_its_plugins(place: Path) -> None:
+def test_a_run_is_judged_again_with_its_plugins(place: Path, chaos: Chaos) -> None:
     done = chaos(place, "run", "outside.yaml", "--plugins", "mine", "--launcher", "sim")
     assert done.returncode == 0, done.stdout + done.stderr
     (judge,) = (one for one in done.stdout.splitlines() if one.startswith("judge   "))
@@ -124,19 +149,21 @@ def test_a_run_is_judged_again_with_its_plugins(place: Path) -> None:
     assert "no launcher here is called 'hers': give --plugins mine" in nowhere.stderr
 
 
-def test_the_current_directory_may_be_one(place: Path) -> None:
+def test_the_current_directory_may_be_one(place: Path, chaos: Chaos) -> None:
     done = chaos(place / "mine", "validate", "../outside.yaml", "--plugins", ".")
     assert done.returncode == 0, done.stderr
 
 
-def test_a_projects_settings_name_directories(place: Path) -> None:
+def test_a_projects_settings_name_directories(place: Path, chaos: Chaos) -> None:
     (place / "chaos.yaml").write_text("plugins: [mine]\n")
     assert chaos(place, "validate", "outside.yaml").returncode == 0
     (place / "chaos.yaml").write_text(SCENARIO)
     assert chaos(place, "validate", "chaos.yaml").returncode == 2, "a scenario names no plugins"
 
 
-def test_only_what_needs_a_missing_directory_of_the_settings_fails(place: Path) -> None:
+def test_only_what_needs_a_missing_directory_of_the_settings_fails(
+    place: Path, chaos: Chaos
+) -> None:
     (place / "chaos.yaml").write_text("plugins: [none, mine]\n")
     done = chaos(place, "validate", "outside.yaml")
     assert done.returncode == 0 and "none is not a directory" in done.stderr, done.stderr
@@ -155,7 +182,7 @@ def test_only_what_needs_a_missing_directory_of_the_settings_fails(place: Path) 
     ],
 )
 def test_a_wrong_directory_is_refused(
-    place: Path, settings: str | None, words: tuple[str, ...], complaint: str
+    place: Path, chaos: Chaos, settings: str | None, words: tuple[str, ...], complaint: str
 ) -> None:
     if settings is not None:
         (place / "chaos.yaml").write_text(settings)
@@ -173,7 +200,9 @@ def test_a_wrong_directory_is_refused(
     ],
 )
 @pytest.mark.sample(1)
-def test_a_broken_one_fails_only_what_needs_it(place: Path, text: str, why: str) -> None:
+def test_a_broken_one_fails_only_what_needs_it(
+    place: Path, chaos: Chaos, text: str, why: str
+) -> None:
     (place / "mine" / "faults" / "odd_kill.py").write_text(text)
     fine = chaos(place, "validate", "outside.yaml", "--plugins", "mine")
     assert fine.returncode == 0
@@ -185,14 +214,14 @@ def test_a_broken_one_fails_only_what_needs_it(place: Path, text: str, why: str)
     assert why in needs.stderr
 
 
-def test_a_name_that_is_taken_stays_with_whom_it_belongs_to(place: Path) -> None:
+def test_a_name_that_is_taken_stays_with_whom_it_belongs_to(place: Path, chaos: Chaos) -> None:
     (place / "mine" / "faults" / "process_kill.py").write_text(FAULT)
     done = chaos(place, "list", "faults", "--plugins", "mine", "--format", "json")
     assert {"late-kill", "process-kill"} <= listed(done)["faults"]
     assert "process-kill" in done.stderr and "this project has one of that name" in done.stderr
 
 
-def test_an_installed_distribution_brings_plugins(place: Path) -> None:
+def test_an_installed_distribution_brings_plugins(place: Path, chaos: Chaos) -> None:
     site = place / "site"
     info = site / "more_faults-1.0.dist-info"
     info.mkdir(parents=True)
@@ -210,7 +239,7 @@ def test_an_installed_distribution_brings_plugins(place: Path) -> None:
     assert "plugin faults/gone (package more-faults) is left out" in done.stderr
 
 
-def test_a_fault_that_does_not_say_so_is_not_taken_for_simulated(place: Path) -> None:
+def test_a_fault_that_does_not_say_so_is_not_taken_for_simulated(place: Path, chaos: Chaos) -> None:
     told = FAULT.rstrip() + "\n\n    simulated: ClassVar[bool] = False\n"
     (place / "mine" / "faults" / "late_kill.py").write_text(told)
     listing = chaos(place, "list", "faults", "--plugins", "mine", "--format", "json")

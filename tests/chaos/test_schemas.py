@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.support.unreported import unreported
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import NewerVersion
 from trainchaos.chaos.events.log import read_log
@@ -28,13 +30,20 @@ faults: [{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 12}}]
 """
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stored run, to be copied."""
+    place = tmp_path_factory.mktemp("stored")
+    (place / "small.yaml").write_text(SCENARIO)
+    assert unreported(["run", str(place / "small.yaml"), "--runs", str(place), "-q"]) == 0
+    return (place / "small" / "latest").resolve()
+
+
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def run(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A stored run."""
-    (tmp_path / "small.yaml").write_text(SCENARIO)
-    assert invoke(["run", str(tmp_path / "small.yaml"), "--runs", str(tmp_path), "-q"]) == 0
     capsys.readouterr()
-    return (tmp_path / "small" / "latest").resolve()
+    return shutil.copytree(stored, tmp_path / "small" / stored.name)
 
 
 def rewrite(run: Path, version: int | None) -> None:
@@ -48,11 +57,13 @@ def rewrite(run: Path, version: int | None) -> None:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.slow
 def test_a_log_from_before_versions_is_judged(run: Path) -> None:
     rewrite(run, None)
     assert invoke(["analyze", str(run), "-q"]) == 0
 
 
+@pytest.mark.slow
 def test_a_newer_log_is_refused_by_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rewrite(run, 9)
     with pytest.raises(NewerVersion, match=re.escape(NEWER.format(9, 1))):
@@ -69,6 +80,7 @@ def refused(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> 
     assert words in said.out + said.err and "damaged" not in said.out + said.err
 
 
+@pytest.mark.slow
 def test_a_newer_resolved_scenario_is_refused_by_name(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +90,7 @@ def test_a_newer_resolved_scenario_is_refused_by_name(
         refused([command, str(run)], f"{path} {NEWER.format(2, 1)}", capsys)
 
 
+@pytest.mark.slow
 def test_newer_results_are_refused_by_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run / "results.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 3}))
@@ -92,6 +105,7 @@ def test_a_newer_plan_of_a_comparison_is_refused_by_name(
     refused(["compare", str(tmp_path)], words, capsys)
 
 
+@pytest.mark.slow
 def test_a_newer_baseline_is_refused_by_name(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,8 @@ def await_exit(children: Children, name: str) -> None:
         assert children.alive(name)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("named", [False, True])
 def test_a_process_that_is_gone_holds_nothing(tmp_path: Path, named: bool) -> None:
     children = Children(named=named)

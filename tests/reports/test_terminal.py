@@ -25,8 +25,8 @@ TO_COPY = ("report  ", "again   ", "judge   ", "to install")
     [pytest.param(one, marks=pytest.mark.long) for one in ("list faults", "stacks list")]
     + ["list"],
 )
-def test_lists_fit(columns: int, command: str) -> None:
-    lines = lines_in_terminal(columns, *command.split())
+def test_lists_fit(columns: int, command: str, tmp_path: Path) -> None:
+    lines = lines_in_terminal(columns, *command.split(), at=tmp_path)
     assert len(lines) > 10
     long = [one for one in lines if shown(one) > columns and not one.startswith(TO_COPY)]
     # a path that is longer than the line is not broken

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def lines_in_terminal(columns: int, *argv: str, rows: int = 24) -> list[str]:
+def lines_in_terminal(columns: int, *argv: str, rows: int = 24, at: Path = ROOT) -> list[str]:
     """Every line that ``chaos ARGV`` writes to a terminal, without control sequences; of a line
     that was written again and again, each state.
     """
@@ -28,7 +28,7 @@ def lines_in_terminal(columns: int, *argv: str, rows: int = 24) -> list[str]:
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        cwd=ROOT,
+        cwd=at,
         env=environment | {"TERM": "xterm", "NO_COLOR": "1"},
     )
     os.close(theirs)

@@ -79,6 +79,7 @@ def test_a_newer_version_and_a_missing_file_are_refused(tmp_path: Path) -> None:
         read_diagnosis(tmp_path / "none.json")
 
 
+@pytest.mark.slow
 def test_a_paper_has_no_answers_and_is_scored_with_its_key(tmp_path: Path) -> None:
     paper, into = tmp_path / "paper", tmp_path / "into"
     asked = "process-kill,gpu-oom,exception"

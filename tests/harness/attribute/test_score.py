@@ -70,6 +70,7 @@ def test_a_perfect_tool_is_right_in_everything() -> None:
     assert all(list(row) == [cause] for cause, row in found.confusion.items())
 
 
+@pytest.mark.slow
 def test_a_hopeless_tool_is_right_as_often_as_chance() -> None:
     keys, rng = exam(240), random.Random(2)
     runs = {

@@ -140,6 +140,7 @@ def test_ranks_share_the_global_batch_of_the_order(training: Training, world: in
         )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_bit_for_bit_and_is_whole_or_not_there(
     data: Path, tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_what_else_is_wrong_shows_in_the_trial(mutation: Mutation) -> None:
         assert made.outcome != "refuted"
 
 
+@pytest.mark.long
 def test_each_checker_that_refutes_is_needed() -> None:
     found = [trial(one).witness.partition(":")[0] for one in REFUTED]
     assert {*found} == {*CONTRADICTS} and len(found) >= 20
@@ -108,6 +109,8 @@ def _later_hit(directory: Directory) -> str:
     return "happens-before: "
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("change", [_of_another_seed, _whole_of_another, _later_hit])
 def test_what_was_changed_after_it_was_played_is_named(
     tmp_path: Path, run: Path, change: Callable[[Directory], str]
@@ -123,6 +126,7 @@ def test_what_was_changed_after_it_was_played_is_named(
     assert expected in markdown.render(made)
 
 
+@pytest.mark.slow
 def test_of_every_stack_it_is_told_whom_it_suspects_while_nothing_fails(
     tmp_path: Path, run: Path
 ) -> None:

@@ -271,6 +271,7 @@ def test_a_plan_can_be_asked_for_again(tmp_path: Path) -> None:
     refuse_other(plan, again)
 
 
+@pytest.mark.slow
 def test_more_is_an_extension_and_less_or_other_is_another_comparison(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     refuse_other(plan, planned(tmp_path, repeat=3))
@@ -293,6 +294,7 @@ def test_more_is_an_extension_and_less_or_other_is_another_comparison(tmp_path: 
         refuse_other(changed, new)
 
 
+@pytest.mark.slow
 def test_seeds_added_after_a_look_stand_in_the_report(tmp_path: Path) -> None:
     """Each interval is of one look: who looks, adds seeds and looks again has more chances to be
     wrong.

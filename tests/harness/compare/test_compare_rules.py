@@ -17,6 +17,7 @@ from typing import ClassVar
 import pytest
 
 from tests.support.pages.sample_comparison import build, plain_trial
+from tests.support.unreported import unreported
 from trainchaos.chaos.cli import build_catalogue, invoke
 from trainchaos.chaos.errors import LogError, ScenarioError
 from trainchaos.chaos.home import HOME
@@ -152,6 +153,7 @@ def test_a_family_that_changes_values_tests_the_script(tmp_path: Path) -> None:
     assert not planned(tmp_path, KILL).families[0].script
 
 
+@pytest.mark.slow
 def test_the_headline_counts_no_family_that_tests_the_script() -> None:
     made = build(6)
     apart = made.model_copy(update={"script": ["nan", "corrupted-checkpoint"]})
@@ -163,6 +165,7 @@ def test_the_headline_counts_no_family_that_tests_the_script() -> None:
     assert not any("nan" in line for line in some if not line.startswith("nan and"))
 
 
+@pytest.mark.slow
 def test_like_against_like_is_said() -> None:
     made = build(6)
     stacks = [
@@ -180,6 +183,8 @@ def test_like_against_like_is_said() -> None:
     assert "times [" in line and "as long" in line
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("says", "shown"), [("slower", True), ("no difference shown", False), ("too few", False)]
 )
@@ -420,7 +425,7 @@ def runs_in(place: Path) -> Path:
         text = FAMILY.format(name=name, fault=fault)
         text = text if fault else text.replace("faults:\n  - \n", "")
         path.write_text(text + "seed: 7\nlauncher: sim\nbaseline: none\n")
-        invoke(["run", str(path), "--runs", str(place), "-q"])
+        unreported(["run", str(path), "--runs", str(place), "-q"])
         logs = (place / name / "latest").resolve() / "logs"
         logs.mkdir(exist_ok=True)
         (logs / "rank.txt").write_text("what a rank printed")
@@ -451,6 +456,7 @@ def comparison(tmp_path: Path, run: Path) -> Directory:
     return directory
 
 
+@pytest.mark.slow
 def test_a_packed_comparison_gives_the_same_report(tmp_path: Path, run: Path) -> None:
     directory = comparison(tmp_path, run)
     before = gather(directory)
@@ -511,6 +517,7 @@ def test_an_archive_that_is_too_large_or_torn_is_refused(
         archive.unpack(torn, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_the_command_reads_an_archive(
     tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,11 +69,14 @@ def called_different(pairs: int, factor: float, first: int = 0) -> int:
     return count
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pairs", [6, 10, 17])
 def test_equal_stacks_are_called_different_in_at_most_five_of_a_hundred(pairs: int) -> None:
     assert called_different(pairs, 1.0) <= upper_bound(COMPARISONS, 0.05)
 
 
+@pytest.mark.long
 def test_the_bootstrap_alone_would_cry_wolf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainchaos.harness.compare.result.statistics.RESAMPLES", 400)
     wrong, comparisons = 0, 1000
@@ -84,6 +87,8 @@ def test_the_bootstrap_alone_would_cry_wolf(monkeypatch: pytest.MonkeyPatch) -> 
     assert wrong > upper_bound(comparisons, 0.05)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("pairs", "share"), [(10, 0.6), (17, 0.9)])
 def test_a_stack_that_takes_twice_as_long_is_found(pairs: int, share: float) -> None:
     assert called_different(pairs, 2.0) >= share * COMPARISONS
@@ -142,6 +147,7 @@ def test_what_is_no_time_is_refused(bad: float) -> None:
         paired_ratio({1: 1.0}, {1: bad}, seed=1)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.integers(0, 30), st.tuples(TIMES, TIMES), min_size=6, max_size=14))
 def test_swapping_the_sides_gives_the_reciprocal(both: dict[int, tuple[float, float]]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainchaos.chaos.cli import invoke
+from tests.support.unreported import unreported
 from trainchaos.chaos.errors import NoRun, ScenarioError
 from trainchaos.harness.compare.result.model import Comparison
 from trainchaos.harness.compare.stored import compare_stored
@@ -37,7 +37,7 @@ def run(
     """A simulated run, and its directory."""
     path = place / "scenario.yaml"
     path.write_text(SCENARIO.format(steps=steps, faults=faults, recoveries=recoveries))
-    invoke(["run", str(path), "--runs", str(place / name), "--seed", str(seed), "-q"])
+    unreported(["run", str(path), "--runs", str(place / name), "--seed", str(seed), "-q"])
     return (place / name / "stored" / "latest").resolve()
 
 
@@ -52,6 +52,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("first"), "runs")
 
 
+@pytest.mark.slow
 def test_the_strategies_of_one_run_are_set_against_each_other(first: Path) -> None:
     made = compared(first)
     assert [stack.label for stack in made.stacks] == ["hot-spare", "checkpoint-restart"]
@@ -80,6 +81,7 @@ def test_a_record_that_cannot_be_counts_for_nothing(first: Path, tmp_path: Path,
     assert len(made.cautions) == 1 and "identity: the log says repeat 1" in made.cautions[0]
 
 
+@pytest.mark.slow
 def test_two_versions_of_one_strategy_are_told_apart(first: Path, tmp_path: Path) -> None:
     second = run(tmp_path, "runs", recoveries="hot-spare")
     facts = json.loads((second / "results.json").read_text())
@@ -97,6 +99,7 @@ def test_two_versions_of_one_strategy_are_told_apart(first: Path, tmp_path: Path
     assert any("differ in versions" in caution for caution in made.cautions)
 
 
+@pytest.mark.slow
 def test_what_is_not_alike_is_said(first: Path, tmp_path: Path) -> None:
     other = run(tmp_path, "runs", steps=24, seed=9, recoveries="hot-spare")
     cautions = " ".join(compared(first, other).cautions)
@@ -104,6 +107,7 @@ def test_what_is_not_alike_is_said(first: Path, tmp_path: Path) -> None:
     assert "no seed in common" in cautions
 
 
+@pytest.mark.slow
 def test_what_is_no_run_or_holds_no_fault_is_an_error(first: Path, tmp_path: Path) -> None:
     with pytest.raises(NoRun, match="is not a run directory"):
         compared(tmp_path)

@@ -231,6 +231,8 @@ def command_line(place: Place, words: str) -> list[str]:
     return [str(places[head] / tail) if head in places else head for head, _, tail in found]
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "words", "kinds"), READ, ids=lambda value: value if isinstance(value, str) else ""
 )
@@ -263,6 +265,7 @@ def test_a_file_that_nobody_of_ours_wrote_is_an_error_or_says_nothing(
 DERIVED = ("report.html", "summary.md", "junit.xml", "metrics.prom", "trace.json", "results.json")
 
 
+@pytest.mark.slow
 def test_a_report_takes_the_place_of_what_has_its_name_and_writes_through_nothing(
     place: Place,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.unreported import unreported
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import EXIT_PASS, EXIT_USAGE
 from trainchaos.chaos.scenario.sla import parse_clause
@@ -245,6 +246,7 @@ def test_a_run_of_a_scenario_that_is_gone_is_refused(
     source.write_text(LOOSE)
 
 
+@pytest.mark.slow
 def test_a_simulated_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = tmp_path / "sim.yaml"
     scenario.write_text(
@@ -253,6 +255,6 @@ def test_a_simulated_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
         "faults: [{id: k, kind: process-kill, target: {rank: 1}, at: {step: 9}}]\n"
         'sla: {recovery_time: ["max < 60s"]}\n'
     )
-    assert invoke(["run", str(scenario), "--runs", str(tmp_path / "runs"), "-q"]) == EXIT_PASS
+    assert unreported(["run", str(scenario), "--runs", str(tmp_path / "runs"), "-q"]) == EXIT_PASS
     assert invoke(["init", "--from", str(tmp_path / "runs/sim/latest")]) == EXIT_USAGE
     assert "it was simulated" in capsys.readouterr().err

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.unreported import unreported
+from trainchaos import reports
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.commands.gate import conclude
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
+from trainchaos.reports import html
 
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIO = """\
@@ -55,8 +58,20 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gated")
     scenario = folder / "gated.yaml"
     scenario.write_text(SCENARIO.replace("LIMIT", "60s"))
-    assert invoke(["run", str(scenario), "--runs", str(folder / "runs"), "-q"]) == 0
+    assert unreported(["run", str(scenario), "--runs", str(folder / "runs"), "-q"]) == 0
     return (folder / "runs" / "gated" / "latest").resolve()
+
+
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are written by the gate alone."""
+    monkeypatch.setattr(reports, "render_all", lambda run, results: [])
+
+
+@pytest.fixture
+def unpaged(once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads the page, which takes longer than all else."""
+    monkeypatch.setattr(html, "render", lambda run, results, gate=None: run.root / "report.html")
 
 
 def changed(path: Path, target: Path, change: Callable[[Any], None]) -> Path:
@@ -66,6 +81,8 @@ def changed(path: Path, target: Path, change: Callable[[Any], None]) -> Path:
     return target
 
 
+@pytest.mark.usefixtures("unpaged")
+@pytest.mark.slow
 def test_a_run_against_itself_passes_and_leaves_its_files(
     chaos: Say, played: Path, tmp_path: Path
 ) -> None:
@@ -218,11 +235,15 @@ def test_what_is_allowed_is_no_error_of_junit_either(
         assert suite.get("failures") == "0"
 
 
+@pytest.mark.usefixtures("unpaged")
+@pytest.mark.slow
 def test_a_gate_speaks_json(chaos: Say, played: Path) -> None:
     code, out, _ = chaos("gate", played, "--format", "json")
     assert code == 0 and json.loads(out) == json.loads((played / "gate.json").read_text())
 
 
+@pytest.mark.usefixtures("unpaged")
+@pytest.mark.slow
 def test_a_baseline_is_shown(chaos: Say, played: Path, tmp_path: Path) -> None:
     chaos("baseline", "save", played, "-o", tmp_path / "b.json")
     code, out, _ = chaos("baseline", "show", tmp_path / "b.json")
@@ -257,6 +278,8 @@ def test_in_a_workflow_it_annotates_and_adds_a_summary(
     assert chaos("gate", played, "--no-github")[2] == ""
 
 
+@pytest.mark.usefixtures("unpaged")
+@pytest.mark.slow
 def test_where_standard_output_is_json_the_gate_speaks_elsewhere(
     played: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,6 +296,8 @@ def test_where_standard_output_is_json_the_gate_speaks_elsewhere(
     assert capsys.readouterr().out == "gate BROKEN, simulated (exit 4)   no disk\n"
 
 
+@pytest.mark.usefixtures("unpaged")
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "code"), [("60s", 0), ("1ms", 1)])
 @pytest.mark.sample(1)
 def test_run_ends_with_the_gate(chaos: Say, tmp_path: Path, limit: str, code: int) -> None:
@@ -284,6 +309,8 @@ def test_run_ends_with_the_gate(chaos: Say, tmp_path: Path, limit: str, code: in
     assert (tmp_path / "runs" / "gated" / "latest" / "gate.xml").is_file()
 
 
+@pytest.mark.usefixtures("once")
+@pytest.mark.slow
 def test_where_gate_and_values_differ_there_is_one_verdict(chaos: Say, tmp_path: Path) -> None:
     """Two arms exceed a limit for the median, which is too few to show anything."""
     scenario = tmp_path / "gated.yaml"
@@ -305,6 +332,7 @@ def test_where_gate_and_values_differ_there_is_one_verdict(chaos: Say, tmp_path:
     assert "as measured: FAIL, simulated</p>" in page
 
 
+@pytest.mark.slow
 def test_wrong_options_of_a_gate_start_nothing(chaos: Say, played: Path, tmp_path: Path) -> None:
     (tmp_path / "gated.yaml").write_text(SCENARIO.replace("LIMIT", "60s"))
     chaos("baseline", "save", played, "-o", tmp_path / "b.json")

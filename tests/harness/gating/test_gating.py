@@ -466,6 +466,8 @@ def allowed(runs: int) -> float:
     return runs * LEVEL + 3.1 * math.sqrt(runs * LEVEL * (1 - LEVEL))
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("n", [5, 8, 20])
 def test_the_same_against_itself_is_red_in_one_gate_of_twenty_at_most(n: int) -> None:
     rng = random.Random(n)
@@ -508,6 +510,7 @@ def extended(rng: random.Random, planned: int) -> str:
     return "inconclusive"
 
 
+@pytest.mark.long
 def test_looks_that_were_planned_are_wrong_no_more_often_in_all_than_one() -> None:
     """Neither red nor green is right there: the limit is met in half of all values."""
     rng, runs = random.Random(11), 400

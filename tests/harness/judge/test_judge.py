@@ -177,6 +177,7 @@ def test_what_the_platform_imitates_is_said(tmp_path: Path) -> None:
     assert "delay by a queue of our own" in judge(run).fidelity
 
 
+@pytest.mark.slow
 def test_three_strategies_side_by_side(tmp_path: Path) -> None:
     makers = {
         "checkpoint-restart": arms.restart,
@@ -294,6 +295,8 @@ def test_nothing_ran_for_want_of_a_capability(tmp_path: Path) -> None:
     assert "needs 4 CUDA devices" in results.reason
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -316,6 +319,8 @@ def test_a_log_cut_anywhere_is_never_a_pass_nor_an_exception(tmp_path: Path, mak
         assert results.exit_code == (0 if cut == times[-1] else 3), results.reason
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("outcome", ["gave-up", "timed-out"])
 def test_a_job_that_did_not_finish_never_passes_whatever_is_asked(
     tmp_path: Path, outcome: str

@@ -47,7 +47,9 @@ def kills(count: int) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["hot-spare", "checkpoint-restart"])
+@pytest.mark.sample(1)
 def test_many_failures_are_not_many_rounds(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +119,7 @@ def steeper(few: Visits, more: Visits, most: Visits) -> dict[str, tuple[int, int
     return {name: (a, b) for name, (a, b) in grown.items() if b > max(2.5 * a, LEAST)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["hot-spare", "drop-replica", "checkpoint-restart"])
 @pytest.mark.sample(1)
 def test_a_longer_log_is_not_read_and_judged_more_slowly(strategy: str, tmp_path: Path) -> None:
@@ -124,9 +127,10 @@ def test_a_longer_log_is_not_read_and_judged_more_slowly(strategy: str, tmp_path
     assert not steeper(*found)
 
 
+@pytest.mark.slow
 def test_a_log_of_more_ranks_is_not_judged_more_slowly(tmp_path: Path) -> None:
     sizes = (12, 24, 48)  # of few ranks the log has the groups that stand by as well
-    found = [judged(tmp_path / str(ranks), "hot-spare", ranks=ranks) for ranks in sizes]
+    found = [judged(tmp_path / str(n), "hot-spare", steps=20, ranks=n) for n in sizes]
     assert not steeper(*found)
 
 

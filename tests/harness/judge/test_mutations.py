@@ -64,6 +64,8 @@ def is_command(name: str) -> bool:
     return base(name).cell.scenario.workload.command is not None
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_base_is_good(name: str) -> None:
     assert not_green(name) == {}
@@ -78,12 +80,15 @@ def test_it_is_seen(mutation: Mutation) -> None:
     assert merge([finding.verdict for finding in findings.values()]) in (due, "fail")
 
 
+@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("checker", "of_command"), REGISTERED)
 def test_every_checker_sees_something_that_no_other_sees(
     checker: str, of_command: bool | None
 ) -> None:
     bases = {name for name in MAKERS if of_command in (None, is_command(name))}
     mine = [mutation for mutation in CORPUS if checker in mutation.seen and mutation.base in bases]
+    mine.sort(key=lambda mutation: len(mutation.seen))  # most likely alone first
     alone = next((m for m in mine if set(not_green(m.base, m)) == {checker}), None)
     assert alone is not None, f"{checker}: none of {mine} is seen by it alone"
 

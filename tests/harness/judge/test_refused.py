@@ -46,6 +46,7 @@ def other_digest(tape: Tape, *, actor: str, step: int) -> None:
         row.data["parameters"] = "0" * 16
 
 
+@pytest.mark.slow
 def test_a_refused_state_fails_nothing(arms: Arms) -> None:
     log = arms[0].log
     digests = {

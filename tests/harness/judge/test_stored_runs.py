@@ -36,6 +36,8 @@ def leaves(tree: Any, at: str = "") -> dict[str, Any]:
     return {at: float(f"{tree:.9g}") if isinstance(tree, float) else tree}
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("archive", STORED, ids=lambda path: path.name.partition(".")[0])
 def test_a_run_of_before_is_judged_the_same(archive: Path, tmp_path: Path) -> None:
     with tarfile.open(archive) as packed:
@@ -81,6 +83,7 @@ def as_now(before: dict[str, Any]) -> dict[str, Any]:
     return now
 
 
+@pytest.mark.slow
 def test_a_line_that_is_gone_changes_the_verdict(tmp_path: Path) -> None:
     with tarfile.open(STORED[0]) as packed:
         packed.extractall(tmp_path, filter="data")
@@ -117,6 +120,7 @@ def test_a_log_that_is_missing_is_nobodys_failure(tmp_path: Path) -> None:
         log.write_bytes(kept)
 
 
+@pytest.mark.slow
 def test_lines_that_were_dropped_are_no_lost_samples(tmp_path: Path) -> None:
     """Four lines of a rank are gone, and its log tells of it: nothing is shown to be lost."""
     with tarfile.open(next(path for path in STORED if path.name.startswith("kill-one"))) as packed:
@@ -145,6 +149,8 @@ def test_lines_that_were_dropped_are_no_lost_samples(tmp_path: Path) -> None:
     assert all(sla["verdict"] != "fail" for sla in results["slas"])
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", long_but(["torn", "short", "garbage", "hole"], "torn", "hole"))
 def test_a_log_that_is_damaged_is_nobodys_failure(tmp_path: Path, how: str) -> None:
     """Of each process in turn: half of its log is gone, in the midst of a line or after one, or no

@@ -165,6 +165,8 @@ def test_a_weak_word_beside_a_loss_is_a_step_too(line: str, stops: bool) -> None
     assert bool(stopped(begun, begun.startup(), 10)) is stops
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "lines",
     [[], START, BARS, STEPS[:20], [f"epoch {n} of many" for n in range(90)]],

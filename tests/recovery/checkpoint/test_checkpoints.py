@@ -72,6 +72,7 @@ def test_the_size_reported_is_that_of_the_data(tmp_path: Path) -> None:
     assert checkpoints.commit(staging, tmp_path, 1, {})[1] == 1000
 
 
+@pytest.mark.slow
 def test_every_single_bit_of_every_file_counts(tmp_path: Path) -> None:
     checkpoint = put(tmp_path, 50, generation=3)
     whole = checkpoints.verify(checkpoint)

@@ -328,6 +328,7 @@ def told(rank: Either, deletes: Callable[[bool], None]) -> tuple[list[str], list
     return said, rank.notes, logged
 
 
+@pytest.mark.slow
 def test_a_real_rank_and_a_simulated_one_do_the_same_with_their_checkpoints(tmp_path: Path) -> None:
     simulated = Simulated(tmp_path / "simulated")
     trouble = DiskTrouble(error="EIO", operations=("delete",))

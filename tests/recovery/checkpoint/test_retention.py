@@ -176,6 +176,8 @@ def of(played: Played, kind: Kind) -> list[Event]:
     return list(played.log.of(kind))
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", STRATEGIES)
 @pytest.mark.parametrize(
     ("keep", "verify_every", "back"), [(3, 50, 50), (1, None, 80), (1, 50, 50)]

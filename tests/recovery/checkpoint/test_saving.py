@@ -112,7 +112,8 @@ def in_boxes(name: str, whole: Tensor, cuts: Sequence[Sequence[int]]) -> list[Ch
 SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=3)
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=settings().max_examples * 3 // 2, deadline=None)
 @given(data=st.data())
 def test_what_any_ranks_wrote_any_ranks_read(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -539,7 +540,7 @@ def test_pieces_are_read_by_several_threads_and_the_first_error_ends_all(tmp_pat
         pieces.check(broken, lambda where: path, use, threads=2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=settings().max_examples * 2, deadline=None)
 @given(total=st.integers(0, 2**36))
 def test_pieces_are_aligned_within_bounds_and_at_least_two(total: int) -> None:
     size = pieces.piece_bytes(total)

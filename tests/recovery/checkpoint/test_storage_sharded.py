@@ -24,6 +24,8 @@ def parts(faulted: Any, state: str) -> list[Event]:
     return [event for event in of(faulted, Kind.CHECKPOINT_PART) if event.data["state"] == state]
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
 def test_a_part_that_cannot_be_written_fails_the_save_and_no_training(
     shape: dict[str, Any], memory: Path
@@ -43,6 +45,8 @@ def test_a_part_that_cannot_be_written_fails_the_save_and_no_training(
     )
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
 def test_a_slow_disk_of_one_rank_makes_the_save_wait(shape: dict[str, Any], memory: Path) -> None:
     fault = {**storage("io-slow", delay_s=0.1), "target": {"rank": 3}}
@@ -55,6 +59,8 @@ def test_a_slow_disk_of_one_rank_makes_the_save_wait(shape: dict[str, Any], memo
     assert not of(faulted, Kind.FAILURE_DETECTED)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
 @pytest.mark.parametrize("mode", ["torn", "lose-unsynced"])
 @pytest.mark.parametrize("stage", ["data", "manifest", "rename"])
@@ -77,6 +83,8 @@ def test_a_rank_that_dies_in_its_part_leaves_no_checkpoint(
     assert not of(faulted, Kind.CHECKPOINT_REFUSED)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", [RESTART_ALL, SPARE])
 def test_a_rank_killed_while_all_save_is_replaced(recovery: Any, memory: Path) -> None:
     kill = {
@@ -96,6 +104,7 @@ def test_a_rank_killed_while_all_save_is_replaced(recovery: Any, memory: Path) -
     assert begun and begun[0].time_ns <= killed.time_ns, "it had begun to save"
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_not_broken_after_all_is_noticed(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +113,7 @@ def test_a_disk_that_is_not_broken_after_all_is_noticed(
     assert set(found(cell_of(SPARE, [fault], sharded=True), memory, 3)[1]) == {"fault-landed"}
 
 
+@pytest.mark.slow
 def test_one_rank_saves_alone_where_nothing_is_shared(memory: Path) -> None:
     faulted, problems = found(cell_of(SPARE, []), memory, 3)
     assert not of(faulted, Kind.CHECKPOINT_PART) and problems == {}

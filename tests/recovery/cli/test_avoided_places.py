@@ -93,6 +93,7 @@ def supervised(folder: Path, *arguments: str | Path) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.slow
 def test_a_job_of_this_machine_says_so_before_it_starts(
     tmp_path: Path, listed: Callable[..., Path]
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 INTERRUPTED_IMPORT = """
 import importlib.abc, os, runpy, signal, sys
 
@@ -22,6 +24,7 @@ HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell has it ignored by what it starts in the background, these tests for example."""
 
 
+@pytest.mark.slow
 def test_it_ends_with_one_line() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HEARD + INTERRUPTED_IMPORT, "--help"],
@@ -33,6 +36,7 @@ def test_it_ends_with_one_line() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "recovery: interrupted\n")
 
 
+@pytest.mark.slow
 def test_it_stays_ignored_where_a_shell_has_it_ignored() -> None:
     done = subprocess.run(
         [

@@ -99,6 +99,8 @@ def alone(steps: int) -> list[Tensor]:
 # ---- whole steps
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("determinism", ["default", "elastic"])
 def test_a_step_waits_once_for_the_device_and_hands_over_nothing_else(
     gpus: Gpus, make: Make, determinism: str
@@ -143,6 +145,7 @@ def test_who_is_not_finite_is_known_to_all_without_another_wait(
 # ---- a spare
 
 
+@pytest.mark.slow
 def test_a_spare_gets_the_whole_state_whose_counters_are_on_the_cpu(gpus: Gpus, make: Make) -> None:
     first, second, spare = make(3, world=2, steps=6)
     reached = threading.Event()
@@ -181,6 +184,7 @@ def fingerprint_of(rank: GpuRank) -> str:
 # ---- leaving
 
 
+@pytest.mark.slow
 def test_a_rank_whose_peer_stands_still_leaves_with_its_state(gpus: Gpus, make: Make) -> None:
     """Its kernel ends without an error and with garbage: the supervisor's word alone tells."""
     first, second = ranks = make(2)
@@ -211,6 +215,7 @@ def test_a_rank_whose_peer_stands_still_leaves_with_its_state(gpus: Gpus, make: 
     assert first.numbers() == second.numbers()
 
 
+@pytest.mark.slow
 def test_a_rank_leaves_a_set_up_to_which_its_peer_does_not_come(gpus: Gpus, make: Make) -> None:
     first, second = make(2)
     first.join(1, 0, 2)
@@ -535,6 +540,7 @@ def test_two_values_that_change_places_show(gpus: Gpus) -> None:
         assert len({digests_of(gpus, each) for each in (plain, other, shifted)}) == 3
 
 
+@pytest.mark.slow
 def test_the_state_is_looked_through_with_one_wait(gpus: Gpus, make: Make) -> None:
     (rank,) = make(1)
     begin([rank])

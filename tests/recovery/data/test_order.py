@@ -77,6 +77,7 @@ def test_some_of_a_batch_is_computed_however_many_ranks_are_left(shrink: bool, c
         assert set(computed) <= set(found)
 
 
+@pytest.mark.slow
 @given(batch=st.integers(1, 40), samples=st.integers(1, 200), seed=SEEDS)
 def test_batches_follow_each_other_without_gap_or_repetition(
     batch: int, samples: int, seed: int
@@ -103,6 +104,7 @@ def as_it_was_first_written(index: int, size: int, seed: int, epoch: int) -> int
             return index
 
 
+@pytest.mark.slow
 @given(size=st.integers(1, 2**34), seed=SEEDS, epoch=st.integers(0, 3), data=st.data())
 def test_however_many_are_looked_up_the_order_is_the_same(
     size: int, seed: int, epoch: int, data: st.DataObject
@@ -118,6 +120,7 @@ def test_however_many_are_looked_up_the_order_is_the_same(
     assert [made.index_of(value) for value in wanted] == list(indices)
 
 
+@pytest.mark.slow
 @given(
     samples=st.integers(1, 300),
     size=st.integers(1, 200),
@@ -140,6 +143,7 @@ def test_a_share_is_the_same_looked_up_alone(
         )
 
 
+@pytest.mark.slow
 def test_a_rank_looks_up_its_own_share_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of 8,192 over 64 ranks, with samples left out: 128 look-ups a step, and no memory
     that grows.
@@ -161,7 +165,7 @@ def test_a_rank_looks_up_its_own_share_and_keeps_nothing(monkeypatch: pytest.Mon
 
     tracemalloc.start()
     try:
-        early, late = steps(1, 50), steps(50, 400)
+        early, late = steps(1, 30), steps(30, 150)
     finally:
         tracemalloc.stop()
     assert max(asked) <= 8192 // 64 + 16

@@ -308,6 +308,7 @@ def test_a_few_slow_steps_do_not_spoil_the_deadline() -> None:
     assert detector.deadline_s("forward") == pytest.approx(0.8, rel=0.01)
 
 
+@pytest.mark.slow
 @given(
     gap_s=st.floats(0.02, 0.5),
     phase=st.sampled_from(["data", "forward", "backward", "optimizer", "checkpoint", "joining"]),
@@ -322,6 +323,7 @@ def test_a_slow_rank_that_moves_is_never_taken_for_hung(
         assert watch(detector, marks, for_s=gap_s) is None
 
 
+@pytest.mark.slow
 @given(
     phases=st.lists(
         st.sampled_from(["data", "forward", "backward", "collective", "optimizer", "idle"]),

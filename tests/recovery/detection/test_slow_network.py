@@ -20,6 +20,8 @@ ONE_BEHIND = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("marks", "usual_s"), [(ALL_WAIT, 1.2), (ONE_BEHIND, 0.6)])
 def test_a_network_that_got_slower_is_given_longer_each_time_until_a_step_gets_through(
     marks: Mapping[str, Mark], usual_s: float

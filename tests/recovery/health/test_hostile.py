@@ -44,6 +44,8 @@ def sound(alarms: list[Alarm]) -> None:
         str(one.where)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @MAKES
 @given(
     data=st.lists(

@@ -212,6 +212,7 @@ def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_named_and_no_other(watched: Watched) -> None:
     watched.train(1000)
     assert watched.alarms == []
@@ -220,6 +221,7 @@ def test_a_slow_rank_is_named_and_no_other(watched: Watched) -> None:
     assert {rank for what, rank in watched.alarms if what == "straggler"} == {2}
 
 
+@pytest.mark.slow
 def test_a_new_generation_begins_anew(watched: Watched) -> None:
     watched.train(700)
     watched.ranks.generation = 2

@@ -44,6 +44,8 @@ def test_the_tail_is_the_binomial_s(count: int, n: int, share: float, tail: floa
     assert math.isclose(binomial_tail(count, n, share), tail, rel_tol=1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("per_hour", [0.002, 0.05])
 def test_fleets_that_are_alike_have_lemons_named_no_more_often_than_stated(
     per_hour: float,
@@ -59,6 +61,7 @@ def test_fleets_that_are_alike_have_lemons_named_no_more_often_than_stated(
     assert poisson_upper(named) < fleets * 2 * rate
 
 
+@pytest.mark.slow
 def test_places_that_are_worse_are_found_and_no_others() -> None:
     draw, right, wrong, fleets = random.Random(11), 0, 0, 100
     for _ in range(fleets):

@@ -57,6 +57,7 @@ def test_a_prediction_from_much_history_is_a_poisson_tail() -> None:
     assert 0.0 < tails[-1] < 1e-20
 
 
+@pytest.mark.slow
 def test_a_prediction_is_as_rare_as_it_says() -> None:
     """Whatever the rate: the history is of the same process."""
     draw = random.Random(3)

@@ -175,6 +175,7 @@ def test_an_agent_deletes_what_an_ended_process_wrote_once_it_is_forwarded_and_n
     assert [path.name for path in processes.files()] == ["w1.jsonl", "w1.log"]
 
 
+@pytest.mark.slow
 def test_an_agent_holds_no_more_after_many_replacements(
     processes: AgentProcesses, tmp_path: Path
 ) -> None:

@@ -34,7 +34,8 @@ def number_of(parcel: Parcel) -> int:
     return int(parcel.frame.process)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=settings().max_examples * 3 // 5, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_nothing_is_lost_doubled_or_reordered_over_any_connections(seed: int) -> None:
     dice = random.Random(seed)

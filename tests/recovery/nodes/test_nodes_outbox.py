@@ -124,6 +124,7 @@ MEANT = st.one_of(
 LETTERS = st.builds(lambda process, meant: Letter(process, *meant), st.sampled_from("abc"), MEANT)
 
 
+@pytest.mark.slow
 @given(st.lists(LETTERS, max_size=12))
 def test_whatever_messages_share_they_arrive_as_they_were_meant(letters: list[Letter]) -> None:
     """Own fields or none, of one message or of several, of any kinds and in any order."""
@@ -174,7 +175,8 @@ def test_nonsense_is_found_where_it_is_read() -> None:
         apart(tell)
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=settings().max_examples * 2 // 5, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_every_message_arrives_once_and_in_order_over_any_connections(seed: int) -> None:
     dice = random.Random(seed)

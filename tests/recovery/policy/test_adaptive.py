@@ -135,6 +135,7 @@ def test_near_the_end_nobody_is_waited_for() -> None:
     assert "join" in lost(costs).options[0].parts and lost(costs).options[0].parts["join"] == 0.0
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_without_drop_the_world_never_shrinks(data: st.DataObject) -> None:
     strategy = Adaptive(drop=False)
@@ -191,6 +192,7 @@ def costly_views(draw: st.DrawFn) -> ClusterView:
     )
 
 
+@pytest.mark.slow
 @given(view=costly_views())
 def test_whatever_things_cost_its_decision_can_be_carried_out(view: ClusterView) -> None:
     decision = ADAPTIVE.on_failure(view)
@@ -216,6 +218,7 @@ def test_whatever_things_cost_its_decision_can_be_carried_out(view: ClusterView)
         assert not blamed & set(form.members) - set(form.refill)
 
 
+@pytest.mark.slow
 @given(view=costly_views())
 def test_an_incident_that_comes_back_is_answered_in_other_ways_and_then_no_more(
     view: ClusterView,

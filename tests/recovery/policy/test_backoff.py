@@ -204,6 +204,7 @@ def test_a_replacement_is_not_placed_where_others_keep_failing() -> None:
     )
 
 
+@pytest.mark.slow
 def test_simulated_ranks_that_keep_failing_on_a_node_are_replaced_elsewhere(memory: Path) -> None:
     kills = [{"id": f"k{n}", "kind": "spare-kill", "at": {"step": 10 * n}} for n in range(1, 5)]
     cell = cell_of("hot-spare", kills, launcher={"kind": "sim", "nodes": 3})
@@ -215,6 +216,7 @@ def test_simulated_ranks_that_keep_failing_on_a_node_are_replaced_elsewhere(memo
     )
 
 
+@pytest.mark.slow
 def test_eleven_simulated_losses_within_one_step(memory: Path) -> None:
     kills = [
         {

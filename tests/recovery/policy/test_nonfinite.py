@@ -157,6 +157,8 @@ def test_the_reason_says_what_was_looked_at(kind: type[DropReplica | HotSpare]) 
     assert "sample 7 non-finite whoever computes them" in traced
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layout", ["fsdp", "hsdp", "all holders"])
 @pytest.mark.parametrize("strategy", ["drop-replica", "hot-spare"])
 def test_a_share_is_left_out_of_a_sharded_job_too(strategy: str, layout: str, memory: Path) -> None:
@@ -178,6 +180,8 @@ def test_a_share_is_left_out_of_a_sharded_job_too(strategy: str, layout: str, me
     assert len(second.data["sources"]) == (1 if layout == "hsdp" else 0)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("nonfinite", ["retry", "skip", "rollback"])
 @pytest.mark.parametrize("strategy", ["drop-replica", "hot-spare"])
 def test_a_simulated_job_does_as_it_is_told(strategy: str, nonfinite: str, memory: Path) -> None:

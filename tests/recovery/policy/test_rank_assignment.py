@@ -329,6 +329,8 @@ def poisoned_jobs(draw: st.DrawFn) -> ClusterView:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("nonfinite", ["retry", "skip", "rollback"])
 @pytest.mark.parametrize("kind", [HotSpare, DropReplica])
 @given(view=poisoned_jobs())

@@ -171,9 +171,10 @@ def check_form(view: ClusterView, decision: Decision) -> Form:
     return form
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
-@pytest.mark.sample(2)
 def test_every_failure_is_answered_with_a_generation_that_can_form(
     strategy: Strategy, data: st.DataObject
 ) -> None:
@@ -194,9 +195,10 @@ def test_every_failure_is_answered_with_a_generation_that_can_form(
     )
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
-@pytest.mark.sample(2)
 def test_a_loss_is_replaced_where_that_is_promised(strategy: Strategy, data: st.DataObject) -> None:
     view = data.draw(failed_views(strategy))
     promises = getattr(
@@ -259,6 +261,8 @@ def training_views(draw: st.DrawFn, strategy: Strategy, health: Health) -> Clust
     )
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
 def test_somebody_ready_never_stops_training_by_force(
@@ -271,6 +275,8 @@ def test_somebody_ready_never_stops_training_by_force(
         assert view.ready and len(view.members) < view.world, "a pause for nothing"
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
 def test_losses_outside_the_generation_are_made_good_but_not_for_ever(
@@ -289,6 +295,8 @@ def test_losses_outside_the_generation_are_made_good_but_not_for_ever(
         assert not decision.actions
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", PLAYED, ids=name)
 @given(data=st.data())
 def test_a_pause_keeps_every_member_in_its_place(strategy: Strategy, data: st.DataObject) -> None:

@@ -150,6 +150,7 @@ def test_names_of_a_hundred_thousand_processes_take_a_byte_each() -> None:
     assert sys.getsizeof(names._letters) < 150_000 and len(names._others) <= 6
 
 
+@pytest.mark.slow
 def test_looking_takes_no_more_memory_with_many_files(memory: Path) -> None:
     room = LogRoom([memory], MB, before=[f"w{number}" for number in range(3000)])
 

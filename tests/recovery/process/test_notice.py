@@ -325,6 +325,8 @@ def of(played: Played, kind: Kind) -> list[Event]:
     return list(played.log.of(kind))
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", ALL)
 def test_a_heeded_notice_costs_no_step(recovery: str, memory: Path) -> None:
     expect = {"outcome": "recovered", "detected_by": "notice"}
@@ -340,6 +342,8 @@ def test_a_heeded_notice_costs_no_step(recovery: str, memory: Path) -> None:
     assert [e.data["cause"] for e in of(faulted, Kind.FAILURE_DETECTED)] == ["notice"]
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", ALL)
 def test_a_deadline_too_short_to_react_is_a_kill(recovery: str, memory: Path) -> None:
     faulted, problems = arm(recovery, memory, {**TERM, "params": {"grace_s": 0.001}})
@@ -347,6 +351,7 @@ def test_a_deadline_too_short_to_react_is_a_kill(recovery: str, memory: Path) ->
     assert [e.data["cause"] for e in of(faulted, Kind.FAILURE_DETECTED)] == ["notice", "exit"]
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_before_the_deadline_lost_nothing(memory: Path) -> None:
     fault = {**TERM, "params": {"grace_s": 60}, "expect": {"outcome": "masked"}}
     faulted, problems = arm("none", memory, fault)

@@ -236,12 +236,14 @@ def test_a_run_whose_reader_has_left_is_judged_as_any_other(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.slow
 def test_a_list_that_nobody_got_is_an_error() -> None:
     ended = unread(ROOT, "list", "faults")
     assert ended.returncode == 4
     assert ended.stderr == b"cannot write the output: Broken pipe\n"
 
 
+@pytest.mark.slow
 def test_an_agent_says_its_exit_code_though_its_terminal_is_gone(tmp_path: Path) -> None:
     words: Sequence[str] = (
         "--coordinator",

@@ -230,6 +230,7 @@ def test_an_abort_before_a_checkpoint_parks_with_the_step_that_is_committed(rank
     assert (parked.step, parked.valid) == (3, True)
 
 
+@pytest.mark.slow
 def test_an_interrupted_step_is_redone_exactly(tmp_path: Path) -> None:
     digests = []
     for name, phase in (("whole", ""), ("broken", "backward")):
@@ -437,6 +438,7 @@ def test_a_rank_says_which_checkpoints_it_refuses(rank: Rank) -> None:
     assert [e.data["checkpoint"] for e in rank.events(Kind.CHECKPOINT_REFUSED)] == ["step-00000003"]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_compiled_in_one_graph(rank: Rank) -> None:
     rank.model = torch.compile(rank.model, backend="eager", fullgraph=True)  # type: ignore[assignment]
     rank.join(1)

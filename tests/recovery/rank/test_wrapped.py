@@ -88,6 +88,7 @@ def test_a_wrapper_that_the_job_has_taken_over_exchanges_nothing(
         ddp.register_comm_hook(None, lambda state, bucket: bucket)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("served")
 def test_wrappers_of_wrappers_and_of_parts_are_all_turned_off() -> None:
     part = DistributedDataParallel(nn.Linear(2, 2))
@@ -214,6 +215,7 @@ def of_the_sum(step: recovery.Step, loss: Tensor) -> None:
     step.backward(loss * len(step.samples))
 
 
+@pytest.mark.slow
 def test_backward_of_a_mean_is_that_of_the_sum_and_the_wrapper_changes_nothing() -> None:
     bare = train(wrap=lambda model: model, backward=of_the_sum)
     assert train() == bare

@@ -122,6 +122,7 @@ def test_micro_batches_are_rehearsed_too() -> None:
     assert loop.rehearsed() == [""]
 
 
+@pytest.mark.slow
 def test_an_error_of_the_script_is_in_the_log_and_shows_in_the_real_step() -> None:
     def needs_others(loop: Loop, step: Step) -> None:
         plain(loop, step)

@@ -104,6 +104,7 @@ def trained_meanwhile(me: Self) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_group_that_stands_by_is_used_as_any_other() -> None:
     assert results(trained_meanwhile, 2) == [[3.0] * 4] * 2
 

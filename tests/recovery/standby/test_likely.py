@@ -105,6 +105,7 @@ def test_where_the_next_group_is_not_known_there_is_none(
     assert likely_groups(strategy, view) == {}
 
 
+@pytest.mark.slow
 @given(st.sampled_from(VARIANTS), st.integers(1, MOST_RANKS), st.integers(0, 2))
 def test_what_is_predicted_is_what_the_strategy_then_decides(
     strategy: Strategy, ranks: int, spares: int

@@ -26,7 +26,7 @@ from trainchaos.recovery.supervise.controller import Controller
 from trainchaos.recovery.transport.wire import Abort, Inquiry, Join, Joined, Ready, Status
 
 STRATEGIES = ("checkpoint-restart", "drop-replica", "hot-spare")
-SEEDS, BLOCK = 50, 10
+SEEDS, BLOCK = 50, 2
 
 
 def problems(faulted: Played, control: Played, *ignored: str) -> dict[str, str]:
@@ -55,6 +55,7 @@ def cell(seed: int, *, time_s: float, down_s: float) -> Cell:
     return cell_of(STRATEGIES[seed % 3], [KILL, lost])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", first_in_test(SEEDS // BLOCK, 1))
 def test_lost_at_any_time_of_a_run_with_a_killed_rank(block: int, memory: Path) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
@@ -100,6 +101,8 @@ def test_a_divergence_after_a_takeover_goes_back_to_where_the_replicas_agreed(me
     assert [e.step for e in ready] == [30]
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("step", [32, 50])
 def test_a_divergence_while_nobody_supervised_is_answered_by_whoever_takes_over(
     step: int, memory: Path
@@ -180,6 +183,8 @@ class Fragile(Orchestrator):
             self.scene.lose_coordinator(0.1)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_keepers_of_checkpoints_are_nobodys_to_adopt(strategy: str, memory: Path) -> None:
     """They never answer where they are, are not stopped with the ranks, and a rank that is lost
@@ -351,6 +356,8 @@ def test_what_does_not_fit_is_found_though_it_answered_before() -> None:
     assert causes == ["unfit"]
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("time_s", [0.02, 0.1])
 def test_whoever_starts_while_nobody_supervises_is_asked_when_it_listens(
     time_s: float, memory: Path

@@ -1182,6 +1182,7 @@ def hear(rig: Rig, name: str, saying: str) -> None:
             rig.wait(0.6, look_every_s=0.1)
 
 
+@pytest.mark.slow
 @given(
     strategy=st.sampled_from(STRATEGIES),
     choices=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=80),

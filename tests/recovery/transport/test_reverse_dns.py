@@ -127,6 +127,7 @@ def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nameless(lambda: 5) == 5
 
 
+@pytest.mark.slow
 def test_an_abort_in_the_middle_of_it_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     foreign, answer = sockets.socket_inodes(), module._answer
 

@@ -133,6 +133,8 @@ def test_the_last_good_one_on_disk_is_not_replaced_by_one_in_memory() -> None:
     assert "checkpoint-integrity" in verdicts(script)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("seen", "evidence"),
     [

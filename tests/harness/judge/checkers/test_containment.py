@@ -52,23 +52,24 @@ def placeholder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Attempt, "corrupted", first_overwrites)
 
 
-def contained(
-    root: Path, faults: list[dict[str, Any]], change: Any = None, recovery: Any = SPARE
-) -> Finding:
+def contained(root: Path, faults: list[dict[str, Any]], change: Any = None) -> Finding:
     """What is said of an arm with these faults; ``change``: of its log, before it is judged."""
     faulted, control = (
-        play(cell_of(recovery, faults), root, seed=3, arm=arm) for arm in ("faulted", "control")
+        play(cell_of(SPARE, faults), root, seed=3, arm=arm) for arm in ("faulted", "control")
     )
     made = evidence(faulted, control) if change is None else changed(faulted, control, change)
     return check(CHECKERS["nan-containment"], made)
 
 
+@pytest.mark.slow
 def test_what_changes_nothing_passes_and_is_said_to(placeholder: None, memory: Path) -> None:
     found = contained(memory, [PLACEHOLDER])
     assert found.verdict == "pass"
     assert "early changed nothing: after step 10 all is as in the control arm" in found.witness
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [1, 2], ids=["another rank", "the same rank"])
 def test_beside_a_fault_that_is_caught_it_is_still_said_to_change_nothing(
     placeholder: None, memory: Path, rank: int
@@ -78,11 +79,13 @@ def test_beside_a_fault_that_is_caught_it_is_still_said_to_change_nothing(
     assert "late changed nothing" not in found.witness
 
 
+@pytest.mark.slow
 def test_beside_a_kill_it_is_judged_alike(placeholder: None, memory: Path) -> None:
     kill = {"id": "kill", "kind": "process-kill", "target": {"rank": 2}, "at": {"step": 33}}
     assert "early changed nothing" in contained(memory, [PLACEHOLDER, kill]).witness
 
 
+@pytest.mark.slow
 def test_what_changes_the_state_and_is_not_caught_fails(memory: Path) -> None:
     """It has an effect: another one's refusal is no excuse for it, and digests that differ are no
     proof of none.
@@ -99,6 +102,7 @@ def test_what_changes_the_state_and_is_not_caught_fails(memory: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_digest_that_differs_is_no_proof(placeholder: None, memory: Path) -> None:
     def other(tape: Tape) -> None:
         for row in tape.find(Kind.STATE_DIGEST, rank=2):
@@ -108,6 +112,7 @@ def test_a_digest_that_differs_is_no_proof(placeholder: None, memory: Path) -> N
     assert found.verdict == "fail" and "was not caught" in found.witness
 
 
+@pytest.mark.slow
 def test_what_is_caught_is_no_idle_fault(memory: Path) -> None:
     found = contained(memory, [beside(2)])
     assert found.verdict == "pass" and "changed nothing" not in found.witness
@@ -140,16 +145,18 @@ def test_the_last_step_is_lost_before_its_state_was_looked_at(tmp_path: Path) ->
     assert verdict(never_again) == verdict(from_there) == "fail"
 
 
+@pytest.mark.slow
 def test_another_failure_comes_before_the_step_that_would_show_it(memory: Path) -> None:
     """That the state was gone by then is an excuse, and only where nobody went on with it."""
     spoilt = {**PLACEHOLDER, "at": {"step": 15}}
     at = {"step": 16, "phase": "data"}
     kill = {"id": "kill", "kind": "process-kill", "target": {"rank": 1}, "at": at}
 
-    def verdict(change: Any = None) -> str:
-        root = memory / str(change and change.__name__)
-        root.mkdir()
-        return contained(root, [spoilt, kill], change, recovery="checkpoint-restart").verdict
+    cell = cell_of("checkpoint-restart", [spoilt, kill])
+    faulted, control = (play(cell, memory, seed=3, arm=arm) for arm in ("faulted", "control"))
+
+    def verdict(change: Any) -> str:
+        return check(CHECKERS["nan-containment"], changed(faulted, control, change)).verdict
 
     def a_later_step(tape: Tape) -> None:
         for row in tape.find(Kind.STEP_COMMITTED, step=15, generation=1, rank=0):
@@ -159,5 +166,5 @@ def test_another_failure_comes_before_the_step_that_would_show_it(memory: Path) 
         (started,) = tape.find(Kind.GENERATION_STARTED, generation=2)
         started.data |= {"state": "kept", "members": ["w0", "w1", "w2", "w3"]}
 
-    assert verdict() == "pass"
+    assert verdict(lambda tape: None) == "pass"
     assert verdict(a_later_step) == verdict(with_what_they_held) == "fail"

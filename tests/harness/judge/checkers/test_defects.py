@@ -117,6 +117,8 @@ def arms(
     return faulted, play(cell, root, seed=SEED, arm="control")
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_turns_its_checker_red_and_no_other(name: str, memory: Path) -> None:
     recovery, faults, defect, expected = DEFECTS[name]
@@ -127,6 +129,8 @@ def test_a_defect_turns_its_checker_red_and_no_other(name: str, memory: Path) ->
     assert {checker: finding.verdict for checker, finding in found.items()} == expected, found
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", [[KILL], [HANG], [NAN], [CORRUPT, KILL]], ids=str)
 @pytest.mark.parametrize("recovery", [RESTART, DROP, SPARE])
 def test_without_a_defect_all_is_green(

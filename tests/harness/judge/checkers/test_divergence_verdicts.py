@@ -28,6 +28,8 @@ def verdicts(made: Evidence) -> dict[str, str]:
     return {name: check(CHECKERS[name], made).verdict for name in ABOUT}
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("memory", [False, {"every": 2}], ids=["disk", "memory"])
 @pytest.mark.parametrize("target", [ONE, TWO], ids=["one", "no-majority"])
 @pytest.mark.parametrize(
@@ -76,6 +78,7 @@ def judged(tape: tuple[Any, dict[str, tuple[Event, ...]]], change: Any) -> dict[
     )
 
 
+@pytest.mark.slow
 def test_without_its_detection_the_step_back_is_lost_work(tape: Any) -> None:
     assert judged(tape, lambda _: None) == dict.fromkeys(ABOUT, "pass")
 
@@ -95,12 +98,10 @@ def test_a_step_back_beyond_the_last_agreement_is_lost_work(tape: Any) -> None:
     assert judged(tape, further)["no-lost-commit"] == "fail"
 
 
-@pytest.mark.parametrize("change", ["", "nobody was told", "it went on with it", "of no number"])
-def test_a_difference_that_nobody_compared_is_no_matter_once_all_of_it_is_given_up(
-    tmp_path: Path, change: str
-) -> None:
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, tuple[Event, ...]]]:
     """Two replicas train apart without a supervisor, save, and one is lost before the next takes
-    over: what they saved is in doubt, and the job goes back behind it.
+    over.
     """
     faults = [
         {"id": "c", "kind": "coordinator-kill", "at": {"step": 11}},
@@ -110,10 +111,18 @@ def test_a_difference_that_nobody_compared_is_no_matter_once_all_of_it_is_given_
     cell = cell_of(
         "checkpoint-restart", faults, ranks=2, every=10, verify_every=1, memory={"every": 7}
     )
-    played = play(cell, tmp_path, seed=5)
-    made = Tape.of(
-        {path.stem: read_actor(path).events for path in played.directory.glob("*.jsonl")}
-    )
+    played = play(cell, tmp_path_factory.mktemp("apart"), seed=5)
+    return played, {path.stem: read_actor(path).events for path in played.directory.glob("*.jsonl")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["", "nobody was told", "it went on with it", "of no number"])
+def test_a_difference_that_nobody_compared_is_no_matter_once_all_of_it_is_given_up(
+    apart: Any, change: str
+) -> None:
+    """What they saved is in doubt, and the job goes back behind it."""
+    played, actors = apart
+    made = Tape.of(actors)
     told = made.find(Kind.GENERATION_STARTED, generation=2)[0]
     assert (told.data["doubts"], told.data["state"]) == ([[2, 10]], "checkpoint")
     if change == "nobody was told":
@@ -212,6 +221,7 @@ def test_what_is_saved_anew_and_not_acknowledged_may_be_what_goes_by_the_name_of
     assert judged(tape, planted)["checkpoint-integrity"] == verdict
 
 
+@pytest.mark.slow
 def test_a_job_that_begins_anew_though_it_had_saved_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

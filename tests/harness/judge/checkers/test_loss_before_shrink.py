@@ -30,6 +30,7 @@ def judged(pair: tuple[Played, Played], change: Any) -> Finding:
     return check(CHECKERS["loss-equality"], changed(*pair, change))
 
 
+@pytest.mark.slow
 def test_what_nobody_touched_passes_by_band(pair: tuple[Played, Played]) -> None:
     found = judged(pair, lambda _: None)
     assert found.verdict == "pass" and "band" in found.witness

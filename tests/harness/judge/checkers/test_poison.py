@@ -30,6 +30,8 @@ def poison(step: int = 33, **more: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", long_but(STRATEGIES, SPARE, RESTART_ALL))
 @pytest.mark.parametrize("seed", first_in_test(3, 1))
 def test_it_is_found_at_the_second_failure_and_left_out(
@@ -52,11 +54,13 @@ def test_it_is_found_at_the_second_failure_and_left_out(
     assert due >= 2, "the data set is gone through more than once"
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_seed_are_the_same(memory: Path) -> None:
     one, two = (files(play(cell_of(SPARE, [poison()]), memory / name, seed=4)) for name in "ab")
     assert one == two
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recovery", long_but(STRATEGIES, DROP))
 def test_who_joins_later_leaves_it_out_too(recovery: str, memory: Path) -> None:
     kill = {**KILL, "at": {"step": 45}}
@@ -65,6 +69,7 @@ def test_who_joins_later_leaves_it_out_too(recovery: str, memory: Path) -> None:
     assert len(of(faulted, Kind.SAMPLES_SKIPPED)) == 1
 
 
+@pytest.mark.slow
 def test_a_restore_from_before_the_decision_redoes_those_steps_with_the_sample(
     memory: Path,
 ) -> None:
@@ -79,6 +84,7 @@ def test_a_restore_from_before_the_decision_redoes_those_steps_with_the_sample(
     assert (faulted.outcome, problems) == ("completed", {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recovery", long_but(STRATEGIES, SPARE))
 def test_two_of_them_in_one_step(recovery: str, memory: Path) -> None:
     due = batch(33, BATCH, SAMPLES, 3)
@@ -92,6 +98,7 @@ def test_two_of_them_in_one_step(recovery: str, memory: Path) -> None:
     ) == sorted([due[0], due[-1]])
 
 
+@pytest.mark.slow
 def test_too_many_of_them_end_the_job_with_a_clear_word(memory: Path) -> None:
     due = batch(33, BATCH, SAMPLES, 3)
     faults = [
@@ -104,6 +111,7 @@ def test_too_many_of_them_end_the_job_with_a_clear_word(memory: Path) -> None:
     assert not of(faulted, Kind.SAMPLES_SKIPPED)
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_again_for_another_reason_costs_no_sample(memory: Path) -> None:
     nan = {
         "id": "nan",
@@ -118,6 +126,7 @@ def test_a_step_that_fails_again_for_another_reason_costs_no_sample(memory: Path
     assert not of(faulted, Kind.SAMPLES_SKIPPED)
 
 
+@pytest.mark.slow
 def test_a_decision_that_nobody_wrote_down_or_that_nothing_justifies_is_noticed(
     memory: Path,
 ) -> None:
@@ -134,12 +143,15 @@ def test_a_decision_that_nobody_wrote_down_or_that_nothing_justifies_is_noticed(
         assert "sample-accounting" in red
 
 
+@pytest.mark.slow
 def test_a_poison_that_is_none_is_noticed(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimFaultAgent, "poison_sample", lambda self, sample: None)
     _, problems = found(cell_of(SPARE, [poison(10)]), memory, 3)
     assert set(problems) == {"fault-landed"}
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", long_but(STRATEGIES, DROP, RESTART_ALL))
 @pytest.mark.parametrize("kind", long_but(["process-kill", "process-stop"], "process-kill"))
 @pytest.mark.parametrize(

@@ -23,12 +23,16 @@ from trainchaos.harness.sim.checks import SimChecks
 from trainchaos.recovery.health.care.place_check import Answer, Spot
 from trainchaos.recovery.health.care.suspect_places import SuspectPlaces
 
+STEPS = 300
+"""Fewer than the scenarios have: there is time enough for the checks."""
+
 
 def played(name: str, memory: Path) -> Finding:
     """What becomes of the preflight that a scenario expects, simulated."""
     overrides = [
         of_option("--launcher", "launcher", "sim"),
         of_option("--set", "baseline", "none"),
+        of_option("--set", "workload.steps", STEPS),
     ]
     path = FOLDER / "health" / f"rejoin-{name}.yaml"
     return simulate(loaded(path, overrides), memory).cells[0].invariants[PREFLIGHT]
@@ -42,12 +46,13 @@ def played(name: str, memory: Path) -> Finding:
         ("unfit", "cpu:2 of node 0 is unfit, and no process started there later"),
     ],
 )
+@pytest.mark.sample(1)
 def test_a_place_is_used_again_if_it_is_fit(name: str, said: str, memory: Path) -> None:
     found = played(name, memory)
     assert found.verdict == "pass" and said in found.witness
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "blind"), [("fit", "heard"), ("unfit", "failed")])
 def test_it_fails_if_nobody_is_suspect(
     name: str, blind: str, memory: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,7 +74,7 @@ def test_it_fails_if_processes_start_where_it_is_unfit(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fit", "verdict", "said"),
     [(False, "fail", "is unfit, should be fit: a word"), (None, "inconclusive", "a word differs")],
@@ -87,7 +92,7 @@ def test_what_is_found_has_to_be_what_is_expected(
     assert found.verdict == verdict and said in found.witness
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_fails_if_a_fit_place_stays_out_of_use(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,8 @@ def injected(found: ArmMeasures) -> int:
     return sum(1 for _ in found.history.log.of(Kind.FAULT_INJECTED))
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("at", [{"step": 33}, {"time": 1.21}], ids=["step", "time"])
 @pytest.mark.parametrize("target", [THREE, ALL], ids=["three", "all"])
 def test_ranks_killed_at_once_are_one_incident_that_costs_what_was_done_again(
@@ -74,6 +76,7 @@ def test_ranks_killed_at_once_are_one_incident_that_costs_what_was_done_again(
         assert incident.detection_time == max(hit.detection_time or 0.0 for hit in incident.hits)
 
 
+@pytest.mark.slow
 def test_two_acts_of_one_fault_are_two_incidents(memory: Path) -> None:
     one = played(memory, kill({"steps": [22, 47]}, **THREE))
     for log in (one.log, without_act(one)):
@@ -125,6 +128,7 @@ def test_a_rollback_that_answers_two_acts_has_one_number_of_steps(memory: Path) 
     assert len(found.values["recovery_time"]) == 2
 
 
+@pytest.mark.slow
 def test_values_that_are_spoilt_in_several_ranks_are_answered_as_one(memory: Path) -> None:
     """Only one of them is blamed; the others are no incidents that were masked."""
     nan = {"id": "nan", "kind": "tensor-corrupt", "params": {"surface": "gradient", "op": "nan"}}

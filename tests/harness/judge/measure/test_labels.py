@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.pages.sample_results import build
+from tests.support.unreported import unreported
 from trainchaos import reports
-from trainchaos.chaos.cli import invoke
 from trainchaos.harness.compare.stored import compare_stored
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels
 from trainchaos.reports.outlets.terminal import summary
@@ -94,6 +94,7 @@ def test_every_report_tells_two_cells_of_one_strategy_apart(tmp_path: Path) -> N
         assert page.count(label) >= 6
 
 
+@pytest.mark.slow
 def test_stored_runs_of_one_strategy_are_not_taken_for_one(tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(
@@ -106,7 +107,7 @@ faults: [{id: kill, kind: process-kill, target: {rank: 2}, at: {step: 13}}]
 matrix: {recovery: [{strategy: hot-spare, spares: 1}, {strategy: hot-spare, spares: 2}]}
 """
     )
-    invoke(["run", str(path), "--runs", str(tmp_path / "runs"), "--seed", "5", "-q"])
+    unreported(["run", str(path), "--runs", str(tmp_path / "runs"), "--seed", "5", "-q"])
     made = compare_stored(
         [tmp_path / "runs" / "stored" / "latest"], name="x", argv=[], price=None, currency="USD"
     )

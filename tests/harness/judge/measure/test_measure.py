@@ -40,6 +40,8 @@ def test_phases_sum_to_the_recovery_time(name: str) -> None:
             assert after.start == pytest.approx(before.start + before.seconds, abs=1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CLEAN)
 def test_goodput_and_badput_make_the_wall_time(name: str) -> None:
     script = CLEAN[name][0]()

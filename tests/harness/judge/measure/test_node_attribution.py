@@ -121,8 +121,9 @@ def test_reports_name_the_nodes(stored: tuple[RunDirectory, Results, Incident]) 
     }
 
 
+@pytest.mark.slow
 def test_reports_of_one_machine_say_nothing_of_nodes(tmp_path: Path) -> None:
-    run, results = sample_results.build(tmp_path / "run")
+    run, results = sample_results.build(tmp_path / "run", logs=False)
     assert "Nodes" not in html.render(run, results).read_text()
     assert "### Nodes" not in markdown.render(run, results).read_text()
 

@@ -267,6 +267,8 @@ def read_on(node: int, script: Script, load: Load) -> None:
         line.data |= {"node": node, "read_ns": line.time_ns - NS // 50}
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("busy", [0, 3])
 def test_of_nodes_the_one_that_is_worst_off_excuses(busy: int) -> None:
     script, paired = arm_and_control()

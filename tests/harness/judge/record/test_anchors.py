@@ -6,6 +6,8 @@ What must be seen is in ``tests/mutations/tables/clocks.py``.
 
 from __future__ import annotations
 
+import pytest
+
 from tests.mutations.bases import judged
 from tests.mutations.tape import (
     FAIL,
@@ -43,6 +45,7 @@ def _failed(**data: object) -> Change:
     return do
 
 
+@pytest.mark.slow
 def test_whoever_held_for_too_long_may_be_anywhere() -> None:
     assert _answer("straggler", EARLIER)[0] == FAIL
     let_go = _failed(reason="not fired: w2 held for it, and nobody answered", occurrence=7)
@@ -54,6 +57,7 @@ def test_an_occurrence_that_never_acted_is_tied_to_nothing() -> None:
     assert _answer("straggler", all_of(EARLIER, void))[0] == "pass"
 
 
+@pytest.mark.slow
 def test_a_fault_that_came_late_came_after_the_steps_that_it_missed() -> None:
     assert (
         _answer("takeover", edit(Kind.FAULT_INJECTED, {"late_steps": 0}, fault="lost"))[0] == "pass"
@@ -67,6 +71,7 @@ def test_a_fault_that_came_late_came_after_the_steps_that_it_missed() -> None:
     ), witness
 
 
+@pytest.mark.slow
 def test_a_time_may_come_again_where_its_fault_may() -> None:
     """A fault that may fire at each attempt has its first time as its bound, always."""
     shared = all_of(
@@ -81,6 +86,7 @@ def test_a_time_may_come_again_where_its_fault_may() -> None:
     assert _answer("unheld", all_of(shared, again))[0] == "pass"
 
 
+@pytest.mark.slow
 def test_an_older_log_does_not_say_how_long_a_rank_was_silent() -> None:
     def older(data: dict[str, object]) -> None:
         for name in MEASURED:
@@ -92,6 +98,7 @@ def test_an_older_log_does_not_say_how_long_a_rank_was_silent() -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_older_log_does_not_say_which_act_a_hit_was_of() -> None:
     change = each(Kind.FAULT_INJECTED, lambda data: data.pop("act"))
     for base in ("two acts", "unheld"):

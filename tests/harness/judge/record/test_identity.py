@@ -53,6 +53,7 @@ def _identity(results: Results, arm: str) -> Finding:
     return next(one.invariants["identity"] for one in results.arms if one.id == arm)
 
 
+@pytest.mark.slow
 def test_cells_that_differ_in_a_bound_alone_may_be_alike_in_a_simulation(
     played: RunDirectory,
 ) -> None:
@@ -61,6 +62,7 @@ def test_cells_that_differ_in_a_bound_alone_may_be_alike_in_a_simulation(
     assert {arm.invariants["identity"].verdict for arm in results.arms} == {"pass"}
 
 
+@pytest.mark.slow
 def test_a_log_that_was_copied_to_another_repeat_is_seen_whatever_it_calls_itself(
     played: RunDirectory, tmp_path: Path
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_log_that_was_copied_to_another_repeat_is_seen_whatever_it_calls_itsel
         assert f"its log is that of {twin}" in _identity(results, name).witness
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_hit_whole_is_planned_whole_when_it_is_read_back(memory: Path) -> None:
     """A resolved scenario holds every default, so that nobody sees whether ``select`` was
     written.

@@ -479,6 +479,7 @@ def test_a_peer_lost_in_the_middle_of_a_copy_leaves_nothing_behind(start: Start)
     memory.close()
 
 
+@pytest.mark.slow
 def test_many_connections_are_bounded(start: Start) -> None:
     keeper = start()
     held = [_unix(keeper) for _ in range(MAX_CONNECTIONS)]

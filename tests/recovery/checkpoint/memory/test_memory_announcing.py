@@ -138,6 +138,7 @@ def test_all_hear_of_one_save_over_few_connections_that_stay(
     assert sum(traffic.opened.values()) == MANY - 1, "and again over the same ones"
 
 
+@pytest.mark.slow
 def test_when_all_save_at_once_words_travel_together(
     ring: Callable[..., list[Keeper]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,11 +180,12 @@ def test_an_older_word_never_takes_the_place_of_a_newer_one(
     assert eventually(lambda: one._store.known_at(1) == (key(6),)), "another one there begins anew"
 
 
+@pytest.mark.slow
 def test_more_ranks_than_sixty_four_of_a_node_reach_their_keeper(
     ring: Callable[..., list[Keeper]],
 ) -> None:
     (keeper,) = ring(1)
-    clients = [client_of(keeper) for _ in range(200)]
+    clients = [client_of(keeper) for _ in range(100)]
     assert all(client.listing(connect_s=0).nodes == {0: ()} for client in clients)
     for client in clients:
         client.close()

@@ -62,6 +62,7 @@ def save(held: KeeperStore, step: int, *, seat: str, generation: int) -> None:
     held.add(header.model_copy(update={"seat": seat}), memory.detach(), copy=False)
 
 
+@pytest.mark.slow
 def test_a_keeper_knows_no_more_after_a_thousand_generations_each_of_another_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

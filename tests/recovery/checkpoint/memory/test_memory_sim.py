@@ -56,6 +56,8 @@ KILL = {"kind": "process-kill", "target": {"rank": 2}}
 NODE = {"kind": "node-kill", "target": {"node": 0}}
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("every", "at"), [(1, 32), (5, 30), (10, 30)])
 def test_a_restart_reads_memory_and_loses_less_than_two_intervals(
     room: Path, every: int, at: int
@@ -64,10 +66,12 @@ def test_a_restart_reads_memory_and_loses_less_than_two_intervals(
     assert is_memory(name) and at - every <= step <= 32
 
 
+@pytest.mark.slow
 def test_without_it_the_disk_is_read(room: Path) -> None:
     assert restored(arm(room, KILL, memory=False)) == [("step-00000025", 25)]
 
 
+@pytest.mark.slow
 def test_a_lost_node_costs_nothing_with_a_copy_and_all_of_memory_without(room: Path) -> None:
     ((name, step),) = restored(arm(room / "copied", NODE, memory={"every": 5}))
     assert is_memory(name) and step == 30
@@ -76,6 +80,8 @@ def test_a_lost_node_costs_nothing_with_a_copy_and_all_of_memory_without(room: P
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", ALL)
 @pytest.mark.parametrize("fault", [KILL, NODE], ids=["rank", "node"])
 def test_every_strategy_gets_on_with_it(room: Path, recovery: str, fault: dict[str, Any]) -> None:
@@ -85,6 +91,8 @@ def test_every_strategy_gets_on_with_it(room: Path, recovery: str, fault: dict[s
     assert all(is_memory(name) for name in names)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", long_but(ALL, "hot-spare"))
 @pytest.mark.parametrize("fault", [KILL, NODE], ids=["rank", "node"])
 def test_a_model_of_which_there_is_one_copy_is_filled_from_memory(
@@ -94,6 +102,8 @@ def test_a_model_of_which_there_is_one_copy_is_filled_from_memory(
     assert is_memory(found[0][0]) and found[0][1] >= 30
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", first_in_test(12, 2))
 def test_the_same_seed_gives_the_same_log(room: Path, seed: int) -> None:
     one, two = (arm(room / name, NODE, memory={"every": 1}, seed=seed) for name in ("one", "two"))

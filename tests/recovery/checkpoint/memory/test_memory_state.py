@@ -140,6 +140,7 @@ def test_damage_in_memory_is_found_before_anything_live_is_touched(keeper: Keepe
     memory.close()
 
 
+@pytest.mark.slow
 def test_damage_is_found_by_several_threads_too(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

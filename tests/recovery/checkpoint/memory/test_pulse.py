@@ -137,6 +137,7 @@ def test_a_stopped_keeper_is_followed_and_training_goes_on(
     assert not list(job.of("orchestrator", Kind.FAILURE_DETECTED)), "the ranks only waited"
 
 
+@pytest.mark.slow
 def test_a_stopped_node_stops_its_keeper_in_simulation_too(memory: Path) -> None:
     played = arm(
         memory,

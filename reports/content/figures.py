@@ -49,6 +49,8 @@ _TO_BASE = {
 }
 UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Unicode categories of characters that are neither visible nor spaces."""
+_SELDOM = re.compile(r"[^\n\t -~]")
+"""All characters but those of ASCII that are seen, of which a page has most."""
 _FIGURE_SPACE = "\u2007"
 _POINT_SPACE = "\u2008"
 
@@ -190,4 +192,8 @@ def visible(text: str) -> str:
     spaces stay. Names come from YAML and logs, and their escape sequences must not reach a terminal
     or a page.
     """
-    return "".join(c if c in "\n\t" or category(c) not in UNSEEN else ascii(c)[1:-1] for c in text)
+    return _SELDOM.sub(lambda one: _seen(one[0]), text)
+
+
+def _seen(c: str) -> str:
+    return c if category(c) not in UNSEEN else ascii(c)[1:-1]

@@ -115,7 +115,9 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert invoke(["validate", "-q", str(path)]) == EXIT_PASS
 
 
-@pytest.mark.parametrize("command", ["validate", pytest.param("plan", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("command", ["validate", "plan"])
 @pytest.mark.parametrize("what", HUGE)
 def test_it_is_refused_soon_in_little_memory_and_in_few_words(
     what: str, command: str, tmp_path: Path
@@ -142,6 +144,8 @@ def test_a_huge_number_of_ranks_takes_no_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "text",
     [

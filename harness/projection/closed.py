@@ -129,6 +129,9 @@ def spares_for(
     """
     # e^-often is too small a number for large jobs: f is of another scale, e^scale
     scale, total, wanted = -often, 1.0, math.log(availability)
+    # a failure takes a node at least: Chernoff's bound of P(Poisson <= most), of log
+    if often > most > 0 and most - often + most * math.log(often / most) < wanted:
+        raise ValueError(f"more than {most} spares")
     before = deque([1.0], maxlen=len(several))  # f(k - 1), f(k - 2), ...
     for k in range(most + 1):
         if k:

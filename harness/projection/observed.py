@@ -96,13 +96,10 @@ def read_stored(
     Raises ScenarioError (exit code 2) where one was simulated, an arm's log is not whole, or the
     runs are not all of one scenario, or one is there twice.
     """
-    found = in_processes([*paths], _read_one, each, jobs)
-    ids = [one.results.run_id for one in found]
-    if twice := [one for one in found if ids.count(one.results.run_id) > 1]:
-        raise ScenarioError(
-            f"{twice[1].path} is the same run as {twice[0].path}: its recoveries would count twice",
-            hint="give each run once",
-        )
+    paths = [*paths]
+    if len(paths) > 1:
+        _refuse_twice(paths)
+    found = in_processes(paths, _read_one, each, jobs)
     if len(names := sorted({one.results.scenario for one in found})) > 1:
         raise ScenarioError(
             f"the runs are of different scenarios: {', '.join(names)}",
@@ -115,6 +112,19 @@ def read_stored(
                 hint="give runs of real ranks",
             )
     return found
+
+
+def _refuse_twice(paths: Sequence[Path]) -> None:
+    """Before any is judged, which may take minutes."""
+    first: dict[str, Path] = {}
+    for path in paths:
+        run_id = read_resolved(open_run(path)).run_id
+        if run_id in first:
+            raise ScenarioError(
+                f"{path} is the same run as {first[run_id]}: its recoveries would count twice",
+                hint="give each run once",
+            )
+        first[run_id] = path
 
 
 def law_of_failures(cell: Cell) -> Law:

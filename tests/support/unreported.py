@@ -1,4 +1,6 @@
-"""Command lines whose reports nobody reads: to draw them takes longer than a small simulation."""
+"""Runs that write no report: for tests of what a run does, not of what is told of it. Drawing the
+pages takes longer than a simulated run.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,12 @@ import pytest
 
 from trainchaos import reports
 from trainchaos.chaos.cli import invoke
+
+
+@pytest.fixture
+def no_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``chaos run`` and ``chaos analyze`` write no reports."""
+    monkeypatch.setattr(reports, "render_all", lambda run, results: [])
 
 
 def unreported(words: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.search.simulate import cell_of, play
+from trainchaos import reports
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.budget import MOST_BYTES, VARIABLE, Budget
 from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Kind, read_log
@@ -99,6 +100,8 @@ def put(path: Path, shape: str) -> None:
         stream.writelines(SHAPES[shape]())
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_log_of_any_shape_stays_within_its_budget(shape: str, memory: Path) -> None:
     put(memory / "w0.jsonl", shape)
@@ -141,10 +144,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         " global_batch: 8}\nrecovery: drop-replica\nbaseline: paired\nsla: {recovery_time: ['median"
         " < 60s']}\nfaults: [{id: kill, kind: process-kill, at: {step: 40}}]\n"
     )
-    assert invoke(["run", str(scenario), "--runs", str(root), "-q"]) == 0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reports, "render_all", lambda run, results: [])
+        assert invoke(["run", str(scenario), "--runs", str(root), "-q"]) == 0
     return (root / "s" / "latest").resolve()
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("arm", "who"), [("faulted", "w1"), ("faulted", ORCHESTRATOR), ("control", "w0")]
 )
@@ -173,6 +180,7 @@ def test_a_run_with_a_log_that_is_too_large_is_inconclusive_and_says_so(
     assert "GiB of memory for event logs" in reason
 
 
+@pytest.mark.slow
 def test_a_long_run_with_its_control_is_within_the_budget(memory: Path) -> None:
     """Of 8 ranks over 100,000 steps: by what a run takes more that is longer by some steps."""
     charged = []

@@ -146,13 +146,16 @@ def changed(rng: random.Random, raw: bytes) -> bytes:
             return raw[:place] + raw[place : place + 9] + raw[place:]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [4_000, pytest.param(20_000, marks=pytest.mark.long)])
 def test_lines_that_were_changed_anywhere_are_read_or_refused_alike(
-    real: list[bytes], monkeypatch: pytest.MonkeyPatch
+    real: list[bytes], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     rng = random.Random(3)
-    alike(monkeypatch, [*real, *(changed(rng, rng.choice(real)) for _ in range(20_000))])
+    alike(monkeypatch, [*real, *(changed(rng, rng.choice(real)) for _ in range(count))])
 
 
+@pytest.mark.slow
 def test_a_file_is_read_alike_however_many_of_its_lines_are_odd(
     real: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +214,7 @@ def test_numbers_are_the_nearest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
         digits = "".join(rng.choices("0123456789", k=rng.randrange(1, 25)))
         return f"{rng.randrange(10)}.{digits}e{rng.randrange(-320, 300)}"
 
-    made = [first.replace("0.25", number()).encode() for _ in range(5_000)]
+    made = [first.replace("0.25", number()).encode() for _ in range(1_500)]
     alike(monkeypatch, [first.encode(), *made])
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.arms import judged
 from tests.support.portions import long_but
-from tests.support.search.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, control_of, evidence, play
 from trainchaos.chaos import plugins
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.fault.base import Fault, Fidelity
@@ -54,7 +54,7 @@ def arm(
         **fault,
     }
     cell = cell_of(recovery, [spec])
-    faulted, control = play(cell, root, seed=3), play(cell, root, seed=3, arm="control")
+    faulted, control = play(cell, root, seed=3), control_of(cell, seed=3)
     found = evidence(faulted, control)
     assert {n: f.witness for n, f in judged(found).items() if f.verdict != "pass"} == {}
     return faulted, list(found.measures.incidents)

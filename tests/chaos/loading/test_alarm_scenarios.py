@@ -66,6 +66,7 @@ def test_every_alarm_has_a_scenario() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", PLAYED)
 def test_a_scenario_fails_with_its_detector_blind(
     name: str, memory: Path, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ def test_what_may_be_copied_is_named_for_an_unknown_name(
     assert "builtin:examples/" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_is_run_and_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["plan", "builtin:kill-one-rank"]) == 0
     assert invoke(["list", "scenarios"]) == 0

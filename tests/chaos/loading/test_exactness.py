@@ -114,6 +114,7 @@ def test_a_comparison_plays_the_family_as_it_is(read: Any) -> None:
     assert family_of(loaded.path, loaded.cells).cell == loaded.cells[0]
 
 
+@pytest.mark.slow
 def test_a_run_is_compared_bit_for_bit(read: Any, tmp_path: Path) -> None:
     loaded = read(TEXT, "repeat=1")
     results = run_scenario(

@@ -112,7 +112,7 @@ TREES = st.recursive(
     max_leaves=12,
 )
 FUZZ = settings(
-    max_examples=50,
+    max_examples=min(50, settings().max_examples),
     deadline=None,
     database=None,
     suppress_health_check=[
@@ -247,6 +247,7 @@ def test_any_tree(check: Any, tree: Any) -> None:
     check(json.dumps(tree))
 
 
+@pytest.mark.slow
 @FUZZ
 @given(HOW, st.sampled_from(PLACES), TREES)
 def test_a_valid_scenario_with_one_change(
@@ -255,6 +256,7 @@ def test_a_valid_scenario_with_one_change(
     check(json.dumps(changed(how, loc, value)))
 
 
+@pytest.mark.slow
 @FUZZ
 @example([("rename", ("matrix", "recovery"), "\U00010000")])  # JSON writes it as two halves
 @given(st.lists(st.tuples(HOW, st.sampled_from(PLACES), SCALARS), min_size=2, max_size=5))
@@ -287,6 +289,7 @@ def test_any_trace(tmp_path_factory: pytest.TempPathFactory, text: str | bytes, 
     assert read.problems or read.times or read.steps
 
 
+@pytest.mark.slow
 @FUZZ
 @given(st.text(max_size=30), SCALARS)
 def test_any_override(
@@ -306,12 +309,14 @@ def test_any_override(
             assert str(error)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [25, pytest.param(5, marks=pytest.mark.long)])
 def test_chaos_validate_says_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every: int
 ) -> None:
     monkeypatch.setattr(cli, "build_catalogue", lambda: CATALOGUE)
     path = tmp_path / "s.yaml"
-    for loc in PLACES[::5]:
+    for loc in PLACES[::every]:
         for value in ([[]], {"x": {}}, "${vars.n}", "\u0085"):
             path.write_text(json.dumps(changed("replace", loc, value)))
             code = cli.invoke(["validate", str(path)])

@@ -111,7 +111,9 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", ["validate", pytest.param("plan", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("command", ["validate", "plan"])
 @pytest.mark.parametrize("what", HUGE)
 def test_it_is_refused_soon_in_little_memory_and_in_few_words(
     what: str, command: str, imported: Path, tmp_path: Path
@@ -138,6 +140,8 @@ def test_a_huge_number_of_ranks_takes_no_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "text",
     [

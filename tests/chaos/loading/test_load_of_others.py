@@ -90,6 +90,7 @@ input()
 """
 
 
+@pytest.mark.slow
 def test_the_time_of_descendants_is_ours_while_they_live_and_when_they_are_gone() -> None:
     began_s = family_s()
     shell = ["sh", "-c", f"{sys.executable} -c '{BURN}'; true"]

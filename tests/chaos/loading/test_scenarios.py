@@ -114,6 +114,7 @@ PLAYED = [
 
 
 @pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("path", PLAYED)
 def test_it_runs_to_its_outcome_in_simulation(path: Path, memory: Path) -> None:
     scenario = loaded(

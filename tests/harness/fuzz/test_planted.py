@@ -65,7 +65,7 @@ SHOWN: dict[str, tuple[list[Fault], dict[str, Any]]] = {
         {},
     ),
 }
-EVERY_DAY = ("a doubtful checkpoint is restored", "spares are not replaced")
+EVERY_DAY = ("a doubtful checkpoint is restored",)
 
 
 def tree(name: str) -> dict[str, Any]:
@@ -99,6 +99,8 @@ def found(name: str) -> bool:
     return any(sought(PLANTED[name], seed=f"{name} {number}").finds for number in range(SEARCHES))
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_defect_that_shows_at_once_is_found(name: str) -> None:
     assert found(name)
@@ -110,6 +112,7 @@ def test_a_planted_defect_is_found(name: str) -> None:
     assert found(name), f"not within {SEARCHES} searches of {PLANTED[name].runs} scenarios"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in EVERY_DAY else [pytest.mark.long]) for name in SHOWN],

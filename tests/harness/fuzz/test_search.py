@@ -108,8 +108,8 @@ def test_one_seed_draws_the_same_again() -> None:
 def test_most_of_what_is_drawn_can_be_played_and_the_rest_is_refused_in_words(
     tmp_path: Path,
 ) -> None:
-    refused = refusals(trees(100), tmp_path)
-    assert len(refused) < MOST_REFUSED * 100, refused[:5]
+    refused = refusals(trees(40), tmp_path)
+    assert len(refused) < MOST_REFUSED * 40, refused[:5]
 
 
 def test_every_kind_strategy_layout_and_trigger_is_drawn() -> None:
@@ -124,7 +124,7 @@ def test_what_was_seldom_chosen_is_chosen_more_often() -> None:
 
 
 def test_a_tree_is_written_as_yaml_that_reads_back(tmp_path: Path) -> None:
-    for tree in trees(50):
+    for tree in trees(20):
         assert YAML(typ="safe", pure=True).load(as_yaml(tree)) == tree
 
 
@@ -379,6 +379,7 @@ def test_a_find_is_written_as_a_scenario_that_loads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "path",
     [
@@ -449,7 +450,8 @@ def searched(behaviour: Callable[[], Behaviour], most: int, strategy: str) -> Se
     [
         pytest.param(defects.StalePeer, "drop-replica", marks=pytest.mark.long),
         pytest.param(defects.DropsShare, "hot-spare", marks=pytest.mark.long),
-        (defects.RestoresOlder, "checkpoint-restart"),
+        # in make test tests/harness/fuzz/test_planted.py shows that the search finds something
+        pytest.param(defects.RestoresOlder, "checkpoint-restart", marks=pytest.mark.long),
     ],
 )
 def test_a_planted_defect_is_found_and_small(

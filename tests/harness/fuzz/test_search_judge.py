@@ -160,6 +160,7 @@ def test_the_judge_sees_the_run_as_it_is_and_what_is_wrong_with_it(tmp_path: Pat
     assert look(one_of(EXIT, do="drop"), whole=True).find is None
 
 
+@pytest.mark.slow
 def test_what_changes_nothing_is_judged_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert JudgeBench().neutral(base()) is None
 
@@ -225,10 +226,13 @@ def test_a_lenient_checker_is_found(monkeypatch: pytest.MonkeyPatch, name: str) 
 
 
 @pytest.mark.slow
-def test_what_is_right_shows_nothing() -> None:
-    search = searched(120, seed="right")
+@pytest.mark.parametrize(
+    ("most", "fewest"), [(12, 3), pytest.param(120, 60, marks=pytest.mark.long)]
+)
+def test_what_is_right_shows_nothing(most: int, fewest: int) -> None:
+    search = searched(most, seed="right")
     assert {key: found.find.text for key, found in search.finds.items()} == {}
-    assert search.runs > 60 and search.coverage.rows()
+    assert search.runs > fewest and search.coverage.rows()
 
 
 def test_a_find_is_kept_as_a_file_that_shows_it_again(
@@ -247,6 +251,8 @@ def test_a_find_is_kept_as_a_file_that_shows_it_again(
     assert again is not None and again.key.startswith("unseen")
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
 def test_what_was_unseen_once_is_seen(path: Path) -> None:
     found = replayed(path, SimPlayer(catalogue=CATALOGUE), JudgeBench())

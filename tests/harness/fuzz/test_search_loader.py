@@ -82,8 +82,8 @@ def test_every_way_of_spoiling_is_tried_and_leaves_what_it_spoils_alone() -> Non
 
 def test_most_of_what_is_not_spoilt_loads() -> None:
     one = dice()
-    said = [READER.read(fresh(whole(one, WORLD)).data).said for _ in range(20)]
-    assert sum(map(bool, said)) < 15, said
+    said = [READER.read(fresh(whole(one, WORLD)).data).said for _ in range(8)]
+    assert sum(map(bool, said)) < 6, said
 
 
 # ---- judging
@@ -155,6 +155,7 @@ def test_a_file_that_is_read_in_two_ways_is_a_find(monkeypatch: pytest.MonkeyPat
     assert found is not None and found.key.startswith("not the same twice")
 
 
+@pytest.mark.slow
 def test_memory_that_is_taken_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(faults: Any) -> list[Problem]:
         return [Problem(loc=("faults",), message=str(len(b"x" * (MOST_GROWN + (64 << 20)))))]
@@ -193,12 +194,14 @@ def found_within(most: int, seed: str = "planted") -> Mapping[str, Any]:
     return one.finds
 
 
-def test_what_is_right_shows_nothing() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [12, pytest.param(40, marks=pytest.mark.long)])
+def test_what_is_right_shows_nothing(most: int) -> None:
     one = search()
-    for _ in range(40):
+    for _ in range(most):
         one.step()
     assert {key: found.find.text for key, found in one.finds.items()} == {}
-    assert one.runs == 40 and one.refused > 10 and one.coverage.rows()
+    assert one.runs == most and one.refused > most / 4 and one.coverage.rows()
 
 
 def test_one_seed_searches_the_same_again() -> None:

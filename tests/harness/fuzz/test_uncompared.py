@@ -126,6 +126,7 @@ def test_replicas_that_are_alike_need_no_excuse() -> None:
     assert not excused(COPIED, alike)
 
 
+@pytest.mark.slow
 def test_a_target_that_nothing_else_ended_is_not_excused() -> None:
     """A kill without an effect, of a process that died: the witness may be at fault."""
     tree, one = played("checkpoint-restart-process-segv-rack-kill-bb2cd5")
@@ -141,6 +142,7 @@ def test_a_target_that_nothing_else_ended_is_not_excused() -> None:
     assert find_in(tree, spoilt) is not None
 
 
+@pytest.mark.long
 def test_a_rank_held_in_a_step_that_another_fault_broke_is_excused_only_with_that_fault() -> None:
     tree, one = played("checkpoint-restart-partition-gpu-hang-1491b0")
     assert unlanded.thrown_away(tree, one) and find_in(tree, one) is None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.harness.projection.test_project_cli import SMALL, Say, chaos
+from tests.harness.projection.test_project_cli import TINY, Say, chaos
 from trainchaos.harness.projection.costs import PUBLISHED, Cause, by_cause, lasting
 from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.figures import one
@@ -23,7 +24,7 @@ from trainchaos.reports.projection import page, tables, words
 
 __all__ = ["chaos"]  # the fixture
 
-TRIALS = 400
+TRIALS = 200
 
 
 def setting(**more: Any) -> Setting:
@@ -32,7 +33,15 @@ def setting(**more: Any) -> Setting:
     return Setting(**{**usual, "repair_s": 20_000.0, "replica_nodes": 4, **more})
 
 
+@cache
+def plain(strategy: str) -> Projected:
+    """Of the usual setting."""
+    return row(strategy, trials=TRIALS)
+
+
 def row(strategy: str, **more: Any) -> Projected:
+    if not more:
+        return plain(strategy)
     said = setting(**more)
     return one(Part(said, said.gpus[0], PUBLISHED[strategy]), lambda share: None)
 
@@ -65,24 +74,27 @@ def same(found: Projected) -> bool:
 @pytest.mark.parametrize("strategy", list(PUBLISHED))
 def test_each_definition_moves_time_from_one_class_to_another(strategy: str) -> None:
     """And the engines agree on each; nothing is lost on the way."""
-    plain = row(strategy)
+    usual = row(strategy)
     recovery = row(strategy, definitions=Definitions(rework="recovery"))
     useful = row(strategy, definitions=Definitions(rework="useful"))
     whole = row(strategy, definitions=Definitions(missing="useful"))
-    for found in (plain, recovery, useful, whole):
+    for found in (usual, recovery, useful, whole):
         assert same(found)
         assert found.goodput + sum(found.badput.values()) == pytest.approx(1.0)
         physical = ("again", "short", "finish_days")
         for name in physical:
-            assert getattr(found, name) == getattr(plain, name), "what is lost is lost"
-    assert plain.badput["rework"] > 0 and useful.badput["rework"] == recovery.badput["rework"] == 0
-    assert recovery.goodput == plain.goodput
-    moved = plain.badput["stall"] + plain.badput["rework"]
+            assert getattr(found, name) == getattr(usual, name), "what is lost is lost"
+    assert usual.badput["rework"] > 0 and useful.badput["rework"] == recovery.badput["rework"] == 0
+    assert recovery.goodput == usual.goodput
+    moved = usual.badput["stall"] + usual.badput["rework"]
     assert recovery.badput["stall"] == pytest.approx(moved)
-    assert recovery.recovery_s > plain.recovery_s > plain.stall_s * 0.99
-    assert useful.goodput == pytest.approx(plain.goodput + plain.badput["rework"])
-    assert whole.goodput == pytest.approx(plain.goodput + plain.badput["reduced"])
-    assert (plain.badput["reduced"] > 0) == (strategy != "checkpoint-restart")
+    assert recovery.recovery_s > usual.recovery_s > usual.stall_s * 0.99
+    assert useful.goodput == pytest.approx(usual.goodput + usual.badput["rework"])
+    assert whole.goodput == pytest.approx(usual.goodput + usual.badput["reduced"])
+    assert (usual.badput["reduced"] > 0) == (strategy != "checkpoint-restart")
+
+
+def test_each_definition_is_said() -> None:
     notes = {
         name: project(setting(trials=2, days=1, definitions=said), PUBLISHED, "a test").notes[0]
         for name, said in {
@@ -250,13 +262,13 @@ def test_means_of_recoveries_are_within_their_interval_as_often_as_it_says() -> 
     random = np.random.default_rng(1)
     for count, sigma in ((5, 0.3), (12, 1.0), (20, 1.0)):
         inside = 0
-        for _ in range(1500):
+        for _ in range(500):
             logs = sigma * random.standard_normal(count)
             found = lasting(np.exp(logs))
             cost = replace(PUBLISHED["hot-spare"], stall=found, incidents=count)
             ratio = np.exp(sigma**2 / 2) / found.mean_s
             inside += 1 / (1 + cost.unsure) <= ratio <= 1 + cost.unsure
-        assert 0.925 * 1500 < inside < 0.985 * 1500, (count, sigma)
+        assert 0.925 * 500 < inside < 0.985 * 500, (count, sigma)
 
 
 def test_a_cause_with_a_time_of_its_own_leaves_the_rest_as_unsure_as_it_was() -> None:
@@ -295,10 +307,10 @@ def test_whole_nodes_are_paid_for() -> None:
 
 def test_a_checkpoint_takes_what_its_storage_gives(chaos: Say) -> None:
     more = ("--format", "json", "--checkpoint-size", "4TB", "--bandwidth", "80GB/s")
-    said = json.loads(chaos(*SMALL, *more)[1])["setting"]
+    said = json.loads(chaos(*TINY, *more)[1])["setting"]
     assert (said["save_s"], said["load_s"]) == (50.0, 50.0)
     assert (said["checkpoint_bytes"], said["bandwidth"]) == (4e12, 8e10)
-    said = json.loads(chaos(*SMALL, *more, "--save", "2s")[1])["setting"]
+    said = json.loads(chaos(*TINY, *more, "--save", "2s")[1])["setting"]
     assert (said["save_s"], said["load_s"]) == (2.0, 50.0), "asynchronous, say"
 
 
@@ -310,7 +322,7 @@ def test_what_is_lost_is_counted_in_samples_where_a_step_has_some(chaos: Say) ->
     column = failures.head.index("steps lost")
     assert failures.rows[0][column] == f"{steps.rows[0].short:,.0f}"
     assert of_samples.rows[0][column] == f"{steps.rows[0].short * 2048:,.0f}"
-    assert json.loads(chaos(*SMALL, "--batch", "7", "--format", "json")[1])["setting"]["batch"] == 7
+    assert json.loads(chaos(*TINY, "--batch", "7", "--format", "json")[1])["setting"]["batch"] == 7
 
 
 def test_all_of_a_setting_is_on_the_page() -> None:
@@ -355,7 +367,7 @@ def test_growth_that_is_given_is_known() -> None:
     flat, grows = (replace(few, per_doubling_s=by_s) for by_s in (0.0, 10.0))
     assert flat.unsure_s == grows.unsure_s == pytest.approx(few.unsure * stall.mean_s)
     rows = {
-        name: one(Part(setting(), 32_768, cost), lambda share: None)
+        name: one(Part(setting(trials=400), 32_768, cost), lambda share: None)
         for name, cost in (("flat", flat), ("grows", grows))
     }
     assert rows["grows"].stall_s > 50 * rows["flat"].stall_s

@@ -95,7 +95,8 @@ def predicted(source: Group, group: Group, seed: int = 0, draws: int = 400) -> P
         (1, {"steps": 0.1, "control": 0.1}, 0.35),
     ],
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_another_mean_is_within_the_interval_as_often_as_it_says(
     arms: int, differ: dict[str, float], widest: float
 ) -> None:

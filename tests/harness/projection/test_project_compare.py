@@ -6,35 +6,49 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.harness.projection.test_project_cli import PLOTS
 from tests.support.pages.sample_results import build
 from trainchaos.chaos import cli
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.load import load
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.harness.judge.incident import Incident, PhaseSpan
-from trainchaos.harness.judge.results import ArmResult
+from trainchaos.harness.judge.results import ArmResult, Results
 from trainchaos.harness.projection.compared.compare import compare, job_of
 from trainchaos.harness.projection.costs import PUBLISHED, alone
 from trainchaos.harness.projection.observed import Stored, groups
 from trainchaos.harness.projection.projection import project
 from trainchaos.harness.projection.result import Projection, Setting
-from trainchaos.reports.projection import page, words
+from trainchaos.reports.projection import page, plots, words
 
 SCENARIO = Path(__file__).parents[3] / "scenarios/projection/projection-mtbf.yaml"
 STEP_S, BASE, STALL_S, MTBF_S = 0.02, 0.9, 0.3, 2.5
 RANKS = 4
 
 
+@cache
+def all_cells() -> tuple[Cell, ...]:
+    """Of the scenario."""
+    return tuple(load(SCENARIO, cli.build_catalogue()).cells)
+
+
+@cache
+def sample() -> Results:
+    """Of a run."""
+    return build(Path("unused"), logs=False)[1]
+
+
 def cells(*strategies: str) -> list[Cell]:
     """Those of the scenario at 4 ranks."""
     return [
         cell
-        for cell in load(SCENARIO, cli.build_catalogue()).cells
+        for cell in all_cells()
         if cell.exact_for is None
         and cell.scenario.workload.ranks == RANKS
         and cell.scenario.recovery.strategy in strategies
@@ -142,9 +156,8 @@ def stored(
             faulted, incidents = play(cell, repeat, slower=slower if repeat % 2 else 1.0)
             arms += [arm(cell, repeat, "control", times), faulted]
             faults += incidents
-    _, sample = build(Path("unused"), logs=False)
     known = {"scenario": "projection-mtbf", "run_id": run, "cells": []}
-    results = sample.model_copy(update={**known, "arms": arms, "faults": faults, **changed})
+    results = sample().model_copy(update={**known, "arms": arms, "faults": faults, **changed})
     resolved = ResolvedRun(
         run_id=run, source="", started="", reproduce="", seed=1, cells=chosen, skipped=[]
     )
@@ -298,13 +311,16 @@ def test_failures_that_overlap_are_no_measure_of_one() -> None:
     assert found == [later, other]
 
 
-def test_the_comparison_is_printed_and_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_comparison_is_printed_and_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     from trainchaos.chaos.commands.project import lines
 
     compared, cautions = compare([stored(slower=1.2)], [], 0)
     setting = Setting(gpus=(64,), rate=6.5, days=1, trials=5, spares=1)
     found = project(setting, PUBLISHED, "a test")
-    assert "Projected against measured" not in page.render(found)
+    with monkeypatch.context() as undrawn:
+        for name in PLOTS:
+            undrawn.setattr(plots, name, lambda found: "")
+        assert "Projected against measured" not in page.render(found)
     found = found.model_copy(update={"compared": compared, "cautions": cautions})
     text, said = page.render(found), "\n".join(lines(found))
     assert "Projected against measured" in text and text.count("<svg") == 3

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.harness.projection.test_project_cli import SMALL, Say, chaos
+from tests.harness.projection.test_project_cli import SMALL, TINY, Say, chaos
 from tests.support.pages.sample_results import build
 from trainchaos.chaos.commands.project import project as command
 from trainchaos.chaos.commands.shared import projection as options
@@ -93,13 +93,14 @@ def test_a_bad_mapping_is_named(tmp_path: Path, text: str, says: str) -> None:
 def test_a_trace_gives_gaps_and_with_its_nodes_the_rate(chaos: Say, tmp_path: Path) -> None:
     write(tmp_path, CSV)
     more = ("--trace", "seen.csv", "--format", "json")
-    shape = json.loads(chaos(*SMALL, *more)[1])
+    shape = json.loads(chaos(*TINY, *more)[1])
     assert shape["setting"]["several"] == [0.75, 0.25]
-    of_nodes = json.loads(chaos(*SMALL, *more, "--days", "1", "--trace-nodes", "100")[1])
+    of_nodes = json.loads(chaos(*TINY, *more, "--trace-nodes", "100")[1])
     assert of_nodes["setting"]["rate"] == pytest.approx(86_400 * 1000 / (40_000 / 3 * 100))
     assert of_nodes["setting"]["rate_unsure"] == 1.0 > shape["setting"]["rate_unsure"] == 0.0
     assert any("taken to be between half and double of it" in note for note in of_nodes["notes"])
-    known = project(Setting(gpus=(64,), rate=3.0, days=9, trials=5, rate_unsure=0.2), PUBLISHED, "")
+    spare = {"hot-spare": PUBLISHED["hot-spare"]}
+    known = project(Setting(gpus=(64,), rate=3.0, days=9, trials=5, rate_unsure=0.2), spare, "")
     assert any("known to ±20 % (95 %" in note for note in known.notes)
     assert shape["setting"]["rate"] == pytest.approx(3.788, abs=0.001)
     law = law_of(Setting(gpus=(64,), rate=3.0, gaps=(1.0, 1.0, 7.0)), 8)
@@ -167,7 +168,7 @@ def test_what_cannot_be_is_refused(
 def test_several_that_is_given_counts_also_beside_a_trace(chaos: Say, tmp_path: Path) -> None:
     write(tmp_path, CSV)
     argv = ("--trace", "seen.csv", "--format", "json", "--several", "1")
-    assert json.loads(chaos(*SMALL, *argv)[1])["setting"]["several"] == [1.0]
+    assert json.loads(chaos(*TINY, *argv)[1])["setting"]["several"] == [1.0]
 
 
 def test_causes_take_their_own_time_the_measured_or_the_usual(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_causes_take_their_own_time_the_measured_or_the_usual(tmp_path: Path) ->
 def test_a_preset_counts_causes_and_a_time_can_be_given_to_one(chaos: Say, tmp_path: Path) -> None:
     """Their shares are those of what was counted, of a trace before a preset's."""
     more = ("--strategy", "hot-spare", "--format", "json")
-    first = json.loads(chaos(*SMALL, *more, "--preset", "llama3")[1])
+    first = json.loads(chaos(*TINY, "--format", "json", "--preset", "llama3")[1])
     shares = first["setting"]["causes"]
     assert shares["faulty GPU"] == pytest.approx(148 / 419)
     assert sum(shares.values()) == pytest.approx(1.0)
@@ -212,35 +213,35 @@ def test_a_preset_counts_causes_and_a_time_can_be_given_to_one(chaos: Say, tmp_p
     assert mixed.stall.mean_s == pytest.approx((148 * 1800.0 + 271 * 46.0) / 419)
     page = (tmp_path / "projection/report.html").read_text()
     assert "Failures in a day of running at 4,096 GPUs: 1.94, of them 0.685 faulty GPU" in page
-    other = json.loads(chaos(*SMALL, *more, "--preset", "llama3", "--cause", "a=1:6m")[1])
+    more = ("--format", "json")
+    other = json.loads(chaos(*TINY, *more, "--preset", "llama3", "--cause", "a=1:6m")[1])
     assert other["setting"]["processes"] == 0.0, "the causes that are given say nothing of it"
     write(tmp_path, CSV)
-    trace = json.loads(chaos(*SMALL, *more, "--trace", "seen.csv", "--cause", "gpu=:9s")[1])
+    trace = json.loads(chaos(*TINY, *more, "--trace", "seen.csv", "--cause", "gpu=:9s")[1])
     assert trace["setting"]["causes"] == pytest.approx({"gpu": 2 / 3, "net": 1 / 3})
     assert trace["setting"]["processes"] == 0.0, "its nodes were counted"
     assert "the trace has 4 failures: their law" in trace["cautions"][0]
     write(tmp_path, "time\n0\n1h\n7200\n", "plain.csv")
-    plain = json.loads(chaos(*SMALL, *more, "--trace", "plain.csv", "--preset", "llama3")[1])
+    plain = json.loads(chaos(*TINY, *more, "--trace", "plain.csv", "--preset", "llama3")[1])
     assert plain["setting"]["causes"] == {}, "whose nodes are not those of the preset's causes"
-    given = json.loads(chaos(*SMALL, *more, "--cause", "a=1", "--process-share", "0.5")[1])
+    given = json.loads(chaos(*TINY, *more, "--cause", "a=1", "--process-share", "0.5")[1])
     assert given["setting"]["processes"] == 0.5
     with pytest.raises(ScenarioError, match="NAME=SHARE:DURATION"):
         causes_of([Cause(name="a", share=None, stall_s=1.0)], {})
 
 
 def test_spares_for_an_availability_are_said_for_each_size(chaos: Say, tmp_path: Path) -> None:
-    _, said, _ = chaos(*SMALL, "--availability", "0.99")
+    _, said, _ = chaos(*SMALL, "--availability", "0.99", "--strategy", "hot-spare")
     (small, large) = json.loads((tmp_path / "projection/results.json").read_text())["spares"]
     for one in (small, large):
         assert one["load"] == pytest.approx(one["nodes"] * 3.7886 / 1000 / 6, rel=1e-3)
         assert closed.spares_for(0.99, one["load"]) == one["spares"]
         assert f"{one['gpus']:,} GPUs: spare nodes that keep all {one['nodes']:,} nodes" in said
         assert f"of the time: {one['spares']} (" in said.replace("\n", " ")
-    nearly = chaos(*SMALL, "--availability", "0.99999", "--strategy", "hot-spare")[1]
-    assert " nodes there 0.99999 of the time" in nearly.replace("\n", " ")
-    chaos(*SMALL, "--availability", "0.99")
     page = (tmp_path / "projection/report.html").read_text()
     assert page.count("spare nodes that keep all") == 1 and "spares for 0.99" in page
+    nearly = chaos(*TINY, "--availability", "0.99999")[1]
+    assert " nodes there 0.99999 of the time" in nearly.replace("\n", " ")
     doubled = Setting(gpus=(4096,), rate=3.7886, several=(0.0, 1.0), availability=0.99)
     (more,) = projection.spares_needed(doubled)
     assert more.load == pytest.approx(2 * large["load"], rel=1e-3)
@@ -250,7 +251,7 @@ def test_spares_for_an_availability_are_said_for_each_size(chaos: Say, tmp_path:
 
 
 def test_the_figures_do_not_depend_on_the_processes() -> None:
-    setting = Setting(gpus=(64, 512), rate=6.5, days=5, trials=20, spares=1, lemon_share=0.1)
+    setting = Setting(gpus=(64, 512), rate=6.5, days=5, trials=10, spares=1, lemon_share=0.1)
     shares: list[float] = []
     alone = project(setting, PUBLISHED, "a test")
     several = project(setting, PUBLISHED, "a test", shares.append, jobs=2)
@@ -327,7 +328,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_begins(
     code, _, error = chaos(*SMALL)
     assert code == 2 and "GiB are free" in error and "fewer --trials" in error
     meminfo.write_text("MemAvailable: 4000000 kB\n")
-    assert chaos(*SMALL)[0] == 0
+    assert chaos(*TINY)[0] == 0
     code, _, error = chaos("--gpus", "1000000", "--trials", "1000000", "--spares", "0", "-q")
     assert code == 2 and "the projection needs about" in error
     for text in ("MemAvailable: many kB\n", "", "MemAvailable:\n"):
@@ -339,7 +340,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_begins(
 def test_the_estimate_of_memory_is_not_below_what_is_taken() -> None:
     import tracemalloc
 
-    setting = Setting(gpus=(16_384,), rate=6.5, days=2, trials=2000, repair_s=40_000.0)
+    setting = Setting(gpus=(16_384,), rate=6.5, days=2, trials=1000, repair_s=40_000.0)
     for cost, many in ((c, m) for c in PUBLISHED.values() for m in (False, True)):
         some = {"several": (0.0,) * 31 + (1.0,), "trials": 500} if many else {}
         part = parallel.Part(setting.model_copy(update=some), 16_384, cost)

@@ -49,6 +49,12 @@ def give(monkeypatch: pytest.MonkeyPatch, *given: Sequence[Stored]) -> None:
     monkeypatch.setattr(observed, "read_stored", lambda paths, each, jobs: answers.pop(0))
 
 
+@pytest.fixture(scope="module")
+def run(stored: dict[str, str]) -> Stored:
+    """One that was stored, judged once."""
+    return observed.read_stored([Path(stored["kill-one-rank"])])[0]
+
+
 def test_a_page_from_a_run_has_all_strategies_and_a_curve(
     chaos: Say, stored: dict[str, str], tmp_path: Path
 ) -> None:
@@ -73,7 +79,10 @@ def test_a_page_from_a_run_has_all_strategies_and_a_curve(
     assert text.index("caution") < text.index('class="caution"') + 30 < text.index("<h1")
 
 
-def test_growth_is_no_extrapolation(chaos: Say, stored: dict[str, str]) -> None:
+def test_growth_is_no_extrapolation(
+    chaos: Say, stored: dict[str, str], run: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, [run], [], [run], [])
     _, said, _ = chaos(*LARGE, "--runs", stored["kill-one-rank"], "--growth", "3s")
     assert "taken to last as long" not in said
     _, said, _ = chaos(*("--gpus", "64", "--trials", "5", "-q"), "--runs", stored["kill-one-rank"])
@@ -81,10 +90,13 @@ def test_growth_is_no_extrapolation(chaos: Say, stored: dict[str, str]) -> None:
 
 
 def test_strategies_that_the_runs_lack_are_published_and_marked(
-    chaos: Say, stored: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    chaos: Say,
+    stored: dict[str, str],
+    run: Stored,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """The headline does not compare them, and a given growth is not theirs."""
-    run = observed.read_stored([Path(stored["kill-one-rank"])])[0]
     give(monkeypatch, [only(run, "hot-spare")], [])
     code, said, _ = chaos(*LARGE, "--runs", stored["kill-one-rank"], "--growth", "3s")
     assert code == 0
@@ -107,14 +119,18 @@ def test_strategies_that_the_runs_lack_are_published_and_marked(
 
 
 def test_step_and_save_are_those_of_the_control_arms(
-    chaos: Say, stored: dict[str, str], tmp_path: Path
+    chaos: Say,
+    stored: dict[str, str],
+    run: Stored,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    give(monkeypatch, [run], [], [run], [])
     options = (*LARGE, "--runs", stored["kill-one-rank"], "--times-of-runs")
     code, _, _ = chaos(*options, "--save", "2ms")
     said = json.loads((tmp_path / "projection/results.json").read_text())["setting"]
-    run = observed.read_stored([Path(stored["kill-one-rank"])])
-    step_s, _ = steady(run)
-    controls = [one for one in run[0].results.arms if one.arm == "control"]
+    step_s, _ = steady([run])
+    controls = [one for one in run.results.arms if one.arm == "control"]
     assert min(one.step_time_median or 0 for one in controls) <= step_s <= 0.2
     assert code == 0 and (said["step_s"], said["save_s"], said["load_s"]) == (step_s, 0.002, 120.0)
     assert said["loads_measured"], "of published costs it is still 120 s"
@@ -168,7 +184,7 @@ def test_a_comparison_alone_projects_nothing_else(
     """An unrelated cluster beside it would only confuse."""
     here = stored["kill-one-rank"]
     give(monkeypatch, [], [jobs("hot-spare")])
-    code, said, _ = chaos("--compare", here, "-q")
+    code, said, _ = chaos("--compare", here, "-q", drawn=True)
     assert code == 0 and "16384" not in said and "1 of 1 jobs are within" in said
     text = (tmp_path / "projection/report.html").read_text()
     assert "1 of 1 jobs were where they are projected to be" in text

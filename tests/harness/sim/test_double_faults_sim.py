@@ -22,7 +22,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.launchers.sim import Sim
 
-SEEDS, BLOCK, IN_TEST = 500, 50, 20
+SEEDS, BLOCK, IN_TEST = 500, 50, 4
 STEPS, EVERY = 18, 4
 ARM_SEEDS = 5  # of data, jitter and races; the faults have 500 of their own
 LAYOUTS: dict[str, tuple[int, int, Any]] = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.portions import first_in_test
-from tests.support.search.simulate import KILL, cell_of, evidence, play
+from tests.support.search.simulate import KILL, cell_of, control_of, evidence, play
 from trainchaos.harness.judge.checkers import CHECKERS
 from trainchaos.harness.judge.checkers.job.loss import compare
 from trainchaos.harness.sim.rank.behaviour import Behaviour
@@ -34,7 +34,7 @@ def judged(
 ) -> tuple[str, dict[str, str]]:
     """How the result compares with the control arm's, and the checkers that did not pass."""
     cell = cell_of(recovery, more.pop("faults", [KILL]), **more)
-    control = play(cell, memory, seed=seed, arm="control")
+    control = control_of(cell, seed=seed)
     faulted = play(cell, memory, seed=seed, behaviour=behaviour)
     assert faulted.outcome == "completed"
     shown = evidence(faulted, control)

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.unreported import no_reports
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.log import Event, Kind, read_log
+
+__all__ = ["no_reports"]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_reports")]
 
 KILL = "{{id: kill{0}, kind: process-kill, target: {{rank: {1}}}, at: {{step: {0}, phase: {2}}}}}"
 SPARE = "{{id: spare, kind: {}, target: {{role: spare, select: one}}, at: {{step: 8}}}}"

@@ -7,11 +7,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.support.unreported import no_reports
 from trainchaos.chaos import cli
 from trainchaos.chaos.events.log import Event, Kind, Log, read_log
 from trainchaos.harness.host.rundir import open_run
 from trainchaos.harness.judge.verdict.judge import judge
 from trainchaos.recovery.checkpoint.memory.header import is_memory
+
+__all__ = ["no_reports"]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_reports")]
 
 SCENARIO = """\
 version: 1

@@ -13,12 +13,12 @@ from tests.support.arms import judged
 from tests.support.portions import first_in_test, long_but
 from tests.support.search import simulate
 from tests.support.search.simchaos import random_cell
-from tests.support.search.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, control_of, evidence, play
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.chaos.scenario.workload import WorkloadSpec
 
-SEEDS, BLOCK = 120, 20
+SEEDS, BLOCK = 120, 4
 FSDP = "fsdp"
 TWO: dict[str, Any] = {"hsdp": {"replicas": 2, "shards": 2}}
 SHAPES: dict[int, list[Any]] = {
@@ -58,7 +58,7 @@ def members(played: Played) -> list[list[str]]:
 def both(cell: Cell, root: Path, seed: int = 3) -> tuple[Played, dict[str, str]]:
     """The faulted arm, and what did not pass."""
     faulted = play(cell, root, seed=seed)
-    control = play(cell, root, seed=seed, arm="control")
+    control = control_of(cell, seed=seed)
     assert faulted.outcome == control.outcome == "completed"
     assert {f.verdict for f in judged(evidence(control, None)).values()} == {"pass"}
     return faulted, problems(faulted, control)

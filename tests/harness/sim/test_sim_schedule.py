@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
+from tests.support.search.simulate import KILL, Played, cell_of, control_of, evidence, play
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.fault import FaultSpec
 from trainchaos.harness.judge.checkers import check_all
@@ -24,7 +24,7 @@ def arm(memory: Path, fault: dict[str, Any], recovery: Any = PLAIN, **more: Any)
 
 
 def findings(played: Played) -> dict[str, tuple[str, str]]:
-    control = play(played.cell, played.directory.parent.parent, seed=5, arm="control")
+    control = control_of(played.cell, seed=5)
     return {
         name: (f.verdict, f.witness) for name, f in check_all(evidence(played, control)).items()
     }

@@ -6,17 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.unreported import no_reports
 from trainchaos.chaos import cli
 from trainchaos.chaos.events.log import Kind, read_log
 from trainchaos.chaos.home import HOME
 from trainchaos.harness.host.rundir import open_run
 from trainchaos.harness.judge.verdict.judge import judge
 
+__all__ = ["no_reports"]
+
 STORED = HOME / "scenarios" / "health" / "wrong-values-elsewhere.yaml"
 
 
 @pytest.mark.parametrize("drop", ["false", "true"])
 @pytest.mark.sample(1)
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_reports")
 def test_a_replacement_for_wrong_values_starts_elsewhere(tmp_path: Path, drop: str) -> None:
     text = STORED.read_text(encoding="utf-8")
     assert "drop: false" in text

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,6 +114,21 @@ def play(
     return Played(
         outcome=outcome, cell=cell, log=read_log(run.events(arm)), directory=run.events(arm)
     )
+
+
+def control_of(cell: Cell, *, seed: int, sim: Sim | None = None) -> Played:
+    """A control arm, which no fault of the scenario changes: of cells that differ by their faults
+    alone it is played once. Its directory is gone.
+    """
+    bare = cell.scenario.model_copy(update={"faults": []}).model_dump_json()
+    return _control(bare, seed, (sim or Sim()).model_dump_json())
+
+
+@lru_cache(maxsize=64)
+def _control(scenario: str, seed: int, sim: str) -> Played:
+    cell = Cell(id="default", params={}, scenario=Scenario.model_validate_json(scenario))
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as root:
+        return play(cell, Path(root), seed=seed, arm="control", sim=Sim.model_validate_json(sim))
 
 
 def evidence(faulted: Played, control: Played | None) -> Evidence:

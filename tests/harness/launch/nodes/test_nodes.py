@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.run.test_real import MLP, run
 from tests.support.arms import judged
-from tests.support.search.simulate import Played, cell_of, evidence, play
+from tests.support.search.simulate import Played, cell_of, control_of, evidence, play
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.harness.arm.placement import Placement
@@ -104,7 +104,7 @@ def arm(
 ) -> tuple[Played, list[Incident]]:
     """A faulted arm with which every checker agrees, and its incidents."""
     cell = cell_of(recovery, [{"id": "f", "at": {"step": 33}, **fault}], **more)
-    faulted, control = play(cell, root, seed=3), play(cell, root, seed=3, arm="control")
+    faulted, control = play(cell, root, seed=3), control_of(cell, seed=3)
     found = evidence(faulted, control)
     assert {n: f.witness for n, f in judged(found).items() if f.verdict != "pass"} == {}
     assert faulted.outcome == "completed"
@@ -145,7 +145,7 @@ def test_two_kills_answered_by_one_rollback_lose_its_steps_once(memory: Path) ->
         "at": {"event": "regroup"},
     }
     cell = cell_of("checkpoint-restart", [kill, again])
-    found = evidence(play(cell, memory, seed=3), play(cell, memory, seed=3, arm="control"))
+    found = evidence(play(cell, memory, seed=3), control_of(cell, seed=3))
     incidents = found.measures.incidents
     assert [incident.detected_by for incident in incidents] == ["exit", "exit"]
     assert [incident.steps_lost for incident in incidents] == [2, 0]

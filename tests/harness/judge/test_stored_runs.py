@@ -61,7 +61,8 @@ KEPT = {"verdict": "pass", "witness": "the job went back 1 times, never to its f
 
 def as_now(before: dict[str, Any]) -> dict[str, Any]:
     """What results say since then: whether they are those of a simulation, and that nobody but the
-    simulation bore witness there; and whether a command began again, beside a limit of lost steps.
+    simulation bore witness there; whether a command began again, beside a limit of lost steps; and
+    limits in steps.
     """
     simulated = any(line.startswith("sim: ") for line in before["fidelity"])
     for fault in before["faults"] if simulated else ():
@@ -70,6 +71,8 @@ def as_now(before: dict[str, Any]) -> dict[str, Any]:
     for arm in now["arms"]:
         arm["others"] = None
     now["workload"] = {**now["workload"], "backend": "auto"}
+    for one in now["slas"]:  # no limit was in steps
+        one |= {"step_s": [], "observed_s": None}
     for one in now["cells"]:  # no health detectors watched these
         of = {key: one["metrics"]["goodput"][key] for key in ("of", "of_arms")}
         empty = summarise("alarms_unexplained", []).model_dump(mode="json")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.marks import mark
+from tests.support.fakes.marks import mark
 from trainchaos.recovery.detection.hangs import Hang, HangDetector, HangLimits
 from trainchaos.recovery.detection.silence import MAX_LOOK_S
 from trainchaos.recovery.transport.progress_counters import Mark

@@ -38,7 +38,7 @@ def test_hogs_end_with_whoever_started_them() -> None:
         "with hogs() as pids: print(*pids, flush=True); os._exit(0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(Path(__file__).parents[3])],
+        [sys.executable, "-c", script, str(Path(__file__).parents[2])],
         stdout=subprocess.PIPE,
         text=True,
         timeout=60,

@@ -12,8 +12,8 @@ from benchmarks.hangs import FAMILIES, PACES, MeasuredHang
 from tests.chaos.loading.test_scenarios import loaded
 from tests.harness.judge.measure.test_pressure import read
 from tests.support.arms import hot_spare
+from tests.support.fakes.readings import NS, Load, steady, until
 from tests.support.logs import Script
-from tests.support.readings import NS, Load, steady, until
 from tests.support.search.simulate import cell_of
 from tests.support.search.simulate import play as simulate
 from trainchaos.chaos.events.log import Kind, Log

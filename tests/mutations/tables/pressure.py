@@ -18,7 +18,7 @@ from tests.mutations.tape import (
     each,
     in_control,
 )
-from tests.support.readings import NS, Load, readings, steady
+from tests.support.fakes.readings import NS, Load, readings, steady
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 
 BUSY = steady(0.3, 0.5)

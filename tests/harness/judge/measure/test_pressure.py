@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.arms import FAIL, KILL, OPEN, control, evidence_of, hot_spare, judged
 from tests.support.costs import calls
+from tests.support.fakes.readings import NS, Load, readings, steady, until
 from tests.support.logs import ORCHESTRATOR, Line, Script
-from tests.support.readings import NS, Load, readings, steady, until
 from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.harness.arm.pressure import MOST_NODES, follow, follow_built_in
 from trainchaos.harness.judge.checkers import check_all

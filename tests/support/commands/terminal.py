@@ -12,7 +12,7 @@ import sys
 import termios
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

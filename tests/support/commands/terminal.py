@@ -7,10 +7,14 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
+import threading
 from pathlib import Path
+
+import pytest
+
+from trainchaos.chaos.cli import invoke
 
 ROOT = Path(__file__).resolve().parents[3]
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -22,26 +26,26 @@ def lines_in_terminal(columns: int, *argv: str, rows: int = 24, at: Path = ROOT)
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trainchaos", *argv],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=at,
-        env=environment | {"TERM": "xterm", "NO_COLOR": "1"},
-    )
-    os.close(theirs)
-    written = b""
-    try:
-        while part := _read(ours):
-            written += part
-        process.wait(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-    return re.split(r"[\r\n]+", _CONTROL.sub("", written.decode()))
+    written: list[bytes] = []
+    reader = threading.Thread(target=_read_all, args=(ours, written), daemon=True)
+    reader.start()
+    with pytest.MonkeyPatch.context() as patch, os.fdopen(theirs, "w", buffering=1) as screen:
+        for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+            patch.setattr(sys, name, screen)
+        for name in ("COLUMNS", "LINES"):
+            patch.delenv(name, raising=False)
+        patch.setenv("TERM", "xterm")
+        patch.setenv("NO_COLOR", "1")
+        patch.chdir(at)
+        invoke(argv)
+    reader.join(timeout=60)
+    os.close(ours)
+    return re.split(r"[\r\n]+", _CONTROL.sub("", b"".join(written).decode()))
+
+
+def _read_all(ours: int, written: list[bytes]) -> None:
+    while part := _read(ours):
+        written.append(part)
 
 
 def _read(fd: int) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.unreported import unreported
+from tests.support.commands.unreported import unreported
 from trainchaos.chaos import cli
 from trainchaos.harness.explain import text as words
 from trainchaos.recovery.playbook import book

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands.forked import Commands
 from tests.support.decided import until_decided
-from tests.support.forked import Commands
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.unreported import unreported
+from tests.support.commands.unreported import unreported
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import NewerVersion
 from trainchaos.chaos.events.log import read_log

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands.terminal import lines_in_terminal
 from tests.support.pages.sample_results import build, empty
-from tests.support.pages.terminal import lines_in_terminal
 from trainchaos.chaos.columns import shown
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.reports import html, markdown

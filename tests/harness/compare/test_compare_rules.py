@@ -16,8 +16,8 @@ from typing import ClassVar
 
 import pytest
 
+from tests.support.commands.unreported import unreported
 from tests.support.pages.sample_comparison import build, plain_trial
-from tests.support.unreported import unreported
 from trainchaos.chaos.cli import build_catalogue, invoke
 from trainchaos.chaos.errors import LogError, ScenarioError
 from trainchaos.chaos.home import HOME

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.unreported import unreported
+from tests.support.commands.unreported import unreported
 from trainchaos.chaos.errors import NoRun, ScenarioError
 from trainchaos.harness.compare.result.model import Comparison
 from trainchaos.harness.compare.stored import compare_stored

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.unreported import unreported
+from tests.support.commands.unreported import unreported
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import EXIT_PASS, EXIT_USAGE
 from trainchaos.chaos.scenario.sla import parse_clause

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.unreported import unreported
+from tests.support.commands.unreported import unreported
 from trainchaos import reports
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.commands.gate import conclude

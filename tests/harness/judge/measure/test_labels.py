@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.commands.unreported import unreported
 from tests.support.pages.sample_results import build
-from tests.support.unreported import unreported
 from trainchaos import reports
 from trainchaos.harness.compare.stored import compare_stored
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels

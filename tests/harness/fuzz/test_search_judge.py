@@ -227,7 +227,7 @@ def test_a_lenient_checker_is_found(monkeypatch: pytest.MonkeyPatch, name: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("most", "fewest"), [(12, 3), pytest.param(120, 60, marks=pytest.mark.long)]
+    ("most", "fewest"), [(20, 5), pytest.param(120, 60, marks=pytest.mark.long)]
 )
 def test_what_is_right_shows_nothing(most: int, fewest: int) -> None:
     search = searched(most, seed="right")
@@ -235,6 +235,7 @@ def test_what_is_right_shows_nothing(most: int, fewest: int) -> None:
     assert search.runs > fewest and search.coverage.rows()
 
 
+@pytest.mark.slow
 def test_a_find_is_kept_as_a_file_that_shows_it_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

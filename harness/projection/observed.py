@@ -98,13 +98,8 @@ def read_stored(
     """
     paths = [*paths]
     if len(paths) > 1:
-        _refuse_twice(paths)
+        _refuse_together(paths)
     found = in_processes(paths, _read_one, each, jobs)
-    if len(names := sorted({one.results.scenario for one in found})) > 1:
-        raise ScenarioError(
-            f"the runs are of different scenarios: {', '.join(names)}",
-            hint="project them one by one",
-        )
     for one in found:
         if one.results.simulated:
             raise ScenarioError(
@@ -114,17 +109,26 @@ def read_stored(
     return found
 
 
-def _refuse_twice(paths: Sequence[Path]) -> None:
-    """Before any is judged, which may take minutes."""
+def _refuse_together(paths: Sequence[Path]) -> None:
+    """Runs that do not go together, before any is judged, which may take minutes."""
     first: dict[str, Path] = {}
+    names = set[str]()
     for path in paths:
-        run_id = read_resolved(open_run(path)).run_id
+        run = open_run(path)
+        resolved = read_resolved(run)
+        run_id = resolved.run_id
+        names.add(resolved.cells[0].scenario.name if resolved.cells else run.root.parent.name)
         if run_id in first:
             raise ScenarioError(
                 f"{path} is the same run as {first[run_id]}: its recoveries would count twice",
                 hint="give each run once",
             )
         first[run_id] = path
+    if len(names) > 1:
+        raise ScenarioError(
+            f"the runs are of different scenarios: {', '.join(sorted(names))}",
+            hint="project them one by one",
+        )
 
 
 def law_of_failures(cell: Cell) -> Law:

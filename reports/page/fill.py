@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,16 @@ def fill(template: str, context: Mapping[str, Any]) -> str:
     """The text of a page: values are escaped, control characters spelt out, and a name that the
     context lacks is an error (jinja2.UndefinedError).
     """
-    environment = Environment(
+    return visible(_environment().get_template(template).render(context))
+
+
+@cache
+def _environment() -> Environment:
+    """Of all pages, so that a template is compiled once a process."""
+    return Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return visible(environment.get_template(template).render(context))

@@ -15,6 +15,7 @@ from tests.support.hogs import HOGS, PROCESSORS, URGENCIES, hogs
 from tests.support.running import until
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nice", URGENCIES.values(), ids=URGENCIES)
 def test_hogs_and_what_a_test_starts_have_the_same_two_processors(nice: int) -> None:
     before = os.sched_getaffinity(0)

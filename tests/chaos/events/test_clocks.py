@@ -236,6 +236,8 @@ def fenced_by(late_ns: int) -> Script:
     return script
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("late_ms", "bound_ms", "verdict"),
     [(3, 0, "fail"), (3, 1, "fail"), (3, 5, "inconclusive"), (-1, 5, "inconclusive")],

@@ -160,7 +160,7 @@ def test_a_file_is_read_alike_however_many_of_its_lines_are_odd(
     real: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(7)
-    mine = [raw for raw in real if actor_of(raw) == "w0"] * 40
+    mine = [raw for raw in real if actor_of(raw) == "w0"] * 16
     path = tmp_path / "w0.jsonl"
     read = []
     for share in (0.0, 0.002, 0.1, 1.0):

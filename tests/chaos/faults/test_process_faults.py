@@ -60,6 +60,7 @@ def arm(
     return faulted, list(found.measures.incidents)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("recovery", long_but(ALL, "hot-spare"))
 @pytest.mark.parametrize("kind", DEATHS)
 def test_a_death_of_any_kind_is_recovered_from(kind: str, recovery: str, memory: Path) -> None:
@@ -72,6 +73,7 @@ def test_a_death_of_any_kind_is_recovered_from(kind: str, recovery: str, memory:
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("recovery", long_but(ALL, "hot-spare"))
 @pytest.mark.parametrize("kind", HANGS)
 def test_a_hang_of_any_kind_is_blamed_on_its_rank_and_recovered_from(
@@ -89,6 +91,7 @@ def test_a_hang_of_any_kind_is_blamed_on_its_rank_and_recovered_from(
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["gil-deadlock", "gpu-hang"])
 def test_a_short_hang_is_a_slow_step_and_no_failure(kind: str, memory: Path) -> None:
     _, (incident,) = arm("hot-spare", memory, kind, {"hold_s": 0.3}, expect={"outcome": "masked"})
@@ -118,6 +121,7 @@ def test_a_rank_that_holds_its_interpreter_passes_no_notice_on(memory: Path) -> 
     assert (failure.data["process"], failure.data["cause"]) == ("w2", "hang")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("recovery", "outcome"),
     [
@@ -154,6 +158,7 @@ def test_a_broken_device_is_not_used_again(memory: Path) -> None:
     assert later == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", [{"rank": 1}, {"node": 0}], ids=str)
 def test_a_health_event_reaches_its_reader_and_nothing_else(
     target: dict[str, Any], memory: Path

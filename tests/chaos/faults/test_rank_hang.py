@@ -179,6 +179,7 @@ FAMILIES: Mapping[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("step_s", [0.05, 0.089, 0.131, 1.0])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_found_within_eight_steps_or_0_6_s(family: str, step_s: float, memory: Path) -> None:
@@ -202,6 +203,7 @@ def test_it_is_found_within_eight_steps_or_0_6_s(family: str, step_s: float, mem
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

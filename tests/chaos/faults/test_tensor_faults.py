@@ -24,6 +24,8 @@ def tensor(kind: str = "tensor-corrupt", **more: Any) -> dict[str, Any]:
     return {"id": "t", "kind": kind, "target": {"rank": 1}, "at": {"step": 33}, **more}
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("surface", SURFACES)
 @pytest.mark.parametrize("op", long_but(["nan", "inf"], "nan"))
 @pytest.mark.parametrize("recovery", STRATEGIES)
@@ -39,6 +41,8 @@ def test_what_is_not_finite_is_caught_blamed_and_contained(
 STATE = ("parameter", "optimizer_state")
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("surface", [*SURFACES, "rng"])
 @pytest.mark.parametrize("op", long_but(["bitflip", "scale", "stale", "zero"], "bitflip", "stale"))
 def test_a_finite_corruption_is_silent_lands_and_escapes(
@@ -60,6 +64,8 @@ def test_a_finite_corruption_is_silent_lands_and_escapes(
     assert set(problems) <= {"loss-equality", "replica-equality"}
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("recovery", STRATEGIES)
 @pytest.mark.parametrize("surface", STATE)
 @pytest.mark.parametrize("op", long_but(["bitflip", "scale", "stale", "zero"], "bitflip"))
@@ -92,12 +98,15 @@ def test_a_replica_that_drifts_is_found_at_the_next_digest(memory: Path) -> None
     assert "step 40" in problems["replica-equality"]
 
 
+@pytest.mark.slow
 def test_replicas_compare_as_often_as_they_are_told(memory: Path) -> None:
     faulted, problems = found(cell_of(SPARE, [tensor("replica-desync")], verify_every=5), memory, 3)
     assert (faulted.outcome, problems) == ("completed", {})
     assert [e.step for e in of(faulted, Kind.FAILURE_DETECTED)] == [35]
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", STRATEGIES)
 def test_two_replicas_that_differ_go_back_to_where_they_agreed(recovery: str, memory: Path) -> None:
     cell = cell_of(recovery, [tensor("replica-desync")], ranks=2)
@@ -109,6 +118,8 @@ def test_two_replicas_that_differ_go_back_to_where_they_agreed(recovery: str, me
     assert (ready.step, ready.data["checkpoint"]) == (30, "step-00000030")
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("every", [1, 5])
 @pytest.mark.parametrize("recovery", STRATEGIES)
 def test_two_of_four_that_drift_explain_what_nobody_is_blamed_for(
@@ -127,6 +138,8 @@ def test_two_of_four_that_drift_explain_what_nobody_is_blamed_for(
     assert [episode.failure for episode in episodes] == [failure, failure]
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", STRATEGIES)
 def test_nobody_can_say_who_is_right_and_there_is_nothing_to_go_back_to(
     recovery: str, memory: Path
@@ -169,6 +182,8 @@ def test_a_short_stall_of_data_only_slows_the_job_down(memory: Path) -> None:
     assert of(faulted, Kind.FAULT_LANDED)[0].data["evidence"]["data_s"] > 0.2
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", STRATEGIES)
 def test_a_long_stall_of_data_is_a_hang_of_that_rank(recovery: str, memory: Path) -> None:
     fault = tensor(
@@ -196,6 +211,8 @@ def test_what_makes_no_sense_is_refused(params: dict[str, Any], why: str) -> Non
         load(FAULTS, Fault)["tensor-corrupt"](**params)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", STRATEGIES)
 def test_an_exponent_bit_of_a_gradient_that_overflows_its_norm_is_refused(
     recovery: str, memory: Path

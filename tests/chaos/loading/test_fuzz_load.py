@@ -290,7 +290,7 @@ def test_any_trace(tmp_path_factory: pytest.TempPathFactory, text: str | bytes, 
 
 
 @pytest.mark.slow
-@FUZZ
+@settings(FUZZ, max_examples=8 if FUZZ.max_examples < 50 else 50)
 @given(st.text(max_size=30), SCALARS)
 def test_any_override(
     check: Any, tmp_path_factory: pytest.TempPathFactory, path: str, value: Any

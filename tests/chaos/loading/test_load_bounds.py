@@ -141,7 +141,7 @@ def test_a_huge_number_of_ranks_takes_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "text",
     [

@@ -143,6 +143,8 @@ def test_poisson_arrivals_have_the_mean_asked_for() -> None:
     assert statistics.pstdev(gaps) == pytest.approx(30, rel=0.07)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", [0.7, 1.0, 3.0])
 def test_weibull_arrivals_have_mean_and_shape(shape: float) -> None:
     times = one(spec(at={"weibull": {"mean": 10, "shape": shape}, "max": 8000})).times_s

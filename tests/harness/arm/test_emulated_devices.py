@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from trainchaos.harness.arm import emulated_devices
 from trainchaos.harness.arm.emulated_devices import METRICS, PAST_S, Changed, EmulatedDevices
 from trainchaos.recovery.health.monitor import Monitor
 from trainchaos.recovery.health.readings.reading import Place, Reading
@@ -24,10 +25,17 @@ def devices(
     )
 
 
+@pytest.fixture
+def short_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first read tells of a minute, where the test is not of that."""
+    monkeypatch.setattr(emulated_devices, "PAST_S", 60.0)
+
+
 def values(readings: Sequence[Reading], metric: str, rank: int) -> list[float]:
     return [one.value for one in readings if one.metric == metric and one.where.rank == rank]
 
 
+@pytest.mark.slow
 def test_the_first_read_tells_of_the_hour_before_and_the_next_of_now() -> None:
     made = devices()
     readings = made.read(5000.0)
@@ -41,10 +49,12 @@ def test_the_first_read_tells_of_the_hour_before_and_the_next_of_now() -> None:
     assert {one.where for one in later} == {Place(rank=r, device=f"cpu:{r}") for r in range(4)}
 
 
+@pytest.mark.usefixtures("short_past")
 def test_one_seed_reads_the_same() -> None:
     assert devices().read(5000.0) == devices().read(5000.0)
 
 
+@pytest.mark.usefixtures("short_past")
 def test_nothing_is_read_before_every_rank_is_there() -> None:
     there = [0, 1, 2]
     made = devices(there=there)
@@ -55,6 +65,7 @@ def test_nothing_is_read_before_every_rank_is_there() -> None:
     assert len(values(made.read(5002.0), "utilisation", 3)) == 1
 
 
+@pytest.mark.usefixtures("short_past")
 @pytest.mark.parametrize(("rank", "node", "hit"), [(2, None, {2}), (None, 0, {0, 1})])
 def test_only_what_a_fault_hit_reads_otherwise(
     rank: int | None, node: int | None, hit: set[int]
@@ -71,6 +82,7 @@ def test_only_what_a_fault_hit_reads_otherwise(
     assert hot == hit
 
 
+@pytest.mark.slow
 def test_devices_that_are_well_raise_no_alarm_for_an_hour() -> None:
     made, detectors = devices(), device_detectors()
     monitor, alarms = Monitor(sources=[made]), []

@@ -105,6 +105,7 @@ def test_one_seed_draws_the_same_again() -> None:
     assert trees(20, seed=3) == trees(20, seed=3) != trees(20, seed=4)
 
 
+@pytest.mark.slow
 def test_most_of_what_is_drawn_can_be_played_and_the_rest_is_refused_in_words(
     tmp_path: Path,
 ) -> None:
@@ -160,6 +161,7 @@ def said(verdict: str, witness: str, name: str = "faulted: membership") -> PlayR
     return PlayResult(findings={name: Finding(verdict=verdict, witness=witness)})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_good_run_is_no_find() -> None:
     tree = tree_of(KILL)
     played = SimPlayer(catalogue=CATALOGUE).play(tree)

@@ -80,6 +80,7 @@ def test_every_way_of_spoiling_is_tried_and_leaves_what_it_spoils_alone() -> Non
     assert set(seen) == {*OF_TREES, *OF_TEXTS}
 
 
+@pytest.mark.slow
 def test_most_of_what_is_not_spoilt_loads() -> None:
     one = dice()
     said = [READER.read(fresh(whole(one, WORLD)).data).said for _ in range(8)]
@@ -244,6 +245,7 @@ def test_a_check_that_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert found.find.key.startswith(("too slow", "crash: no end"))
 
 
+@pytest.mark.slow
 def test_a_find_is_kept_as_it_is_and_says_what_it_showed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

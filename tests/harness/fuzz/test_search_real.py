@@ -207,6 +207,7 @@ def test_files_follow_what_is_told(tmp_path: Path) -> None:
 # ---- drawing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["local", "agents"])
 def test_what_is_drawn_for_real_is_small_and_much_of_it_loads(
     tmp_path: Path, launcher: str

@@ -77,6 +77,7 @@ def test_every_story_is_told_and_names_what_there_is() -> None:
     assert said == {one.name for one in STORIES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [WORLD, world_of("local")], ids=["sim", "local"])
 def test_most_of_what_is_told_can_be_played(world: World, tmp_path: Path) -> None:
     refused = refusals(trees(40, world=world), tmp_path)

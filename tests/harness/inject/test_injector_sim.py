@@ -42,6 +42,7 @@ def false_alarms(played: Played) -> list[Event]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["disk-full", "read-only", "store-latency"])
 @pytest.mark.parametrize("phase", ["data", "backward", "optimizer"])
 def test_what_is_no_ranks_is_in_force_in_the_planned_steps_exactly(
@@ -63,6 +64,7 @@ def test_what_is_no_ranks_is_in_force_in_the_planned_steps_exactly(
     assert injected.step == 15 and "late_steps" not in injected.data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     long_but(["hot-spare", "drop-replica", "checkpoint-restart"], "hot-spare"),
@@ -84,6 +86,8 @@ def test_a_poisoned_sample_that_comes_again_and_a_fault_at_recovered_stall_nobod
         assert played.outcome == "completed" and false_alarms(played) == []
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", ["hot-spare", "checkpoint-restart"])
 def test_who_takes_the_rank_of_a_target_that_died_where_it_held_is_hit(
     strategy: str, memory: Path
@@ -119,6 +123,7 @@ def test_who_takes_the_rank_of_a_target_that_died_where_it_held_is_hit(
     assert second in spawned and second != "w2", "the one that died never counted as stopped"
 
 
+@pytest.mark.slow
 def test_a_fault_that_acts_everywhere_does_not_take_a_notice_from_the_fault_that_gave_it(
     memory: Path,
 ) -> None:

@@ -50,6 +50,8 @@ def seconds(played: Played, steps: range) -> float:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SLOW)
 def test_who_is_slowed_twice_is_slow_until_both_are_over(tmp_path: Path, kind: str) -> None:
     played = twice(tmp_path, kind, **SLOW[kind])
@@ -58,6 +60,8 @@ def test_who_is_slowed_twice_is_slow_until_both_are_over(tmp_path: Path, kind: s
     assert seconds(played, range(30, 50)) < 1.3 * usual
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["read-only", "disk-full", "io-error"])
 def test_a_disk_that_two_faults_have_takes_nothing_until_both_are_over(
     tmp_path: Path, kind: str
@@ -94,6 +98,7 @@ def test_links_between_nodes_do_what_all_faults_want_of_them() -> None:
     assert scene.nodes.shapes["0", "1"] == LinkShape()
 
 
+@pytest.mark.slow
 def test_what_a_process_writes_is_looked_for_once_however_many_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,8 @@ def spawned(log: Any) -> dict[str, Event]:
     return {event.data["process"]: event for event in log.of(Kind.PROCESS_SPAWNED)}
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recovery", ["checkpoint-restart", "drop-replica", "hot-spare"])
 def test_nobody_starts_on_a_lost_device_until_it_is_replaced(recovery: str, memory: Path) -> None:
     again = {"id": "again", "kind": "process-kill", "target": {"rank": 1}, "at": {"step": 45}}

@@ -206,6 +206,7 @@ def test_a_simulated_link_hurts_neighbours_of_the_ring_only() -> None:
 # ---- the proxy
 
 
+@pytest.mark.slow
 def test_bytes_come_through_unchanged_both_ways_and_so_does_the_end(proxy: LinkProxy) -> None:
     near, far = connected(proxy)
     sent = os.urandom(3 << 20)
@@ -226,6 +227,7 @@ def test_bytes_come_through_unchanged_both_ways_and_so_does_the_end(proxy: LinkP
     near.close()
 
 
+@pytest.mark.slow
 def test_an_open_link_is_fast(proxy: LinkProxy) -> None:
     bare = max(bare_mbit_per_s() for _ in range(PROBES))
     until(lambda: mbit_per_s(proxy) > bare / PROXIED)

@@ -74,10 +74,11 @@ def test_where_a_spare_begins_to_pay_is_known_to_a_node() -> None:
     )
 
 
+@pytest.mark.slow
 def test_without_a_formula_it_is_where_the_line_between_simulations_crosses() -> None:
     more = {"definitions": Definitions(failures_while="always"), "gpus": (64, 16_384)}
     costs = {name: PUBLISHED[name] for name in ("hot-spare", "checkpoint-restart")}
-    found = projected(costs, **more)
+    found = projected(costs, days=10, **more)
     change = next(one for one in found.break_even if one.above == "hot-spare")
     assert change.by == "simulation" and change.low < change.gpus < change.high
     exact = next(
@@ -90,6 +91,7 @@ def test_without_a_formula_it_is_where_the_line_between_simulations_crosses() ->
     assert {point.by for point in found.curve} == {"simulation"}
 
 
+@pytest.mark.slow
 def test_strategies_that_chance_alone_parts_do_not_overtake() -> None:
     """Two that are alike: by formula no tie is broken, nor by simulations within their error."""
     alike = {name: flat(name, 60.0) for name in ("hot-spare", "drop-replica")}

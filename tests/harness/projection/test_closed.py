@@ -136,6 +136,7 @@ def test_spares_for_failures_that_take_several_nodes() -> None:
     assert closed.spares_for(0.5, 0.0) == 0
 
 
+@pytest.mark.slow
 def test_all_nodes_are_there_as_long_as_spares_say() -> None:
     """A loop in which failures go on while nodes are missing, alone and several at once."""
     chance = random.Random(5)

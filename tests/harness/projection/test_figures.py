@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.projection.test_project_cli import TINY, Say, chaos
+from tests.harness.projection.test_project_cli import PLOTS, TINY, Say, chaos
 from trainchaos.harness.projection.costs import PUBLISHED, Cause, by_cause, lasting
 from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.figures import one
@@ -20,7 +20,7 @@ from trainchaos.harness.projection.presets import DAY_S
 from trainchaos.harness.projection.projection import project
 from trainchaos.harness.projection.result import Definitions, Projected, Setting, t95
 from trainchaos.harness.projection.simulate import simulate
-from trainchaos.reports.projection import page, tables, words
+from trainchaos.reports.projection import page, plots, tables, words
 
 __all__ = ["chaos"]  # the fixture
 
@@ -46,6 +46,7 @@ def row(strategy: str, **more: Any) -> Projected:
     return one(Part(said, said.gpus[0], PUBLISHED[strategy]), lambda share: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["checkpoint-restart", "drop-replica"])
 def test_what_is_unknown_of_the_rate_is_in_all_that_failures_cost(strategy: str) -> None:
     """Each interval has what a rate at its end gives, by a simulation of its own."""
@@ -71,6 +72,7 @@ def same(found: Projected) -> bool:
     return found.apart is not None and found.apart < 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", list(PUBLISHED))
 def test_each_definition_moves_time_from_one_class_to_another(strategy: str) -> None:
     """And the engines agree on each; nothing is lost on the way."""
@@ -94,9 +96,12 @@ def test_each_definition_moves_time_from_one_class_to_another(strategy: str) -> 
     assert (usual.badput["reduced"] > 0) == (strategy != "checkpoint-restart")
 
 
+@pytest.mark.slow
 def test_each_definition_is_said() -> None:
     notes = {
-        name: project(setting(trials=2, days=1, definitions=said), PUBLISHED, "a test").notes[0]
+        name: project(
+            setting(trials=2, days=1, gpus_per_node=1024, definitions=said), PUBLISHED, "a test"
+        ).notes[0]
         for name, said in {
             "work done again is part of the recovery": Definitions(rework="recovery"),
             "work done again counts as useful": Definitions(rework="useful"),
@@ -121,6 +126,7 @@ def test_a_job_without_a_node_waits_for_one() -> None:
     assert other.badput["waiting"] == found.badput["waiting"] and other.badput["reduced"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_failures_of_processes_take_no_node(share: float) -> None:
     """By the formula too; spares for an availability are for those that do."""
@@ -138,6 +144,7 @@ def test_failures_of_processes_take_no_node(share: float) -> None:
     assert needs.load == pytest.approx((1 - share) * every.load)
 
 
+@pytest.mark.slow
 def test_each_figure_says_how_sure_it_is_and_how_much_jobs_differ() -> None:
     said = setting(price=2.0)
     for cost in PUBLISHED.values():
@@ -227,6 +234,7 @@ def test_failures_by_the_clock_that_come_during_a_stall_come_as_one() -> None:
     assert other.second_gpu_hours == pytest.approx(spent, rel=0.01)
 
 
+@pytest.mark.slow
 def test_swaps_of_slow_nodes_are_no_failures() -> None:
     """They stall as failures do, which the mean recovery is not made longer by."""
     cost = replace(PUBLISHED["hot-spare"], per_doubling_s=0.0)
@@ -305,6 +313,7 @@ def test_whole_nodes_are_paid_for() -> None:
     assert row("checkpoint-restart", gpus=(12,), replica_nodes=1).gpu_hours == 16 * 240
 
 
+@pytest.mark.slow
 def test_a_checkpoint_takes_what_its_storage_gives(chaos: Say) -> None:
     more = ("--format", "json", "--checkpoint-size", "4TB", "--bandwidth", "80GB/s")
     said = json.loads(chaos(*TINY, *more)[1])["setting"]
@@ -314,6 +323,7 @@ def test_a_checkpoint_takes_what_its_storage_gives(chaos: Say) -> None:
     assert (said["save_s"], said["load_s"]) == (2.0, 50.0), "asynchronous, say"
 
 
+@pytest.mark.slow
 def test_what_is_lost_is_counted_in_samples_where_a_step_has_some(chaos: Say) -> None:
     steps = project(setting(trials=20), PUBLISHED, "a test")
     samples = project(setting(trials=20, batch=2048), PUBLISHED, "a test")
@@ -329,8 +339,13 @@ def test_all_of_a_setting_is_on_the_page() -> None:
     assert {*tables.LABELS, "definitions", "gaps"} == set(Setting.model_fields)
 
 
-def test_tables_have_a_cell_for_each_column_which_a_narrow_screen_names() -> None:
+@pytest.mark.slow
+def test_tables_have_a_cell_for_each_column_which_a_narrow_screen_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = project(setting(trials=20, price=2.0, gpus=(4096, 32_768)), PUBLISHED, "a test")
+    for name in PLOTS:
+        monkeypatch.setattr(plots, name, lambda found: "")
     text = page.render(found)
     for table in tables.tables(found):
         assert len(table.rows) == len(found.rows)
@@ -340,9 +355,10 @@ def test_tables_have_a_cell_for_each_column_which_a_narrow_screen_names() -> Non
     assert "\u00a0%" in words.headline(found), "no line ends before the sign"
 
 
+@pytest.mark.slow
 def test_a_job_of_few_repairs_has_no_formula_of_missing_nodes() -> None:
     """It begins with none missing, of which a formula of long jobs knows nothing."""
-    short = setting(rate=20.0, days=2, repair_s=240 * 3600.0, gpus=(64,), trials=50)
+    short = setting(rate=20.0, days=2, repair_s=240 * 3600.0, gpus=(64,), trials=20)
     found = project(short, {name: PUBLISHED[name] for name in ("hot-spare",)}, "a test")
     assert all(row.closed is None and "30 repairs and more" in row.why for row in found.rows)
     assert {point.by for point in found.curve} == {"simulation"}

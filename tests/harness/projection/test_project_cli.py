@@ -63,6 +63,7 @@ def chaos(
     return invoked
 
 
+@pytest.mark.slow
 def test_a_projection_is_printed_written_and_says_what_it_rests_on(
     chaos: Say, tmp_path: Path
 ) -> None:
@@ -212,6 +213,7 @@ def test_runs_that_do_not_fit_together_or_are_not_whole_are_refused(
     assert code == 2 and "hot-spare.r0.faulted is not whole" in error
 
 
+@pytest.mark.slow
 def test_a_run_given_twice_does_not_count_twice(
     chaos: Say, stored: dict[str, str], tmp_path: Path
 ) -> None:

@@ -169,6 +169,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_jobs_that_go_as_the_model_says_are_within_the_interval_and_others_are_not() -> None:
     found, cautions = compare([stored()], [], 0)
     assert {one.strategy for one in found} == {"hot-spare", "checkpoint-restart"}
@@ -182,6 +183,7 @@ def test_jobs_that_go_as_the_model_says_are_within_the_interval_and_others_are_n
     assert not any(one.inside for one in slower) and all(one.residual < -0.05 for one in slower)
 
 
+@pytest.mark.slow
 def test_no_arm_is_projected_from_itself() -> None:
     """What the compared arms measured changes nothing of what is projected; others' costs do."""
     one, slower = (compare([stored(slower=by)], [], 0)[0] for by in (1.0, 1.3))
@@ -311,6 +313,7 @@ def test_failures_that_overlap_are_no_measure_of_one() -> None:
     assert found == [later, other]
 
 
+@pytest.mark.slow
 def test_the_comparison_is_printed_and_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     from trainchaos.chaos.commands.project import lines
 

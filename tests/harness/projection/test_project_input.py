@@ -90,6 +90,7 @@ def test_a_bad_mapping_is_named(tmp_path: Path, text: str, says: str) -> None:
     assert raised.value.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_trace_gives_gaps_and_with_its_nodes_the_rate(chaos: Say, tmp_path: Path) -> None:
     write(tmp_path, CSV)
     more = ("--trace", "seen.csv", "--format", "json")
@@ -197,6 +198,7 @@ def test_causes_take_their_own_time_the_measured_or_the_usual(tmp_path: Path) ->
     assert plain == cost, "no cause has a time of its own"
 
 
+@pytest.mark.slow
 def test_a_preset_counts_causes_and_a_time_can_be_given_to_one(chaos: Say, tmp_path: Path) -> None:
     """Their shares are those of what was counted, of a trace before a preset's."""
     more = ("--strategy", "hot-spare", "--format", "json")
@@ -303,6 +305,7 @@ parallel.in_processes([1, 2], work, lambda share: None, 2)
 """
 
 
+@pytest.mark.slow
 def test_the_processes_end_with_the_one_that_began_them() -> None:
     """However it ends: here by a signal that it cannot handle."""
     with subprocess.Popen([sys.executable, "-c", PLAYS], stdout=subprocess.PIPE) as parent:
@@ -337,11 +340,13 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_begins(
     parallel.refuse_memory(1e30)  # not known: nothing is refused
 
 
+@pytest.mark.slow
 def test_the_estimate_of_memory_is_not_below_what_is_taken() -> None:
     import tracemalloc
 
     setting = Setting(gpus=(16_384,), rate=6.5, days=2, trials=1000, repair_s=40_000.0)
-    for cost, many in ((c, m) for c in PUBLISHED.values() for m in (False, True)):
+    parts = [*((cost, False) for cost in PUBLISHED.values()), (PUBLISHED["drop-replica"], True)]
+    for cost, many in parts:
         some = {"several": (0.0,) * 31 + (1.0,), "trials": 500} if many else {}
         part = parallel.Part(setting.model_copy(update=some), 16_384, cost)
         tracemalloc.start()

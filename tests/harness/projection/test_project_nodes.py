@@ -184,6 +184,7 @@ def test_nodes_in_repair_are_those_of_failures_by_the_clock() -> None:
     assert 1 - formula(one) / going == pytest.approx(_missing_of_a_loop(), abs=0.005)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_in_repair_during_its_own_stall_slows_nobody_down_meanwhile() -> None:
     """Where a stall is a twentieth of a repair that shows; no node is missing for less."""
     more: dict[str, Any] = {"rollback": False, "shrinks": True, "spares": 0, "nodes": 20}

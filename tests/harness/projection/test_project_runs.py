@@ -21,8 +21,9 @@ from trainchaos.harness.projection.result import Projection
 from trainchaos.reports.projection import words
 
 __all__ = ["chaos", "stored"]  # the fixtures
+pytestmark = pytest.mark.slow
 
-LARGE = ("--preset", "llama3", "--gpus", "16384", "--trials", "20", "--days", "3", "-q")
+LARGE = ("--preset", "llama3", "--gpus", "16384", "--trials", "8", "--days", "3", "-q")
 
 
 def only(run: Stored, strategy: str) -> Stored:

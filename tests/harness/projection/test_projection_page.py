@@ -129,6 +129,7 @@ def test_the_terminal_has_a_part_of_them() -> None:
     assert said[1].split() == cells.split()
 
 
+@pytest.mark.slow
 def test_the_headline_has_a_difference_only_where_there_is_one() -> None:
     best = row(lost_gpu_hours=100.0, closed=None)
     worst = row(
@@ -160,6 +161,7 @@ def test_where_the_engines_differ_the_simulation_is_taken() -> None:
     assert not any("take the simulation" in line for line in words.findings(projection(row())))
 
 
+@pytest.mark.slow
 def test_what_lacks_is_said_before_anything_else() -> None:
     found = projection(row()).model_copy(update={"cautions": ["nothing was measured"]})
     text = page.render(found)

@@ -76,6 +76,8 @@ def test_recoveries_that_vary_cost_their_mean() -> None:
     assert same(outcome, closed.goodput(30.0, 1.0, 0.0, stall.mean_s, 180.0))
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("spares", [0, 2])
 @pytest.mark.parametrize("sigma", [0.0, 0.8])
 def test_nodes_that_are_repaired_are_missing_as_erlang_says(spares: int, sigma: float) -> None:
@@ -87,6 +89,7 @@ def test_nodes_that_are_repaired_are_missing_as_erlang_says(spares: int, sigma: 
     assert same(played(one), going * (1.0 - gone))
 
 
+@pytest.mark.slow
 def test_a_replica_leaves_as_a_whole() -> None:
     changed = {"rollback": False, "shrinks": True, "save_s": 0.0, "nodes": 64, "spares": 0}
     repair = Duration(median_s=60.0)

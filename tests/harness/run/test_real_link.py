@@ -101,6 +101,7 @@ def test_a_healthy_rank_declared_dead_commits_nothing_more(tmp_path: Path) -> No
     assert not [e for e in own if e.time_ns > ready.time_ns]
 
 
+@pytest.mark.slow
 def test_nothing_in_the_recovery_stack_depends_on_the_wall_clock() -> None:
     """Wall time is only ever written down for people: in a log's first line, in a
     directory's name.

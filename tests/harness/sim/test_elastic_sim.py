@@ -42,6 +42,8 @@ def judged(
     return compare(shown)[0], {name: f.witness for name, f in found.items() if f.verdict != "pass"}
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", first_in_test(5, 1))
 @pytest.mark.parametrize("faults", [[KILL], TWO], ids=["one", "two"])
 @pytest.mark.parametrize(

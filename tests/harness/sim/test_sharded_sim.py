@@ -133,6 +133,8 @@ def test_survivors_of_a_lost_shard_keep_their_places_and_restore(memory: Path) -
     assert "no second copy of shard 3: only a checkpoint or a memory copy can help" in decided
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [FSDP, TWO], ids=["fsdp", "hsdp"])
 @pytest.mark.parametrize("strategy", [DROP, SPARE])
 def test_a_noticed_rank_leaves_before_its_deadline_and_no_step_is_lost(
@@ -147,6 +149,8 @@ def test_a_noticed_rank_leaves_before_its_deadline_and_no_step_is_lost(
     )
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("surface", ["gradient", "parameter"])
 @pytest.mark.parametrize(
     "shape", [pytest.param(FSDP, marks=pytest.mark.long), TWO], ids=["fsdp", "hsdp"]

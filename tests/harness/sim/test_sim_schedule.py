@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.support.search.simulate import KILL, Played, cell_of, control_of, evidence, play
+from tests.support.search.simulate import (
+    IN_MEMORY,
+    KILL,
+    Played,
+    cell_of,
+    control_of,
+    evidence,
+    play,
+)
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.fault import FaultSpec
 from trainchaos.harness.judge.checkers import check_all
@@ -21,6 +32,17 @@ PLAIN = "checkpoint-restart"
 def arm(memory: Path, fault: dict[str, Any], recovery: Any = PLAIN, **more: Any) -> Played:
     root = memory / str(len(list(memory.iterdir())))
     return play(cell_of(recovery, [{**KILL, **fault}], **more), root, seed=5)
+
+
+@cache
+def usual() -> Played:
+    """The usual arm, of which what is only judged may be any."""
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as root:
+        return play(cell_of(PLAIN, [KILL]), Path(root), seed=5)
+
+
+def judged_by(fault: dict[str, Any], **more: Any) -> Played:
+    return replace(usual(), cell=cell_of(PLAIN, [{**KILL, **fault}], **more))
 
 
 def findings(played: Played) -> dict[str, tuple[str, str]]:
@@ -136,6 +158,7 @@ def test_hit_again_as_soon_as_it_has_recovered(memory: Path) -> None:
     ) and first.generation != second.generation
 
 
+@pytest.mark.slow
 def test_one_that_acts_again_before_it_is_over_ends_with_the_later(memory: Path) -> None:
     """Ended with the first, the disk could be written for the rest of the second."""
     full = {"kind": "read-only", "target": {}, "at": {"steps": [9, 14]}, "duration": {"steps": 8}}
@@ -145,6 +168,7 @@ def test_one_that_acts_again_before_it_is_over_ends_with_the_later(memory: Path)
     assert findings(played)["landing"] == ("pass", "2 derived again from the log")
 
 
+@pytest.mark.slow
 def test_what_is_over_before_it_could_show_is_said_to_be_however_long_the_job_goes_on(
     memory: Path,
 ) -> None:
@@ -165,6 +189,7 @@ def test_a_disk_so_slow_that_the_rank_is_taken_for_hung_is_seen(memory: Path) ->
     assert findings(played)["landing"][0] == "pass"
 
 
+@pytest.mark.slow
 def test_slow_steps_have_the_time_to_show_it(memory: Path) -> None:
     """A step over the throttled link takes four seconds, and five of them more than the 15 s of
     other evidence.
@@ -241,6 +266,7 @@ def test_a_planned_fault_held_back_is_inconclusive(memory: Path) -> None:
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("when", "outcome"),
     [("healthy_replicas < 4", "halted"), ("failures > 0", "halted"), ("failures > 5", "completed")],
@@ -270,8 +296,8 @@ def test_a_non_finite_loss_halts(memory: Path) -> None:
         ("healthy_replicas >= 5", "inconclusive"),
     ],
 )
-def test_steady_state_before_the_first_fault(memory: Path, check: str, verdict: str) -> None:
-    found = findings(arm(memory, {}, steady_state=[check]))["steady-state"]
+def test_steady_state_before_the_first_fault(check: str, verdict: str) -> None:
+    found = findings(judged_by({}, steady_state=[check]))["steady-state"]
     assert found[0] == verdict and check in found[1]
 
 
@@ -283,19 +309,21 @@ def test_steady_state_before_the_first_fault(memory: Path, check: str, verdict: 
         ({"outcome": "recovered", "blame": "rank"}, "pass"),
     ],
 )
-def test_expected_blame(memory: Path, expect: dict[str, Any], verdict: str) -> None:
-    assert findings(arm(memory, {"expect": expect}))["expectation"][0] == verdict
+def test_expected_blame(expect: dict[str, Any], verdict: str) -> None:
+    assert findings(judged_by({"expect": expect}))["expectation"][0] == verdict
 
 
+@pytest.mark.slow
 def test_an_expected_smaller_world(memory: Path) -> None:
     recovery = {"strategy": "drop-replica", "rejoin": False}
     assert (
         findings(arm(memory, {"expect": {"outcome": "degraded"}}, recovery))["expectation"][0]
         == "pass"
     )
-    assert findings(arm(memory, {"expect": {"outcome": "degraded"}}))["expectation"][0] == "fail"
+    assert findings(judged_by({"expect": {"outcome": "degraded"}}))["expectation"][0] == "fail"
 
 
+@pytest.mark.slow
 def test_evidence_must_meet_verify(memory: Path) -> None:
     assert findings(arm(memory, {"verify": {"signal": 9}}))["fault-landed"][0] == "pass"
     verdict, witness = findings(arm(memory, {"verify": {"signal": 15}}))["fault-landed"]

@@ -32,6 +32,8 @@ def storage(kind: str, step: int = 15, steps: int = 20, **params: Any) -> dict[s
     }
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["disk-full", "read-only"])
 def test_saves_fail_training_goes_on_and_the_last_good_checkpoint_is_restored(
     kind: str, memory: Path
@@ -48,6 +50,7 @@ def test_saves_fail_training_goes_on_and_the_last_good_checkpoint_is_restored(
     assert committed[-1] == 60, "the retry at a later interval works"
 
 
+@pytest.mark.slow
 def test_io_errors_with_a_probability_fail_some_saves_and_no_training(memory: Path) -> None:
     fault = {**storage("io-error", probability=0.2), "target": {"rank": 0}}
     faulted, problems = found(cell_of(SPARE, [fault], every=3), memory, 3)
@@ -69,6 +72,7 @@ def test_a_slow_disk_makes_all_wait_and_nobody_suspect(memory: Path) -> None:
     assert not of(faulted, Kind.FAILURE_DETECTED)
 
 
+@pytest.mark.slow
 def test_a_save_may_take_much_longer_than_a_step_as_long_as_it_moves(memory: Path) -> None:
     fault = {**storage("io-slow", delay_s=1), "target": {"rank": 0}}
     faulted, problems = found(cell_of(SPARE, [fault]), memory, 3)
@@ -90,6 +94,8 @@ def test_a_save_that_stands_still_is_a_hang_of_the_rank_that_saves(memory: Path)
     assert set(problems) <= {"fault-landed"}
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", ["torn", "lose-unsynced"])
 @pytest.mark.parametrize("stage", ["data", "manifest", "rename", "renamed"])
 @pytest.mark.parametrize("recovery", long_but([RESTART_ALL, SPARE], RESTART_ALL))
@@ -140,6 +146,8 @@ def test_an_injector_that_does_nothing_is_noticed(
     assert not of(faulted, Kind.CHECKPOINT_FAILED)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["io-error", "io-slow"])
 def test_a_disk_that_is_not_broken_after_all_is_noticed(
     kind: str, memory: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def test_a_warning_saves_the_steps_since_the_last_checkpoint(tmp_path: Path) -> 
     assert lost["not"] == 12 and lost["warned"] <= 37 - 31, lost
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("strategy", ["hot-spare", "drop-replica", "checkpoint-restart"])
 def test_nothing_is_lost_where_nothing_fails_after_all(tmp_path: Path, strategy: str) -> None:
     played = play(cell_of(strategy, [warning()], ranks=2), tmp_path, seed=3)
@@ -110,6 +111,8 @@ def test_a_warning_while_nobody_supervises_is_not_lost(tmp_path: Path) -> None:
     assert not verdicts(judged)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", ["drop-replica", "hot-spare"])
 def test_a_warning_is_declared_once_whoever_supervises(tmp_path: Path, strategy: str) -> None:
     late = {"id": "c", "kind": "coordinator-kill", "at": {"step": 40}, "params": {"down_s": 0.1}}

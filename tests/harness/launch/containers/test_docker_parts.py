@@ -148,6 +148,7 @@ def test_a_range_that_is_taken_is_never_offered() -> None:
     assert free_subnets(["172.18.0.9/32"], seed="a", nodes=4)[:1] != ["172.18.0.0/24"]
 
 
+@pytest.mark.slow
 def test_runs_begin_to_look_at_different_places() -> None:
     assert len({free_subnets([], seed=f"run-{number}", nodes=2)[0] for number in range(50)}) > 40
 

@@ -111,6 +111,8 @@ def arm(
     return faulted, list(found.measures.incidents)
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("recovery", [*ALL, {"strategy": "hot-spare", "spares": 4}], ids=str)
 def test_a_lost_node_is_one_incident_and_its_steps_count_once(recovery: Any, memory: Path) -> None:
     faulted, (incident,) = arm(
@@ -126,6 +128,7 @@ def test_a_lost_node_is_one_incident_and_its_steps_count_once(recovery: Any, mem
     assert {placed[name] for name in incident.target["processes"]} == {1}
 
 
+@pytest.mark.slow
 def test_a_lost_rack_takes_all_its_nodes_at_once(memory: Path) -> None:
     racks = {"kind": "sim", "nodes": 4, "nodes_per_rack": 2}
     recovery = {"strategy": "hot-spare", "spares": 4}

@@ -145,11 +145,3 @@ def no_default_group() -> Iterator[None]:
     torch_distributed = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_initialized():
         torch_distributed.destroy_process_group()
-
-
-@pytest.fixture(autouse=True)
-def few_descriptors() -> Iterator[None]:
-    """Jobs of this process hold descriptors in cycles, and select() knows only the first 1024."""
-    yield
-    if len(os.listdir("/proc/self/fd")) > 256:
-        gc.collect()

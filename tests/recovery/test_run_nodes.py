@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import signal
 import socket
 import subprocess
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.clusters.cluster import HOST, Cluster
-from tests.support.running import EPOCHS, RECOVERABLE, STEPS, Running, kill, until
+from tests.support.running import EPOCHS, RECOVERABLE, STEPS, Running, kill, readable, until
 from trainchaos.chaos.errors import InfrastructureError, LogError
 from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_actor
 from trainchaos.recovery.cli.process_host import ProcessPlacement, least_taken
@@ -206,7 +205,7 @@ def test_a_second_coordinator_is_refused_while_the_first_lives_and_an_interrupt_
         given = (*given[:3], f"{HOST}:{free.getsockname()[1]}", *given[4:])
     first = Running(tmp_path, *given)
     stderr = first.process.stderr
-    assert stderr is not None and select.select([stderr], [], [], 60)[0]
+    assert stderr is not None and readable(stderr)
     assert "2 agents are to dial" in stderr.readline()
     second = Running(tmp_path, *given)
     assert second.end() == 1

@@ -5,6 +5,7 @@ starts them.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,9 +14,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from trainchaos.chaos.events.following import EventLogTail
 from trainchaos.chaos.events.log import Event, Kind
+
+
+class HasFileno(Protocol):
+    """A socket, a file, a pidfd."""
+
+    def fileno(self) -> int: ...
+
 
 ROOT = Path(__file__).resolve().parents[2]
 RECOVERABLE = ROOT / "examples" / "ddp_recoverable.py"
@@ -142,3 +151,12 @@ def until(enough: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
     while not enough():
         assert time.monotonic() < deadline, "it never came to it"
         pause.wait(0.01)
+
+
+def readable(file: int | HasFileno, limit_s: float = LIMIT_S) -> bool:
+    """Whether there is something to read in time. select() knows only the first 1024 descriptors;
+    jobs of this process may hold as many.
+    """
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(limit_s * 1000))

@@ -5,7 +5,6 @@ that it was on.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.support.running import readable
 from tests.support.search.fuzzed import KILL, LIMIT_S, tree_of
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.harness.fuzz.play import child, leftovers, real
@@ -255,7 +255,7 @@ def test_a_child_that_does_not_end_is_killed_with_its_group(
     assert one.code == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):
         os.kill(one.pid, 0)
-    assert select.select([held], [], [], LIMIT_S)[0], "it has not ended"
+    assert readable(held), "it has not ended"
     os.close(held)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import select
 import signal
 import socket
 import struct
@@ -21,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.running import LIMIT_S, until
+from tests.support.running import LIMIT_S, readable, until
 from trainchaos.chaos.fault.targets import LinkShape
 from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.harness.launch.links.route import Router
@@ -257,7 +256,7 @@ def test_what_waits_in_a_blocked_link_goes_on_when_it_is_healed(proxy: LinkProxy
     near.sendall(b"waits")
     far.sendall(b"passes")
     assert near.recv(6) == b"passes", "the other way is open"
-    assert not select.select([far], [], [], 0.2)[0]
+    assert not readable(far, 0.2)
     proxy.shape([LINK], LinkShape())
     assert far.recv(5) == b"waits"
     near.close()
@@ -270,7 +269,7 @@ def test_a_connection_over_a_blocked_link_is_made_when_it_is_healed(proxy: LinkP
         near = socket.create_connection(
             Router("a", proxy.door)("b", server.getsockname()[:2]), timeout=LIMIT_S
         )
-        assert not select.select([server], [], [], 0.2)[0], "its answer would not come back"
+        assert not readable(server, 0.2), "its answer would not come back"
         proxy.shape([("b", "a")], LinkShape())
         server.settimeout(LIMIT_S)
         server.accept()[0].close()
@@ -303,7 +302,7 @@ def test_it_ends_with_whoever_started_it() -> None:
     pidfd = os.pidfd_open(int(starter.stdout.readline()))
     starter.send_signal(signal.SIGKILL)
     starter.wait(timeout=LIMIT_S)
-    assert select.select([pidfd], [], [], LIMIT_S)[0], "the proxy outlived its starter"
+    assert readable(pidfd), "the proxy outlived its starter"
     os.close(pidfd)
     starter.stdout.close()
 

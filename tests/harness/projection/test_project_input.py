@@ -18,6 +18,7 @@ import pytest
 
 from tests.harness.projection.test_project_cli import SMALL, TINY, Say, chaos
 from tests.support.pages.sample_results import build
+from tests.support.running import readable
 from trainchaos.chaos.commands.project import project as command
 from trainchaos.chaos.commands.shared import projection as options
 from trainchaos.chaos.commands.shared.asked import usual
@@ -314,7 +315,7 @@ def test_the_processes_end_with_the_one_that_began_them() -> None:
         parent.kill()
         try:
             for worker in workers:
-                assert select.select([worker], [], [], 120.0)[0], "it has ended"
+                assert readable(worker), "it has ended"
         finally:
             for worker in workers:
                 with suppress(ProcessLookupError):

@@ -60,7 +60,7 @@ workload: {kind: mlp, ranks: 4, steps: 70, global_batch: 16, determinism: defaul
            checkpoint: {every: 20}}
 recovery: drop-replica
 faults:
-  - {id: link, kind: link-throttle, params: {mbit_per_s: 8, method: links}, target: {rank: 1},
+  - {id: link, kind: link-throttle, params: {mbit_per_s: 2, method: links}, target: {rank: 1},
      at: {step: 8}, duration: {steps: 12}, expect: {outcome: masked}}
   - {id: data, kind: data-stall, params: {delay_s: 20ms}, target: {rank: 2}, at: {step: 24},
      duration: {steps: 5}, expect: {outcome: masked}}

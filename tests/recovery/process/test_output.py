@@ -10,7 +10,6 @@ import io
 import json
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running import LIMIT_S, ROOT
+from tests.support.running import LIMIT_S, ROOT, readable
 from trainchaos.chaos.events.following import EventLogTail
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.process import output
@@ -169,7 +168,7 @@ class Unread:
         seen = b""
         try:
             while after not in seen:
-                assert select.select([self.master], [], [], LIMIT_S)[0], seen
+                assert readable(self.master), seen
                 seen += os.read(self.master, 4096)
         finally:
             os.close(self.master)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-LIMIT_S = 120.0
+from tests.support.running import LIMIT_S, readable
+
 _SERVER = """
 import importlib, json, os, pkgutil, sys
 from trainchaos.chaos import cli
@@ -79,7 +79,7 @@ class Commands:
             asked = {"words": list(words), "at": str(at), "env": dict(env), "path": list(path)}
             asking.write(json.dumps(asked | said | {"in": os.devnull}).encode() + b"\n")
             asking.flush()
-            assert select.select([answering], [], [], LIMIT_S)[0], "it does not end"
+            assert readable(answering), "it does not end"
             code = int(answering.readline())
             out, err = (Path(said[name]).read_text(encoding="utf-8") for name in ("out", "err"))
         return subprocess.CompletedProcess(list(words), code, out, err)

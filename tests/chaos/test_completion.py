@@ -54,6 +54,7 @@ def test_bash_completes(words: tuple[str, ...], offered: set[str]) -> None:
     assert set(completed("chaos", *words)) == offered
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not CHAOS.exists() or shutil.which("bash") is None, reason="needs both")
 def test_bash_completes_for_the_other_name_too() -> None:
     assert completed("trainchaos", "anal") == ["analyze"]

@@ -116,7 +116,7 @@ def test_svgs_are_well_formed_labelled_and_themed(drawn: Drawn) -> None:
         assert not re.search(r"#0[0-9a-f]0[0-9a-f]0[0-9a-f]\b", svg), "a stand-in colour was left"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_html_is_the_same_every_time(drawn: Drawn) -> None:
     again = reports.render("html", drawn.run, drawn.results)
     assert again.read_text(encoding="utf-8") == drawn.text

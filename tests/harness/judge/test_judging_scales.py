@@ -119,7 +119,7 @@ def steeper(few: Visits, more: Visits, most: Visits) -> dict[str, tuple[int, int
     return {name: (a, b) for name, (a, b) in grown.items() if b > max(2.5 * a, LEAST)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["hot-spare", "drop-replica", "checkpoint-restart"])
 @pytest.mark.sample(1)
 def test_a_longer_log_is_not_read_and_judged_more_slowly(strategy: str, tmp_path: Path) -> None:

@@ -99,6 +99,10 @@ def test_a_job_of_this_machine_says_so_before_it_starts(
 ) -> None:
     done = supervised(tmp_path, "--taints", listed(HERE), "--device", "cpu", RECOVERABLE, EPOCHS)
     assert done.returncode == 7 and "0 of 1 places are not tainted" in done.stderr
+
+
+@pytest.mark.long
+def test_a_list_that_is_none_starts_no_job(tmp_path: Path) -> None:
     (tmp_path / "taints.yaml").write_text("version: 1\ntaints: [3]\n")
     done = supervised(tmp_path, "--taints", tmp_path / "taints.yaml", RECOVERABLE, EPOCHS)
     assert done.returncode == 2 and "taints.yaml:2: taint 1: is a mapping" in done.stderr

@@ -21,7 +21,6 @@ from trainchaos.chaos import cli
 from trainchaos.chaos import faults
 from trainchaos.harness import launchers, workloads
 from trainchaos.harness.judge import checkers
-from trainchaos.harness.run import runner
 from trainchaos.recovery.policy import strategies
 
 for package in (faults, launchers, workloads, strategies):

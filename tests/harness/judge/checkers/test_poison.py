@@ -54,7 +54,7 @@ def test_it_is_found_at_the_second_failure_and_left_out(
     assert due >= 2, "the data set is gone through more than once"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_runs_of_one_seed_are_the_same(memory: Path) -> None:
     one, two = (files(play(cell_of(SPARE, [poison()]), memory / name, seed=4)) for name in "ab")
     assert one == two

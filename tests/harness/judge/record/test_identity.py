@@ -87,7 +87,7 @@ def test_a_log_that_was_copied_to_another_repeat_is_seen_whatever_it_calls_itsel
         assert f"its log is that of {twin}" in _identity(results, name).witness
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_replica_that_is_hit_whole_is_planned_whole_when_it_is_read_back(memory: Path) -> None:
     """A resolved scenario holds every default, so that nobody sees whether ``select`` was
     written.

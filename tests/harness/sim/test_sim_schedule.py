@@ -174,7 +174,8 @@ def test_what_is_over_before_it_could_show_is_said_to_be_however_long_the_job_go
 ) -> None:
     """A disk that is broken for steps in which nobody saves."""
     broken = {"kind": "io-error", "at": {"step": 3}, "duration": {"steps": 4}}
-    played = arm(memory, broken, "drop-replica", steps=600, every=400)
+    aimed = {**broken, "target": {"rank": 0}}
+    played = arm(memory, aimed, "drop-replica", ranks=2, steps=600, every=400)
     (failed,) = played.log.of(Kind.FAULT_FAILED)
     (finished,) = played.log.of(Kind.RUN_FINISHED)
     assert "it was over before an effect was seen" in failed.data["reason"]

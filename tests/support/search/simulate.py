@@ -124,7 +124,7 @@ def control_of(cell: Cell, *, seed: int, sim: Sim | None = None) -> Played:
     return _control(bare, seed, (sim or Sim()).model_dump_json())
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=12)  # of their logs the collector walks all objects again and again
 def _control(scenario: str, seed: int, sim: str) -> Played:
     cell = Cell(id="default", params={}, scenario=Scenario.model_validate_json(scenario))
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as root:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.unreported import no_reports
+from tests.support.commands.unreported import no_reports
 from trainchaos.chaos import cli
 from trainchaos.chaos.events.log import Event, Kind, Log, read_log
 from trainchaos.harness.host.rundir import open_run

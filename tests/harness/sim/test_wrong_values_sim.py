@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.unreported import no_reports
+from tests.support.commands.unreported import no_reports
 from trainchaos.chaos import cli
 from trainchaos.chaos.events.log import Kind, read_log
 from trainchaos.chaos.home import HOME

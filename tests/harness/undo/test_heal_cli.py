@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.unreported import unreported
+from tests.support.commands.unreported import unreported
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind
 from trainchaos.harness.host import processes

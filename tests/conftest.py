@@ -120,6 +120,7 @@ def pytest_collection_finish() -> None:
         sys.modules["torch"].set_num_threads(1)
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # a tenth of the time of simulated jobs otherwise
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import struct
 import sys
 import termios
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,8 +31,12 @@ def lines_in_terminal(columns: int, *argv: str, rows: int = 24, at: Path = ROOT)
     written: list[bytes] = []
     reader = threading.Thread(target=_read_all, args=(ours, written), daemon=True)
     reader.start()
-    with pytest.MonkeyPatch.context() as patch, os.fdopen(theirs, "w", buffering=1) as screen:
-        for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        os.fdopen(theirs, "w", buffering=1) as screen,
+        _descriptors(theirs),
+    ):
+        for name in ("stdout", "stderr"):
             patch.setattr(sys, name, screen)
         for name in ("COLUMNS", "LINES"):
             patch.delenv(name, raising=False)
@@ -42,6 +48,20 @@ def lines_in_terminal(columns: int, *argv: str, rows: int = 24, at: Path = ROOT)
     reader.join(timeout=60)
     os.close(ours)
     return re.split(r"[\r\n]+", _CONTROL.sub("", b"".join(written).decode()))
+
+
+@contextmanager
+def _descriptors(terminal: int) -> Iterator[None]:
+    """Standard input and outputs are the terminal: its size is asked of them."""
+    before = [os.dup(number) for number in range(3)]
+    try:
+        for number in range(3):
+            os.dup2(terminal, number)
+        yield
+    finally:
+        for number, kept in enumerate(before):
+            os.dup2(kept, number)
+            os.close(kept)
 
 
 def _read_all(ours: int, written: list[bytes]) -> None:

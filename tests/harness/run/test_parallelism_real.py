@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.decided import decided
+from tests.support.decided import decided, unpassed
 from tests.support.running import LIMIT_S, ROOT, supervised
 from trainchaos.chaos.events.following import EventLogTail
 from trainchaos.chaos.events.log import Event, Kind
@@ -42,7 +42,7 @@ def run(tmp_path: Path, **words: object) -> Results:
     path.write_text(SCENARIO.format(**words))
     code = decided(path, tmp_path / "runs")
     results = (tmp_path / "runs" / "sharded" / "latest" / "results.json").read_text()
-    assert code == 0, results
+    assert (unpassed(Results.model_validate_json(results)), code) == ({}, 0), results
     return Results.model_validate_json(results)
 
 
@@ -70,8 +70,6 @@ def test_a_replica_that_loses_a_rank_is_filled_dropped_or_restored(
     results = run(tmp_path, kind=kind, steps=steps, rank=rank, phase=phase, parallelism=HYBRID)
     cells = {cell.params["recovery"]: cell for cell in results.cells}
     assert set(cells) == {"checkpoint-restart", "drop-replica", "hot-spare"}
-    for cell in cells.values():
-        assert cell.verdict == "pass"
     assert restored(tmp_path, "hot-spare") == ["peer"]
     assert restored(tmp_path, "drop-replica") == ["peer", "peer"], "two go on, then four again"
     assert restored(tmp_path, "checkpoint-restart") == ["checkpoint"]
@@ -81,8 +79,6 @@ def test_a_replica_that_loses_a_rank_is_filled_dropped_or_restored(
 def test_the_only_copy_of_a_shard_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
     results = run(tmp_path, kind="gpt", steps=24, rank=1, phase="collective", parallelism="fsdp")
     assert len(results.cells) == 3
-    for cell in results.cells:
-        assert cell.verdict == "pass"
     for strategy in ("checkpoint-restart", "drop-replica", "hot-spare"):
         assert restored(tmp_path, strategy) == ["checkpoint"]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.decided import decided
+from tests.support.decided import decided, unpassed
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.following import EventLogTail
 from trainchaos.chaos.events.log import Event, Kind
@@ -103,13 +103,7 @@ def test_every_strategy_recovers_and_every_checker_agrees(tmp_path: Path, fault:
     if fault == "kill":  # of make test: few steps show it too
         faults, workload = faults.replace("step: 20", "step: 11"), GPT.replace("36", "20")
     code, results = run(tmp_path, faults=faults, workload=workload)
-    broken = {
-        (c.id, name): f
-        for c in results.cells
-        for name, f in c.invariants.items()
-        if f.verdict != "pass"
-    }
-    assert not broken
+    assert unpassed(results) == {}
     assert code == 0, results.reason
     exactness = {cell.strategy: cell.exactness for cell in results.timed}
     assert exactness["checkpoint-restart"] == exactness["hot-spare"] == "bit for bit"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.run.test_real import GPT, MLP, run
+from tests.support.decided import unpassed
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import Results
 from trainchaos.harness.launch.cgroups import lacks_cgroup
@@ -30,10 +31,7 @@ def play(
 
 def only(results: Results) -> Incident:
     """The one incident, in a run whose checkers all agree."""
-    broken = {
-        name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"
-    }
-    assert not broken
+    assert unpassed(results) == {}
     (incident,) = results.faults
     assert incident.landed and incident.healed
     return incident

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.harness.run.test_real import DEADLINE_S, MLP, run, write
+from tests.support.decided import unpassed
 from tests.support.running import chaos_run
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.following import EventLogTail
@@ -36,10 +37,7 @@ def events(tmp_path: Path, *kinds: Kind) -> list[Event]:
 
 
 def passes(code: int, results: Results) -> None:
-    broken = {
-        name: f for c in results.cells for name, f in c.invariants.items() if f.verdict != "pass"
-    }
-    assert not broken
+    assert unpassed(results) == {}
     assert code == 0, results.reason
     assert all(incident.landed and incident.healed for incident in results.faults)
 

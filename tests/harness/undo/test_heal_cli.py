@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands.unreported import unreported
+from tests.support.commands.unreported import no_reports
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind
 from trainchaos.harness.host import processes
@@ -23,7 +23,7 @@ from trainchaos.harness.undo import live
 from trainchaos.harness.undo.ledger import Ledger, read_open
 from trainchaos.harness.undo.records import MARKER, KillMarked, KillProcess, KillSession, RemoveTree
 
-__all__ = ["unreported"]
+__all__ = ["no_reports"]
 Chaos = Callable[..., tuple[int, str, str]]
 MARK = secrets.token_hex(8)
 SCENARIO = """
@@ -108,7 +108,7 @@ def test_what_cannot_be_undone_is_said_and_is_unsafe_until_it_can(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unreported")
+@pytest.mark.usefixtures("no_reports")
 def test_a_run_that_left_something_is_unsafe_in_its_verdict_too(
     chaos: Chaos, tmp_path: Path
 ) -> None:

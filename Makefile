@@ -7,7 +7,9 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 # Tests start Python many times: compiled modules are kept whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 # A test whose limit was not enough to end it (by default 300 s, the longest 900) ends with its process.
-PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist worksteal -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
+# A test mostly waits for its processes: one worker more than there are processors.
+WORKERS ?= $(shell echo $$(( $$(nproc) + 1 )))
+PYTEST_N := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
 .PHONY: run test test-all test-rest test-busy test-gpu bench-gpu test-docker test-slurm test-stacks test-search test-load test-frameworks lint check format fuzz scenarios docs bench bench-hangs bench-load bench-planted schema clean help
 
@@ -29,7 +31,7 @@ SAMPLE ?= $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 1)
 OTHERS := docker or slurm or stacks or frameworks
 
 test: $(STAMP) ## each capability once, real processes included (4 minutes on 2 quick cores, 9 on slow ones)
-	$(PYTEST_2) --sample $(SAMPLE) -m "not long and not ($(OTHERS))"
+	$(PYTEST_N) --sample $(SAMPLE) -m "not long and not ($(OTHERS))"
 
 # PART=3/24: the third of 24 equal parts, and smokes; WHOLE="tests/a tests/b": these whatever the part.
 PART ?= 1/1
@@ -37,7 +39,7 @@ WHOLE ?=
 PLAYED := --part $(PART) --whole "$(WHOLE)"
 
 test-rest: $(STAMP) ## all members of all families that need no cluster, no stack and no framework (two hours)
-	$(PYTEST_2) $(PLAYED) -m "not ($(OTHERS))"
+	$(PYTEST_N) $(PLAYED) -m "not ($(OTHERS))"
 
 test-all: test-rest test-docker test-slurm test-stacks test-frameworks test-search test-load ## all tests there are, before a release (three hours)
 
@@ -47,7 +49,7 @@ lint: $(STAMP) ## format, lint, types
 	$(BIN)/mypy
 
 check: lint ## lint, and the quick ones of the unit and simulated tests (one minute on 2 quick cores, 2 on slow ones)
-	$(PYTEST_2) --sample $(SAMPLE) -m "not real and not slow and not long"
+	$(PYTEST_N) --sample $(SAMPLE) -m "not real and not slow and not long"
 
 format: $(STAMP) ## format the code
 	$(BIN)/ruff format .

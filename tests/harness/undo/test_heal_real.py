@@ -12,12 +12,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.running import chaos_run
+from tests.support.running import chaos_run, until
 from trainchaos.chaos.cli import invoke
 from trainchaos.harness.host import processes, shared_memory
 from trainchaos.harness.host.rundir import RunDirectory
@@ -122,8 +123,17 @@ class Doomed:
             if processes.environment_has(row[0], f"{MARKER}={m}")
         ]
 
+    def ports(self) -> list[str]:
+        """Those of its ports that are still open."""
+        there = listeners()  # by inode: a port that is free again may be another run's by now
+        return [f"port {port}" for inode, port in self.listeners.items() if inode in there]
+
     def left(self) -> list[str]:
-        """Everything of it that is still there."""
+        """Everything of it that is still there, once those who are exiting have exited: a process
+        gives its memory up, by which it is known, before its sockets.
+        """
+        with suppress(AssertionError):
+            until(lambda: not self.ports())
         found = [f"process {pid}" for pid, _ in self.marked()]
         for record in self.records():
             if record["do"] == "kill-session":
@@ -133,8 +143,7 @@ class Doomed:
                 ]
             if record["do"] in ("remove-tree", "remove-cgroup") and Path(record["path"]).exists():
                 found.append(record["path"])
-        there = listeners()  # by inode: a port that is free again may be another run's by now
-        found += [f"port {port}" for inode, port in self.listeners.items() if inode in there]
+        found += self.ports()
         found += [str(path) for path in shared_memory.abandoned(self.since_ns, time.time_ns())]
         found += [place for place, _ in mounts() if place.startswith(str(self.runs.resolve()))]
         if self.run is not None:

@@ -339,6 +339,7 @@ def test_a_place_that_there_cannot_be_is_wrong_usage(capsys: pytest.CaptureFixtu
     assert ended.value.code == 2 and "'gpu' is no place" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_place_of_this_machine_is_fit() -> None:
     import subprocess

@@ -42,6 +42,7 @@ def checks(yard: Yard) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_an_agent_checks_a_place_while_its_processes_go_on(yard: Yard) -> None:
     yard.fleet.check(0, "cpu:1")
     yard.spawn("w0", 0)

@@ -20,12 +20,12 @@ CHAOS = Path(sys.executable).with_name("chaos")
 def completed(*words: str, at: Path = ROOT) -> list[str]:
     """The values that bash offers for the last word."""
     script = f"""
-eval "$({CHAOS} completion bash)"
+eval "$({shlex.quote(str(CHAOS))} completion bash)"
 COMP_WORDS=({shlex.join(words)})
 COMP_CWORD={len(words) - 1}
 registered=$(complete -p {words[0]})
 registered=${{registered#*-F }}
-${{registered%% *}} {CHAOS.with_name(words[0])}
+${{registered%% *}} {shlex.quote(str(CHAOS.with_name(words[0])))}
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
     done = subprocess.run(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.running import supervised
+from tests.support.running import stand_in, supervised
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.process.outside_stacks import PROGRAM
 
@@ -70,11 +69,11 @@ def _of(events: list[Event], kind: Kind, process: str) -> Event:
     return next(e for e in events if e.kind is kind and e.data["process"] == process)
 
 
-STAND_IN = f"""#!{sys.executable}
+STAND_IN = """
 import json, sys
 pid = int(sys.argv[sys.argv.index("--pid") + 1])
-frame = {{"name": "from_outside", "filename": "train.py", "line": 7}}
-print(json.dumps([{{"os_thread_id": pid, "frames": [frame]}}]))
+frame = {"name": "from_outside", "filename": "train.py", "line": 7}
+print(json.dumps([{"os_thread_id": pid, "frames": [frame]}]))
 """
 STOPS = SCRIPT.replace(
     "            waits_for_ever()",
@@ -88,9 +87,7 @@ def test_a_rank_that_is_stopped_is_read_from_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a stand-in for py-spy, before it is killed; the spare has taken over by then."""
-    program = tmp_path / PROGRAM
-    program.write_text(STAND_IN)
-    program.chmod(0o755)
+    stand_in(tmp_path / PROGRAM, STAND_IN)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     options = ("--ranks", "2", "--spares", "1", "--logs", str(tmp_path / "logs"))
     arguments = (str(tmp_path / "once"),)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,6 +30,8 @@ class HasFileno(Protocol):
 ROOT = Path(__file__).resolve().parents[2]
 RECOVERABLE = ROOT / "examples" / "ddp_recoverable.py"
 LIMIT_S = 120.0
+PYTHON = shlex.quote(sys.executable)
+"""For a shell: the path may have a blank."""
 EPOCHS = "10"
 STEPS = 320
 
@@ -136,6 +139,13 @@ def chaos_run(scenario: Path, runs: Path, *options: str) -> list[str]:
     """The command line of a ``chaos run``."""
     command = [sys.executable, "-m", "trainchaos", "run"]
     return [*command, str(scenario), "--runs", str(runs), *options]
+
+
+def stand_in(path: Path, text: str) -> Path:
+    """Write a program in Python, started by a shell: a ``#!`` line holds no path with a blank."""
+    path.write_text(f"#!/bin/sh\n'''exec' {PYTHON} \"$0\" \"$@\"\n' '''\n{text}\n")
+    path.chmod(0o755)
+    return path
 
 
 def kill(pid: int, signum: int = signal.SIGKILL) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.running import PYTHON
 from trainchaos.chaos.planning.load import OthersLoad, busy_words, family_s
 
 
@@ -93,7 +93,7 @@ input()
 @pytest.mark.slow
 def test_the_time_of_descendants_is_ours_while_they_live_and_when_they_are_gone() -> None:
     began_s = family_s()
-    shell = ["sh", "-c", f"{sys.executable} -c '{BURN}'; true"]
+    shell = ["sh", "-c", f"{PYTHON} -c '{BURN}'; true"]
     with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
         assert one.stdout is not None and one.stdout.readline() == "\n"
         alive_s = family_s()

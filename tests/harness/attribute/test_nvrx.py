@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.arms import hot_spare
+from tests.support.running import stand_in
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.attribute import nvrx
 from trainchaos.harness.attribute.paper import MANIFEST
@@ -30,16 +31,14 @@ RESULT = {
 
 def peer(folder: Path, said: str, code: int = 0) -> Path:
     """A Python of an environment with a peer that prints this, and keeps what it was asked."""
-    path = folder / "python"
-    path.write_text(
-        f"#!{sys.executable}\nimport pathlib, sys\n"
+    return stand_in(
+        folder / "python",
+        "import pathlib, sys\n"
         f"here = pathlib.Path({str(folder)!r})\n"
         "(here / 'asked').write_text('\\n'.join(sys.argv[1:]))\n"
         "(here / 'read').write_text(pathlib.Path(sys.argv[3]).read_text())\n"
-        f"print({said!r})\nsys.exit({code})\n"
+        f"print({said!r})\nsys.exit({code})\n",
     )
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.decided import decided
-from tests.support.running import ROOT, kill, until
+from tests.support.running import PYTHON, ROOT, kill, until
 from trainchaos.chaos.cli import build_catalogue, invoke
 from trainchaos.chaos.errors import EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE
 from trainchaos.chaos.loading.load import load
@@ -205,7 +205,7 @@ def test_a_launcher_behind_a_shell_script_is_found(
         "    time.sleep(0.1)\n"
     )
     line = "torchrun --nproc-per-node 2 --max-restarts 3 job.py"
-    (folder / "train.sh").write_text(f"export MASTER_ADDR=::1\n{sys.executable} tools/{line}\n")
+    (folder / "train.sh").write_text(f"export MASTER_ADDR=::1\n{PYTHON} tools/{line}\n")
     assert invoke(["init", "--", "bash", "train.sh"]) == EXIT_PASS
     said = capsys.readouterr().out
     assert "torchrun, started by bash train.sh" in said
@@ -266,7 +266,7 @@ def test_a_script_in_a_directory_with_a_blank_is_shown_as_a_shell_reads_it(
     (folder / "my dir" / "quiet.py").write_text("print('done')\n")
     assert invoke(["init", "--", sys.executable, "my dir/quiet.py"]) == EXIT_INCONCLUSIVE
     said = capsys.readouterr()
-    assert f"watching {sys.executable} 'my dir/quiet.py'" in said.err
+    assert f"watching {PYTHON} 'my dir/quiet.py'" in said.err
     assert scenario(folder / "chaos-quiet.yaml").workload.command == [
         sys.executable,
         "my dir/quiet.py",
@@ -282,7 +282,7 @@ def test_a_process_that_became_the_job_is_alone(
         "import time\nfor n in range(1, 21):\n    print('step', n)\n    time.sleep(0.1)\n"
     )
     shim = folder / "python3"
-    shim.write_text(f"#!/bin/bash\nsleep 0.6\n{end.format(sys.executable)}\n")
+    shim.write_text(f"#!/bin/bash\nsleep 0.6\n{end.format(PYTHON)}\n")
     shim.chmod(0o755)
     assert invoke(["init", "--", "./python3", "t.py"]) == EXIT_PASS
     said = capsys.readouterr().out
@@ -300,7 +300,7 @@ def test_a_shell_whose_child_has_ended_is_not_taken_for_the_job(
     )
     shim = folder / "python3"
     alone = "t=${EPOCHREALTIME/./}; while (( ${EPOCHREALTIME/./} - t < 280000 )); do :; done"
-    shim.write_text(f"#!/bin/bash\n{sys.executable} t.py\n{alone}\n")
+    shim.write_text(f"#!/bin/bash\n{PYTHON} t.py\n{alone}\n")
     shim.chmod(0o755)
     assert invoke(["init", "--", "./python3", "t.py"]) == EXIT_PASS
     assert "one process, which nothing starts again" not in capsys.readouterr().out
@@ -317,7 +317,7 @@ def test_steps_that_are_printed_elsewhere_are_found(
         "import time\nfor n in range(1, 21):\n    print('step', n, 'loss', 1 / n, flush=True)\n"
         f"time.sleep({60 if left_running else 0})\n"
     )
-    words = ["sh", "-c", line.format(sys.executable)]
+    words = ["sh", "-c", line.format(PYTHON)]
     assert invoke(["init", "--for", "20s", "--", *words]) == EXIT_INCONCLUSIVE
     said = capsys.readouterr().out
     assert ", and 20 steps seem to be in t_0.log" in said and "2>&1 | tee t_0.log" in said

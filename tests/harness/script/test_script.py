@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.decided import decided
-from tests.support.running import chaos_run
+from tests.support.running import PYTHON, chaos_run
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.log import Event, Kind, read_log
 from trainchaos.harness.host.rundir import RunDirectory, open_run
@@ -205,7 +205,7 @@ def test_a_preempted_command_that_ends_well_is_started_again(tmp_path: Path, res
 
 @pytest.mark.long
 def test_a_preempted_command_that_does_no_more_steps_was_started_again(tmp_path: Path) -> None:
-    trainer = f"{sys.executable} {TRAINER} --steps 30 --late-s 0.15 --polite"
+    trainer = f"{PYTHON} '{TRAINER}' --steps 30 --late-s 0.15 --polite"
     once = f"test -e $CHAOS_SCRATCH/saved/checkpoint.json || exec {trainer} --save-every 99"
     scenario = write(
         tmp_path / "s.yaml",

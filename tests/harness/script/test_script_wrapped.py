@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.script.test_script import events, run, write
+from tests.support.running import PYTHON
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers.job import observed
 from trainchaos.harness.launch.storage import lacks_mount
@@ -33,7 +34,7 @@ for step in range(2, 31):
 """
 ONCE = 'd = os.environ["CHAOS_SCRATCH"] + "/once"; os.path.exists(d) or (os.mkdir(d), os._exit(1))'
 PIPED = (
-    f'for r in 0 1; do RANK=$r WORLD_SIZE=2 LATE_S=0.2 bash -c "{sys.executable} steps.py | cat" &'
+    f'for r in 0 1; do RANK=$r WORLD_SIZE=2 LATE_S=0.2 bash -c "{PYTHON} steps.py | cat" &'
     " done; wait"
 )
 
@@ -56,7 +57,7 @@ def test_killing_a_rank_in_a_pipe_kills_who_trains(steps: Path) -> None:
 
 def test_stopping_a_command_in_a_pipe_stops_it(steps: Path) -> None:
     fault = "{id: hit, kind: process-stop, target: {rank: 0}, at: {step: 12}, duration: 1s}"
-    argv = ["bash", "-c", f"{sys.executable} steps.py | tee -a log"]
+    argv = ["bash", "-c", f"{PYTHON} steps.py | tee -a log"]
     scenario = write(steps / "s.yaml", argv, fault=fault, ranks=1, invariants=observed.OBSERVABLE)
     code, results = run(steps, scenario)
     assert code == 0, results.reason
@@ -73,8 +74,8 @@ def test_stopping_a_command_in_a_pipe_stops_it(steps: Path) -> None:
 @pytest.mark.long
 def test_helpers_of_a_script_in_front_are_no_ranks(steps: Path) -> None:
     shim = steps / "python-of-some-version"
-    helpers = f"for i in 1 2 3 4; do {sys.executable} -c 'import time; time.sleep(0.1)'; done"
-    shim.write_text(f'#!/bin/bash\n{helpers}\nexec {sys.executable} "$@"\n')
+    helpers = f"for i in 1 2 3 4; do {PYTHON} -c 'import time; time.sleep(0.1)'; done"
+    shim.write_text(f'#!/bin/bash\n{helpers}\nexec {PYTHON} "$@"\n')
     shim.chmod(0o755)
     fault = "{id: hit, kind: process-stop, target: {rank: 0}, at: {step: 12}, duration: 0.2s}"
     argv = ["./python-of-some-version", "steps.py"]

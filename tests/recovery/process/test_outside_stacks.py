@@ -7,7 +7,6 @@ import os
 import select
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.running import stand_in
 from trainchaos.recovery.process.outside_stacks import (
     LIMIT_S,
     MOST_FRAMES,
@@ -67,10 +67,7 @@ def test_a_stack_is_bounded_and_stays_in_its_lines() -> None:
 
 def program(folder: Path, text: str) -> str:
     """A stand-in for py-spy."""
-    path = folder / PROGRAM
-    path.write_text(f"#!{sys.executable}\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
+    return str(stand_in(folder / PROGRAM, text))
 
 
 def seen(read: Callable[[], str | None]) -> str | None:

@@ -92,7 +92,7 @@ def played(
     """A run on two nodes, and the events of its faulted arm."""
     code, results = run(
         tmp_path,
-        workload=f"{{kind: mlp, ranks: 4, steps: 60, global_batch: 16, checkpoint: {CHECKPOINT}, "
+        workload=f"{{kind: mlp, ranks: 4, steps: 120, global_batch: 16, checkpoint: {CHECKPOINT}, "
         f"parallelism: {parallelism}}}",
         recovery=strategy,
         faults=f"[{{id: f, at: {{step: 33}}, {fault}}}]",

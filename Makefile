@@ -33,7 +33,7 @@ OTHERS := docker or slurm or stacks or frameworks
 test: $(STAMP) ## each capability once, real processes included (4 minutes on 2 quick cores, 9 on slow ones)
 	$(PYTEST_N) --sample $(SAMPLE) -m "not long and not ($(OTHERS))"
 
-# PART=3/24: the third of 24 equal parts, and smokes; WHOLE="tests/a tests/b": these whatever the part.
+# PART=3/36: the third of 36 equal parts, and smokes; WHOLE="tests/a tests/b": these whatever the part.
 PART ?= 1/1
 WHOLE ?=
 PLAYED := --part $(PART) --whole "$(WHOLE)"

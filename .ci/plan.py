@@ -1,7 +1,7 @@
 """What continuous integration plays besides ``make test`` and smokes: whole, the groups of tests
 whose paths differ from the last release point; of all others a share, another with another commit.
 
-Prints lines for ``eval`` in a shell. ``SHARE`` (as 3/24) and ``SINCE`` (a commit, or ``never``) in
+Prints lines for ``eval`` in a shell. ``SHARE`` (as 3/36) and ``SINCE`` (a commit, or ``never``) in
 the environment play a given choice again.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARES = 24
+SHARES = 36
 NODES = ("recovery/nodes/", "harness/launch/nodes/", "recovery/transport/")
 GROUPS = {
     "docker": ("harness/launch/containers/", "harness/launchers/docker.py", *NODES),

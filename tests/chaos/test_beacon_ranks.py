@@ -26,6 +26,7 @@ def work(rank, store):
     beacon.step(1, loss=0.5)
     with beacon.busy("evaluation"):
         pass
+    dist.barrier()  # who leaves while the other still connects breaks that
     dist.destroy_process_group()
 
 if __name__ == "__main__":

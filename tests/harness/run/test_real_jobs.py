@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.loading.test_scenarios import FOLDER, loaded
-from tests.support.decided import decided
+from tests.support.decided import decided, unpassed
 from trainchaos.chaos.events.log import Event, Kind, read_log
 from trainchaos.harness.judge.results import CellResult, Results
 
@@ -35,7 +35,7 @@ def test_every_strategy_recovers_and_nobody_else_is_blamed(path: Path, tmp_path:
     code = decided(path, tmp_path)
     latest = tmp_path / path.stem / "latest"
     results = Results.model_validate_json((latest / "results.json").read_text())
-    assert (code, results.verdict) == (0, "pass"), results.reason
+    assert code == 0 and not unpassed(results), results.reason
     assert not results.skipped and [cell.id for cell in results.cells] == [
         cell.id for cell in scenario.cells
     ]
@@ -59,9 +59,6 @@ def recovered(cell: CellResult, results: Results) -> None:
     """The kill is recovered from, all else costs nobody anything, and the result is that of the
     control arm.
     """
-    assert (cell.verdict, {f.verdict for f in cell.invariants.values()}) == ("pass", {"pass"}), (
-        cell.reason
-    )
     assert cell.exactness in EXACT[cell.strategy], cell.id
     assert cell.metrics["samples_lost"].values == [0.0], cell.id
     incidents = [incident for incident in results.faults if incident.cell == cell.id]

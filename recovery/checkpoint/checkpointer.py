@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from trainchaos.chaos.errors import EXIT_FAIL, ChaosError
+from trainchaos.recovery.checkpoint import own
 from trainchaos.recovery.checkpoint import state_io as checkpointing
 from trainchaos.recovery.checkpoint.files import checkpoints
 from trainchaos.recovery.checkpoint.files.checkpoints import Disk
@@ -118,6 +119,11 @@ class Checkpointer:
         """What rank 0 asks all ranks to save after ``step``: they learn it with the gradients."""
         return self._schedules.wants(step, self._clock_s(), busy=self._writer.background.busy)
 
+    def keeps(self, asked: Wanted) -> bool:
+        """Whether anything is saved of what is ``asked`` for."""
+        disk = asked.disk and self._config.checkpoint_dir is not None
+        return disk or (asked.memory and self._memory is not None)
+
     def after_commit(
         self,
         step: int,
@@ -187,6 +193,7 @@ class Checkpointer:
         writer saves.
         """
         directory, fence = self._config.checkpoint_dir, self._fence
+        self._state.room_for_own = partial(own.fit, layout=layout, rank=rank)
         self._writer.joined()
         self._custody.joined(rank, generation)
         if directory is None or fence is None:
@@ -244,6 +251,8 @@ class Checkpointer:
         self._custody.restoring()
         name = self._restore(group, layout)
         self._schedules.restored(self._clock_s())
+        if name is None:
+            self._state.own = {}
         return name
 
     def _restore(self, group: Group, layout: Layout) -> str | None:

@@ -81,7 +81,7 @@ class MemoryReading:
                     for part in header.parts
                 }
                 self.slots = planned(self.name, state, header.scalars, table)
-                wanted = chunks_of(state.tensors(self.slots))
+                wanted = chunks_of(state.saved(self.slots))
                 missing = {chunk.name: chunk.data.numel() for chunk in wanted}
                 refuse_foreign(self.name, table, wanted, partial=state.partial)
             self._match(header, file, wanted, missing)

@@ -108,7 +108,7 @@ class MemoryState:
         """
         self.settle()
         started_s = time.perf_counter()
-        tensors = self._state.tensors()
+        tensors = self._state.saved()
         chunks = chunks_of(tensors, self._state.learned(tensors))
         buffer = self._buffer([chunk.bytes for chunk in chunks])
         with torch.no_grad():

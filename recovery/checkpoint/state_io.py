@@ -76,7 +76,7 @@ def order_of(
     guard: Guard = nullcontext,
 ) -> tuple[SaveOrder, list[Chunk]]:
     """A save of the state as it is now, and this writer's part of it: live references."""
-    tensors = state.tensors()
+    tensors = state.saved()
     held = chunks_of(tensors, state.learned(tensors))
     order = SaveOrder(
         directory=directory,
@@ -99,7 +99,11 @@ def order_of(
     )
     cell = state.cell
     if cell is not None:  # of what several cells hold, one of them writes all
-        mine = [c for c in held if c.bytes and cell.speaks(c.name, tensors[c.name])]
+        mine = [
+            c
+            for c in held
+            if c.bytes and (c.name in state.own or cell.speaks(c.name, tensors[c.name]))
+        ]
         return order, mine
     return order, share(held, writer, writers)
 
@@ -226,7 +230,7 @@ def prepared(
     slots = planned(checkpoint.name, state, manifest["scalars"], table_of(manifest))
     return ChunkRestore(
         checkpoint,
-        chunks_of(state.tensors(slots)),
+        chunks_of(state.saved(slots)),
         manifest=manifest,
         slots=slots,
         partial=state.partial,

@@ -66,6 +66,7 @@ class Supervisor:
         self.strategy = strategy
         self._stop = stop
         self.late_failures: list[str] = []
+        self._killed: set[str] = set()
         self._spec = spec
         self._listener = listener
         self._host = host
@@ -257,7 +258,11 @@ class Supervisor:
     def _on_exit(self, report: Exited) -> None:
         name = report.process
         expected = self.controller.exit_was_expected(report.process)
-        if expected and report.exit_code and self.controller.outcome == "completed":
+        # it was killed, or had to be: what its script does after the loop may not be done
+        lost = report.signal is not None and (
+            name in self.controller.members or name not in self._killed
+        )
+        if expected and (report.exit_code or lost) and self.controller.outcome == "completed":
             self.late_failures.append(f"{name}: {self._errors.get(name, report.how)}")
         self.record(
             Kind.PROCESS_EXITED,
@@ -272,6 +277,7 @@ class Supervisor:
         self.controller.on_exit(name, report.how)
         self._processes.forget(name)
         self._errors.pop(name, None)
+        self._killed.discard(name)
 
     def _end(self) -> None:
         committed = self.controller.committed
@@ -330,6 +336,7 @@ class Supervisor:
 
     def kill(self, process: str) -> None:
         """SIGKILL."""
+        self._killed.add(process)
         self._host.signal(process, signal.SIGKILL)
 
     def distrust(self, process: str) -> None:

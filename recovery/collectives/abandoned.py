@@ -18,6 +18,7 @@ from trainchaos.recovery.collectives.circle import Circle
 LOOK_EVERY_S = 1.0
 GRACE_S = 5.0
 END_S = 5.0  # longest wait for those threads as the process ends
+STARTING_S = 0.001  # between looks at a thread that is being started
 LEAVING = "leave-group"  # the threads that take groups down
 ABORTING = "abort-group"  # the threads that break communicators of NCCL
 ABANDONED = "abandoned-group"  # the threads that wait for it
@@ -50,6 +51,11 @@ def _await_leaving() -> None:
     process.
     """
     deadline_s = time.monotonic() + END_S
-    for thread in threading.enumerate():
-        if thread.name in (LEAVING, ABORTING):
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        threads = [one for one in threading.enumerate() if one.name in (LEAVING, ABORTING)]
+        if not threads:
+            return
+        try:
+            threads[0].join(left_s)
+        except RuntimeError:  # another thread is about to start it
+            time.sleep(STARTING_S)

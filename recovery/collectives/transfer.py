@@ -19,6 +19,7 @@ from torch import Tensor
 from trainchaos.recovery.collectives import peer
 from trainchaos.recovery.collectives.circle import Circle, GenerationLost
 from trainchaos.recovery.state.digest import own_memory
+from trainchaos.recovery.state.optimizer_state import Slots
 from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.state.strides import Progress, quiet
@@ -42,8 +43,8 @@ def copy_state(
     feeds: Sequence[int] | None = None,
     device: str = "cpu",
 ) -> None:
-    """Copy the state of rank ``source`` to the ranks that pass ``receive``. ``device``: where the
-    job trains.
+    """Copy the state of rank ``source`` to the ranks that pass ``receive``, and what ``source`` has
+    of other ranks (``TrainState.own``). ``device``: where the job trains.
 
     ``feeds`` None: every rank of the circle, of those that hold the same part, takes part in a
     broadcast, in which ranks that need nothing only pass data on: one tree, however many receive.
@@ -60,30 +61,49 @@ def copy_state(
         # gloo takes what is on a GPU to a broadcast, and not from rank to rank
         route, wire = _Direct(circle, source, feeds), torch.device("cpu")
     tensors = [] if receive and not sending else [*state.parts().values()]
-    form, scalars = _share_scalars(state, route, tensors, sending, wire)
+    form, own_bytes, scalars = _share_scalars(state, route, tensors, sending, wire)
     slots = None
     # A rank that only passes data on needs buffers of the same sizes, which it takes from its own
     # state.
     if not sending and (receive or form != _form_of(tensors)):
-        try:
-            slots = state.planned(scalars())
-        except (ValueError, KeyError, TypeError) as error:
-            raise RuntimeError(
-                f"the state of rank {source} cannot be held here: {error}"
-            ) from error
-        tensors = [local(tensor) for tensor in state.tensors(slots).values()]
-        if form != _form_of(tensors):
-            raise RuntimeError(
-                f"the tensors of rank {source} are others: build model and optimizer alike"
-                " everywhere"
-            )
+        slots, tensors = _planned(state, scalars(), source, form)
+    parts = [tensors]
+    if own_bytes:
+        parts += [
+            [
+                torch.cat([*state.own.values()])
+                if sending
+                else torch.empty(own_bytes, dtype=torch.uint8)
+            ]
+        ]
     with torch.no_grad():
-        if sending:
-            _send(route, tensors, wire, progress)
-        else:
-            _receive(route, tensors, wire, progress, keeps=receive)
+        for part in parts:
+            if sending:
+                _send(route, part, wire, progress)
+            else:
+                _receive(route, part, wire, progress, keeps=receive)
     if receive and not sending:
         state.load_scalars(scalars(), slots)
+        sizes = scalars().get("own", {})
+        state.own = (
+            dict(zip(sizes, parts[-1][0].split([*sizes.values()]), strict=True)) if sizes else {}
+        )
+
+
+def _planned(
+    state: TrainState, scalars: dict[str, Any], source: int, form: str
+) -> tuple[Slots, list[Tensor]]:
+    """Slots and tensors for a state of this form. Raises RuntimeError."""
+    try:
+        slots = state.planned(scalars)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RuntimeError(f"the state of rank {source} cannot be held here: {error}") from error
+    tensors = [local(tensor) for tensor in state.tensors(slots).values()]
+    if form != _form_of(tensors):
+        raise RuntimeError(
+            f"the tensors of rank {source} are others: build model and optimizer alike everywhere"
+        )
+    return slots, tensors
 
 
 class _Route(Protocol):
@@ -226,20 +246,26 @@ def _share_scalars(
     tensors: Sequence[Tensor],
     sending: bool,
     wire: torch.device | None,
-) -> tuple[str, Callable[[], dict[str, Any]]]:
-    """What the sender has of the state besides ``tensors``, as one message of bytes, and the form
-    of its tensors.
+) -> tuple[str, int, Callable[[], dict[str, Any]]]:
+    """What the sender has of the state besides ``tensors``, as one message of bytes, the form of
+    its tensors, and the bytes that follow them.
     """
-    data = _form_of(tensors).encode() + json.dumps(state.scalars()).encode() if sending else b""
+    data = b""
+    if sending:
+        own = {name: len(one) for name, one in state.own.items()}
+        scalars = state.scalars() | ({"own": own} if own else {})
+        follow = f"{sum(own.values()):0{FORM_DIGITS}x}"
+        data = f"{_form_of(tensors)}{follow}{json.dumps(scalars)}".encode()
     announced = torch.tensor([len(data)], dtype=torch.int64, device=wire)
     _done(route, route.start(announced))
     size = len(data) if sending else int(announced)
-    if not FORM_DIGITS < size <= MAX_SCALAR_BYTES:
+    if not 2 * FORM_DIGITS < size <= MAX_SCALAR_BYTES:
         raise GenerationLost(f"a peer announced {size} bytes of scalars")
     message = torch.frombuffer(bytearray(data or size), dtype=torch.uint8).to(wire or "cpu")
     _done(route, route.start(message))
     data = data or message.cpu().numpy().tobytes()
-    return data[:FORM_DIGITS].decode(), cache(lambda: dict(json.loads(data[FORM_DIGITS:])))
+    form, bytes_ = data[:FORM_DIGITS].decode(), int(data[FORM_DIGITS : 2 * FORM_DIGITS], 16)
+    return form, bytes_, cache(lambda: dict(json.loads(data[2 * FORM_DIGITS :])))
 
 
 def _form_of(tensors: Sequence[Tensor]) -> str:

@@ -7,7 +7,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint import own
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.transfer import copy_state
 from trainchaos.recovery.rank.complete_step import complete, exchange_totals
@@ -26,6 +29,8 @@ def take_state(job: Job, order: Join, group: Group) -> str | None:
     holding, layout, rank = job.member.holding, job.layout, job.rank
     if order.finish:
         _finish(job, order.finish, group)
+    job.state.attempt.undo()
+    kept = _own_before(job, order)
     started = time.perf_counter()
     name: str | None = None
     origin = "kept" if job.state.step else "initial"
@@ -48,6 +53,8 @@ def take_state(job: Job, order: Join, group: Group) -> str | None:
             origin = "peer"
         if order.source >= 0:
             _copy(job, order, group, receive=order.receives)
+    if _take_own(job, kept) or (order.restore and origin == "peer"):
+        extra["own"] = True
     holding.valid = True
     job.write(
         Kind.STATE_READY,
@@ -71,6 +78,28 @@ def _copy(job: Job, order: Join, group: Group, *, receive: bool) -> None:
         progress=job.marks.touch,
         device=job.config.device,
     )
+
+
+def _own_before(job: Job, order: Join) -> tuple[int, Tensor] | None:
+    """What this rank is to keep of its own although it copies a peer's state, and its step: it has
+    left for a value that was not finite.
+    """
+    if not order.receives or order.restore or not job.member.holding.retries:
+        return None
+    return job.state.step, own.packed(job.state)
+
+
+def _take_own(job: Job, kept: tuple[int, Tensor] | None) -> bool:
+    """Take over what a checkpoint has of this rank's own, or what it was to keep; returns whether
+    there was any.
+    """
+    state = job.state
+    mine, state.own = state.own.get(own.name(job.layout, job.rank)), {}
+    if mine is None and kept is not None and kept[0] == state.step:
+        mine = kept[1]
+    if mine is not None:
+        own.unpack(state, mine)
+    return mine is not None
 
 
 def _complete(

@@ -45,14 +45,16 @@ def complete(job: Job, step: Step, reduced: Reduced, *, late: bool = False) -> N
     if late:
         return
     _tell_digest(job, step.number, saving=saving)
-    job.checkpoints.after_commit(
-        step.number,
-        rank=job.rank,
-        layout=job.layout,
-        generation=job.generation,
-        asked=Wanted(disk=reduced.asks.save, memory=reduced.asks.save_memory),
-        pausing=reduced.asks.pause,
-    )
+    asked = Wanted(disk=reduced.asks.save, memory=reduced.asks.save_memory)
+    with job.generations.with_own(asked):
+        job.checkpoints.after_commit(
+            step.number,
+            rank=job.rank,
+            layout=job.layout,
+            generation=job.generation,
+            asked=asked,
+            pausing=reduced.asks.pause,
+        )
     job.marks.enter(progress_counters.BETWEEN)
 
 
@@ -74,6 +76,7 @@ def _tell_digest(job: Job, step: int, *, saving: bool) -> None:
 def _apply(job: Job, step: Step, reduced: Reduced) -> float:
     """Apply the step; returns the learning rate it was done with."""
     state = job.state
+    state.attempt.applied()
     job.member.holding.applied()
     lr = state.optimizer.param_groups[0]["lr"]
     if job.clip_norm:

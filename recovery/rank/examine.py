@@ -5,11 +5,13 @@ alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.collectives.reducer import Reducer
@@ -76,6 +78,8 @@ def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]
 
     def prepare() -> None:
         job.marks.touch()
+        job.state.attempt.undo()
+        job.state.attempt.begin()
         job.state.seed_step(job.arranged.draws(job.rank), step.number)
 
     def alone(samples: list[int]) -> Tensor:
@@ -94,11 +98,28 @@ def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]
     # its own samples.
     agree = sharded.agree if isinstance(sharded, AgreeingReducer) else None
     try:
-        found = spoilt_samples(alone, job.reducer, suspects, others, prepare, agree)
+        with _statistics_stand_still(job.state.model):
+            found = spoilt_samples(alone, job.reducer, suspects, others, prepare, agree)
     except GenerationLost:
         return []  # a rank has failed, and this one parks anyway
     own = set(mine) if job.rank in blamed else set[int]()
     return [sample for sample in found if sample in own][:MOST_BLAMED]
+
+
+@contextmanager
+def _statistics_stand_still(model: nn.Module) -> Iterator[None]:
+    """Layers that normalise by the statistics of a batch use those they have learned: a batch of
+    one has none. All else computes as in training.
+    """
+    layers = [m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+    training = [layer for layer in layers if layer.training]
+    for layer in training:
+        layer.eval()
+    try:
+        yield
+    finally:
+        for layer in training:
+            layer.train()
 
 
 def _share(job: Job, number: int, rank: int) -> list[int]:

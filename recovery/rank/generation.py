@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
 
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint import own
 from trainchaos.recovery.collectives.group import GenerationLost, Group
 from trainchaos.recovery.collectives.lasting.job_mesh import JobGroups
 from trainchaos.recovery.collectives.storelink import StoreLink
+from trainchaos.recovery.policy.interval import Wanted
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.acquire_state import take_state
 from trainchaos.recovery.rank.membership import Why, rewinds_in, stays_connected
@@ -28,6 +31,11 @@ from trainchaos.recovery.transport.wire import Finished, Follow, Join, Joined, R
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
+
+CHANGED_LATE = (
+    "has changed a large tensor that no step had changed before, so that there is no copy of it:"
+    " this rank takes the state of another, or of a checkpoint"
+)
 
 
 class Generations:
@@ -157,6 +165,9 @@ class Generations:
         if job.progress.inside:
             left = job.reducer.broken_off() and not stays
             held.pending = job.progress.unfinished(job.state.step) if left else 0
+        if not job.state.attempt.whole():
+            print(f"step {job.state.step + 1} {CHANGED_LATE}", file=sys.stderr, flush=True)
+            held.gives_up()
         if stays:
             self._retired, self._group = self._group, None
             self._out()
@@ -181,6 +192,24 @@ class Generations:
             self._job.live.close()
         self._job.checkpoints.close()
         self._job.reducer.let_go()
+
+    @contextmanager
+    def with_own(self, wanted: Wanted) -> Iterator[None]:
+        """The state has, for a checkpoint, what the other ranks that hold the same part have of
+        their own; see ``recovery.checkpoint.own``. Every rank calls it alike. Raises
+        GenerationLost.
+        """
+        job, group = self._job, self._group
+        if group is not None and job.checkpoints.keeps(wanted):
+            job.progress.exchange(True)
+            try:
+                job.state.own = own.gathered(job.state, group.holders, job.layout, job.marks.touch)
+            finally:
+                job.progress.exchange(False)
+        try:
+            yield
+        finally:
+            job.state.own = {}
 
     def leave(self) -> None:
         """Leave the generation and close the connections to all other ranks."""
@@ -209,12 +238,16 @@ def announce(job: Job) -> None:
 
 
 def tell_end(job: Job, finished: Finished) -> None:
-    """Report the end, or refuse to end the job with a bad state: no step follows whose loss or
-    gradient would show it.
+    """Report the end, once rank 0 has done what ``Job.at_end`` was given, or refuse to end the job
+    with a bad state: no step follows whose loss or gradient would show it.
     """
     bad = job.state.not_finite()
     job.marks.enter(progress_counters.IDLE)
     if bad is None:
+        if job.rank == 0 and job.last_work is not None:
+            with job.busy("the end"):
+                job.last_work()
+            job.last_work = None
         job.agent.channel.send(finished)
         return
     text = f"after the last step {bad} is not finite: the state is refused"

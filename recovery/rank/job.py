@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from trainchaos.chaos.events.log import EventWriter, Kind
@@ -49,7 +48,6 @@ from trainchaos.recovery.rank.promotion import fed_at, listen, live_of
 from trainchaos.recovery.rank.recipe import (
     Attached,
     MakeOptimizer,
-    MakeScheduler,
     ModelRecipe,
     Parallelize,
 )
@@ -57,7 +55,7 @@ from trainchaos.recovery.rank.rehearsal import Rehearsal
 from trainchaos.recovery.rank.step import NonFinite, Step, StepInProgress, StepProbe
 from trainchaos.recovery.spares.live import Live
 from trainchaos.recovery.state.misuse import guard_scaling, in_step
-from trainchaos.recovery.state.registered import Stateful
+from trainchaos.recovery.state.registered import Generator, MakeScheduler, Scheduler, Stateful
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.progress_counters import MarkPage
@@ -96,6 +94,7 @@ class Job:
         self.examine = 0  # the step at which a non-finite value is to be traced to samples
         self.pausing = False  # all ranks park after this step
         self.over = False
+        self.last_work: Callable[[], object] | None = None
         self.rank, self.world = -1, 0
         self.layout = Layout(world=1)
         self.arranged = config.arranged
@@ -122,7 +121,7 @@ class Job:
         self,
         model: nn.Module,
         optimizer: Optimizer | MakeOptimizer,
-        scheduler: LRScheduler | MakeScheduler | None = None,
+        scheduler: Scheduler | MakeScheduler | None = None,
         *,
         clip_norm: float = 0.0,
         loss_of: LossOf | None = None,
@@ -134,14 +133,17 @@ class Job:
         sample that no rank can compute.
 
         ``optimizer`` and ``scheduler`` may be functions that make them, from the list of parameters
-        and from the optimizer; a sharded model requires functions. ``units``: modules of a sharded
+        and from the optimizer; a sharded model requires functions. A scheduler may be any object
+        with ``step``, ``state_dict`` and ``load_state_dict``; a function makes it anew for each
+        load. ``units``: modules of a sharded
         model that are gathered one at a time (default: the children of each ModuleList).
         ``parallelize``: of the model and ``job.mesh``, returns the model cut up for this rank, or
         its stage.
 
         A model wrapped in DistributedDataParallel is taken out of it, and the wrapper reduces
-        nothing more. Raises TypeError, naming the parameter, when gradients cannot be reduced in
-        one floating-point type, and for a wrapper that does what the job does not.
+        nothing more. Nothing that is given changes. Raises TypeError, naming the parameter, when
+        gradients cannot be reduced in one floating-point type, for a wrapper that does what the job
+        does not, and for an optimizer or scheduler whose state would not be saved.
         """
         attached = Attached(
             ModelRecipe(model, optimizer, scheduler, units, parallelize),
@@ -172,19 +174,29 @@ class Job:
             self.on_attach(self)
 
     def register(
-        self, name: str, thing: Stateful, *, update: Callable[[], None] | None = None
-    ) -> None:
+        self,
+        name: str,
+        thing: Stateful | Callable[[], Stateful] | Generator,
+        *,
+        update: Callable[..., object] | None = None,
+    ) -> Stateful:
         """Make an object's state part of the job's: it is saved, restored and copied with the
-        model. Call between ``attach`` and the loop, on every rank alike.
+        model, and what an attempt at a step changes in it is put back when the step is done again.
+        Call between ``attach`` and the loop, on every rank alike. Returns the object.
 
-        ``thing`` has ``state_dict`` and ``load_state_dict``; its tensors must be its own,
-        everything else JSON. ``update`` is called after each optimizer step, before anything is
-        saved: ``update=lambda: ema.update_parameters(model)``. Other changes to it belong before
-        ``step.commit()``. Raises TypeError, ValueError for a name that is taken, RuntimeError
-        before ``attach``.
+        ``thing`` has ``state_dict`` and ``load_state_dict``, or is a random generator of torch,
+        numpy or ``random``; ``recovery.Attributes(module, "count")`` stands for attributes of any
+        object. Tensors in a ``state_dict`` must be the object's own; what else there may be says
+        ``recovery.state.typed``. A load has to replace what was there; for an object that cannot
+        do that, give a function that makes one, which is called for each load. ``update`` is called
+        after each optimizer step, before anything is saved, with the object where a function made
+        it: ``update=lambda: ema.update_parameters(model)``. Other changes belong before
+        ``step.commit()``. Raises TypeError, naming the place, for state that would not come back as
+        it is, LoadError, ValueError for a name that is taken, RuntimeError before ``attach``.
         """
         self._require_attached("register(name, object)")
         self.state.registered.add(name, thing, update)
+        return self.state.registered[name]
 
     def loader(
         self,
@@ -218,6 +230,13 @@ class Job:
         if self._attached is None:
             raise RuntimeError(f"job.attach(model, optimizer) comes before job.{call}")
         return self._attached
+
+    def at_end(self, work: Callable[[], object]) -> None:
+        """Have ``work`` done once by one rank, after the last step and before the job counts as
+        done: saving the model, for example. If that rank is lost meanwhile, another does it again,
+        so it should replace what it finds. Call before the loop, on every rank alike.
+        """
+        self.last_work = work
 
     def ready(self) -> None:
         """Start to listen to the supervisor, and report that this process is built; ``running``
@@ -294,6 +313,7 @@ class Job:
             except GenerationLost:
                 pass  # the block cannot be skipped: its first phase() or its reduction raises again
             self.state.seed_step(self.arranged.draws(self.rank), number)
+            self.state.attempt.begin()
             self.reducer.begin()
             with in_step(step.backward_mean if self.wrapped else None):
                 yield step

@@ -73,12 +73,14 @@ class HeldState:
     """What a process holds. ``valid``: a whole state (a fresh process has none until it has joined
     a generation); ``fresh``: the initial state, which nothing else could bring back; ``pending``:
     the step whose gradients are complete here and that lacks only the other ranks' totals (0:
-    none).
+    none); ``retries``: it left for a value that was not finite, with a state that is whole but for
+    what it may have got wrong.
     """
 
     valid: bool = False
     fresh: bool = True
     pending: int = 0
+    retries: bool = False
 
     def restores(self) -> None:
         """A checkpoint is about to be loaded over the state."""
@@ -95,11 +97,16 @@ class HeldState:
         self.valid = self.fresh = False
         self.pending = 0
 
+    def gives_up(self) -> None:
+        """What a lost attempt has changed cannot be put back."""
+        self.valid = self.fresh = False
+        self.pending = 0
+
     def begins(self) -> None:
         """A generation trains on from this state; a half-done step of an earlier generation is
         dropped.
         """
-        self.pending = 0
+        self.pending, self.retries = 0, False
 
     def applied(self) -> None:
         """A step was applied."""
@@ -208,6 +215,7 @@ class Membership:
         samples: Sequence[int] = (),
     ) -> Parked:
         """What the rank reports on leaving its generation, with the state it holds by then."""
+        self.holding.retries = why == "nonfinite" and self.holding.valid
         return Parked(
             generation=self.generation,
             step=step,

@@ -154,7 +154,7 @@ def _finish(job: Job, live: Live, circle: Circle, source: int, *, applies: bool)
     gradients = replay.gradients_of(state, names, given, header["none"])
     job.member.holding.receives()
     replay.apply(state, gradients, header["step"], header["loss"])
-    besides = replay.besides(state).values()
+    besides = state.besides().values()
     for tensor, part in zip(besides, parts[len(names) :], strict=True):
         replay.put(tensor, memoryview(part.cpu().numpy().data))
     state.load_scalars(header["scalars"])

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from trainchaos.recovery.collectives.circle import require_no_group
 from trainchaos.recovery.collectives.elastic import ElasticReducer
@@ -31,6 +30,7 @@ from trainchaos.recovery.state.called import CalledHook, hook_parts
 from trainchaos.recovery.state.cell import Cell, dims_of, spread_over
 from trainchaos.recovery.state.misuse import serve_backward
 from trainchaos.recovery.state.naming import named_parameters
+from trainchaos.recovery.state.registered import MakeScheduler, Scheduler, is_scheduler
 from trainchaos.recovery.state.state import TrainState
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from trainchaos.recovery.rank.step import StepInProgress
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
-MakeScheduler = Callable[[Optimizer], LRScheduler | None]
 Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 
@@ -51,7 +50,7 @@ class ModelRecipe:
 
     model: nn.Module
     optimizer: Optimizer | MakeOptimizer
-    scheduler: LRScheduler | MakeScheduler | None
+    scheduler: Scheduler | MakeScheduler | None
     units: Sequence[nn.Module] | None
     parallelize: Parallelize | None = None
     _shard: int | None = field(default=None, init=False)
@@ -89,20 +88,26 @@ class ModelRecipe:
                 " function that makes the optimizer, as in optimizer=lambda parameters:"
                 " AdamW(parameters)"
             )
-        if isinstance(self.scheduler, LRScheduler):
+        if is_scheduler(self.scheduler):
             raise TypeError(
                 "the optimizer is made by the job: attach a function that makes its scheduler, as"
                 " in scheduler=lambda optimizer: CosineAnnealingLR(optimizer, 100)"
             )
 
-    def make(self) -> tuple[Optimizer, LRScheduler | None]:
-        """Make the optimizer and scheduler of the model as it is now."""
-        made = self.optimizer
-        optimizer = made if isinstance(made, Optimizer) else made(list(self.model.parameters()))
-        scheduler = self.scheduler
-        if scheduler is None or isinstance(scheduler, LRScheduler):
-            return optimizer, scheduler
-        return optimizer, scheduler(optimizer)
+    def make(self) -> tuple[Optimizer, Scheduler | MakeScheduler | None]:
+        """Make the optimizer of the model as it is now; its scheduler, or a function that makes it.
+        Raises TypeError for what is no optimizer of torch's.
+        """
+        optimizer: Any = self.optimizer
+        if not isinstance(optimizer, Optimizer) and callable(optimizer):
+            optimizer = optimizer(list(self.model.parameters()))
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"{type(optimizer).__name__} is no torch.optim.Optimizer, whose state and parameter"
+                " groups the job saves and copies: derive it from that, or give a function that"
+                " makes one from the list of parameters"
+            )
+        return optimizer, self.scheduler
 
     def take_part(
         self,

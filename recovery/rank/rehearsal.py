@@ -15,8 +15,6 @@ from torch import Tensor
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.rank.step import Step
-from trainchaos.recovery.spares import replay
-from trainchaos.recovery.spares.hostcopy import COPY_S, HostCopy
 from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.state.misuse import backward_as_torch_does, in_step
 
@@ -103,9 +101,7 @@ class Rehearsal:
     def _begin(self, attached: Attached) -> None:
         job, self._started, self._error = self._job, time.monotonic(), ""
         attached.rehearse()
-        besides = replay.besides(job.state)
-        self._names, self._kept = [*besides], HostCopy([*besides.values()], apart=True)
-        self._kept.wait(COPY_S)
+        job.state.attempt.begin()
         self._scalars, self._print = job.state.scalars(), fingerprint(job.state)
         self._probe, job.probe = job.probe, None
         job.rank, job.world, self.under_way = job.config.world - 1, job.config.world, True
@@ -129,12 +125,9 @@ class Rehearsal:
     def _put_back(self) -> None:
         """Raises ValueError where the state is not what it was: the process gets another then."""
         state = self._job.state
-        besides = replay.besides(state)
-        if [*besides] != self._names:
-            raise ValueError("the script has changed which tensors the state has")
-        for tensor, view in zip(besides.values(), self._kept.views, strict=True):
-            replay.put(tensor, view)
+        whole = state.attempt.whole()
+        state.attempt.undo()
         if state.scalars() != self._scalars:
             state.load_scalars(self._scalars)
-        if fingerprint(state) != self._print:
+        if not whole or fingerprint(state) != self._print:
             raise ValueError("the script has changed the state before step.commit()")

@@ -237,7 +237,7 @@ class Step:
         wants = job.checkpoints.wants(self.number) if job.rank == 0 else Wanted()
         self._reduced = job.reducer.finish(
             rank=job.rank,
-            loss_sum=loss_sum,
+            loss_sum=loss_sum + job.state.attempt.spoilt(),
             count=count,
             asks=Asks(
                 pause=job.member.heard.pause_wanted,

@@ -194,7 +194,7 @@ class Feeds:
 
     def _snapshot(self, state: TrainState) -> Item:
         """The whole state, copied in memory: training goes on meanwhile."""
-        besides = replay.besides(state)
+        besides = state.besides()
         rest = {name: one for name, one in state.parts().items() if name not in besides}
         first = HostCopy([*besides.values()], apart=True)
         first.hold_writers()  # a forward pass changes buffers; the rest is the optimizer's
@@ -223,7 +223,7 @@ def gradients(state: TrainState, held: HeldGradients) -> dict[str, Any]:
 
 def outcome(state: TrainState, held: HeldGradients) -> tuple[dict[str, Any], HostCopy]:
     """What does not follow from the gradients of a step. ``state``: after that step."""
-    besides = replay.besides(state)
+    besides = state.besides()
     header: dict[str, Any] = {
         "kind": "step",
         "step": held.step,

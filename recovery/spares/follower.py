@@ -201,7 +201,7 @@ class Follower:
         if "names" in header:
             self._gradients(sock, header)
             sizes = sizes[len(header["names"]) :]
-        besides = replay.besides(state)
+        besides = state.besides()
         if list(besides) != header["besides"]:
             raise FrameError("the state has other tensors than here")
         rest = []
@@ -222,7 +222,7 @@ class Follower:
         if "before" in header:
             state.load_scalars(header["before"])
         replay.apply(state, gradients, header["step"], header["loss"])
-        for tensor, data in zip(replay.besides(state).values(), rest, strict=True):
+        for tensor, data in zip(state.besides().values(), rest, strict=True):
             replay.put(tensor, data)
         state.load_scalars(header["scalars"])
         self._torn = False

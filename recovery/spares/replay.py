@@ -13,7 +13,6 @@ from torch import Tensor
 
 from trainchaos.recovery.collectives.buckets import Buffers
 from trainchaos.recovery.state.digest import own_memory
-from trainchaos.recovery.state.naming import named_tensors
 from trainchaos.recovery.state.parts import local, wrapped
 from trainchaos.recovery.state.state import TrainState
 
@@ -60,16 +59,6 @@ def apply(state: TrainState, gradients: Mapping[str, Tensor], step: int, loss: f
         for parameter in state.trained.values():
             parameter.grad = None
     state.step = step
-
-
-def besides(state: TrainState) -> dict[str, Tensor]:
-    """Tensors that the optimizer does not make: buffers of the model, and what the user has
-    registered; of each the part that is held here. They go with each step.
-    """
-    trained = {f"model.{name}" for name in state.trained}
-    named = {f"model.{name}": buffer for name, buffer in named_tensors(state.model).items()}
-    kept = {name: tensor for name, tensor in named.items() if name not in trained}
-    return {name: local(tensor) for name, tensor in (kept | state.registered.tensors()).items()}
 
 
 def put(tensor: Tensor, data: memoryview) -> None:

@@ -7,13 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import xxhash
+
 WORDS = 4
 """Numbers in a standing."""
-DIGITS = 12
-"""Hexadecimal digits of a digest that are compared: 48 bits, which fit a number of 64 bits with a
-sign.
-"""
-
 AGAIN_STEPS = 8
 """Steps after which a spare that could not follow gets the whole state once more; twice as many
 each time, up to MOST_STEPS, so that a spare that is too slow for the job costs it little.
@@ -50,8 +47,8 @@ class Standing:
 
 
 def number_of(digest: str) -> int:
-    """The part of a digest in hexadecimal digits that is compared."""
-    return int(digest[:DIGITS] or "0", 16)
+    """A digest as ranks exchange it; 0 for none."""
+    return xxhash.xxh3_64_intdigest(digest.encode()) >> 1 if digest else 0
 
 
 def one_behind(standings: Mapping[int, Standing], source: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -20,45 +20,61 @@ VALUES = 16  # per tensor; each tensor costs one wait for memory
 
 
 def fingerprint(state: TrainState, progress: Progress = quiet) -> str:
-    """16 hexadecimal digits, equal for equal bits. One changed bit of any element always changes
-    them, and so does any field of the optimizer's parameter groups and the scheduler.
+    """Of parameters, optimizer and scheduler 16 hexadecimal digits each (``by_part``), equal for
+    equal bits. One changed bit of any element always changes them, and so does any field of the
+    optimizer's parameter groups and the scheduler.
 
-    For each tensor, sums its bytes, read as 8-byte integers, modulo 2**64. Buffers are left out:
-    running statistics legitimately differ between ranks.
+    For each tensor, sums its bytes, read as 8-byte integers, modulo 2**64. Buffers are left out,
+    and what the script has registered: both may rightly differ between ranks.
     """
     trained = {f"model.{name}" for name in state.trained}
     parts = {n: t for n, t in state.parts().items() if n in trained or n.startswith("optimizer.")}
     memory = {name: array_of(tensor) for name, tensor in parts.items()}
     waited = iter(numbers(_sum(tensor) for name, tensor in parts.items() if memory[name] is None))
     sums = [next(waited) if own is None else _sum_of(own, progress) for own in memory.values()]
-    text = repr(
-        [(name, tuple(t.shape), n) for (name, t), n in zip(parts.items(), sums, strict=True)]
-    )
-    return hashlib.blake2b(f"{text} {state.rules()}".encode(), digest_size=8).hexdigest()
+    found: dict[str, list[Any]] = {"parameters": [], "optimizer": [state.rules_of_optimizer()]}
+    for (name, tensor), number in zip(parts.items(), sums, strict=True):
+        part = "parameters" if name in trained else "optimizer"
+        found[part].append((name, tuple(tensor.shape), number))
+    texts = {part: repr(values) for part, values in found.items()}
+    return by_part(texts | {"scheduler": state.rules_of_scheduler()})
 
 
 def sampled_digest(state: TrainState) -> str:
-    """16 hexadecimal digits of everything that is not a tensor, and of VALUES values of each tensor
-    of at most SAMPLED parameters.
+    """Of parameters, optimizer and scheduler 16 hexadecimal digits each (``by_part``): of
+    everything that is not a tensor, and of VALUES values of each tensor of at most SAMPLED
+    parameters.
     """
-    found = xxhash.xxh3_64(state.rules().encode())
     with torch.no_grad():
-        values = []
-        for tensor in state.sampled(SAMPLED):
-            every = -(-tensor.numel() // VALUES) or 1
-            array = array_of(tensor)
-            if array is not None:
-                found.update(array.reshape(-1)[::every].tobytes())
-            else:
-                values.append(tensor.reshape(-1)[::every])
-        for device in sorted({str(value.device) for value in values}):
-            raw = [
-                v.contiguous().view(torch.uint8)
-                for v in values
-                if str(v.device) == device and v.numel()
-            ]
-            found.update(bytes_of(torch.cat(raw)) if raw else b"")  # one wait for the device
-    return found.hexdigest()
+        values = {part: _some(tensors) for part, tensors in state.sampled(SAMPLED).items()}
+    values["optimizer"] += state.rules_of_optimizer().encode()
+    return by_part(values | {"scheduler": state.rules_of_scheduler()})
+
+
+def by_part(parts: Mapping[str, str | bytes]) -> str:
+    """A digest that tells which part differs: ``recovery.supervise.divergence`` names it."""
+    raw = {name: text.encode() if isinstance(text, str) else text for name, text in parts.items()}
+    return " ".join(f"{name}:{xxhash.xxh3_64_hexdigest(data)}" for name, data in raw.items())
+
+
+def _some(tensors: Sequence[Tensor]) -> bytes:
+    """VALUES values of each. Waits once for each device."""
+    found, waited = [], []
+    for tensor in tensors:
+        every = -(-tensor.numel() // VALUES) or 1
+        array = array_of(tensor)
+        if array is not None:
+            found.append(array.reshape(-1)[::every].tobytes())
+        else:
+            waited.append(tensor.reshape(-1)[::every])
+    for device in sorted({str(value.device) for value in waited}):
+        raw = [
+            v.contiguous().view(torch.uint8)
+            for v in waited
+            if str(v.device) == device and v.numel()
+        ]
+        found.append(bytes(bytes_of(torch.cat(raw))) if raw else b"")
+    return b"".join(found)
 
 
 def _sum(tensor: Tensor) -> Tensor:

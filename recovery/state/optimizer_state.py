@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -287,32 +288,26 @@ def _collect(value: Any, path: str, named: dict[str, Tensor]) -> None:
 
 
 def _made_up(optimizer: Optimizer) -> dict[Any, Any]:
-    """Slots as the optimizer makes them, by parameter; neither it nor a parameter is changed.
-    Raises TypeError.
+    """Slots as the optimizer makes them, by parameter; neither it, nor a parameter, nor torch's
+    random generators are changed, whatever its step does. Raises TypeError.
 
     They are memory to receive a state into, which takes a while to get, and this first step imports
     what any step needs: a spare does both before other ranks wait for it. It is a step with zero
-    gradients at learning rate 0 (AdamW's decay is scaled by the learning rate). Its slots must not
-    be trained with: what an optimizer's first step makes may differ from what a step with zeros has
-    left.
+    gradients. Its slots must not be trained with: what an optimizer's first step makes may differ
+    from what a step with zeros has left.
     """
-    fields = [
-        {
-            k: v if isinstance(v, Tensor) else copy.deepcopy(v)
-            for k, v in group.items()
-            if k != "params"
-        }
-        for group in optimizer.param_groups
-    ]
-    saved = [[p.grad for p in group["params"]] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * 0
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    fields = [copy.deepcopy(fields_of(group)) for group in optimizer.param_groups]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    values = [parameter.detach().clone() for parameter in parameters]
+    gradients = [parameter.grad for parameter in parameters]
+    attributes = _plain_attributes(optimizer)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     try:
         # The undecorated step: a scheduler counts calls of the decorated one and would warn about
         # their order.
-        type(optimizer).step(optimizer)
+        with _generators_kept():
+            type(optimizer).step(optimizer)
     except (TypeError, RuntimeError) as error:
         hint = (
             ": make it with foreach=False" if "mixed torch.Tensor and DTensor" in f"{error}" else ""
@@ -322,12 +317,73 @@ def _made_up(optimizer: Optimizer) -> dict[Any, Any]:
             f" with dense gradients, which it refuses ({error}){hint}"
         ) from error
     finally:
-        for group, before, gradients in zip(optimizer.param_groups, fields, saved, strict=True):
-            for key in [key for key in group if key != "params"]:
-                del group[key]
-            group.update(before)
-            for parameter, gradient in zip(group["params"], gradients, strict=True):
+        for group, before in zip(optimizer.param_groups, fields, strict=True):
+            put_fields(group, before)
+        with torch.no_grad():
+            for parameter, value, gradient in zip(parameters, values, gradients, strict=True):
+                parameter.copy_(value)
                 parameter.grad = gradient
+    _refuse_hidden_state(optimizer, attributes)
     made = dict(optimizer.state)
     optimizer.state.clear()
     return made
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Torch's random generators are put back; of GPUs, the one in use."""
+    cpu, gpu = torch.get_rng_state(), torch.cuda.is_initialized()
+    cuda = torch.cuda.get_rng_state() if gpu else cpu
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        if gpu:
+            torch.cuda.set_rng_state(cuda)
+
+
+def fields_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a parameter group says besides its parameters; tensors are copied."""
+    return {
+        key: value.clone() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def put_fields(group: dict[str, Any], before: Mapping[str, Any]) -> None:
+    """Have a parameter group say what it did. Tensors stay the same objects: a captured graph or a
+    compiled step refers to them.
+    """
+    for key in [key for key in group if key != "params" and key not in before]:
+        del group[key]
+    for key, value in before.items():
+        here = group.get(key)
+        if isinstance(here, Tensor) and isinstance(value, Tensor) and here.shape == value.shape:
+            with torch.no_grad():
+                here.copy_(value)
+        else:
+            group[key] = value
+
+
+def _plain_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    return {k: v for k, v in vars(optimizer).items() if isinstance(v, bool | int | float)}
+
+
+def _refuse_hidden_state(optimizer: Optimizer, attributes: Mapping[str, Any]) -> None:
+    """Raise TypeError where a step has changed what is in neither ``state`` nor a parameter
+    group.
+    """
+    name = type(optimizer).__name__
+    changed = [k for k, v in _plain_attributes(optimizer).items() if attributes.get(k) != v]
+    if changed:
+        raise TypeError(
+            f"{name} keeps {changed[0]} in an attribute that its step changes, which would not be"
+            " saved: keep it in a parameter group"
+        )
+    for key, value in vars(optimizer).items():
+        if isinstance(value, Optimizer) and value.state and value.state is not optimizer.state:
+            raise TypeError(
+                f"{name} keeps another optimizer ({key}) with its own state, which would not be"
+                " saved: share one state between them, or attach that optimizer"
+            )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -20,16 +20,16 @@ import torch
 import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainchaos.recovery.data.exclusion_index import ExclusionIndex
-from trainchaos.recovery.state import misuse, naming, typed
+from trainchaos.recovery.state import misuse, naming
+from trainchaos.recovery.state.attempt import Attempt
 from trainchaos.recovery.state.cell import Cell
 from trainchaos.recovery.state.digest import Digester
 from trainchaos.recovery.state.finite import NonFiniteCheck
 from trainchaos.recovery.state.optimizer_state import OptimizerState, Slots
 from trainchaos.recovery.state.parts import local
-from trainchaos.recovery.state.registered import Registered
+from trainchaos.recovery.state.registered import MakeScheduler, Registered, Schedule, Scheduler
 from trainchaos.recovery.state.strides import Progress, quiet
 
 
@@ -44,7 +44,7 @@ class TrainState:
         self,
         model: nn.Module,
         optimizer: Optimizer | None,
-        scheduler: LRScheduler | None,
+        scheduler: Scheduler | MakeScheduler | None,
         *,
         seed: int,
     ) -> None:
@@ -53,16 +53,19 @@ class TrainState:
         self.step = 0
         self.skip = ExclusionIndex()
         self.last: list[float] = []  # what all ranks knew of the step applied last; see Job
-        self.scheduler = scheduler
         self.registered = Registered()
+        self.attempt = Attempt(self)
         self.cell: Cell | None = None
+        # while it is saved, restored or copied: what other ranks have of their own
+        self.own: dict[str, Tensor] = {}
+        self.room_for_own: Callable[[Mapping[str, Any]], dict[str, Tensor]] = lambda table: {}
         if optimizer is not None:
             self.adopt(optimizer, scheduler)
 
     def adopt(
         self,
         optimizer: Optimizer,
-        scheduler: LRScheduler | None,
+        scheduler: Scheduler | MakeScheduler | None,
         *,
         model: nn.Module | None = None,
         cell: Cell | None = None,
@@ -75,13 +78,18 @@ class TrainState:
         naming.require_tensors_only(self.model)
         self.cell = cell
         self.optimizer = optimizer
-        self.scheduler = scheduler
         # in the midst of a pass, a sharded model shows others
         self.trained = naming.named_parameters(self.model)
         self._slots = OptimizerState(optimizer, self.trained)
-        self._scheduler_scalars()  # raises TypeError for what cannot be saved
+        self._schedule = Schedule(scheduler, optimizer)
         self._scheduled = self.scheduler_step()
         misuse.guard_optimizer(optimizer)
+
+    @property
+    def scheduler(self) -> Scheduler | None:
+        """The one in use: a function that was given for it makes another for each load."""
+        made: Scheduler | None = self._schedule.scheduler
+        return made
 
     @property
     def partial(self) -> bool:
@@ -102,15 +110,30 @@ class TrainState:
         }
         return named | self._slots.tensors(slots) | self.registered.tensors()
 
-    def sampled(self, most: int) -> list[Tensor]:
+    def saved(self, slots: Slots | None = None) -> dict[str, Tensor]:
+        """``tensors``, and what other ranks have of their own."""
+        return self.tensors(slots) | self.own
+
+    def besides(self) -> dict[str, Tensor]:
+        """Tensors that the optimizer does not make: buffers of the model, and what the user has
+        registered; of each the part that is held here. They may differ from rank to rank.
+        """
+        trained = {f"model.{name}" for name in self.trained}
+        named = {f"model.{name}": one for name, one in naming.named_tensors(self.model).items()}
+        kept = {name: tensor for name, tensor in named.items() if name not in trained}
+        return {name: local(tensor) for name, tensor in (kept | self.registered.tensors()).items()}
+
+    def sampled(self, most: int) -> dict[str, list[Tensor]]:
         """Of at most ``most`` trained parameters, spread evenly, what this rank holds: the value,
         and the optimizer's tensors. To name every tensor takes longer than to look at these.
         """
         every = -(-len(self.trained) // most) or 1
         chosen = {name: self.trained[name].detach() for name in list(self.trained)[::every]}
-        return [
-            local(tensor) for tensor in (*chosen.values(), *self._slots.tensors_of(chosen).values())
-        ]
+        slots = self._slots.tensors_of(chosen)
+        return {
+            "parameters": [*map(local, chosen.values())],
+            "optimizer": [*map(local, slots.values())],
+        }
 
     def scalars(self) -> dict[str, Any]:
         """The rest of the state, as JSON: step, seed, scheduler, all of the optimizer that is no
@@ -120,7 +143,7 @@ class TrainState:
         return {
             "step": self.step,
             "seed": self.seed,
-            "scheduler": self._scheduler_scalars(),
+            "scheduler": self._schedule.scalars(),
             "optimizer": self._slots.scalars(),
             "frozen": [
                 name for name, parameter in self.trained.items() if not parameter.requires_grad
@@ -158,9 +181,7 @@ class TrainState:
         )
         self.last = [float(value) for value in scalars.get("last", [])]
         self.registered.load(scalars.get("registered", {}))
-        if self.scheduler is not None:
-            live = self.scheduler.state_dict()
-            self.scheduler.load_state_dict(typed.decode(dict(scalars["scheduler"]), live))
+        self._schedule.load(scalars["scheduler"])
         self._scheduled = self.scheduler_step()
         saved = self._optimizer_of(scalars)
         self._slots.load(saved, slots or self._slots.planned(saved))
@@ -179,10 +200,7 @@ class TrainState:
         self._slots.begin()
         with misuse.applying():
             self.optimizer.step()
-            if isinstance(self.scheduler, ReduceLROnPlateau):
-                self.scheduler.step(loss)
-            elif self.scheduler is not None:
-                self.scheduler.step()
+            self._schedule.step(loss)
         self._scheduled = self.scheduler_step()
         self.registered.update()
 
@@ -206,29 +224,32 @@ class TrainState:
 
     def scheduler_step(self) -> int | None:
         """Steps the scheduler itself has counted; None without one."""
-        # a ChainedScheduler counts nothing itself
-        last = getattr(self.scheduler, "last_epoch", None)
-        return None if last is None else int(last)
+        return self._schedule.steps()
 
     def digests(self, progress: Progress = quiet) -> dict[str, str]:
-        """Of each part of the state 16 hexadecimal digits; of what this rank holds of it. They are
-        taken where it is, on the training thread, at the speed of memory, with calls of
-        ``progress``.
+        """Of each part of the state 16 hexadecimal digits; of what this rank holds of it:
+        ``parameters``, ``optimizer``, ``scheduler`` (with all of the optimizer that is no tensor),
+        ``rng``, ``buffers`` where there are any, and ``registered.<name>``. They are taken where it
+        is, on the training thread, at the speed of memory, with calls of ``progress``.
         """
-        digester = Digester()
+        digester, trained = Digester(), {f"model.{name}" for name in self.trained}
         for name, tensor in self.parts().items():
-            digester.add("parameters" if name.startswith("model.") else "optimizer", name, tensor)
-        scheduler = xxhash.xxh3_64(self.rules().encode())
-        rng = xxhash.xxh3_64(f"{self.seed}/{self.step}".encode())
+            kind, _, rest = name.partition(".")
+            part = {"user": f"registered.{rest.partition('.')[0]}", "optimizer": kind}.get(kind)
+            digester.add(part or ("parameters" if name in trained else "buffers"), name, tensor)
+        found = digester.digests(progress)
+        for name, value in self.registered.scalars().items():
+            part = f"registered.{name}"
+            text = f"{found.get(part)} {json.dumps(value)}"
+            found[part] = xxhash.xxh3_64_hexdigest(text.encode())
+        rules = f"{self.rules_of_scheduler()}\n{self.rules_of_optimizer()}"
         none = dict.fromkeys(("parameters", "optimizer"), xxhash.xxh3_64().hexdigest())
-        return (
-            none
-            | digester.digests(progress)
-            | {
-                "scheduler": scheduler.hexdigest(),
-                "rng": rng.hexdigest(),
-            }
-        )
+        return {
+            **none,
+            **found,
+            "scheduler": xxhash.xxh3_64_hexdigest(rules.encode()),
+            "rng": xxhash.xxh3_64_hexdigest(f"{self.seed}/{self.step}".encode()),
+        }
 
     def learned(self, names: Iterable[str]) -> list[str]:
         """Those of the parameters and the optimizer. What else there is may rightly hold an
@@ -252,18 +273,13 @@ class TrainState:
         read = dict(zip(seen, torch.stack([*seen.values()]).tolist() if seen else [], strict=True))
         return next((name for name, flag in (flags | read).items() if flag), None)
 
-    def rules(self) -> str:
-        """What the next step goes by besides tensors: scheduler, and all of the optimizer that is
-        no tensor; equal text for equal state.
-        """
-        return f"{json.dumps(self._scheduler_scalars(), sort_keys=True)}\n{self._slots.rules()}"
+    def rules_of_scheduler(self) -> str:
+        """Its state; equal text for equal state."""
+        return json.dumps(self._schedule.scalars(), sort_keys=True)
 
-    def _scheduler_scalars(self) -> dict[str, Any]:
-        if self.scheduler is None:
-            return {}
-        return {
-            k: typed.encode(v, f"scheduler.{k}") for k, v in self.scheduler.state_dict().items()
-        }
+    def rules_of_optimizer(self) -> str:
+        """All of its state that is no tensor; equal text for equal state."""
+        return self._slots.rules()
 
     def _optimizer_of(self, scalars: Mapping[str, Any]) -> dict[str, Any]:
         """The optimizer's part; of a checkpoint of before it was saved, this optimizer's with the

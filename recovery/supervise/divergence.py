@@ -211,12 +211,10 @@ class DigestBook:
             return None
         odd, what = found
         if odd:
-            what = (
-                f"parameters or optimizer state of step {step} differ from those of most other"
-                " replicas"
-            )
+            parts = differing(self._members, digests, self._layout) or "state"
+            what = f"{parts} of step {step} differ from those of most other replicas"
         else:
-            what = what.replace("replicas,", f"replicas at step {step},")
+            what = what.replace("replicas", f"replicas at step {step}", 1)
         return Disagreement(step=step, odd=odd, detail=what)
 
     def joined(self, held: Mapping[str, tuple[int, str]]) -> Disagreement | None:
@@ -239,7 +237,9 @@ class DigestBook:
         self._doubtful = True
         if odd:
             told = ", ".join(f"{name} step {held[name][0]}" for name in odd)
-            what = f"joined with another state than most others ({told})"
+            digests = {name: digest for name, (_, digest) in held.items()}
+            parts = differing(self._members, digests, self._layout)
+            what = f"joined with another {parts or 'state'} than most others ({told})"
         return Disagreement(
             step=step, odd=odd, detail=what if odd else f"at the start of a generation, {what}"
         )
@@ -260,9 +260,22 @@ def odd_ones(
         common, times = counts.most_common(1)[0]
         if 2 * times <= len(holders):
             what = "" if shards == 1 else f" of shard {shard}"
-            return (
-                (),
-                f"{len(counts)} different states{what} in {len(holders)} replicas, no majority",
-            )
+            parts = differing(members, digests, layout)
+            what += f" in {len(holders)} replicas{f' (in {parts})' if parts else ''}"
+            return (), f"{len(counts)} different states{what}, no majority"
         odd.update(name for name in holders if digests[name] != common)
     return (tuple(name for name in members if name in odd), "") if odd else None
+
+
+def differing(members: Sequence[str], digests: Mapping[str, str], layout: Layout) -> str:
+    """The names of the parts in which digests of holders of the same shard differ (see
+    ``recovery.state.fingerprint.by_part``); "" where digests do not tell.
+    """
+    parts = dict[str, None]()
+    for shard in range(layout.shards):
+        held = [digests[members[rank]].split() for rank in layout.holders(shard)]
+        for found in zip(*held, strict=False):
+            names = {part.partition(":")[0] for part in found}
+            if len({*found}) > 1 and len(names) == 1 and all(":" in part for part in found):
+                parts[names.pop()] = None
+    return " and ".join(parts)

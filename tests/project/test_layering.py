@@ -53,6 +53,7 @@ TORCH_AT_TOP = (
     "recovery.checkpoint.memory_checkpointer",
     "recovery.checkpoint.memory_reading",
     "recovery.checkpoint.memory_state",
+    "recovery.checkpoint.own",
     "recovery.checkpoint.save_writer",
     "recovery.checkpoint.saves",
     "recovery.checkpoint.state_io",

@@ -249,7 +249,12 @@ def bounded(seconds: float, what: str) -> Iterator[None]:
     time, or BLOCKED_TIMES as many of real time.
     """
 
+    fired: list[int] = []
+
     def over(signum: int, frame: FrameType | None) -> None:
+        if fired:  # both limits at once: what the first has raised is on its way
+            return
+        fired.append(signum)
         where = "".join(traceback.format_stack(frame, limit=4)) if frame else ""
         blocked = signum == signal.SIGALRM
         limit = f"{seconds * BLOCKED_TIMES:.0f} s" if blocked else f"{seconds:.0f} s of a processor"

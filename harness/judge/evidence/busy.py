@@ -12,10 +12,15 @@ from trainchaos.harness.judge.measure.pressure import (
     ExtraCpuWait,
     Pressure,
     excuse,
+    others_of,
     pressures_of,
 )
 from trainchaos.harness.judge.record.history import History, StepRun
 
+STARVED = 2.0
+"""Seconds in a queue per second of running, above which a rank had less than a third of the
+processor time that it wanted: the wait of a step is then several times its work, and varies so.
+"""
 NO_STEP_S = 1e-9
 LIKE = 1.5
 """Largest ratio of a step to the median one at which it is similar. Waits in longer steps say
@@ -26,12 +31,14 @@ nothing about the median: a rank that got no processor for seconds made one step
 @dataclass(frozen=True, kw_only=True)
 class NetStepTime:
     """A step without its waits for processors, in seconds: most likely, and at least. ``may_pass``:
-    the likely wait is within what a verdict may subtract; ``why``: message.
+    the likely wait is within what a verdict may subtract; ``starved``: the ranks waited so long for
+    processors that other programs used that what is left says nothing; ``why``: message.
     """
 
     likely_s: float
     least_s: float
     may_pass: bool
+    starved: bool
     why: str
 
 
@@ -60,6 +67,7 @@ def net_of_pressure(
         likely_s=max(NO_STEP_S, step_s - found.likely_s),
         least_s=max(NO_STEP_S, step_s - found.most_s),
         may_pass=found.likely_s <= LIMIT * step_s,
+        starved=now.wait > STARVED and others_of(evidence.log) is not None,
         why=_message(ideal, now, found, step_s),
     )
 

@@ -121,6 +121,12 @@ def _is_of(failure: Event, agreed: tuple[int, int], digest: Event) -> bool:
     return since and failure.data["process"] in (None, digest.actor)
 
 
+def own_parts(digest: Event) -> dict[str, str]:
+    """Of a state digest, the parts that may rightly differ from rank to rank."""
+    own = ("buffers", "registered.")
+    return {name: value for name, value in digest.data.items() if name.startswith(own)}
+
+
 def final_digests(history: History) -> dict[int, dict[int, Event]]:
     """Step -> rank -> state digest, from the generation whose run of the step survived."""
     return history.once(_final_digests)

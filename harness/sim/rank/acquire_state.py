@@ -37,8 +37,12 @@ class StateAcquisition:
         """Acquire the state; returns the checkpoint that it comes from, if any. Raises
         SimGenerationLost, TrainingError.
         """
+        job = self._job
         if self._order.finish:
             yield from self._finish()
+        if job.attempt is not None and job.attempt.open:
+            job.attempt.open = False
+            job.state = replace(job.state, own=job.behaviour.put_back(job, job.attempt.own))
         return (yield from self._take())
 
     def _finish(self) -> Sleeping:
@@ -73,6 +77,8 @@ class StateAcquisition:
             name = yield from self._restore()
             origin = "checkpoint" if name else "initial"
             held.restored(found=name is not None)
+        kept = job.state.own if held.retries and not order.restore else None
+        step = job.state.step
         if order.restore and (job.rank == 0 or job.layout.shards > 1):
             job.checkpoints.restored()
         extra: dict[str, Any] = {}
@@ -85,6 +91,12 @@ class StateAcquisition:
                 origin = "peer"
             if order.source >= 0:
                 yield from self._copy(receives=order.receives)
+        if order.restore:
+            job.state = replace(job.state, own=job.behaviour.restored_own(job))
+            extra |= {"own": True} if origin == "peer" else {}
+        elif kept is not None and order.receives and job.state.step == step:
+            job.state = replace(job.state, own=kept)
+            extra["own"] = True
         held.valid = True
         job.write(
             Kind.STATE_READY,
@@ -116,7 +128,7 @@ class StateAcquisition:
         if late:
             if job.rank in late:
                 job.member.holding.receives()
-                follow(job, last)
+                follow(job, last, order.source)
                 job.last_applied = last
             standings, _ = yield from self._compared(claims=claims)
         copies = in_want(standings, order.source)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos.events.log import EventWriter
-from trainchaos.harness.sim.rank.state import Reduced, ReduceInput, State, combine, digest
+from trainchaos.harness.sim.rank.state import Own, Reduced, ReduceInput, State, combine, digest
 from trainchaos.recovery.checkpoint.files import checkpoints
 from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
 from trainchaos.recovery.data import order
@@ -68,7 +68,20 @@ class Behaviour:
 
     def held(self, rank: SimRank) -> str:
         """The digest of its state that it reports when it joins; empty for no report."""
-        return "".join(rank.state.digests().values())
+        return rank.state.voted()
+
+    def put_back(self, rank: SimRank, own: Own) -> Own:
+        """What a rank has of its own when a step is done again; ``own``: as the lost attempt
+        began.
+        """
+        return own
+
+    def restored_own(self, rank: SimRank) -> Own:
+        """What a rank has of its own after a restore; where the checkpoint does not know the rank,
+        that of the one whose state it has.
+        """
+        owns = rank.state.owns
+        return owns[rank.rank] if rank.rank < len(owns) else rank.state.own
 
     def restore(
         self, rank: SimRank, refused: Callable[[Checkpoint, str], None]

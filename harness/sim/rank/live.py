@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from trainchaos.chaos.events.log import Kind
@@ -44,7 +44,7 @@ class _Fed:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a feeder sends. ``lost``: if the feeder is gone when it arrives."""
+    """What a feeder sends. ``lost``: if the feeder is gone when it arrives; ``rank``: its own."""
 
     fed: _Fed
     kind: Literal["base", "step", "state", "digest", "dropped"]
@@ -53,17 +53,20 @@ class Told:
     last: tuple[int, Reduced] | None = None
     state: State | None = None
     lost: bool = False
+    rank: int = 0
 
 
 def digest_of(state: State) -> str:
-    """Of all of it."""
-    return "".join(state.digests().values())
+    """Of all of it that ranks have in common."""
+    return state.voted()
 
 
-def follow(job: SimRank, last: tuple[int, Reduced]) -> None:
-    """Apply a step that other ranks have applied."""
+def follow(job: SimRank, last: tuple[int, Reduced], feeder: int) -> None:
+    """Apply a step that other ranks have applied; what rank ``feeder`` has of its own comes
+    with it.
+    """
     lr = job.behaviour.learning_rate(job, learning_rate(job.state.scheduler_step, job.config.steps))
-    job.state = job.state.applied(last[1], lr)
+    job.state = replace(job.state.applied(last[1], lr), own=last[1].owns[feeder])
     job.member.holding.fresh = False
 
 
@@ -157,6 +160,7 @@ class SimFeeds:
             last=last,
             state=state,
             lost=job.process.rng.random() < LOST,
+            rank=job.rank,
         )
         takes_ns = job.about(share * job.config.timings.transfer_ms * MS)
         if fed.spare.process.deliver(message, takes_ns) and follower is not None:
@@ -212,7 +216,7 @@ class SimFollower:
     def _step(self, told: Told) -> None:
         last = told.last
         if last is not None and last[0] == told.step == self._job.state.step + 1:
-            follow(self._job, last)
+            follow(self._job, last, told.rank)
 
     def _compare(self, told: Told, *, base: bool) -> None:
         job = self._job

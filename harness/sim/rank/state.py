@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 BASE_LR = 1e-3
 WARM_UP_STEPS = 10
@@ -44,10 +44,27 @@ def learning_rate(scheduler_step: int, steps: int) -> float:
     return BASE_LR * warm * (0.55 + 0.45 * math.cos(math.pi * min(1.0, scheduler_step / steps)))
 
 
+class Own(NamedTuple):
+    """What a rank has of its own: buffers, which each forward pass changes, and something that the
+    script has registered, which counts samples.
+    """
+
+    buffers: bytes = b"\0" * 16
+    seen: int = 0
+
+    def passed(self, samples: Sequence[int]) -> Own:
+        """After a forward pass."""
+        return Own(digest(self.buffers, list(samples)), self.seen + len(samples))
+
+
+NOTHING = Own()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReduceInput:
     """One rank's input to the all-reduce, for its last micro-batch; ``before``: loss and gradient
     of the earlier ones. ``bad``: not finite; ``huge``: finite, but too large to be squared.
+    ``own``: after its passes, as a checkpoint has it.
     """
 
     loss_sum: float
@@ -60,6 +77,7 @@ class ReduceInput:
     before: tuple[tuple[float, bytes], ...] = ()
     huge: bool = False
     norm: float = 0.0
+    own: Own = NOTHING
 
 
 def after_each_other(parts: Sequence[ReduceInput]) -> ReduceInput:
@@ -84,6 +102,7 @@ class Reduced:
     save_memory: bool = False
     huge: bool = False
     norm: float = 0.0
+    owns: tuple[Own, ...] = ()
 
     @property
     def grad_norm(self) -> float:
@@ -117,6 +136,7 @@ def combine(parts: dict[int, ReduceInput]) -> Reduced:
         gradient=digest([gradient for _, gradient in each]),
         huge=any(part.huge for part in parts.values()),
         norm=max((part.norm for part in parts.values()), default=0.0),
+        owns=tuple(parts[rank].own for rank in sorted(parts)),
     )
 
 
@@ -126,7 +146,8 @@ class State:
 
     ``progress``: how far down the loss curve; ``bad``: the parameters hold non-finite values;
     ``due``: values of optimizer state that a fault changed, which reach the parameters with the
-    next step that is applied.
+    next step that is applied; ``owns``: what each rank had of its own after the last step, which a
+    checkpoint keeps.
     """
 
     seed: int
@@ -138,6 +159,8 @@ class State:
     scheduler_step: int = 0
     bad: bool = False
     due: tuple[tuple[float, ...], ...] = ()
+    own: Own = NOTHING
+    owns: tuple[Own, ...] = ()
 
     @property
     def finite(self) -> bool:
@@ -197,6 +220,7 @@ class State:
             scheduler_step=self.scheduler_step + 1,
             bad=not self.finite or not reduced.finite,
             due=(),
+            owns=reduced.owns,
         )
 
     def digests(self) -> dict[str, str]:
@@ -206,7 +230,18 @@ class State:
             "optimizer": digest(self.optimizer).hex()[:16],
             "scheduler": digest("scheduler", self.scheduler_step).hex()[:16],
             "rng": digest("rng", self.seed, self.step).hex()[:16],
+            "buffers": self.own.buffers.hex()[:16],
+            "registered.seen": digest("seen", self.own.seen).hex()[:16],
         }
+
+    def voted(self) -> str:
+        """The parts that are alike on all that hold the same, as in
+        ``recovery.state.fingerprint``.
+        """
+        digests = self.digests()
+        return " ".join(
+            f"{part}:{digests[part]}" for part in ("parameters", "optimizer", "scheduler")
+        )
 
     def data(self) -> bytes:
         """Content of a checkpoint's data file: the hashes, then as many zero bytes to fill
@@ -224,6 +259,7 @@ class State:
             "due": self.due,
             "optimizer_step": self.optimizer_step,
             "scheduler_step": self.scheduler_step,
+            "owns": [(own.buffers.hex(), own.seen) for own in self.owns],
         }
 
     @classmethod
@@ -235,5 +271,9 @@ class State:
         return cls(
             parameters=mine[:16].ljust(16, b"\0"),
             optimizer=mine[16:32].ljust(16, b"\0"),
-            **{**scalars, "due": tuple(map(tuple, scalars["due"]))},
+            **{
+                **scalars,
+                "due": tuple(map(tuple, scalars["due"])),
+                "owns": tuple(Own(bytes.fromhex(raw), seen) for raw, seen in scalars["owns"]),
+            },
         )

@@ -66,6 +66,8 @@ class Attempt:
         self._since_ns = job.process.clock.now_ns
         self._seconds: dict[str, float] = {}
         self._wire_bytes = 0
+        self.own = job.state.own  # as the attempt began
+        self.open = True  # it was neither applied nor put back
 
     def run(self) -> Sleeping:
         """The whole step. Raises SimGenerationLost and NonFinite."""
@@ -89,7 +91,8 @@ class Attempt:
         yield job.about(work * timings.phase_ns("forward"))
         yield from self._enter("backward")
         # The parameters as forward saw them, including faults at its start.
-        self.part = self._compute(micros, shards)
+        job.state = replace(job.state, own=job.state.own.passed(self.samples))
+        self.part = replace(self._compute(micros, shards), own=job.state.own)
         if job.faults.poisoned.intersection(self.samples):
             self.part = replace(self.part, loss_sum=float("nan"), bad=True)
         self._corrupt_forward()
@@ -280,6 +283,7 @@ class Attempt:
         this is all that is done of it.
         """
         job, number = self._job, self.number
+        self.open = False
         lr = job.behaviour.learning_rate(
             job, learning_rate(job.state.scheduler_step, job.config.steps)
         )
@@ -328,8 +332,7 @@ class Attempt:
             self.number, every=job.config.verify_every, steps=job.config.steps, saving=saving
         )
         if due and job.layout.replicas > 1:
-            digests = job.state.digests()
-            text = digests["parameters"] + digests["optimizer"]
+            text = job.state.voted()
             job.digest = Digest(generation=job.generation, step=self.number, digest=text)
             job.send(job.digest)
             if job.feeds is not None:

@@ -16,6 +16,7 @@ from trainchaos.recovery.state.digest import own_memory
 from trainchaos.recovery.state.strides import Progress, quiet
 from trainchaos.recovery.state.typed import name_of
 
+OWN = "own."  # begins the names of what other ranks have of their own, which one rank has alone
 SPLIT_BYTES = 1 << 20  # a replicated tensor is split over ranks only when it is larger
 
 
@@ -64,7 +65,7 @@ def _chunk(name: str, tensor: Tensor) -> Chunk:
             at=(0,) * len(shape),
             size=shape,
             data=tensor.detach(),
-            replicated=True,
+            replicated=not name.startswith(OWN),
         )
     size, at = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements

@@ -31,7 +31,7 @@ from trainchaos.recovery.checkpoint.files import checkpoints, pieces
 from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
 from trainchaos.recovery.checkpoint.files.manifest import stream_of
 from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
-from trainchaos.recovery.checkpoint.saves.chunks import Chunk, chunks_of, flat
+from trainchaos.recovery.checkpoint.saves.chunks import OWN, Chunk, chunks_of, flat
 from trainchaos.recovery.state import strides
 from trainchaos.recovery.state.digest import own_memory
 from trainchaos.recovery.state.optimizer_state import Slots
@@ -239,7 +239,7 @@ def refuse_foreign(
     there = {
         key: (entry["dtype"], list(entry["shape"]))
         for key, entry in saved.items()
-        if key in here or not partial
+        if key in here or not (partial or key.startswith(OWN))
     }
     if here == there:
         return
@@ -281,9 +281,10 @@ def refuse_other_scalars(name: str, saved: Mapping[str, Any], here: Mapping[str,
 def planned(
     name: str, state: TrainState, scalars: Mapping[str, Any], table: Mapping[str, Mapping[str, Any]]
 ) -> Slots:
-    """Slots of the optimizer as a checkpoint has them. ``table``: type and shape of its tensors.
-    Raises CheckpointMismatch.
+    """Slots of the optimizer as a checkpoint has them, and room in ``state.own`` for what it has of
+    other ranks. ``table``: type and shape of its tensors. Raises CheckpointMismatch.
     """
+    state.own = {}
     here = state.scalars()
     refuse_other_scalars(name, scalars, here)
     ours, theirs = here["optimizer"]["made"], scalars.get("optimizer", here["optimizer"])["made"]
@@ -311,6 +312,7 @@ def planned(
             f"{name} does not fit this job: {problem}",
             hint="use the model and optimizer that wrote it, or another checkpoint directory",
         )
+    state.own = state.room_for_own(table)
     return slots
 
 

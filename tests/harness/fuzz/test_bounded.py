@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from trainchaos.harness.fuzz.play import play
 from trainchaos.harness.fuzz.play.play import BLOCKED_TIMES, ArmTimeout, bounded
 
 LIMIT_S = 0.1
@@ -35,10 +36,22 @@ def wait_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("what", "says"), [(compute, "s of a processor"), (wait_for_nothing, "within 1 s")]
 )
-def test_what_does_not_end_is_ended(what: Callable[[], None], says: str) -> None:
+def test_what_does_not_end_is_ended(
+    what: Callable[[], None], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if what is compute:  # whoever gets no processor has longer
+        monkeypatch.setattr(play, "BLOCKED_TIMES", 1000)
     with pytest.raises(ArmTimeout, match=says) as raised, bounded(LIMIT_S, "faulted"):
         what()
     assert what.__name__ in str(raised.value)
+
+
+def test_limits_that_are_reached_together_raise_once() -> None:
+    with pytest.raises(ArmTimeout, match="of a processor"), bounded(1000.0, "faulted"):
+        try:
+            signal.raise_signal(signal.SIGPROF)
+        finally:
+            signal.raise_signal(signal.SIGALRM)
 
 
 def test_whoever_gets_no_processor_has_longer() -> None:

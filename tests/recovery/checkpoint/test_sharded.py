@@ -31,6 +31,7 @@ from trainchaos.recovery.rank.complete_step import exchange_totals, figures_of
 from trainchaos.recovery.rank.examine import spoilt_samples
 from trainchaos.recovery.rank.recipe import ModelRecipe
 from trainchaos.recovery.state.parts import local
+from trainchaos.recovery.state.registered import Schedule
 from trainchaos.recovery.state.state import TrainState
 
 BATCH = 7
@@ -532,8 +533,7 @@ def test_both_may_be_made_without_shards_too() -> None:
     recipe = ModelRecipe(model=net(), optimizer=adam, scheduler=decay, units=None)
     recipe.check(shards=1)
     optimizer, scheduler = recipe.make()
-    assert scheduler is not None
-    assert scheduler.optimizer is optimizer
+    assert Schedule(scheduler, optimizer).scheduler.optimizer is optimizer
 
 
 def rehearsed(me: Self) -> tuple[bool, bool, bool]:

@@ -9,6 +9,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from tests.recovery.supervise.test_controller import FakeHands, Rig
 from tests.recovery.supervise.test_excluded_samples import view
@@ -170,6 +171,7 @@ def test_of_single_samples_no_more_are_named_than_a_message_takes(
         layout=SimpleNamespace(shards=1),
         reducer=None,
         due=lambda number: samples,
+        state=SimpleNamespace(model=nn.Linear(1, 1)),
     )
     step: Any = SimpleNamespace(number=7, samples=samples, count=len(samples))
     assert examine.samples_to_blame(job, step, (1,)) == samples[:MOST_BLAMED]

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.policy.mesh import Mesh
@@ -55,7 +55,11 @@ def test_random_numbers_are_those_of_the_step(mesh: Mesh, rank: int, seeded: int
         rank=rank,
         world=4,
         marks=SimpleNamespace(touch=lambda: None),
-        state=SimpleNamespace(seed_step=lambda rank, number: seeds.append((rank, number))),
+        state=SimpleNamespace(
+            seed_step=lambda rank, number: seeds.append((rank, number)),
+            attempt=SimpleNamespace(undo=lambda: None, begin=lambda: None),
+            model=nn.Linear(1, 1),
+        ),
         spoil=None,
         micro_batches=lambda number, rank: [step],
         due=lambda number: [1, 2, 7, 8],

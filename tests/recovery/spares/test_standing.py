@@ -50,7 +50,9 @@ def test_a_process_that_claims_nothing_is_not_one_behind_the_beginning() -> None
 
 
 def test_a_standing_survives_its_message() -> None:
-    assert Standing.of(spare(3, number_of("ff" * 8)).words()) == spare(3, 2**48 - 1)
+    mine = spare(3, number_of("parameters:ff"))
+    assert Standing.of(mine.words()) == mine and 0 < mine.digest < 2**63
+    assert number_of("") == 0
 
 
 def test_a_spare_that_cannot_follow_is_copied_to_less_and_less_often() -> None:

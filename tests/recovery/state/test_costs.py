@@ -97,7 +97,7 @@ def test_slots_are_described_anew_only_where_their_form_is_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state = train(make("AdamW"), 1)
-    before = state.rules(), state.scalars()
+    before = state.rules_of_optimizer(), state.scalars()
     described: list[str] = []
     put = type(state._slots)._put
     monkeypatch.setattr(
@@ -105,12 +105,12 @@ def test_slots_are_described_anew_only_where_their_form_is_another(
         "_put",
         lambda self, t, path: described.append(path) or put(self, t, path),
     )
-    assert (state.rules(), state.scalars()) == before
+    assert (state.rules_of_optimizer(), state.scalars()) == before
     assert not described
     parameter, *_ = state.model.parameters()
     slots: Any = state.optimizer.state[parameter]
     slots["exp_avg"] = slots["exp_avg"].double()
-    assert state.rules() != before[0]
+    assert state.rules_of_optimizer() != before[0]
     assert state.scalars()["optimizer"]["state"]["0.weight"]["exp_avg"] == {
         "!tensor": ["float64", [6, 4]]
     }
@@ -157,7 +157,7 @@ def test_a_manifest_is_encoded_once_and_read_once(
     saved = [checkpointing.save(state, tmp_path, generation=1)[0]]
     raw = (saved[0].path / MANIFEST).read_bytes()
     manifest = json.loads(raw)
-    assert raw == json.dumps(manifest, sort_keys=True).encode(), "as before"
+    assert raw == json.dumps({key: manifest[key] for key in sorted(manifest)}).encode()
     assert manifest["self"] == seal(manifest)
     with monkeypatch.context() as patch:
         patch.setattr(

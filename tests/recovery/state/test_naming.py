@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from trainchaos.recovery.spares.replay import besides
 from trainchaos.recovery.state.naming import named_parameters, named_tensors
 from trainchaos.recovery.state.state import TrainState
 
@@ -67,7 +66,7 @@ def test_what_a_hook_of_state_dict_splits_is_looked_at() -> None:
         state.model[0].both[0, 0] = float("nan")  # type: ignore[index,union-attr]
     assert state.digests()["parameters"] != before
     assert state.not_finite() == "model.0.both"
-    assert besides(state) == {}
+    assert state.besides() == {}
 
 
 def test_a_checkpointed_block_has_the_names_of_the_block() -> None:

@@ -32,13 +32,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trainchaos.chaos.events.log import Log
+from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
-from trainchaos.harness.judge.measure.digests import by_shard, diverged, final_digests
+from trainchaos.harness.judge.measure.digests import by_shard, diverged, final_digests, own_parts
 from trainchaos.harness.judge.measure.measure import skips_of
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.lineage import history_of
@@ -67,7 +67,8 @@ class Band:
 
 
 def loss_equality(evidence: Evidence) -> Finding:
-    """Losses and final state equal the control arm's.
+    """Losses and state equal the control arm's: parameters, optimizer, scheduler, and what each
+    rank has of its own (buffers, registered objects).
 
     Bit for bit where the strategy promises it and the world stayed full (or does not matter, with
     ``determinism: elastic``), else within this module's band from the first step with fewer ranks.
@@ -155,6 +156,38 @@ def _first_difference(history: History, control: History, before: float = math.i
                 > 1
             ):
                 return f"{part} differ from the control arm's after step {step}"
+        found = _own_difference(history, step, ours[step], others[step])
+        if found is not None:
+            return found
+    return None
+
+
+def _own_difference(
+    history: History, step: int, mine: Mapping[int, Event], theirs: Mapping[int, Event]
+) -> str | None:
+    """The first part of what a rank has of its own, buffers and registered objects, that is not the
+    control arm's, as long as all ranks were there. One that took the place of a lost rank has those
+    of the rank whose state it copied: what is not alike on all ranks of the control arm is not
+    expected of it.
+    """
+    if any(run.world < history.info.ranks for run in history.lineage.values() if run.step <= step):
+        return None
+    strangers = {
+        event.actor
+        for event in history.log.of(Kind.STATE_READY)
+        if event.data["origin"] in ("peer", "live") and event.step and not event.data.get("own")
+    }
+    due, held = ({n: own_parts(e) for n, e in found.items()} for found in (theirs, mine))
+    common: list[dict[str, str]] = []  # by shard: what is alike on all that hold it
+    for shard in range(history.shards):
+        parts = [one for rank, one in due.items() if rank % history.shards == shard]
+        first = parts[0] if parts else {}
+        common.append({k: v for k, v in first.items() if all(o.get(k) == v for o in parts)})
+    for rank in sorted(due.keys() & held.keys()):
+        stranger, alike = mine[rank].actor in strangers, common[rank % history.shards]
+        for part in sorted(due[rank].keys() | held[rank].keys()):
+            if due[rank].get(part) != held[rank].get(part) and (part in alike or not stranger):
+                return f"{part} of rank {rank} differ from the control arm's after step {step}"
     return None
 
 

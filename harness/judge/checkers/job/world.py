@@ -20,6 +20,7 @@ from trainchaos.harness.judge.record.history import Generation, History, StepRun
 from trainchaos.harness.judge.record.observed import unseen
 from trainchaos.harness.judge.results import Finding
 
+STARVED_STEPS = 20  # of ranks that other programs hold up: one step differs much from the next
 HEALTHY_STEPS = 5
 _NOBODY = object()
 HEALTHY_S = 1.0
@@ -134,7 +135,8 @@ def _wrong_rank(generation: Generation, event: Event) -> list[str]:
 
 def replica_equality(evidence: Evidence) -> Finding:
     """All ranks that hold the same part of the model hold the same parameters, optimizer and
-    scheduler state after a step, and all report the same loss. Excluded are ranks that the
+    scheduler state after a step, and all report the same loss. Buffers and registered objects may
+    differ: loss-equality compares them with the control arm's. Excluded are ranks that the
     supervisor named at that step for a different or non-finite state.
 
     Random generators belong to a rank: their digest must be the same whenever that rank does that
@@ -206,7 +208,9 @@ def liveness(evidence: Evidence) -> Finding:
     machine's noise. A lower rate fails, unless it proves nothing: the arm's ranks waited longer for
     a processor per second of running than those they are compared with
     (``harness.judge.measure.pressure``; the explained part is subtracted), or no fault was injected
-    before, or the arm was as slow in the last second before its first fault (so the machine was
+    before, or other programs left its ranks less than a third of the processor time that they
+    wanted and there are fewer than ``STARVED_STEPS`` steps to judge by, or the arm was as slow in
+    the last second before its first fault (so the machine was
     slow throughout), or there is less than a second to judge by, or to compare with where there is
     no control arm. A job that is expected to stop
     (``expect.outcome: fail-stop``) has to stop in good order.
@@ -230,6 +234,10 @@ def liveness(evidence: Evidence) -> Finding:
             "inject earlier, or raise workload.steps"
         )
     tail = _last_of(runs)
+    if (
+        net := busy.net_of_pressure(evidence, ideal.step_s, _step_s(history, tail), tail)
+    ) is not None:
+        tail = runs[-STARVED_STEPS:] if net.starved else tail
     step_s = _step_s(history, tail)
     rate = ideal.step_s / step_s
     witness = (
@@ -254,6 +262,11 @@ def _why_slow(evidence: Evidence, tail: list[StepRun], witness: str, ideal_s: fl
                 f" {_at_most_all(most)}"
             )
         witness += f" (and net of {net.why} it is {most:.2f} at most)"
+        if net.starved and len(tail) < STARVED_STEPS:
+            return unknown(
+                f"{TOO_BUSY}{witness}; {len(tail)} steps do not tell, which other programs held up:"
+                f" {STARVED_STEPS} may, raise workload.steps"
+            )
     if not any(episode.injected for episode in evidence.measures.episodes):
         return unknown(
             f"{witness}; but no fault came before it that could be to blame: run it on a quieter"

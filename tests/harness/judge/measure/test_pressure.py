@@ -19,6 +19,7 @@ from tests.support.logs import ORCHESTRATOR, Line, Script
 from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.harness.arm.pressure import MOST_NODES, follow, follow_built_in
 from trainchaos.harness.judge.checkers import check_all
+from trainchaos.harness.judge.checkers.job import world
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY, Pressure, pressures_of
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.judge.verdict.gates import judge_cell
@@ -101,6 +102,25 @@ def test_a_load_that_comes_with_the_recovery_hides_no_job_that_computes_too_much
     read(paired, steady(0.8, 0.0))
     read(script, until(ready, steady(0.8, 0.0), steady(0.8 * (1 - load), 0.8 * load)))
     assert liveness(script, paired).verdict == FAIL
+
+
+@pytest.mark.parametrize(
+    ("slower", "needed", "verdict"), [(3, 10, FAIL), (3, 20, OPEN), (1.2, 20, "pass")]
+)
+def test_beside_other_programs_more_steps_are_needed(
+    slower: float, needed: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, and the arm says that other programs are the load. It has 13 healthy steps."""
+    monkeypatch.setattr(world, "STARVED_STEPS", needed)
+    script, paired = arm_and_control()
+    for each in (script, paired):
+        stretched(each, 10)
+        each.orchestrator(Kind.MACHINE_BUSY, others=1.8, cpus=2)
+    ready = slowed(script, slower)
+    busy = steady(0.08, 0.72)
+    read(paired, busy)
+    read(script, until(ready, busy, steady(0.08 / 3, 0.72 / 3)))
+    assert liveness(script, paired).verdict == verdict
 
 
 def test_a_machine_that_is_too_busy_after_the_recovery_proves_nothing() -> None:

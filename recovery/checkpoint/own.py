@@ -75,10 +75,11 @@ def unpack(state: TrainState, data: Tensor) -> None:
             tensor = besides.get(key)
             if tensor is None or (name_of(tensor.dtype), list(tensor.shape)) != (kind, shape):
                 raise ValueError(f"{key} is {kind} {shape} in a rank's own state, and not so here")
-            array = numpy.frombuffer(raw[at : at + tensor.nbytes], dtype=numpy.uint8)
-            flat = torch.from_numpy(array.copy()).view(dtype_of(kind))
-            tensor.copy_(flat.view(tensor.shape))
-            at += tensor.nbytes
+            if tensor.nbytes:
+                array = numpy.frombuffer(raw[at : at + tensor.nbytes], dtype=numpy.uint8)
+                flat = torch.from_numpy(array.copy()).view(dtype_of(kind))
+                tensor.copy_(flat.view(tensor.shape))
+                at += tensor.nbytes
     state.registered.load(header["registered"])
 
 

@@ -101,7 +101,8 @@ def _planned(
     tensors = [local(tensor) for tensor in state.tensors(slots).values()]
     if form != _form_of(tensors):
         raise RuntimeError(
-            f"the tensors of rank {source} are others: build model and optimizer alike everywhere"
+            f"the tensors of rank {source} are others: build model and optimizer alike everywhere,"
+            " and make each buffer before job.attach, in the shape that it keeps"
         )
     return slots, tensors
 

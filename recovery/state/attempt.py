@@ -67,7 +67,8 @@ class Attempt:
         self._state = state
         self._of: nn.Module | None = None
         self._modules: list[nn.Module] = []
-        self._parameters: list[_Watched] = []
+        self._named: list[nn.Parameter] = []
+        self._parameters: list[_Watched] = []  # of each what is held here
         self._others: list[_Watched] = []
         self._copies = _Copies(())
         self._held = Held(states={}, rest={})
@@ -81,15 +82,13 @@ class Attempt:
         state = self._state
         if self._of is not (model := state.model):
             self._of, self._modules = model, [*model.modules()]
-            self._parameters = [
-                _Watched(local(parameter), buffer=False, small=False)
-                for parameter in model.parameters()
-            ]
+            self._named = [*model.parameters()]
+            self._parameters = [_Watched(local(p), buffer=False, small=False) for p in self._named]
             self._copies.current = False
         self._slots = [(held, dict(held)) for module in self._modules if (held := module._buffers)]
         self._held = state.registered.held()
         self._fields = [fields_of(group) for group in state.optimizer.param_groups]
-        self._trains = [parameter.requires_grad for parameter in model.parameters()]
+        self._trains = [parameter.requires_grad for parameter in self._named]
         self._watch()
         with torch.no_grad():
             self._copies.take()
@@ -131,7 +130,7 @@ class Attempt:
         del groups[len(self._fields) :]
         for group, before in zip(groups, self._fields, strict=True):
             put_fields(group, before)
-        for parameter, trains in zip(state.model.parameters(), self._trains, strict=True):
+        for parameter, trains in zip(self._named, self._trains, strict=True):
             parameter.requires_grad_(trains)
         state.registered.put_back(self._held)
 
@@ -139,18 +138,24 @@ class Attempt:
         """NaN where a buffer of the model that is known to change has become NaN or infinite in
         this attempt, else 0. On a GPU it is not waited for.
         """
+        replaced = [
+            (now.get(name), then.get(name))
+            for now, then in self._slots
+            for name in now
+            if now[name] is not then.get(name)
+        ]
+        if not replaced and not self._copies.buffers:
+            return 0.0
         flaws = NonFiniteCheck()
         with torch.no_grad():
             self._copies.look(flaws)
-            for now, then in self._slots:
-                for name, buffer in now.items():
-                    before = then.get(name)
-                    if buffer is before or buffer is None or buffer.dtype not in _CHECKED:
-                        continue
-                    if before is None or before.shape != buffer.shape:
-                        flaws.look(buffer.detach())
-                    else:
-                        flaws.look(torch.where(before.isfinite(), buffer.detach(), 0.0))
+            for buffer, before in replaced:
+                if buffer is None or buffer.dtype not in _CHECKED:
+                    continue
+                if before is None or before.shape != buffer.shape:
+                    flaws.look(buffer.detach())
+                else:
+                    flaws.look(torch.where(before.isfinite(), buffer.detach(), 0.0))
         flag = flaws.flag()
         if isinstance(flag, Tensor):
             return torch.where(flag > 0, math.nan, 0.0)
@@ -213,7 +218,9 @@ class _Flat:
 
 
 class _Copies:
-    """Copies of tensors. ``current``: of those that are to be copied."""
+    """Copies of tensors. ``current``: of those that are to be copied; ``buffers``: some are buffers
+    that may become NaN.
+    """
 
     def __init__(self, watched: Sequence[_Watched]) -> None:
         self.current = True
@@ -229,6 +236,7 @@ class _Copies:
                 flat.views.append(tensor.view(-1))
             else:
                 self._apart.append((one, tensor.clone()))
+        self.buffers = any(buffer and dtype in _CHECKED for buffer, _, dtype in self._flats)
 
     def fit(self) -> bool:
         """Whether they are current, and each tensor is where it was."""

@@ -95,6 +95,8 @@ def test_a_value_that_is_not_finite_leaves_nothing(
         members = [*MEMBERS]
     end = played(tmp_path / "job", members, options, STRIKE=f"1:{step}:nan:nan")
     assert [*end] == [0, 1]
+    anew = step == 1 and nonfinite == "rollback"  # no checkpoint to go back to
+    assert anew or all(one["joined"] == 1 for one in end.values()), "nobody was replaced"
     assert differing(end, undisturbed(members), same=lambda rank, name: True) == []
 
 

@@ -88,3 +88,89 @@ def test_what_one_attempt_leaves_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         "Averaged",
         "Clamped",
     }
+
+
+def copied(training: Training) -> int:
+    """Bytes that the attempt under way has copied."""
+    return sum(tensor.nbytes for tensor, _ in training.state.attempt._copies._places)
+
+
+def test_what_does_not_change_is_not_copied_again() -> None:
+    training, found = Training("Big", "BatchNorm"), []
+    for number in range(1, 8):
+        training.attempted(number)
+        found.append(copied(training))
+        training.state.attempt.applied()
+        training.state.apply(0.0)
+    large = 4 << 15
+    weights = sum(p.nbytes for p in training.model.parameters())
+    small = found[2] - large
+    # in the first two attempts all; then the one that always changes, and from the third one on,
+    # which changed it, the late one
+    assert found == [3 * large + small + weights] * 2 + [large + small] + [2 * large + small] * 4
+    assert small < 1000
+
+
+def test_the_first_change_of_a_large_tensor_is_known_to_be_beyond_undoing() -> None:
+    training = Training("Big")
+    for number in (1, 2):
+        training.attempted(number)
+        training.state.attempt.applied()
+    training.attempted(3)
+    assert not training.state.attempt.whole()
+    training.state.attempt.undo()
+    training.attempted(3)
+    assert training.state.attempt.whole(), "it is copied from now on"
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_what_is_beyond_the_copies_is_seen_to_change(
+    through_data: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "LEARNED_BYTES", 0)
+    training = Training("Momentum")
+    training.attempted(1)
+    with torch.no_grad():
+        weight = training.model.members["Momentum"].outer.weight
+        (weight.data if through_data else weight).mul_(2)
+    assert not training.state.attempt.whole()
+
+
+def test_a_buffer_that_becomes_nan_is_found_and_what_was_infinite_is_not() -> None:
+    training = Training("BatchNorm", "Odd", "Reassigned")
+    norm = training.model.members["BatchNorm"].norm
+    reassigned = training.model.members["Reassigned"]
+    for spoil in (
+        lambda: norm.running_mean.fill_(torch.nan),
+        lambda: norm.running_var[0].fill_(torch.inf),
+        lambda: setattr(reassigned, "mean", reassigned.mean * torch.nan),
+    ):
+        training.attempted(1)
+        assert training.state.attempt.spoilt() == 0
+        spoil()
+        assert training.state.attempt.spoilt() != training.state.attempt.spoilt(), "NaN"
+        training.state.attempt.undo()
+        assert norm.running_mean.isfinite().all() and reassigned.mean.isfinite().all()
+
+
+def test_what_the_loop_sets_itself_is_put_back() -> None:
+    training = Training("Plain")
+    state = training.state
+    group = state.optimizer.param_groups[0]
+    training.attempted(1)
+    group["lr"] *= 0.5
+    group["mine"] = 1
+    first = next(training.model.parameters()).requires_grad_(False)
+    state.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    state.attempt.undo()
+    assert (group["lr"], "mine" in group, first.requires_grad) == (0.01, False, True)
+    assert len(state.optimizer.param_groups) == 1
+
+
+def test_a_step_that_was_applied_is_not_undone() -> None:
+    training = Training("BatchNorm")
+    norm = training.model.members["BatchNorm"].norm
+    training.attempted(1)
+    training.state.attempt.applied()
+    training.state.attempt.undo()
+    assert norm.num_batches_tracked == 1

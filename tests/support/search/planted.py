@@ -25,7 +25,7 @@ from trainchaos.harness.run import coordinator
 from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.harness.sim.rank.keepers import SimMemoryCheckpointer
 from trainchaos.harness.sim.rank.rank import SimRank
-from trainchaos.harness.sim.rank.state import State
+from trainchaos.harness.sim.rank.state import Own, State
 from trainchaos.harness.sim.rank.step import Attempt
 from trainchaos.recovery.checkpoint.files import checkpoints, manifest, retention, saving
 from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
@@ -341,6 +341,30 @@ class BeginsRandomnessAnew(Behaviour):
         return super().random_word(rank, step + rank.generation - 1, micro)
 
 
+class CountsTwice(Behaviour):
+    """What a lost attempt has changed in the buffers stays."""
+
+    def put_back(self, rank: SimRank, own: Own) -> Own:
+        """What was registered only."""
+        return own._replace(buffers=rank.state.own.buffers)
+
+
+class RegisteredTwice(Behaviour):
+    """What it has changed in what was registered stays."""
+
+    def put_back(self, rank: SimRank, own: Own) -> Own:
+        """The buffers only."""
+        return own._replace(seen=rank.state.own.seen)
+
+
+class FirstRanksForAll(Behaviour):
+    """A restore gives every rank what the first one has of its own."""
+
+    def restored_own(self, rank: SimRank) -> Own:
+        """Whoever it is."""
+        return rank.state.owns[0] if rank.state.owns else rank.state.own
+
+
 class RestoresOlder(Behaviour):
     """Takes the good checkpoint before the newest good one, where there are two."""
 
@@ -411,6 +435,13 @@ PLANTED: dict[str, Planted] = {
     ),
     "random numbers begin anew": Planted(
         strategy="checkpoint-restart", behaviour=BeginsRandomnessAnew
+    ),
+    "a lost attempt's buffers stay": Planted(strategy="hot-spare", behaviour=CountsTwice),
+    "what was registered is counted twice": Planted(
+        strategy="hot-spare", behaviour=RegisteredTwice
+    ),
+    "all ranks get the first one's buffers": Planted(
+        strategy="checkpoint-restart", behaviour=FirstRanksForAll
     ),
     "the learning rate follows the world": Planted(
         strategy="drop-replica", behaviour=defects.ScalesRate

@@ -1,0 +1,84 @@
+"""What it costs that a step can be put back: the time of each attempt's beginning, its look at
+buffers for NaN, and its end, as a share of the step, in the same run.
+
+``python -m benchmarks.attempts``: two models, a rank alone, on this machine's CPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from trainchaos.recovery.state.state import TrainState
+
+STEPS, WARM = 40, 5
+
+
+class Constant(nn.Module):
+    """A gigabyte of buffers that never change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
+        for place in range(4):
+            self.register_buffer(f"table{place}", torch.zeros(1 << 26))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Plain layers."""
+        return self.body(x)  # type: ignore[no-any-return]
+
+
+def normalised() -> nn.Module:
+    """50 layers of BatchNorm, as in ResNet-50, with its widths."""
+    widths = [64] * 10 + [128] * 13 + [256] * 18 + [512] * 9
+    layers: list[nn.Module] = []
+    for before, width in zip([64, *widths], widths, strict=False):
+        layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
+    return nn.Sequential(*layers)
+
+
+def measured(model: nn.Module, inputs: torch.Tensor) -> tuple[list[float], list[float]]:
+    """Seconds of each step, and of what belongs to putting it back."""
+    state = TrainState(model, torch.optim.SGD(model.parameters(), lr=1e-4), None, seed=1)
+    steps, costs = [], []
+    for number in range(STEPS + WARM):
+        spent = 0.0
+
+        def timed(call: Callable[[], object]) -> None:
+            nonlocal spent
+            began = time.perf_counter()
+            call()
+            spent += time.perf_counter() - began
+
+        began = time.perf_counter()
+        timed(state.attempt.begin)
+        state.optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        timed(state.attempt.spoilt)
+        timed(state.attempt.applied)
+        state.apply(0.0)
+        if number >= WARM:
+            steps.append(time.perf_counter() - began)
+            costs.append(spent)
+    return steps, costs
+
+
+def main() -> None:
+    """Print the table."""
+    print("| model | step, ms | put back, ms | share |\n| --- | --- | --- | --- |")
+    for name, model, inputs in (
+        ("50 BatchNorm layers", normalised(), torch.randn(2, 64, 16, 16)),
+        ("1 GB of constant buffers", Constant(), torch.randn(256, 1024)),
+    ):
+        steps, costs = measured(model, inputs)
+        step, cost = (statistics.median(values) * 1e3 for values in (steps, costs))
+        low, high = min(costs) * 1e3, max(costs) * 1e3
+        print(f"| {name} | {step:.1f} | {cost:.3f} ({low:.3f} to {high:.3f}) | {cost / step:.2%} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -50,6 +50,7 @@ def answer_requests() -> None:
         # the reader empties it before each request
         fcntl.fcntl(memory, fcntl.F_SETFL, fcntl.fcntl(memory, fcntl.F_GETFL) | os.O_APPEND)
         faulthandler.register(STACK_SIGNAL, file=memory, all_threads=False, chain=False)
+        os.register_at_fork(after_in_child=lambda: faulthandler.unregister(STACK_SIGNAL))
 
 
 class StackReader:

@@ -8,6 +8,8 @@ import hashlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 from tests.recovery.supervise.test_controller import KEEPING, Rig
 from tests.support.arms import judged
-from tests.support.running import LIMIT_S
+from tests.support.running import LIMIT_S, ROOT
 from tests.support.search.simulate import Played, cell_of, evidence, play
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.policy.strategies.checkpoint_restart import CheckpointRestart
@@ -304,6 +306,50 @@ def test_sigterm_reaches_the_supervisor_while_the_main_thread_computes() -> None
         os.waitpid(pid, 0)
         ours.close()
         theirs.close()
+
+
+HELPERS = """
+import multiprocessing, os, socket, sys
+from trainchaos.recovery.process.notice import tell_on_sigterm
+from trainchaos.recovery.process.stacks import answer_requests
+from trainchaos.recovery.transport.channel import Channel
+
+def helper():
+    multiprocessing.Event().wait()
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("fork")
+    tell_on_sigterm(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    answer_requests()
+    for _ in range(60):
+        one = multiprocessing.Process(target=helper)
+        one.start()
+        one.terminate()
+        one.join(60)
+        if one.exitcode != -15:
+            sys.exit(f"a helper that was ended lives on: {one.exitcode}")
+    with multiprocessing.Pool(2) as pool:
+        assert pool.map(abs, range(4)) == [0, 1, 2, 3]
+"""
+
+
+@pytest.mark.real
+def test_a_helper_that_a_rank_ends_at_once_ends_and_is_no_notice(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    (tmp_path / "helpers.py").write_text(HELPERS)
+    command = [sys.executable, str(tmp_path / "helpers.py"), str(theirs.fileno())]
+    with ours:
+        ran = subprocess.run(
+            command,
+            pass_fds=[theirs.fileno()],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        theirs.close()
+        ours.setblocking(False)
+        assert (ran.returncode, ours.recv(1000)) == (0, b""), ran.stderr
 
 
 # ---- whole arms

@@ -71,7 +71,7 @@ def live(
     try:
         train(channel, page, writer)
         writer.close()
-    except Exception as error:
+    except BaseException as error:  # KeyboardInterrupt too: it has a name
         traceback.print_exc()
         message = str(error)[:MESSAGE_LENGTH]
         page.wrote(writer.write(Kind.ERROR_RAISED, type=type(error).__name__, message=message).seq)

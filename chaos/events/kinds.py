@@ -63,6 +63,7 @@ class Kind(StrEnum):
     SPARE_PLACED = "spare_placed"
     GENERATION_STARTED = "generation_started"
     GENERATION_READY = "generation_ready"
+    PACE_LEARNED = "pace_learned"
     # ranks
     GROUP_FORMED = "group_formed"
     STATE_READY = "state_ready"
@@ -259,6 +260,9 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # by a spare before it is ready, alone: it has trained a step that counts for nothing;
         # error: what of the script ended it before step.commit(), "" if nothing did
         Kind.SPARE_REHEARSED: frozenset({"seconds", "error"}),
+        # by the supervisor, for its successor: the median step, the longest first step, and by
+        # phase the longest silence that ended well, in seconds
+        Kind.PACE_LEARNED: frozenset({"step_s", "first_s", "silences"}),
         # by the supervisor: these are connected, beside what they do, as the next generation's
         # group if rank `lost` is lost
         Kind.STANDBY_FORMED: frozenset({"lost", "members"}),

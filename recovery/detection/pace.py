@@ -6,13 +6,16 @@ Pure. ``docs/recovery.md`` has the rule as a table.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from trainchaos.recovery.transport.progress_counters import Mark
 
 WINDOW = 50
+TELLING = 5  # steps after which a pace is told
+MUCH = 2.0  # the factor by which it has changed when it is told again
 HISTORY_FACTOR = 2.0
 LEARNED = ("data", "checkpoint", "between")
 """Phases in which a rank does what differs from step to step: what it took before is what it may
@@ -77,7 +80,33 @@ class Pace:
     _failed_regroups: int = 0
     _deadlines: dict[tuple[str, bool], float] = field(default_factory=dict)
     """Known until something is learned: a job of many ranks asks for each of them in each look."""
+    _told: dict[str, Any] = field(default_factory=dict)
     _got_through: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    def news(self) -> dict[str, Any] | None:
+        """What is known, for whoever takes the supervisor's place, if it is much more or other than
+        what was said last.
+        """
+        if len(self._durations) < TELLING:
+            return None
+        silences = {phase: round(max(took), 6) for phase, took in self._silences.items()}
+        known = {"step_s": round(self.step_s, 6), "first_s": round(self._first_s, 6)}
+        before = {**self._told, **self._told.get("silences", {})}
+        now = [(value, before.get(name, 0.0)) for name, value in (known | silences).items()]
+        if all(told / MUCH <= value <= MUCH * told for value, told in now):
+            return None
+        self._told = {**known, "silences": silences}
+        return self._told
+
+    def recall(self, told: Mapping[str, Any], members: Collection[str]) -> None:
+        """What the supervisor that is gone had told; these have done steps."""
+        self._told, self._first_s = dict(told), float(told["first_s"])
+        self._durations.append(float(told["step_s"]))
+        self._silences |= {
+            phase: deque([float(took)], maxlen=WINDOW) for phase, took in told["silences"].items()
+        }
+        self._seasoned |= set(members)
+        self._deadlines.clear()
 
     def resumed(self, members: Collection[str]) -> None:
         """A generation of these processes starts training. Seasoned processes that are not among

@@ -8,9 +8,10 @@ supervisor made but did not record is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
@@ -32,7 +33,8 @@ class JobRecord:
     ``shard``: the part of the model held by each process that was ever a member, or was told to
     follow one; ``follow``: those that were told, and never were a member; ``agreed``, ``saved``:
     the last step at which the replicas were the same, and the checkpoint that this vouches for;
-    ``doubts``: checkpoints in doubt that are not known to be set aside.
+    ``doubts``: checkpoints in doubt that are not known to be set aside; ``pace``: what was
+    learned of steps and silences.
     """
 
     roles: dict[str, str] = field(default_factory=dict)
@@ -55,6 +57,7 @@ class JobRecord:
     agreed: int | None = None
     saved: int | None = None
     doubts: tuple[Doubt, ...] = ()
+    pace: Mapping[str, Any] | None = None
 
 
 def past(events: Sequence[Event], asked: Collection[str] = ()) -> JobRecord:
@@ -107,6 +110,8 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> JobRecord:
                 if afresh:
                     found.agreed = data["resume_step"]
                     found.saved = found.agreed if data["checkpoint"] else None
+            case Kind.PACE_LEARNED:
+                found.pace = data
             case Kind.REPLICAS_AGREED:
                 found.agreed, found.saved = event.step, data["saved"]
             case Kind.DOUBTS_SETTLED:
@@ -178,6 +183,8 @@ class Adoption:
         job.agreement.adopted()
         job.failures.restore(known.answered, known.failures)
         job.excluded.restore(known.skipped)
+        if known.pace is not None:
+            job.progress.detector.pace.recall(known.pace, known.members)
         self._deadline_s = job.hands.now_s() + job.timing.adopt_timeout_s
         self._unheard = {p.name for p in job.table.alive if p.name in known.ready}
 

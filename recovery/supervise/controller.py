@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.strategy import Cause, Health, StateFrom, Strategy
 from trainchaos.recovery.supervise import limits
 from trainchaos.recovery.supervise.adoption import Adoption, JobCondition, JobRecord
@@ -273,6 +274,8 @@ class Controller:
             case Stage.TRAINING | Stage.PAUSING:
                 committed = self.committed  # takes a while in a large job
                 self.job.meter.saw(len(self.members), committed, now)
+                if (news := self.job.progress.detector.pace.news()) is not None:
+                    self.hands.record(Kind.PACE_LEARNED, generation=self.generation, **news)
                 self._answer(self._watch.at_work())
                 cycle.replace_lost(now, committed)
             case Stage.STOPPING:

@@ -87,6 +87,20 @@ def test_an_undisturbed_job_is_left_undisturbed(memory: Path) -> None:
     assert not [p for p in played.log.problems], "the log has no gap"
 
 
+def test_a_hang_while_nobody_supervised_is_found_by_the_pace_that_the_log_has(memory: Path) -> None:
+    """Not within the minute that a first step has."""
+    lost = {"id": "lost", "kind": "coordinator-kill", "params": {"down_s": 0.5}, "at": {"step": 20}}
+    hang = {"id": "hang", "kind": "rank-hang", "target": {"rank": 1}, "at": {"step": 24}}
+    played = play(cell_of("hot-spare", [lost, hang]), memory, seed=1)
+    (taken,) = adoptions(played)
+    (told,) = [e for e in played.log.of(Kind.PACE_LEARNED) if e.time_ns < taken.time_ns]
+    assert 0.01 < told.data["step_s"] < 0.1
+    (struck,) = [e for e in played.log.of(Kind.FAULT_INJECTED) if e.data["kind"] == "rank-hang"]
+    assert struck.time_ns < taken.time_ns
+    found = next(e for e in played.log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "hang")
+    assert found.time_ns - taken.time_ns < 2e9 and played.outcome == "completed"
+
+
 def test_a_divergence_after_a_takeover_goes_back_to_where_the_replicas_agreed(memory: Path) -> None:
     """Two replicas, so that no majority says who is right: only the log of the lost one knows of an
     agreement.

@@ -123,7 +123,7 @@ bench: $(STAMP) ## measure recovery and overhead; prints the tables kept in docs
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.elastic
 	$(BIN)/python -m benchmarks.checkpoint
-	$(BIN)/python -m benchmarks.attempts
+	$(BIN)/python -m benchmarks.loops.attempts
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.nodes
 	$(BIN)/python -m benchmarks.control_plane

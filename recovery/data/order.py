@@ -156,3 +156,15 @@ def micro_batches(
             )
         )
     return found
+
+
+def blamed_share(
+    samples: Sequence[int], *, rank: int, blamed: Sequence[int], world: int, alike: int, most: int
+) -> list[int]:
+    """The samples of a rank whose share of the batch is left out for values that are not finite.
+    None where the rank is not to blame, where every share would be left out, or more than ``most``
+    samples. ``alike`` ranks after one another compute the same share.
+    """
+    shares = {one // alike for one in blamed}
+    named = rank in blamed and len(shares) < world // alike and len(samples) <= most
+    return list(samples) if named else []

@@ -27,6 +27,10 @@ from trainchaos.recovery.policy.strategy import (
     in_words,
 )
 
+NEVER_AGREED = (
+    "the replicas differ, and there is no checkpoint from before they last agreed: save the first"
+    " one sooner, or use a strategy that goes on with the state of most"
+)
 MAX_SKIPPED_SAMPLES = 16
 MAX_SKIPPED_SHARES = 16
 SKIP_WINDOW_STEPS = 1_000

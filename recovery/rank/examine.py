@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.collectives.reducer import Reducer
+from trainchaos.recovery.data.order import blamed_share
 from trainchaos.recovery.transport.wire import MOST_BLAMED
 
 if TYPE_CHECKING:
@@ -67,8 +68,14 @@ def samples_to_blame(job: Job, step: Step, blamed: tuple[int, ...]) -> list[int]
     fewer.
     """
     if job.config.nonfinite == "skip" and step.number != job.examine:
-        names = job.rank in blamed and len(blamed) < job.world and step.count <= MOST_BLAMED
-        return step.samples[: step.count] if names else []
+        return blamed_share(
+            step.samples[: step.count],
+            rank=job.rank,
+            blamed=blamed,
+            world=job.world,
+            alike=job.arranged.alike,
+            most=MOST_BLAMED,
+        )
     loss_of = job.loss_of
     if step.number != job.examine or loss_of is None:
         return []

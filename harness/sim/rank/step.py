@@ -116,10 +116,14 @@ class Attempt:
         """Samples that are non-finite by themselves; see recovery.rank.examine."""
         job = self._job
         if job.config.nonfinite == "skip" and self.number != job.examine:
-            names = (
-                job.rank in blamed and len(blamed) < job.world and len(self.samples) <= MOST_BLAMED
+            return order.blamed_share(
+                self.samples,
+                rank=job.rank,
+                blamed=blamed,
+                world=job.world,
+                alike=job.config.alike,
+                most=MOST_BLAMED,
             )
-            return self.samples if names else []
         if job.rank not in blamed or self.number != job.examine:
             return []
         yield job.about(job.config.timings.step_ms * MS)

@@ -7,9 +7,11 @@ from typing import ClassVar, Literal
 
 from trainchaos.recovery.policy import corruption, fallback
 from trainchaos.recovery.policy.strategy import (
+    Cause,
     ClusterView,
     Decision,
     Form,
+    GiveUp,
     Health,
     Kill,
     Pause,
@@ -44,6 +46,9 @@ class CheckpointRestart(Strategy):
         doubt = corruption.undecided(view)
         if doubt is not None and not view.saved:
             return doubt  # it gives up
+        if not view.saved and any(f.cause is Cause.DIVERGED for f in view.failures):
+            # Whether a checkpoint with the difference in it was saved by now is a race.
+            return Decision(actions=(GiveUp(),), reason=corruption.NEVER_AGREED)
         kills = tuple(Kill(process=p.name) for p in view.processes if p.health is not Health.DEAD)
         spawns = tuple(Spawn(role="worker", mode=self.restart) for _ in range(view.world))
         form = Form(

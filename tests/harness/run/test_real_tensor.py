@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.harness.run.test_real import GPT, MLP, run
 from tests.harness.run.test_real_storage import events, passes
+from tests.support.decided import decided
 from trainchaos.chaos.events.log import Kind
 
 pytestmark = pytest.mark.real
@@ -154,3 +157,65 @@ def test_a_sample_that_nobody_can_compute_is_left_out(tmp_path: Path, recovery: 
     assert metrics["samples_lost"].max == 0
     assert metrics["samples_skipped"].max in (1, 2)
     assert len({event.generation for event in events(tmp_path, Kind.NONFINITE_CAUGHT)}) == 2
+
+
+SPREAD: dict[str, tuple[int, Any]] = {
+    "ddp": (2, "ddp"),
+    "fsdp": (2, "fsdp"),
+    "hsdp": (4, {"hsdp": {"replicas": 2, "shards": 2}}),
+    "pipeline": (2, {"replicate": 1, "pipeline": 2}),
+    "tensor": (2, {"replicate": 1, "tensor": 2}),
+    "pipelines": (4, {"replicate": 2, "pipeline": 2}),
+}
+
+
+def ended(folder: Path, scenario: dict[str, Any], launcher: str) -> tuple[Any, ...]:
+    """Exit status, and how the job and its incident ended."""
+    folder.mkdir()
+    (folder / "nan.yaml").write_text(json.dumps(scenario | {"launcher": launcher}))
+    code = decided(folder / "nan.yaml", folder / "runs")
+    said = json.loads((folder / "runs" / "nan" / "latest" / "results.json").read_text())
+    cell = said["cells"][0]  # of drop-replica another one plays it with elastic sums
+    (incident,) = [one for one in said["faults"] if one["cell"] == cell["id"]]
+    left_out = cell["metrics"]["samples_lost"]["values"]
+    return code, incident["outcome"], incident["detected_by"], incident["steps_lost"], left_out
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", ["hot-spare", "drop-replica"])
+@pytest.mark.parametrize("nonfinite", ["retry", "skip", "rollback"])
+@pytest.mark.parametrize("spread", SPREAD)
+def test_real_and_simulated_ranks_end_alike(
+    spread: str, nonfinite: str, strategy: str, tmp_path: Path
+) -> None:
+    """A value that is not finite, whatever is to be done about it and however the model is
+    spread.
+    """
+    ranks, parallelism = SPREAD[spread]
+    scenario = {
+        "version": 1,
+        "name": "nan",
+        "seed": 3,
+        "workload": {
+            "kind": "gpt",
+            "ranks": ranks,
+            "steps": 40,
+            "global_batch": 8,
+            "checkpoint": {"every": 10},
+            "parallelism": parallelism,
+        },
+        "recovery": {"strategy": strategy, "nonfinite": nonfinite},
+        "faults": [
+            {
+                "id": "nan",
+                "kind": "tensor-corrupt",
+                "params": {"surface": "gradient", "op": "nan"},
+                "target": {"rank": 1},
+                "at": {"step": 23},
+            }
+        ],
+        "stop_conditions": [{"when": "no_committed_step_for > 60s"}],
+    }
+    real = ended(tmp_path / "real", scenario, "local")
+    assert real == ended(tmp_path / "simulated", scenario, "sim") and real[0] == 0

@@ -151,10 +151,34 @@ def test_a_share_that_no_message_takes_is_not_named() -> None:
     assert len(message.model_dump_json()) < MAX_LINE
     for samples, named in ((largest, largest), ([*largest, 1], [])):
         job: Any = SimpleNamespace(
-            config=SimpleNamespace(nonfinite="skip"), examine=0, rank=1, world=2, loss_of=None
+            config=SimpleNamespace(nonfinite="skip"),
+            examine=0,
+            rank=1,
+            world=2,
+            loss_of=None,
+            arranged=SimpleNamespace(alike=1),
         )
         step: Any = SimpleNamespace(number=7, samples=samples, count=len(samples))
         assert examine.samples_to_blame(job, step, (1,)) == named
+
+
+@pytest.mark.parametrize(
+    ("blamed", "world", "alike", "named"),
+    [
+        ((1,), 2, 1, True),
+        ((0, 1), 2, 1, False),  # every share
+        ((1,), 2, 2, False),  # one replica of two stages: its share is the whole batch
+        ((1,), 4, 2, True),
+        ((1, 3), 4, 2, False),
+        ((0, 1), 4, 2, True),  # both stages of one replica
+        ((0,), 2, 1, False),  # another one
+    ],
+)
+def test_a_share_is_left_out_where_another_is_left(
+    blamed: tuple[int, ...], world: int, alike: int, named: bool
+) -> None:
+    found = order.blamed_share([7, 8], rank=1, blamed=blamed, world=world, alike=alike, most=2)
+    assert found == ([7, 8] if named else [])
 
 
 def test_of_single_samples_no_more_are_named_than_a_message_takes(

@@ -5,12 +5,15 @@ up.
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
+from tests.support.search.simulate import cell_of, play
+from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.generation import starting_digest
 from trainchaos.recovery.state.fingerprint import fingerprint
@@ -303,3 +306,40 @@ def test_the_digest_at_the_start_sees_another_state_and_costs_little() -> None:
     assert starting_digest(cast(Any, one)) != starting_digest(cast(Any, other))
     one.layout = Layout(world=2, shards=2)
     assert starting_digest(cast(Any, one)) == ""
+
+
+def test_the_part_that_differs_is_named() -> None:
+    """Parameters, optimizer and scheduler each have a digest of their own."""
+    same, other = "parameters:1 optimizer:2 scheduler:3", "parameters:1 optimizer:9 scheduler:8"
+    (found,) = tell(book(), 10, w0=same, w1=other, w2=same, w3=same)
+    assert (found.odd, found.detail) == (
+        ("w1",),
+        "optimizer and scheduler of step 10 differ from those of most other replicas",
+    )
+    (found,) = tell(book(FOUR[:2]), 10, w0=same, w1=other)
+    assert found.detail == (
+        "2 different states in 2 replicas at step 10 (in optimizer and scheduler), no majority"
+    )
+    joined = book().joined({name: (5, other if name == "w2" else same) for name in FOUR})
+    assert joined is not None
+    assert (
+        joined.detail == "joined with another optimizer and scheduler than most others (w2 step 5)"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [0, 1, 2, 3])
+def test_a_difference_before_the_first_agreed_checkpoint_ends_a_restart_alike(
+    late: int, memory: Path
+) -> None:
+    """Whoever is quicker: the save of that step, or the comparison."""
+    desync = {
+        "id": "desync",
+        "kind": "replica-desync",
+        "target": {"rank": 1},
+        "at": {"step": 5},
+    }
+    played = play(cell_of("checkpoint-restart", [desync]), memory, seed=late)
+    assert played.outcome == "gave-up"
+    (end,) = played.log.of(Kind.RUN_FINISHED)
+    assert "no checkpoint from before they last agreed" in end.data["reason"]

@@ -15,6 +15,7 @@ from trainchaos.harness.judge.evidence.evidence import (
     unknown,
     verdict_of,
 )
+from trainchaos.harness.judge.measure.acts import acts_of
 from trainchaos.harness.judge.measure.incidents import recovery_of
 from trainchaos.harness.judge.record.command_end import follows
 from trainchaos.harness.judge.record.episode import Episode
@@ -143,10 +144,13 @@ def _detection(evidence: Evidence, failures: list[Event]) -> Finding:
             )
         elif not _follows(evidence, episode, event):
             problems += _wrong_blame(evidence, episode, event)
-    for episode in evidence.measures.episodes:
+    for hits in acts_of(evidence.history, evidence.measures.episodes):
+        episode = hits[0]
         fault = evidence.fault(episode.fault)
         due = fault.expect.detected_by if fault else None
-        if episode.landed and due and episode.failure is None:
+        # of several at once, the answer to the first may have ended the others
+        seen = any(hit.failure is not None for hit in hits)
+        if due and not seen and any(hit.landed for hit in hits):
             problems.append(
                 f"{episode.fault} should have been detected as {due}, and was not detected at all"
             )

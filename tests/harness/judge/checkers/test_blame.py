@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.support import arms
 from tests.support.arms import FAIL, KILL, evidence_of
 from tests.support.logs import Script
+from tests.support.search.simulate import cell_of, evidence, play
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers.faults.noticed import detection
 from trainchaos.harness.judge.checkers.job.recovery_shown import recovery_shown
@@ -140,3 +142,17 @@ def test_a_process_that_is_hit_again_does_not_end_what_hit_the_others_with_it() 
     assert [f.data["process"] for f in (first.failure, *first.others) if f] == ["w1", "w3"]
     assert [f.data["process"] for f in (one.failure, *one.others) if f] == ["w2"]
     assert [f.data["process"] for f in (again.failure, *again.others) if f] == ["w0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("due", "found"), [("exit", "pass"), ("hang", FAIL)])
+def test_of_two_that_are_hit_at_once_one_may_show_what_is_expected(
+    due: str, found: str, memory: Path
+) -> None:
+    """The restart that answers the first ends the other."""
+    kill = KILL | {"target": {"select": {"count": 2}}, "expect": {"detected_by": due}}
+    kill["at"] = {"step": 33, "phase": "backward"}
+    cell = cell_of("checkpoint-restart", [kill])
+    faulted, control = (play(cell, memory, seed=3, arm=arm) for arm in ("faulted", "control"))
+    assert len(evidence(faulted, control).measures.episodes) == 2
+    assert detection(evidence(faulted, control)).verdict == found

@@ -1,7 +1,7 @@
 """What it costs that a step can be put back: the time of each attempt's beginning, its look at
 buffers for NaN, and its end, as a share of the step, in the same run.
 
-``python -m benchmarks.attempts``: two models, a rank alone, on this machine's CPU.
+``python -m benchmarks.loops.attempts``: two models, a rank alone, on this machine's CPU.
 """
 
 from __future__ import annotations

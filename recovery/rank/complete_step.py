@@ -73,12 +73,12 @@ def _tell_digest(job: Job, step: int, *, saving: bool) -> None:
         job.agent.channel.send(digest)
 
 
-def _apply(job: Job, step: Step, reduced: Reduced) -> float:
-    """Apply the step; returns the learning rate it was done with."""
+def _apply(job: Job, step: Step, reduced: Reduced) -> float | None:
+    """Apply the step; returns the learning rate it was done with, None: the optimizer has none."""
     state = job.state
     state.attempt.applied()
     job.member.holding.applied()
-    lr = state.optimizer.param_groups[0]["lr"]
+    lr = state.optimizer.param_groups[0].get("lr")
     if job.clip_norm:
         job.reducer.clip(reduced.grad_norm, job.clip_norm)
     feeds = job.live.feeds if job.live is not None else None
@@ -88,10 +88,10 @@ def _apply(job: Job, step: Step, reduced: Reduced) -> float:
     state.step, state.last = step.number, figures_of(step.number, reduced)
     if feeds is not None:
         feeds.after(state, job.reducer, reduced.loss)
-    return float(lr)
+    return None if lr is None else float(lr)
 
 
-def _log_commit(job: Job, step: Step, reduced: Reduced, lr: float) -> None:
+def _log_commit(job: Job, step: Step, reduced: Reduced, lr: float | None) -> None:
     job.write(
         Kind.STEP_COMMITTED,
         step=step.number,

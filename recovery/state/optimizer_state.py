@@ -65,6 +65,7 @@ class OptimizerState:
         self._made = sorted(
             {slot for slots in (made or optimizer.state).values() for slot in slots}
         )
+        self._built = len(optimizer.param_groups)
         more = set(optimizer.state_dict()) - {"state", "param_groups"}
         if more:
             raise TypeError(
@@ -91,7 +92,8 @@ class OptimizerState:
 
     def scalars(self) -> dict[str, Any]:
         """The rest of the optimizer's state, as JSON: type, names of the slots that it makes at
-        first, parameter groups with every field, and the skeleton.
+        first, parameter groups with every field, how many there were when it was attached, and the
+        skeleton.
 
         Raises TypeError, naming the place, for what can be neither saved nor copied.
         """
@@ -112,6 +114,7 @@ class OptimizerState:
             ],
             "apart": apart,
             "made": self._made,
+            "built": self._built,
         }
 
     def only_mine(self, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -200,7 +200,8 @@ def _entry_of(name: str, thing: Any, update: Callable[..., object] | None) -> _E
     """Raises TypeError for what has no state."""
     if isinstance(thing, Generator):
         return _Entry(thing=_Generator(thing), make=None, update=update)
-    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+    has_state = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+    if has_state and not isinstance(thing, type):  # a class makes one
         return _Entry(thing=thing, make=None, update=update)
     if not callable(thing):
         raise TypeError(
@@ -308,8 +309,8 @@ MakeScheduler = Callable[[Optimizer], Scheduler | None]
 
 
 def is_scheduler(given: object) -> TypeGuard[Scheduler]:
-    """Whether it is one, and no function that makes one."""
-    return isinstance(given, Steps)
+    """Whether it is one, and no function or class that makes one."""
+    return isinstance(given, Steps) and not isinstance(given, type)
 
 
 class Schedule:

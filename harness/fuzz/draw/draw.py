@@ -28,6 +28,12 @@ CHECKED = "place_checked"
 EVENTS: tuple[str, ...] = tuple(name for name in get_args(EventName) if name != CHECKED)
 """Those of every job."""
 SHAPES = ("ddp", "fsdp", "hsdp", "mesh")
+NEEDS = ("recovery_started", "regroup", "restore", "recovered")
+"""Events of a job in which something failed before."""
+ROOM = 12
+"""Steps that are left after most faults: a verdict needs some that are healthy."""
+LATE = 0.05
+"""Share of faults for which none need to be left."""
 SELDOM = 0.7
 """How strongly rarely drawn options are preferred: 0 not at all, 1 in proportion."""
 
@@ -83,8 +89,17 @@ def scenario(dice: Dice, world: World) -> Tree:
     for one in made["faults"]:
         if "health" in made and "event" in one["at"] and dice.chance(0.8):
             one["at"]["event"] = CHECKED
+    if any(one["at"].get("event") in (*NEEDS, CHECKED) for one in made["faults"]):
+        made["faults"].append(_first_failure(made["workload"], dice))
     made["seed"] = dice.rng.randrange(10_000)
     return made
+
+
+def _first_failure(workload: Tree, dice: Dice) -> Tree:
+    """What the events of a recovery need."""
+    at = {"step": dice.rng.randint(1, max(1, workload["steps"] // 2))}
+    target = {"rank": dice.rng.randrange(workload["ranks"])}
+    return {"id": "first", "kind": "process-kill", "target": target, "at": at}
 
 
 def checks_of_places(made: Tree, dice: Dice) -> None:
@@ -263,9 +278,9 @@ def fault_of(
     if target := _target(dice, kind, workload, recovery, place):
         made["target"] = target
     if kind.lasting or (kind.may_last and dice.chance(0.4)):
-        steps = {"steps": dice.rng.randint(1, 10)}
+        steps, (least_s, most_s) = {"steps": dice.rng.randint(4, 8)}, world.scale.lasts_s
         made["duration"] = (
-            steps if dice.chance(0.5) else round(dice.rng.uniform(0.02, world.scale.lasts_s), 3)
+            steps if dice.chance(0.5) else round(dice.rng.uniform(least_s, most_s), 3)
         )
     if dice.chance(0.1):
         made["retrigger"] = dice.pick("retrigger", ({"max": 2}, {"max": 4}))
@@ -274,37 +289,31 @@ def fault_of(
 
 def trigger(dice: Dice, kind: type[Fault], name: str, steps: int, scale: Scale) -> Tree:
     """When a fault of a kind strikes."""
-    rng = dice.rng
+    rng, last = dice.rng, max(1, steps - ROOM)
     how = dice.pick("trigger", ("step", "step", "steps", "row", "time", "event", "mtbf", "weibull"))
+    if dice.chance(LATE):
+        last = steps
+    lasts_s = last * scale.step_s
     at: Tree
     if how == "step":
-        at = {
-            "step": dice.pick(
-                "place", (1, 2, steps - 1, steps, rng.randint(1, steps), rng.randint(1, steps))
-            )
-        }
+        at = {"step": dice.pick("place", (1, 2, last, rng.randint(1, last), rng.randint(1, last)))}
     elif how == "steps":
-        at = {"steps": sorted(rng.sample(range(1, steps + 1), rng.randint(1, min(3, steps))))}
+        at = {"steps": sorted(rng.sample(range(1, last + 1), rng.randint(1, min(3, last))))}
     elif how == "row":
-        first = rng.randint(1, steps)
-        at = {"from": first, "until": rng.randint(first, steps), "every": rng.randint(1, 8)}
+        first = rng.randint(1, last)
+        at = {"from": first, "until": rng.randint(first, last), "every": rng.randint(1, 8)}
     elif how == "time":
-        at = {"time": round(rng.uniform(0, scale.longest_s) * rng.random(), 3)}
+        at = {"time": round(rng.uniform(0, lasts_s), 3)}
     elif how == "event":
-        at = {"event": dice.pick("event", EVENTS), "nth": rng.choice((1, 1, 1, 2, 3))}
+        at = {"event": dice.pick("event", EVENTS), "nth": rng.choice((1, 1, 1, 1, 2))}
     elif how == "mtbf":
-        at = {"mtbf": round(rng.uniform(0.2, scale.gap_s), 2), "max": rng.randint(1, 4)}
+        at = {"mtbf": round(rng.uniform(0.05, 0.25) * lasts_s, 3), "max": rng.randint(1, 3)}
     else:
-        at = {
-            "weibull": {
-                "mean": round(rng.uniform(0.3, scale.gap_s), 2),
-                "shape": rng.choice((0.7, 1.5)),
-            },
-            "max": 3,
-        }
+        mean = round(rng.uniform(0.05, 0.25) * lasts_s, 3)
+        at = {"weibull": {"mean": mean, "shape": rng.choice((0.7, 1.5))}, "max": 2}
     if how in ("step", "steps", "row"):
         at |= phase(dice, name, kind)
-    if dice.chance(0.1):
+    if dice.chance(0.03):
         at["probability"] = 0.5
     return at
 

@@ -12,18 +12,17 @@ from trainchaos.harness.fuzz.draw.values import LEAST, MOST
 @dataclass(frozen=True, kw_only=True)
 class Scale:
     """Scale of the jobs drawn; times in seconds. ``steps``: fewest and most; ``ranks``, ``nodes``:
-    options, frequent ones repeated; ``longest_s``: latest time trigger, about as late as the
-    longest of these jobs; ``gap_s``: longest mean time between random arrivals; ``lasts_s``:
-    longest duration, ``evaluates_s``: longest evaluation; ``still_s``: time without a step after
-    which a job is given up; ``most``, ``least``: limits of parameters, by the ends of their names.
+    options, frequent ones repeated; ``step_s``: about how long a step takes; ``lasts_s``: shortest
+    and longest duration, ``evaluates_s``: longest evaluation; ``still_s``: time without a step
+    after which a job is given up; ``most``, ``least``: limits of parameters, by the ends of their
+    names.
     """
 
     steps: tuple[int, int]
     ranks: tuple[int, ...]
     nodes: tuple[int, ...]
-    longest_s: float
-    gap_s: float
-    lasts_s: float
+    step_s: float
+    lasts_s: tuple[float, float]
     evaluates_s: float
     still_s: int
     most: Mapping[str, float]
@@ -31,12 +30,11 @@ class Scale:
 
 
 SIMULATED = Scale(
-    steps=(6, 45),
+    steps=(20, 60),
     ranks=(2, 2, 3, 3, 4, 4, 4, 5, 6, 8),
     nodes=(1, 1, 2, 3, 4),
-    longest_s=8.0,
-    gap_s=5.0,
-    lasts_s=3.0,
+    step_s=0.035,
+    lasts_s=(0.2, 0.5),
     evaluates_s=5.0,
     still_s=300,
     most=MOST,
@@ -62,9 +60,8 @@ def for_real(cores: int, *, agents: bool) -> Scale:
         steps=(20, 60),
         ranks=tuple(n for n in (2, 2, 3, 3, 4) if n <= max(2, 2 * cores)),
         nodes=NODES_EACH_ALONE if agents else (1, 1, 2, 3),
-        longest_s=1.0,
-        gap_s=1.0,
-        lasts_s=2.0,
+        step_s=0.02,
+        lasts_s=(0.1, 1.0),
         evaluates_s=0.5,
         still_s=60,
         most=MOST_FOR_REAL,

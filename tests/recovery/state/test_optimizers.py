@@ -27,6 +27,7 @@ from trainchaos.recovery.collectives.group import Circle
 from trainchaos.recovery.collectives.transfer import copy_state
 from trainchaos.recovery.state.digest import bytes_of
 from trainchaos.recovery.state.optimizer_state import COMPUTED_HOW
+from trainchaos.recovery.state.registered import LoadError
 from trainchaos.recovery.state.state import TrainState
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
@@ -435,3 +436,150 @@ def test_nothing_of_the_host_goes_over_a_group_that_takes_the_device_alone() -> 
         device="meta",
     )
     assert {device.type for device in meta} == {"meta"}
+
+
+def grown(groups: int, *, attached: int = 1) -> TrainState:
+    """A state whose loop has added parameter groups since it was attached."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    parts = [
+        {"params": [*layer.parameters()], "lr": 0.1 / (n + 1)} for n, layer in enumerate(model)
+    ]
+    optimizer = torch.optim.AdamW(parts[:attached])
+    state = TrainState(model, optimizer, None, seed=5)
+    for part in parts[attached:groups]:
+        optimizer.add_param_group(part)
+    model(torch.ones(1, 2)).sum().backward()
+    state.apply(0.0)
+    state.step = groups
+    return state
+
+
+@pytest.mark.parametrize(("saved", "here"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_groups_that_the_loop_adds_come_and_go_with_the_checkpoint(
+    saved: int, here: int, tmp_path: Path
+) -> None:
+    there, state = grown(saved), grown(here)
+    checkpointing.save(there, tmp_path, generation=1)
+    assert checkpointing.restore_newest(state, tmp_path, lambda bad, why: pytest.fail(why))
+    assert state.scalars()["optimizer"] == there.scalars()["optimizer"]
+    assert [len(group["params"]) for group in state.optimizer.param_groups] == [2] * saved
+
+
+def test_a_checkpoint_of_fewer_groups_than_were_attached_is_of_another_job(tmp_path: Path) -> None:
+    checkpointing.save(grown(1), tmp_path, generation=1)
+    with pytest.raises(CheckpointMismatch, match="parameter groups: 1 there, 2 here"):
+        checkpointing.restore_newest(
+            grown(2, attached=2), tmp_path, lambda bad, why: pytest.fail(why)
+        )
+
+
+class Decays(torch.optim.Optimizer):
+    """Its decay does not go by the learning rate, it draws noise, and it has no learning rate."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": None, "k": torch.zeros(())})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """By hand."""
+        with torch.no_grad():
+            for group in self.param_groups:
+                group["k"] += 1
+                for parameter in group["params"]:
+                    self.state[parameter]["noise"] = torch.randn_like(parameter)
+                    parameter.mul_(0.99).add_(parameter.grad, alpha=-0.1)
+
+
+class CountsItself(Decays):
+    n = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """In an attribute."""
+        self.n += 1
+        super().step()
+
+
+class Wraps(Decays):
+    def __init__(self, parameters: Any) -> None:
+        parameters = [*parameters]
+        super().__init__(parameters)
+        self.base = torch.optim.Adam(parameters)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Of the other one."""
+        self.base.step()
+        super().step()
+
+
+def test_attach_changes_nothing_whatever_the_optimizer_does() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Decays(model.parameters())
+    counter = optimizer.param_groups[0]["k"]
+    before = [parameter.clone() for parameter in model.parameters()]
+    generator = torch.get_rng_state()
+    TrainState(model, optimizer, None, seed=5)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert torch.equal(generator, torch.get_rng_state())
+    assert optimizer.param_groups[0]["k"] is counter and float(counter) == 0
+    assert not optimizer.state and optimizer.param_groups[0]["lr"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        (CountsItself, "CountsItself keeps n in an attribute"),
+        (Wraps, "Wraps keeps another optimizer"),
+    ],
+)
+def test_an_optimizer_whose_state_would_not_be_saved_is_refused(
+    kind: type[Decays], complaint: str
+) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=complaint):
+        TrainState(model, kind(model.parameters()), None, seed=5)
+
+
+class Adds:
+    """Megatron's scheduler: a load adds to what is there."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.num = optimizer, 0
+
+    def step(self, by: int = 1) -> None:
+        """Count, and set the rate."""
+        self.num += by
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + self.num)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The count."""
+        return {"num": self.num}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Not in its place."""
+        self.step(state["num"])
+
+
+@pytest.mark.parametrize("makes", [False, True])
+def test_a_scheduler_whose_load_adds_is_named_or_made_anew(makes: bool) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = TrainState(model, optimizer, Adds if makes else Adds(optimizer), seed=5)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state.apply(0.0)
+    scalars = state.scalars()
+    state.apply(0.0)
+    if not makes:
+        with pytest.raises(LoadError, match="num is 3 in place of 1.* a function that makes"):
+            state.load_scalars(scalars)
+        return
+    state.load_scalars(scalars)
+    assert state.scalars() == scalars and optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_what_is_no_scheduler_is_called_that() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match="int is no scheduler"):
+        TrainState(model, optimizer, 3, seed=5)  # type: ignore[arg-type]

@@ -571,7 +571,7 @@ def test_a_scheduler_whose_load_adds_is_named_or_made_anew(makes: bool) -> None:
     scalars = state.scalars()
     state.apply(0.0)
     if not makes:
-        with pytest.raises(LoadError, match="num is 3 in place of 1.* a function that makes"):
+        with pytest.raises(LoadError, match=r"num is 3 in place of 1.* a function that makes"):
             state.load_scalars(scalars)
         return
     state.load_scalars(scalars)

@@ -173,6 +173,12 @@ def test_types_come_back() -> None:
     assert here["it"].state_dict() == value
 
 
+def test_a_class_makes_one_too() -> None:
+    registered = Registered()
+    registered.add("counter", Counter, None)
+    assert isinstance(registered["counter"], Counter)
+
+
 def test_what_adds_is_made_anew_for_each_load() -> None:
     registered, calls = Registered(), []
 

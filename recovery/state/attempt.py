@@ -71,6 +71,10 @@ class Attempt:
         self._parameters: list[_Watched] = []  # of each what is held here
         self._others: list[_Watched] = []
         self._copies = _Copies(())
+        self._learning: list[_Watched] = []  # to be compared
+        self._settled: list[_Watched] = []  # known not to change: torch's counts are looked at
+        self._quiet: list[Tensor] = []  # of these
+        self._versions: list[int] = []
         self._held = Held(states={}, rest={})
         self._slots: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
         self._fields: list[dict[str, Any]] = []
@@ -90,13 +94,13 @@ class Attempt:
         self._fields = [fields_of(group) for group in state.optimizer.param_groups]
         self._trains = [parameter.requires_grad for parameter in self._named]
         self._watch()
+        self._versions = [tensor._version for tensor in self._quiet]
         with torch.no_grad():
             self._copies.take()
-            for watched in (*self._parameters, *self._others):
-                if not watched.copied:
-                    watched.version = watched.tensor._version
-                    if watched.looks < LEARNING:
-                        watched.sample = watched.values()
+            for one in self._learning:
+                one.version = one.tensor._version
+                if not one.copied:
+                    one.sample = one.values()
         self._under_way, self._looked, self._beyond = True, False, False
 
     def applied(self) -> None:
@@ -176,32 +180,34 @@ class Attempt:
         room, copied = LEARNED_BYTES, []
         watched = (*self._others, *self._parameters)
         for one in sorted(watched, key=lambda one: one.tensor.nbytes):
-            learns = one.looks < LEARNING and one.tensor.nbytes <= room
-            one.copied = one.small or one.changes or learns
+            fits = one.looks < LEARNING and one.tensor.nbytes <= room
+            one.copied = one.small or one.changes or fits
             if one.copied:
                 copied.append(one)
                 room -= one.tensor.nbytes
         self._copies = _Copies(copied)
+        learns = [one for one in watched if not (one.small or one.changes)]
+        self._learning = [one for one in learns if one.looks < LEARNING]
+        self._settled = [one for one in learns if one.looks >= LEARNING]
+        self._quiet = [one.tensor for one in self._settled]
 
     def _look(self) -> None:
         """Once in an attempt: note what it has changed."""
         if self._looked or not self._under_way:
             return
         self._looked = True
-        learning = [
-            one for one in (*self._others, *self._parameters) if not (one.small or one.changes)
-        ]
+        if self._versions != [tensor._version for tensor in self._quiet]:
+            for one, version in zip(self._settled, self._versions, strict=True):
+                one.changes = one.tensor._version != version
+            self._beyond, self._copies.current = True, False
         with torch.no_grad():
-            changed = self._copies.changed() if any(one.copied for one in learning) else set[int]()
-            for one in learning:
-                if one.copied:
-                    one.changes = id(one) in changed
-                else:
-                    one.changes = one.tensor._version != one.version or (
-                        one.sample is not None and not same_bits(one.sample, one.values())
-                    )
-                    self._beyond = self._beyond or one.changes
-                one.sample = None
+            changed = self._copies.changed() if self._learning else set[int]()
+            for one in self._learning:
+                # written to, even if to no effect this time
+                one.changes = one.tensor._version != one.version or id(one) in changed
+                if one.sample is not None:
+                    one.changes = one.changes or not same_bits(one.sample, one.values())
+                    self._beyond, one.sample = self._beyond or one.changes, None
                 one.looks += 1
                 if one.copied != (one.changes or one.looks < LEARNING):
                     self._copies.current = False

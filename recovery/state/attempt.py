@@ -5,11 +5,12 @@ registered, parameters that the optimizer does not train, a learning rate that t
 a step is applied none of it has happened. Random generators are seeded anew in each step and need
 no copy.
 
-What changes is learned, so that what does not is not copied. A small tensor is copied at each
-beginning. A large one is copied in the first attempts, and later only if it has changed in one;
-of those beyond ``LEARNED_BYTES``, such as the weights, some values are compared in place of a copy.
-After that torch's count of changes tells whether one has changed after all: it is copied from then
-on, and if that very attempt is lost, the state cannot be put back and is given up.
+What changes is learned, so that what does not is not copied. A small buffer is copied at each
+beginning. In the job's first steps all else is copied too, as far as ``LEARNED_BYTES`` go, and
+later only what has changed in one. Of what is not copied meanwhile, some values are compared. After
+that torch's count of changes tells whether a tensor has changed after all: it is copied from then
+on, and if that very attempt is lost, the state cannot be put back and is given up. A process that
+joins later does none of that in its first attempt, for which other ranks wait.
 """
 
 from __future__ import annotations
@@ -80,10 +81,12 @@ class Attempt:
         self._fields: list[dict[str, Any]] = []
         self._trains: list[bool] = []
         self._under_way = self._looked = self._beyond = False
+        self._awaited: bool | None = None  # it is the first attempt of a process that joined later
 
     def begin(self) -> None:
         """An attempt begins with the state as it is now."""
         state = self._state
+        self._awaited = self._awaited is None and state.step >= LEARNING
         if self._of is not (model := state.model):
             self._of, self._modules = model, [*model.modules()]
             self._named = [*model.parameters()]
@@ -99,7 +102,7 @@ class Attempt:
             self._copies.take()
             for one in self._learning:
                 one.version = one.tensor._version
-                if not one.copied:
+                if not (one.copied or self._awaited):
                     one.sample = one.values()
         self._under_way, self._looked, self._beyond = True, False, False
 
@@ -180,7 +183,7 @@ class Attempt:
         room, copied = LEARNED_BYTES, []
         watched = (*self._others, *self._parameters)
         for one in sorted(watched, key=lambda one: one.tensor.nbytes):
-            fits = one.looks < LEARNING and one.tensor.nbytes <= room
+            fits = self._state.step < LEARNING > one.looks and one.tensor.nbytes <= room
             one.copied = one.small or one.changes or fits
             if one.copied:
                 copied.append(one)
@@ -207,8 +210,9 @@ class Attempt:
                 one.changes = one.tensor._version != one.version or id(one) in changed
                 if one.sample is not None:
                     one.changes = one.changes or not same_bits(one.sample, one.values())
-                    self._beyond, one.sample = self._beyond or one.changes, None
-                one.looks += 1
+                    one.sample = None
+                self._beyond = self._beyond or (one.changes and not one.copied)
+                one.looks += not self._awaited
                 if one.copied != (one.changes or one.looks < LEARNING):
                     self._copies.current = False
 

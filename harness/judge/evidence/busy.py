@@ -32,7 +32,7 @@ nothing about the median: a rank that got no processor for seconds made one step
 class NetStepTime:
     """A step without its waits for processors, in seconds: most likely, and at least. ``may_pass``:
     the likely wait is within what a verdict may subtract; ``starved``: the ranks waited so long for
-    processors that other programs used that what is left says nothing; ``why``: message.
+    processors that what is left varies much; ``why``: message.
     """
 
     likely_s: float
@@ -67,9 +67,16 @@ def net_of_pressure(
         likely_s=max(NO_STEP_S, step_s - found.likely_s),
         least_s=max(NO_STEP_S, step_s - found.most_s),
         may_pass=found.likely_s <= LIMIT * step_s,
-        starved=now.wait > STARVED and others_of(evidence.log) is not None,
+        starved=now.wait > STARVED,
         why=_message(ideal, now, found, step_s),
     )
+
+
+def says_little(evidence: Evidence, net: NetStepTime | None) -> bool:
+    """Whether other programs used much of the machine, and how long the ranks waited is unknown, or
+    was several times their work: one step then differs much from the next.
+    """
+    return (net is None or net.starved) and others_of(evidence.log) is not None
 
 
 def unrecorded(evidence: Evidence) -> str:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from tests.support.running import LIMIT_S
+from tests.support.running import LIMIT_S, readable
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.data import order
 from trainchaos.recovery.data.loader import Loader, StepSampler
@@ -230,7 +230,7 @@ class Late(Numbers):
         self.reader, self.writer = os.pipe()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        select.select([self.reader], [], [], LIMIT_S)
+        readable(self.reader)
         return super().__getitem__(index)
 
     def come(self) -> None:
@@ -332,7 +332,7 @@ def test_a_worker_that_hangs_is_an_error_in_the_end(job: Job) -> None:
 
     class Stuck(Numbers):
         def __getitem__(self, index: int) -> dict[str, Any]:
-            select.select([reader], [], [], LIMIT_S)
+            readable(reader)
             return super().__getitem__(index)
 
     loader = Loader(job, Stuck(), num_workers=1, collate_fn=None, prefetch=1, limit_s=0.5)
@@ -352,13 +352,13 @@ def test_workers_end_with_their_rank() -> None:
             signal.pause()
         finally:
             os._exit(1)
-    assert select.select([out], [], [], LIMIT_S)[0]
+    assert readable(out)
     fds = [os.pidfd_open(int(worker)) for worker in os.read(out, 100).split()]
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert len(fds) == 2
     for fd in fds:
-        assert select.select([fd], [], [], LIMIT_S)[0], "the worker outlives its rank"
+        assert readable(fd), "the worker outlives its rank"
         ended = os.waitid(os.P_PIDFD, fd, os.WEXITED)
         # of itself it looks for its parent every five seconds, and exits
         assert ended is not None and ended.si_code == os.CLD_KILLED

@@ -24,7 +24,7 @@ from tests.recovery.nodes.test_nodes_handshake import admit
 from tests.support.clusters.cluster import agent_command
 from tests.support.clusters.nodes import ROOT, AgentProcess, Yard
 from tests.support.open_files import open_files
-from tests.support.running import LIMIT_S, until
+from tests.support.running import LIMIT_S, readable, until
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.cli.takeover_log import lock
 from trainchaos.recovery.nodes import serve
@@ -485,7 +485,7 @@ def test_a_coordinator_of_an_older_epoch_is_not_obeyed(yard: Yard) -> None:
 
 def await_parcel(link: Link) -> Parcel:
     """The first parcel of a connection. Raises OSError."""
-    while select.select([link], [], [], LIMIT_S)[0]:
+    while readable(link):
         if parcels := link.take():
             return parcels[0]
     raise TimeoutError

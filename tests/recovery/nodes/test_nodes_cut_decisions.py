@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from tests.support.clusters import netns
 from tests.support.clusters.longrun import fork_server
 from tests.support.clusters.netns import CONTROL, Sites
 from tests.support.gated_job import JOINING, LOADING
-from tests.support.running import ROOT, kill, until
+from tests.support.running import ROOT, kill, readable, until
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.process import processes
 
@@ -194,7 +193,7 @@ def asked_to_fork(pid: int) -> bool:
     os.close(whole)
     assert fd >= 0, os.strerror(ctypes.get_errno())
     try:
-        return bool(select.select([fd], [], [], 0)[0])
+        return readable(fd, 0)
     finally:
         os.close(fd)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.open_files import open_files
+from tests.support.running import readable
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.scenario.model import (
     Cell,
@@ -263,7 +264,7 @@ def test_nothing_outlives_a_harness_that_is_killed(tmp_path: Path, stop: bool) -
     fds: list[int] = []
     try:
         assert harness.stdout is not None
-        assert select.select([harness.stdout], [], [], DEADLINE_S)[0], "the harness did not start"
+        assert readable(harness.stdout), "the harness did not start"
         pids = [int(word) for word in harness.stdout.readline().split()]
         assert len(pids) == 4
         fds = [os.pidfd_open(pid) for pid in pids]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.running import stand_in
+from tests.support.running import readable, stand_in
 from trainchaos.recovery.process.outside_stacks import (
     LIMIT_S,
     MOST_FRAMES,
@@ -123,7 +123,7 @@ def test_a_process_without_the_handler_is_read_by_the_real_program() -> None:
     process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, bufsize=0)
     try:
         assert process.stdout is not None
-        assert select.select([process.stdout], [], [], BOUND_S)[0]
+        assert readable(process.stdout)
         reader = StackReader(process.pid)
         assert not reader.before(STACK_SIGNAL), "the signal would end it"
         frames = training_frames(seen(reader.read) or "")

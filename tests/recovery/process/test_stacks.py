@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running import LIMIT_S
+from tests.support.running import LIMIT_S, readable
 from trainchaos.recovery.process.stacks import (
     MOST_FRAMES,
     MOST_READ,
@@ -52,7 +52,7 @@ def start() -> Iterator[Start]:
         )
         started.append(process)
         assert process.stdout is not None
-        assert select.select([process.stdout], [], [], LIMIT_S)[0]
+        assert readable(process.stdout)
         assert process.stdout.read(1) == b"!"
         return process
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.running import LIMIT_S
+from tests.support.running import LIMIT_S, readable
 from trainchaos.recovery.rank.agent import RankAgent
 from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.wire import (
@@ -215,7 +214,7 @@ def test_an_answer_has_the_number_of_its_inquiry_and_a_join_is_known_before_it_i
     )
     rig.channel.send(JOIN)
     rig.channel.send(Inquiry(number=5))
-    assert select.select([rig.channel], [], [], LIMIT_S)[0], "it does not answer"
+    assert readable(rig.channel), "it does not answer"
     (answer,) = rig.channel.receive() or ()
     assert isinstance(answer, Status) and (answer.number, answer.generation) == (5, JOIN.generation)
     assert rig.order() == JOIN
@@ -229,7 +228,7 @@ def test_the_last_digest_is_repeated_to_who_takes_over_before_the_status(rig: Ri
     rig.channel.send(Inquiry(number=5))
     said: list[object] = []
     while len(said) < 2:
-        assert select.select([rig.channel], [], [], LIMIT_S)[0], "it does not answer"
+        assert readable(rig.channel), "it does not answer"
         said += rig.channel.receive() or ()
     assert said[0] == rig.agent.digest and isinstance(said[1], Status)
 
@@ -251,7 +250,7 @@ def test_a_recall_is_answered_while_orders_go_on(rig: Rig) -> None:
     held.set()
     found: list[Any] = []
     while not found:
-        assert select.select([rig.channel.fileno()], [], [], LIMIT_S)[0]
+        assert readable(rig.channel.fileno())
         found = rig.channel.receive() or []
     assert found == [Recalled(number=7, rank=3, entries=[], why="none", begun=2)]
     assert asked == [7]
@@ -260,4 +259,4 @@ def test_a_recall_is_answered_while_orders_go_on(rig: Rig) -> None:
 def test_a_rank_without_a_recorder_does_not_answer(rig: Rig) -> None:
     rig.channel.send(Recall(number=1))
     rig.settle()
-    assert not select.select([rig.channel.fileno()], [], [], 0)[0]
+    assert not readable(rig.channel.fileno(), 0)

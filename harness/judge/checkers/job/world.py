@@ -208,9 +208,10 @@ def liveness(evidence: Evidence) -> Finding:
     machine's noise. A lower rate fails, unless it proves nothing: the arm's ranks waited longer for
     a processor per second of running than those they are compared with
     (``harness.judge.measure.pressure``; the explained part is subtracted), or no fault was injected
-    before, or other programs left its ranks less than a third of the processor time that they
-    wanted and there are fewer than ``STARVED_STEPS`` steps to judge by, or the arm was as slow in
-    the last second before its first fault (so the machine was
+    before, or other programs used much of the machine, it is unknown how long its ranks waited or
+    they got less than a third of the processor time that they wanted, and there are fewer than
+    ``STARVED_STEPS`` steps to judge by, or the arm was as slow in the last second before its first
+    fault (so the machine was
     slow throughout), or there is less than a second to judge by, or to compare with where there is
     no control arm. A job that is expected to stop
     (``expect.outcome: fail-stop``) has to stop in good order.
@@ -234,10 +235,9 @@ def liveness(evidence: Evidence) -> Finding:
             "inject earlier, or raise workload.steps"
         )
     tail = _last_of(runs)
-    if (
-        net := busy.net_of_pressure(evidence, ideal.step_s, _step_s(history, tail), tail)
-    ) is not None:
-        tail = runs[-STARVED_STEPS:] if net.starved else tail
+    net = busy.net_of_pressure(evidence, ideal.step_s, _step_s(history, tail), tail)
+    if busy.says_little(evidence, net):
+        tail = runs[-STARVED_STEPS:]
     step_s = _step_s(history, tail)
     rate = ideal.step_s / step_s
     witness = (
@@ -262,11 +262,11 @@ def _why_slow(evidence: Evidence, tail: list[StepRun], witness: str, ideal_s: fl
                 f" {_at_most_all(most)}"
             )
         witness += f" (and net of {net.why} it is {most:.2f} at most)"
-        if net.starved and len(tail) < STARVED_STEPS:
-            return unknown(
-                f"{TOO_BUSY}{witness}; {len(tail)} steps do not tell, which other programs held up:"
-                f" {STARVED_STEPS} may, raise workload.steps"
-            )
+    if busy.says_little(evidence, net) and len(tail) < STARVED_STEPS:
+        return unknown(
+            f"{TOO_BUSY}{witness}; {len(tail)} steps do not tell, which other programs held up:"
+            f" {STARVED_STEPS} may, raise workload.steps"
+        )
     if not any(episode.injected for episode in evidence.measures.episodes):
         return unknown(
             f"{witness}; but no fault came before it that could be to blame: run it on a quieter"

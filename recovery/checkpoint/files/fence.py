@@ -107,9 +107,13 @@ class CheckpointFence:
 
     def enter(self, generation: int, *, takes: bool) -> int:
         """Called before the first byte of a save, by the rank that ``takes`` the right for all or
-        by one that writes a part; returns the epoch. Raises what ``take`` and ``see`` do.
+        by one that writes a part; returns the epoch. A directory that somebody has removed is made
+        again, if its parent is there. Raises what ``take`` and ``see`` do.
         """
         mine = self._mine
+        if takes:
+            with suppress(OSError):
+                self._directory.mkdir(exist_ok=True)
         if mine is not None and mine.generation >= generation:
             self._check()
         elif self._suspended:

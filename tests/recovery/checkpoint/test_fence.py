@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,6 +87,18 @@ def test_who_has_it_may_find_it_gone(tmp_path: Path) -> None:
         with holder.held():
             pass
         assert says(tmp_path) == (1, 4, "one")
+
+
+def test_a_directory_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+    made = taken(tmp_path / "saved")
+    shutil.rmtree(tmp_path / "saved")
+    assert made.enter(1, takes=True) == 1
+    with made.held():
+        assert says(tmp_path / "saved") == (1, 1, "one")
+    shutil.rmtree(tmp_path / "saved")
+    (tmp_path / "saved").write_text("in the way")
+    with pytest.raises(OSError, match="saved"):
+        made.enter(1, takes=True)
 
 
 def test_a_lost_file_begins_after_the_newest_checkpoint(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def liveness(evidence: Evidence) -> Finding:
         )
     tail = _last_of(runs)
     net = busy.net_of_pressure(evidence, ideal.step_s, _step_s(history, tail), tail)
-    if busy.says_little(evidence, net):
+    if ideal.step_s / _step_s(history, tail) < HEALTHY_RATE and busy.says_little(evidence, net):
         tail = runs[-STARVED_STEPS:]
     step_s = _step_s(history, tail)
     rate = ideal.step_s / step_s

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +159,7 @@ class Attempt:
             for buffer, before in replaced:
                 if buffer is None or buffer.dtype not in _CHECKED:
                     continue
+                buffer, before = local(buffer), None if before is None else local(before)
                 if before is None or before.shape != buffer.shape:
                     flaws.look(buffer.detach())
                 else:
@@ -170,8 +171,8 @@ class Attempt:
 
     def _watch(self) -> None:
         """Choose what is copied. Nothing is to be done where that is as in the last attempt."""
-        buffers = [one for _, held in self._slots for one in held.values() if one is not None]
-        others = [*buffers, *self._held.tensors()]
+        buffers = _changeable(one for _, held in self._slots for one in held.values())
+        others = [*buffers, *_changeable(self._held.tensors())]
         if [*map(id, others)] == [id(one.tensor) for one in self._others] and self._copies.fit():
             return
         known = {id(one.tensor): one for one in self._others}
@@ -215,6 +216,11 @@ class Attempt:
                 one.looks += not self._awaited
                 if one.copied != (one.changes or one.looks < LEARNING):
                     self._copies.current = False
+
+
+def _changeable(tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """This rank's parts. Torch lets nobody change a tensor made in inference mode outside of it."""
+    return [local(one) for one in tensors if one is not None and not one.is_inference()]
 
 
 @dataclass

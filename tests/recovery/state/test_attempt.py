@@ -4,14 +4,19 @@ model and the script change in it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
 
 from tests.support.zoo import MEMBERS, WIDTH, Zoo
 from trainchaos.recovery.state import attempt
 from trainchaos.recovery.state.digest import bytes_of
+from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.state.state import TrainState
 
 STEPS = 7
@@ -174,3 +179,34 @@ def test_a_step_that_was_applied_is_not_undone() -> None:
     training.state.attempt.applied()
     training.state.attempt.undo()
     assert norm.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("size", [4, 1 << 15])
+def test_a_buffer_made_in_inference_mode_is_left_alone(size: int) -> None:
+    model = torch.nn.Linear(2, 2)
+    with torch.inference_mode():
+        model.register_buffer("cache", torch.ones(size))
+    state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1), None, seed=1)
+    for _ in range(4):
+        state.attempt.begin()
+        assert state.attempt.whole()
+        state.attempt.undo()
+    assert torch.equal(model.cache, torch.ones(size))
+
+
+def test_a_buffer_that_is_spread_over_ranks_is_put_back() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.BatchNorm1d(2)
+        distribute_module(model, init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        state = TrainState(model, optimizer, None, seed=1)
+        assert model.running_mean is not None
+        for _ in range(2):
+            state.attempt.begin()
+            model.running_mean.add_(math.nan)
+            assert math.isnan(state.attempt.spoilt())
+            state.attempt.undo()
+            assert torch.equal(local(model.running_mean), torch.zeros(2))
+    finally:
+        dist.destroy_process_group()

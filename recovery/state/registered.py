@@ -196,6 +196,10 @@ class Registered:
             _load(name, entry, typed.decode(held.rest[name], _rest(state), name), then)
 
 
+def _text(encoded: Any) -> str:
+    return json.dumps(encoded, sort_keys=True)  # as older checkpoints have them
+
+
 def _entry_of(name: str, thing: Any, update: Callable[..., object] | None) -> _Entry:
     """Raises TypeError for what has no state."""
     if isinstance(thing, Generator):
@@ -363,7 +367,7 @@ class Schedule:
         live = self.scheduler.state_dict()
         self.scheduler.load_state_dict(typed.decode(dict(saved), live))
         found = self.scalars()
-        wrong = [key for key in saved if json.dumps(found.get(key)) != json.dumps(saved[key])]
+        wrong = [key for key in saved if _text(found.get(key)) != _text(saved[key])]
         if wrong:
             name = type(self.scheduler).__name__
             raise LoadError(

@@ -12,11 +12,12 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, SequentialLR
 from torch.optim.swa_utils import AveragedModel
 
 from trainchaos.recovery.rank.job import Job, JobConfig
 from trainchaos.recovery.rank.standalone import lone_job
-from trainchaos.recovery.state.registered import Attributes, LoadError, Registered
+from trainchaos.recovery.state.registered import Attributes, LoadError, Registered, Schedule
 from trainchaos.recovery.state.state import TrainState
 
 STEPS = 6
@@ -171,6 +172,16 @@ def test_types_come_back() -> None:
     here.add("it", Plain({"by": {}, "shape": (0, 0), "seen": set(), "raw": b""}), None)
     here.load(json.loads(json.dumps(there.scalars())))
     assert here["it"].state_dict() == value
+
+
+def test_checkpoints_of_before_which_have_keys_sorted_are_read() -> None:
+    registered, model = Registered(), nn.Linear(1, 1)
+    registered.add("counter", Counter(), None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts: list[Any] = [ConstantLR(optimizer), ExponentialLR(optimizer, 0.9)]
+    schedule = Schedule(SequentialLR(optimizer, parts, [3]), optimizer)
+    for there in (registered, schedule):
+        there.load(json.loads(json.dumps(there.scalars(), sort_keys=True)))
 
 
 def test_a_class_makes_one_too() -> None:

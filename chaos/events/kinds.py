@@ -227,14 +227,15 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # in the form of generation_started's doubts
         Kind.DOUBTS_SETTLED: frozenset({"left"}),
         Kind.ABORT_SENT: frozenset({"processes"}),
-        # processes: {name: {"step": last applied step, "valid": bool}}
+        # processes: {name: {"step": last applied step, "valid": bool}}; spares: the step that each
+        # live spare holds; absent where some rank holds a whole state
         Kind.SURVIVORS_PARKED: frozenset({"processes"}),
         # options, chosen: what an adaptive strategy weighed, cheapest first ({"name", "rank_s",
         # "parts"}: rank-seconds), and the name of what it took; absent where nothing was weighed
         Kind.DECISION: frozenset({"actions", "reason"}),
-        # members: [process of rank 0, 1, ...]; state: initial|peer|checkpoint|kept; source: process
-        # or None; cause: start|failure|grow|refill|notice; shards: number of ranks that hold one
-        # copy of the model together; sources: receiving process -> process that sends its part;
+        # members: [process of rank 0, 1, ...]; state: initial|peer|spare|checkpoint|kept; source:
+        # process or None; cause: start|failure|grow|refill|notice; shards: number of ranks that
+        # hold one copy of the model; sources: receiving process -> process that sends its part;
         # finish: a step that only some ranks have applied and the others still complete (0: none);
         # rewinds (of strategy adaptive): {count, recalled, failures, watched_s, mtbf_s, save_s,
         # every_s}, by which checkpoints of every: auto are spaced (recovery.policy.interval);

@@ -87,9 +87,12 @@ def fill(view: ClusterView, fresh: tuple[str, ...]) -> Form | None:
     people = kept(view)
     members = seat(view, people, fresh, replicas=len(view.members) // view.shards)
     seated = set(members)
-    if common_step([p for p in people if p.name in seated], view.shards) is None:
+    there = [p for p in people if p.name in seated]
+    if common_step(there, view.shards) is None:
         return None
-    return Form(members=members, state=StateFrom.PEER, bench=waiting(people, seated))
+    alone = common_step([p for p in there if not p.live], view.shards) is None
+    state = StateFrom.SPARE if alone else StateFrom.PEER
+    return Form(members=members, state=state, bench=waiting(people, seated))
 
 
 def waiting(people: Iterable[ProcessView], members: AbstractSet[str]) -> tuple[str, ...]:

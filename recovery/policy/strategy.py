@@ -217,6 +217,7 @@ class StateFrom(StrEnum):
 
     INITIAL = "initial"
     PEER = "peer"
+    SPARE = "spare"  # one that has followed the job: no rank is left that holds it
     CHECKPOINT = "checkpoint"
 
 

@@ -34,6 +34,8 @@ def take_state(job: Job, order: Join, group: Group) -> str | None:
     started = time.perf_counter()
     name: str | None = None
     origin = "kept" if job.state.step else "initial"
+    if job.live is not None and job.live.brings:
+        origin = "live"
     if order.restore and (rank == 0 or layout.shards > 1):
         holding.restores()
         name = job.checkpoints.restore(group, layout)

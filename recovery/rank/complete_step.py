@@ -33,6 +33,8 @@ def complete(job: Job, step: Step, reduced: Reduced, *, late: bool = False) -> N
     if not late:
         step.end_phase()
     _log_commit(job, step, reduced, lr)
+    if job.live is not None:  # after the log: what a spare holds is committed
+        job.live.feeds.after(job.state, job.reducer, reduced.loss)
     job.marks.commit(step.number)
     job.pausing = reduced.asks.pause
     if job.probe is not None:
@@ -81,13 +83,10 @@ def _apply(job: Job, step: Step, reduced: Reduced) -> float | None:
     lr = state.optimizer.param_groups[0].get("lr")
     if job.clip_norm:
         job.reducer.clip(reduced.grad_norm, job.clip_norm)
-    feeds = job.live.feeds if job.live is not None else None
-    if feeds is not None:
-        feeds.before(state, job.reducer)
+    if job.live is not None:
+        job.live.feeds.before(state, job.reducer)
     state.apply(reduced.loss)
     state.step, state.last = step.number, figures_of(step.number, reduced)
-    if feeds is not None:
-        feeds.after(state, job.reducer, reduced.loss)
     return None if lr is None else float(lr)
 
 

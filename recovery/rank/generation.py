@@ -20,14 +20,22 @@ from trainchaos.recovery.policy.interval import Wanted
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.acquire_state import take_state
 from trainchaos.recovery.rank.membership import Why, rewinds_in, stays_connected
-from trainchaos.recovery.rank.promotion import fed_at, take_part, take_place
+from trainchaos.recovery.rank.promotion import fed_at, settle, take_part, take_place
 from trainchaos.recovery.rank.recipe import Attached
 from trainchaos.recovery.standby.aside import AsideGroup
 from trainchaos.recovery.standby.groups import CONNECT_LIMIT_S, StandbyGroups
 from trainchaos.recovery.state.fingerprint import sampled_digest
 from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.versions import versions
-from trainchaos.recovery.transport.wire import Finished, Follow, Join, Joined, Ready, StandBy
+from trainchaos.recovery.transport.wire import (
+    Finished,
+    Follow,
+    Join,
+    Joined,
+    Ready,
+    Settle,
+    StandBy,
+)
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
@@ -58,10 +66,14 @@ class Generations:
         """Whether this process is in a generation."""
         return self._group is not None
 
-    def obey(self, order: Join | Follow, attached: Attached) -> None:
-        """Join a generation, or take a place as a spare; see ``join`` and ``take_place``."""
+    def obey(self, order: Join | Follow | Settle, attached: Attached) -> None:
+        """Join a generation, or as a spare take a place or say what is held; see ``join``,
+        ``take_place`` and ``settle``.
+        """
         if isinstance(order, Follow):
             take_place(self._job, order, attached)
+        elif isinstance(order, Settle):
+            settle(self._job)
         else:
             self.join(order, attached)
 
@@ -74,7 +86,8 @@ class Generations:
         self.leave()
         job.member.joins(order)
         if job.live is not None:
-            job.live.joins(settles=order.live >= 0)
+            job.live.joins(settles=order.live >= 0, receives=order.receives)
+            job.member.holding.valid |= job.live.brings
         job.rank, job.world = order.rank, order.world
         job.layout = Layout(world=job.world, shards=order.shards)
         take_part(job, attached, job.rank)

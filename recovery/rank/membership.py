@@ -23,11 +23,12 @@ from trainchaos.recovery.transport.wire import (
     LeaveOut,
     Parked,
     PauseRequest,
+    Settle,
     Status,
     Stop,
 )
 
-Order = Join | Follow | LeaveOut | Abort | Stop
+Order = Join | Follow | Settle | LeaveOut | Abort | Stop
 """Messages that wait for the training thread, in order; all others are noted on receipt."""
 
 Why = Literal["aborted", "pause", "nonfinite", "failed"]

@@ -21,7 +21,7 @@ from trainchaos.recovery.spares.hostcopy import COPY_S
 from trainchaos.recovery.spares.live import Live
 from trainchaos.recovery.spares.standing import WORDS, Standing, in_want, number_of, one_behind
 from trainchaos.recovery.state.fingerprint import fingerprint, sampled_digest
-from trainchaos.recovery.transport.wire import Follow, Following, Join
+from trainchaos.recovery.transport.wire import Follow, Following, Join, Settled
 
 if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
@@ -85,6 +85,12 @@ def take_place(job: Job, order: Follow, attached: Attached) -> None:
             job.rank, job.world = before
         job.live.waits()
         job.agent.channel.send(Following(shard=order.shard, live=job.live.address))
+
+
+def settle(job: Job) -> None:
+    """Say what this spare holds, once nothing more of what it follows arrives."""
+    step = -1 if job.live is None else job.live.settled(job.check)
+    job.agent.channel.send(Settled(step=step))
 
 
 def wanting(job: Job, live: Live, order: Join, group: Group) -> tuple[tuple[int, ...], int]:

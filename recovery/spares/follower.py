@@ -19,6 +19,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.spares import frames, replay
 from trainchaos.recovery.spares.frames import FrameError
 from trainchaos.recovery.spares.hostcopy import Landing
+from trainchaos.recovery.spares.standing import SETTLE_SILENCE_S
 from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.state.state import TrainState
 from trainchaos.recovery.transport.auth import AuthenticationFailed, admit
@@ -26,10 +27,6 @@ from trainchaos.recovery.transport.auth import AuthenticationFailed, admit
 LOOK_S = 0.05  # between looks whether the spare is promoted, while nothing comes
 SILENCE_S = 60.0
 """In the midst of a frame, as for its feeder."""
-SETTLE_SILENCE_S = 2.0
-"""How long a promoted spare waits for steps that it lacks while nothing arrives. A feeder that is
-alive closes the connection once it has sent all, and one that has died closes it at once.
-"""
 END_S = 5.0  # within which the thread ends, once its connection is closed
 
 _BAD = (FrameError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
@@ -81,17 +78,22 @@ class Follower:
         return self._state.step if self._synced and not self._torn else -1
 
     def settle(self, step: int, check: Callable[[], None]) -> None:
-        """Follow up to ``step``, as long as what leads there arrives, and then no more. ``check``
+        """``drain``, and follow no more."""
+        self.drain(step, check)
+        self.close()
+
+    def drain(self, step: int | None, check: Callable[[], None]) -> None:
+        """Follow up to ``step`` (None: the last), as long as what leads there arrives. ``check``
         raises what ends the wait.
         """
         self._arrived_s = time.monotonic()
         with self._news:
-            while self.step < step and self._connection is not None and not self._refuses:
+            while self._connection is not None and not self._refuses:
                 check()
-                if time.monotonic() > self._arrived_s + SETTLE_SILENCE_S:
+                there = step is not None and self.step >= step
+                if there or time.monotonic() > self._arrived_s + SETTLE_SILENCE_S:
                     break
                 self._news.wait(LOOK_S)
-        self.close()
 
     def close(self) -> None:
         """Stop following, and wait until the state is left alone."""

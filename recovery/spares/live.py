@@ -15,7 +15,8 @@ from trainchaos.recovery.state.state import TrainState
 class Live:
     """For ``sync: live``. ``sampled``, ``fingerprint``: digests of some of a state's values and of
     all; ``write``: logs an event of this process; ``changed``: called before a spare's state
-    becomes another than the initial one. Used by the training thread.
+    becomes another than the initial one; ``brings``: as a spare this process had followed to the
+    state with which it joined the generation. Used by the training thread.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Live:
             write=write,
             changed=changed,
         )
-        self._waits = False
+        self._waits = self.brings = False
 
     @property
     def address(self) -> str:
@@ -52,14 +53,26 @@ class Live:
             self._waits = True
             self.follower.start()
 
-    def joins(self, *, settles: bool) -> None:
+    def settled(self, check: Callable[[], None]) -> int:
+        """The step whose whole state this spare holds once nothing more arrives (-1: none);
+        ``check`` as in ``Follower.settle``.
+        """
+        if self.follower is None:
+            return -1
+        self.follower.drain(None, check)
+        return self.follower.step
+
+    def joins(self, *, settles: bool, receives: bool) -> None:
         """This process joins a generation; ``settles``: it may hold the generation's state, so that
-        it follows until then. Raises RuntimeError where it cannot stop following.
+        it follows until then; ``receives``: it is given the state. Raises RuntimeError where it
+        cannot stop following.
         """
         self.feeds.leaves()
+        follower = self.follower
         if not settles:
             self.feeds.forget()
             self.promoted()
+        self.brings = follower is not None and not receives and follower.step >= 0
 
     def promoted(self) -> None:
         """This process follows no more."""

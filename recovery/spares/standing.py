@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 import xxhash
 
+SETTLE_SILENCE_S = 2.0
+"""How long a spare waits for steps that it lacks while nothing arrives. A feeder that is alive
+closes the connection once it has sent all, and one that has died closes it at once.
+"""
 WORDS = 4
 """Numbers in a standing."""
 AGAIN_STEPS = 8

@@ -139,6 +139,9 @@ class Controller:
                 self._on_ready(entry, message.versions, message.live)
             case wire.Following() if self.job.follows(entry, message):
                 self._cycle.became_ready(entry)
+            case wire.Settled():
+                self.job.settled(entry, message)
+                self._cycle.decide_if_parked()
             case wire.Joined():
                 self._cycle.joined(entry, message)
             case wire.Parked():

@@ -12,7 +12,8 @@ from typing import Any
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.cost_meter import CostMeter
 from trainchaos.recovery.policy.costs import Costs, Tried
-from trainchaos.recovery.policy.rank_assignment import least_followed
+from trainchaos.recovery.policy.fallback import CORRUPTIONS
+from trainchaos.recovery.policy.rank_assignment import common_step, least_followed
 from trainchaos.recovery.policy.strategy import Cause, ClusterView, Failure, Health, Strategy
 from trainchaos.recovery.standby.likely import MOST_RANKS, likely_groups
 from trainchaos.recovery.supervise.divergence import DigestBook, Disagreement
@@ -22,7 +23,15 @@ from trainchaos.recovery.supervise.formation import Formation
 from trainchaos.recovery.supervise.process_table import Process, ProcessTable
 from trainchaos.recovery.supervise.progress import AgreementLog, ProgressWatch
 from trainchaos.recovery.supervise.supervision import Hands, Timing
-from trainchaos.recovery.transport.wire import Feed, Follow, Following, Parked, Status
+from trainchaos.recovery.transport.wire import (
+    Feed,
+    Follow,
+    Following,
+    Parked,
+    Settle,
+    Settled,
+    Status,
+)
 
 KILLED_FOR = (Cause.HANG, Cause.START_TIMEOUT, Cause.UNFIT)
 """A process that fails by one of these causes may still be running."""
@@ -269,6 +278,33 @@ class JobState:
         waits = waits and message.shard == process.shard
         process.live = message.live if waits else ""
         return waits
+
+    def ask_spares(self) -> None:
+        """Have the spares that follow the job say what they hold, where no rank holds a whole state
+        and none is known to be wrong.
+        """
+        waiting = self.table.where(Health.READY)
+        parked = [p for p in self.table.member_processes() if p.health is Health.PARKED]
+        wrong = any(failure.cause in CORRUPTIONS for failure in self.failures.current)
+        if wrong or common_step([*parked, *waiting], self.shards) is not None:
+            return
+        for spare in waiting:
+            if spare.live:
+                spare.settles = True
+                self.hands.send(spare.name, Settle())
+
+    @property
+    def spares_settle(self) -> bool:
+        """Whether one that was asked has still to say it."""
+        return any(spare.settles for spare in self.table.where(Health.READY))
+
+    def settled(self, process: Process, message: Settled) -> None:
+        """A spare says what it holds: of use, unless a checkpoint is newer."""
+        process.settles = False
+        newer = message.step > 0 and message.step >= self.digests.newest
+        if newer and process.health is Health.READY and process.live:
+            process.step, process.valid = message.step, True
+            process.shard = process.shard or 0
 
     def stand_by(self, strategy: Strategy, view: Callable[[], ClusterView]) -> None:
         """Have the groups formed, beside the job's, that the next failure will need. ``view``: of

@@ -5,9 +5,11 @@ state and the cause is known.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.policy.strategy import Cause, Health
+from trainchaos.recovery.spares.standing import SETTLE_SILENCE_S
 from trainchaos.recovery.supervise.failures import Symptom
 from trainchaos.recovery.supervise.job_state import JobState
 
@@ -20,6 +22,7 @@ class Parking:
         self._deadline_s = 0.0
         self._patience_s = 0.0
         self._unforced = False  # survivors park by themselves
+        self._settle_by_s: float | None = None  # spares were asked what they hold
 
     def abort(self) -> None:
         """Order every survivor to leave: a cascade from neighbour to neighbour is not enough."""
@@ -55,8 +58,12 @@ class Parking:
             )
 
     def lacks_cause(self, now_s: float) -> bool:
-        """Whether all survivors have left in time and none died: then the connection failed."""
+        """Whether all survivors have left in time and none died: then the connection failed; or
+        spares have not said in time what they hold.
+        """
         table, current = self._job.table, self._job.failures.current
+        if self._settle_by_s is not None:
+            return now_s > self._settle_by_s
         return (
             not self._unforced and now_s > self._deadline_s and not current and not table.training()
         )
@@ -64,7 +71,7 @@ class Parking:
     def conclude(self) -> bool:
         """Whether all survivors have left and a failure has to be answered; if so, the state each
         holds is recorded. A suspicion becomes a failure of an unknown process when its grace is
-        over.
+        over. Where no rank holds a whole state, spares that follow the job say what they hold.
         """
         job, failures = self._job, self._job.failures
         if job.table.some_train:
@@ -78,7 +85,21 @@ class Parking:
                 return False
             step = job.progress.committed + 1
             job.blame([], Cause.ERROR, failures.suspicion, step)
+        if self._spares_settle():
+            return False
         parked = [p for p in job.table.member_processes() if p.health is Health.PARKED]
         held = {p.name: {"step": p.step, "valid": p.valid, "pending": p.pending} for p in parked}
-        job.hands.record(Kind.SURVIVORS_PARKED, processes=held)
+        spares = {p.name: p.step for p in job.table.where(Health.READY) if p.live and p.valid}
+        said: dict[str, Any] = {"spares": spares} if spares else {}
+        job.hands.record(Kind.SURVIVORS_PARKED, processes=held, **said)
         return True
+
+    def _spares_settle(self) -> bool:
+        job, now_s = self._job, self._job.hands.now_s()
+        if self._settle_by_s is None:
+            job.ask_spares()
+            self._settle_by_s = now_s + job.timing.park_timeout_s + SETTLE_SILENCE_S
+        if job.spares_settle and now_s <= self._settle_by_s:
+            return True
+        self._settle_by_s = None
+        return False

@@ -35,8 +35,9 @@ class Process:
     ``ProcessView``; ``exclusions_sent``: how many excluded samples it has been sent; ``stopped_s``:
     since when it is seen stopped during startup; ``leaving``: it counts as dead, and was asked to
     end by itself, which it may not do; ``live``: where it listens for a rank that keeps it up to
-    date ("": nowhere); ``follows``: it was told to follow its shard, as a spare. ``lists``: the
-    processes by health, this one among them.
+    date ("": nowhere); ``follows``: it was told to follow its shard, as a spare; ``settles``: it
+    was asked what it holds, and has not said it yet. ``lists``: the processes by health, this one
+    among them.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Process:
     leaving: bool = False
     live: str = ""
     follows: bool = False
+    settles: bool = False
 
     def __post_init__(self) -> None:
         self._health = Health.STARTING

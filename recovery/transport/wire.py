@@ -150,6 +150,21 @@ class Following(Message):
     live: str
 
 
+class Settle(Message):
+    """To a spare that follows the job: no rank holds a whole state, so say what you hold once
+    nothing more arrives. Answered by ``Settled``.
+    """
+
+    type: Literal["settle"] = "settle"
+
+
+class Settled(Message):
+    """From a spare: the step whose whole state it holds (-1: none)."""
+
+    type: Literal["settled"] = "settled"
+    step: int
+
+
 class PauseRequest(Message):
     """To one rank: have the whole generation park after its next commit; ``save``: and save a
     checkpoint before.
@@ -365,6 +380,7 @@ ToRank = (
     | StandBy
     | Feed
     | Follow
+    | Settle
     | LeaveOut
     | Abort
     | PauseRequest
@@ -389,6 +405,7 @@ FromRank = (
     | Recalled
     | StoodBy
     | Following
+    | Settled
     | Extra
 )
 AnyMessage = Annotated[ToRank | FromRank, Field(discriminator="type")]

@@ -71,7 +71,7 @@ class StateAcquisition:
         job, order = self._job, self._order
         started, held = job.process.clock.now_ns, job.member.holding
         name: str | None = None
-        origin = "kept" if job.state.step else "initial"
+        origin = "live" if job.brings else "kept" if job.state.step else "initial"
         if order.restore and job.layout.replica_of(job.rank) == 0:
             held.restores()
             name = yield from self._restore()

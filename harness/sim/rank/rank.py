@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any
 
 from trainchaos.chaos.events.log import EventWriter, Kind
-from trainchaos.harness.sim.rank.acquire_state import StateAcquisition
+from trainchaos.harness.sim.rank.acquire_state import LOOK_MS, SETTLE_LOOKS, StateAcquisition
 from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.harness.sim.rank.faults import SimFaultAgent, TrainingError
 from trainchaos.harness.sim.rank.keepers import SimMemoryCheckpointer
@@ -47,6 +47,8 @@ from trainchaos.recovery.transport.wire import (
     Message,
     Notice,
     Ready,
+    Settle,
+    Settled,
     StandBy,
     StoodBy,
 )
@@ -99,6 +101,7 @@ class SimRank:
         self.follower = SimFollower(self) if live else None
         self._group_of = group_of
         self._orders: deque[Order] = deque()
+        self.brings = False  # see recovery.spares.live.Live
         self._awaiting: int | None = None
         self._announced = False  # it listens from then on; earlier messages wait
         self._asked: list[int] = []
@@ -227,6 +230,8 @@ class SimRank:
                 yield from self._join(order)
             elif isinstance(order, Follow):
                 yield from self._follow(order)
+            elif isinstance(order, Settle):
+                yield from self._settle()
             elif isinstance(order, LeaveOut):
                 self.member.note_exclusions(order)
             elif isinstance(order, Abort):
@@ -297,7 +302,10 @@ class SimRank:
         self.member.joins(order)
         if self.feeds is not None:
             self.feeds.joins()
-            self.follower = self.follower if order.live >= 0 else None
+            follower = self.follower
+            self.brings = follower is not None and not order.receives and follower.step >= 0
+            self.member.holding.valid |= self.brings
+            self.follower = follower if order.live >= 0 else None
         self.rank, self.world = order.rank, order.world
         layout = Layout(world=self.world, shards=order.shards)
         self._hold(layout.shard_of(self.rank), layout)
@@ -340,6 +348,15 @@ class SimRank:
             yield self.about(self.config.timings.form_ms * MS)
         self._hold(order.shard, Layout(world=self.config.world, shards=self.config.shards))
         self.send(Following(shard=order.shard, live=self._live))
+
+    def _settle(self) -> Sleeping:
+        """Say what this spare holds, once nothing more of what it follows arrives."""
+        follower = self.follower
+        for _ in range(SETTLE_LOOKS if follower is not None else 0):
+            if follower is None or not follower.coming:
+                break
+            yield LOOK_MS * MS
+        self.send(Settled(step=-1 if follower is None else follower.step))
 
     def _hold(self, shard: int, layout: Layout) -> None:
         """A process gets its shard once, and keeps it for life."""

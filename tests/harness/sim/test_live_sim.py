@@ -22,14 +22,14 @@ HSDP = "{hsdp: {replicas: 2, shards: 2}}"
 PARTS = "{strategy: hot-spare, sync: live, spares: 2}"
 
 
-def text_of(recovery: str, parallelism: str, *faults: str) -> str:
+def text_of(recovery: str, parallelism: str, *faults: str, ranks: int = 4) -> str:
     """A scenario."""
     text = [
         "version: 1",
         "name: live",
         "seed: 4",
-        "workload: {kind: mlp, ranks: 4, steps: 40, global_batch: 16, checkpoint: {every: 10},"
-        f" parallelism: {parallelism}}}",
+        f"workload: {{kind: mlp, ranks: {ranks}, steps: 40, global_batch: 16,"
+        f" checkpoint: {{every: 10}}, parallelism: {parallelism}}}",
         f"recovery: {recovery}",
         f"faults: [{', '.join(faults)}]",
         'stop_conditions: [{when: "no_committed_step_for > 60s"}]',
@@ -42,10 +42,11 @@ def play(
     *faults: str,
     recovery: str = "{strategy: hot-spare, sync: live}",
     parallelism: str = "ddp",
+    ranks: int = 4,
 ) -> list[Event]:
     """The events of the faulted arm, which completes, with every checker content."""
     path = memory / "live.yaml"
-    path.write_text(text_of(recovery, parallelism, *faults))
+    path.write_text(text_of(recovery, parallelism, *faults, ranks=ranks))
     overrides = [of_option("--launcher", "launcher", "sim")]
     (cell,) = load(path, catalogue(), overrides=overrides, env={}).cells
     faulted = simulate(cell, memory, seed=4)
@@ -104,6 +105,25 @@ def test_a_value_that_went_wrong_is_answered_by_a_whole_copy(memory: Path) -> No
     )
     events = play(memory, nan)
     assert origins(events) == [("peer", -1)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "lost", "recovery", "parallelism"),
+    [
+        (1, [0], "{strategy: hot-spare, sync: live}", "ddp"),
+        (2, [0, 1], "{strategy: hot-spare, sync: live, spares: 2}", "ddp"),
+        (4, [0, 2], PARTS, HSDP),
+    ],
+)
+def test_where_no_rank_is_left_that_holds_the_state_its_spares_bring_it(
+    memory: Path, ranks: int, lost: list[int], recovery: str, parallelism: str
+) -> None:
+    kills = [KILL.format(17, rank, "backward").replace("kill17", f"k{rank}") for rank in lost]
+    events = play(memory, *kills, recovery=recovery, parallelism=parallelism, ranks=ranks)
+    began = [event for event in events if event.kind is Kind.GENERATION_READY]
+    states = [event.data["state"] for event in events if event.kind is Kind.GENERATION_STARTED]
+    assert states[1] == "spare" and "checkpoint" not in states
+    assert began[1].data["resume_step"] == 16, "and not the checkpoint of step 10"
 
 
 @pytest.mark.parametrize("parallelism", ["fsdp", HSDP])

@@ -34,6 +34,29 @@ def test_a_promotion_copies_no_state_and_the_result_is_the_same(
     assert (second.origin, second.size < whole) == expected
 
 
+ALONE = """\
+version: 1
+name: alone
+seed: 1
+workload: {kind: gpt, size: nano, ranks: 1, steps: 40, global_batch: 16, checkpoint: {every: 10}}
+recovery: {strategy: hot-spare, sync: live}
+faults: [{id: k, kind: process-kill, target: {rank: 0}, at: {step: 28, phase: backward}}]
+stop_conditions: [{when: "no_committed_step_for > 60s"}]
+"""
+
+
+def test_a_lone_rank_is_lost_and_its_spare_has_the_newest_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alone.yaml").write_text(ALONE)
+    assert decided("alone.yaml", "runs") == 0  # bit for bit, among the invariants
+    (arm,) = tmp_path.glob("runs/alone/latest/events/*faulted")
+    began = [e.data["state"] for e in read_log(arm).of(Kind.GENERATION_STARTED)]
+    resumed = [e.data["resume_step"] for e in read_log(arm).of(Kind.GENERATION_READY)]
+    assert began == ["initial", "spare"] and 23 <= resumed[1] <= 27, resumed
+
+
 @pytest.mark.long
 def test_spares_rehearse_before_they_are_ready_and_ranks_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

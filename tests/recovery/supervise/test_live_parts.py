@@ -10,9 +10,11 @@ from tests.recovery.supervise.test_controller import Rig
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.policy.strategy import Health, StateFrom
+from trainchaos.recovery.spares.standing import SETTLE_SILENCE_S
 from trainchaos.recovery.supervise.adoption import JobRecord, past
 from trainchaos.recovery.supervise.controller import Controller, Stage
 from trainchaos.recovery.transport.wire import (
+    CheckpointNote,
     Feed,
     Follow,
     Following,
@@ -20,6 +22,8 @@ from trainchaos.recovery.transport.wire import (
     Join,
     Joined,
     Ready,
+    Settle,
+    Settled,
     Status,
 )
 
@@ -102,6 +106,56 @@ def test_a_lost_rank_is_taken_by_its_spare_and_the_next_one_follows_the_same_par
     assert ("w3", "s6") in fed(rig)[sent:]
     lose(rig, "w2", step=11)
     assert rig.members == ("w0", "s5", "s4", "w3") and rig.copies() == {2: 0}
+
+
+def alone(step: int | None, *, saved: int = -1) -> Rig:
+    """A job of one rank whose spare follows it: the rank is lost, and the spare says that it holds
+    the state of ``step``, or nothing (None).
+    """
+    rig = Rig(HotSpare(sync="live"), world=1)
+    rig.control.on_message("w0", Ready())
+    rig.control.on_message("s1", Ready(live="s1 1 00"))
+    rig.join("w0", step=0)
+    rig.go_on(17, first=1)
+    if saved >= 0:
+        note = CheckpointNote(state="committed", checkpoint="step", step=saved)
+        rig.control.on_message("w0", note)
+    rig.die("w0")
+    assert rig.got(Settle) == ["s1"] and rig.stage is Stage.STOPPING
+    if step is not None:
+        rig.control.on_message("s1", Settled(step=step))
+    return rig
+
+
+@pytest.mark.parametrize("saved", [-1, 10, 17])
+def test_where_no_rank_is_left_a_spare_is_asked_and_brings_the_state(saved: int) -> None:
+    rig = alone(17, saved=saved)
+    assert rig.members == ("s1",)
+    assert [data["state"] for data in rig.events(Kind.GENERATION_STARTED)] == ["initial", "spare"]
+    assert not rig.joins()["s1"].receives and not rig.joins()["s1"].restore
+    assert rig.events(Kind.SURVIVORS_PARKED)[0]["spares"] == {"s1": 17}
+
+
+@pytest.mark.parametrize(("step", "saved"), [(-1, 10), (9, 10)])
+def test_a_spare_that_holds_nothing_or_less_than_a_checkpoint_restores(
+    step: int, saved: int
+) -> None:
+    rig = alone(step, saved=saved)
+    assert rig.events(Kind.GENERATION_STARTED)[-1]["state"] == "checkpoint"
+
+
+def test_a_spare_that_does_not_answer_is_waited_for_within_a_bound() -> None:
+    rig = alone(None, saved=10)
+    rig.wait(SETTLE_SILENCE_S)
+    assert rig.stage is Stage.STOPPING
+    rig.wait(rig.control.timing.park_timeout_s + 0.1)
+    assert rig.events(Kind.GENERATION_STARTED)[-1]["state"] == "checkpoint"
+
+
+def test_a_spare_that_dies_before_it_answers_is_not_waited_for() -> None:
+    rig = alone(None, saved=10)
+    rig.die("s1")
+    assert rig.stage is Stage.WAITING, "for the process that is started"
 
 
 def test_who_has_not_followed_gets_a_copy_and_no_generation_waits_for_it() -> None:

@@ -70,6 +70,8 @@ MESSAGES = [
     wire.Feed(spare="s4", address="127.0.0.1 4711 00ff"),
     wire.Follow(shard=1),
     wire.Following(shard=1, live="127.0.0.1 4711 00ff"),
+    wire.Settle(),
+    wire.Settled(step=-1),
     wire.Recall(number=3),
     wire.Recalled(
         number=3,

@@ -172,11 +172,7 @@ def _own_difference(
     """
     if any(run.world < history.info.ranks for run in history.lineage.values() if run.step <= step):
         return None
-    strangers = {
-        event.actor
-        for event in history.log.of(Kind.STATE_READY)
-        if event.data["origin"] in ("peer", "live") and event.step and not event.data.get("own")
-    }
+    strangers = _strangers(history)
     due, held = ({n: own_parts(e) for n, e in found.items()} for found in (theirs, mine))
     common: list[dict[str, str]] = []  # by shard: what is alike on all that hold it
     for shard in range(history.shards):
@@ -184,11 +180,27 @@ def _own_difference(
         first = parts[0] if parts else {}
         common.append({k: v for k, v in first.items() if all(o.get(k) == v for o in parts)})
     for rank in sorted(due.keys() & held.keys()):
-        stranger, alike = mine[rank].actor in strangers, common[rank % history.shards]
+        stranger, alike = rank in strangers, common[rank % history.shards]
         for part in sorted(due[rank].keys() | held[rank].keys()):
             if due[rank].get(part) != held[rank].get(part) and (part in alike or not stranger):
                 return f"{part} of rank {rank} differ from the control arm's after step {step}"
     return None
+
+
+def _strangers(history: History) -> dict[int, int]:
+    """Ranks that hold what another rank had of its own, and the step from which on: one that
+    restores what was saved of it later has that back.
+    """
+    found: dict[int, int] = {}
+    ready = sorted(history.log.of(Kind.STATE_READY), key=lambda event: event.generation)
+    for event in ready:
+        rank, step = event.data["rank"], event.step or 0
+        given = event.data["origin"] in ("peer", "live") and not event.data.get("own")
+        if given and step:
+            found.setdefault(rank, step)
+        elif event.data["origin"] != "kept" and step <= found.get(rank, -1):
+            del found[rank]
+    return found
 
 
 def _by_band(

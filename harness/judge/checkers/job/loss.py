@@ -180,7 +180,7 @@ def _own_difference(
         first = parts[0] if parts else {}
         common.append({k: v for k, v in first.items() if all(o.get(k) == v for o in parts)})
     for rank in sorted(due.keys() & held.keys()):
-        stranger, alike = rank in strangers, common[rank % history.shards]
+        stranger, alike = strangers.get(rank, step) < step, common[rank % history.shards]
         for part in sorted(due[rank].keys() | held[rank].keys()):
             if due[rank].get(part) != held[rank].get(part) and (part in alike or not stranger):
                 return f"{part} of rank {rank} differ from the control arm's after step {step}"
@@ -188,8 +188,8 @@ def _own_difference(
 
 
 def _strangers(history: History) -> dict[int, int]:
-    """Ranks that hold what another rank had of its own, and the step from which on: one that
-    restores what was saved of it later has that back.
+    """Ranks that hold what another rank had of its own, each with the step after which they do: one
+    that restores what was saved of it later has that back.
     """
     found: dict[int, int] = {}
     ready = sorted(history.log.of(Kind.STATE_READY), key=lambda event: event.generation)

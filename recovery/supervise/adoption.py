@@ -257,7 +257,9 @@ class Adoption:
         job.progress.resumed(job.generation, job.members, max(known.resume_step, said))
         if job.progress.committed >= job.steps:
             return JobCondition.COMPLETE
-        if held:  # by those whose state is whole: the others are on their way into a generation
+        # by those whose state is whole: others are on their way into a generation, and one that died
+        # may have been a step behind
+        if held and all(process.health is not Health.DEAD for process in members):
             job.progress.reached(max(job.progress.committed, min(held)))
         if self._undisturbed and all(p.health is Health.TRAINING for p in members):
             return JobCondition.UNDISTURBED

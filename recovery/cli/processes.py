@@ -15,6 +15,7 @@ from trainchaos.recovery.cli.process_host import (
     Remote,
 )
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
+from trainchaos.recovery.health.care.place_care import NOT_OF_A_PLACE
 from trainchaos.recovery.policy.backoff import Reputation
 from trainchaos.recovery.process.logroom import LogRoom
 from trainchaos.recovery.rank.script import ScriptConfig
@@ -65,8 +66,12 @@ class JobProcesses:
         self.pids = {name: entry.pid for name, entry in left.items() if not entry.gone}
         self._spots = {name: (left[name].node, left[name].device) for name in self.pids}
         self._reputation = Reputation()
+        for left_by, cause, time_s in takeover.failures if takeover is not None else ():
+            if cause not in NOT_OF_A_PLACE:
+                self._reputation.failed((left_by.node, left_by.device), time_s)
         self._fails: Callable[[int, str], bool] = lambda node, device: False
-        self._distrusted: set[tuple[int, str]] = set()
+        wrong = takeover.replaced_for_values if takeover is not None else ()
+        self._distrusted = {(process.node, process.device) for process in wrong}
         self._doubted: Callable[[tuple[int, str]], bool] = lambda spot: False
         self._count = takeover.names if takeover is not None else 0
         self._ordered: LeastTaken | None = None  # until then, or something changes

@@ -12,6 +12,8 @@ from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Kind, read_actor
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import LOCK
+from trainchaos.recovery.policy.fallback import CORRUPTIONS
+from trainchaos.recovery.policy.strategy import Cause
 
 UNWRITTEN = 100  # attempts to start a process of which none is in the log, unless it says so before
 
@@ -40,6 +42,29 @@ class TakeoverLog:
     since_ns: int
     processes: dict[str, LoggedProcess] = field(default_factory=dict)
     reserved: int = 0
+
+    @property
+    def failures(self) -> list[tuple[LoggedProcess, Cause, float]]:
+        """Each that failed, why, and when, in seconds."""
+        return [
+            (self.processes[name], Cause(event.data["cause"]), event.time_ns / 1e9)
+            for event in self.log.events
+            if event.kind is Kind.FAILURE_DETECTED
+            and (name := event.data["process"]) in self.processes
+        ]
+
+    @property
+    def replaced_for_values(self) -> list[LoggedProcess]:
+        """Those whose values were wrong, and without which the next generation began."""
+        blamed: set[str] = set()
+        found: list[str] = []
+        for event in self.log.events:
+            if event.kind is Kind.FAILURE_DETECTED and event.data["cause"] in CORRUPTIONS:
+                blamed.add(event.data["process"])
+            elif event.kind is Kind.GENERATION_STARTED:
+                found += [name for name in blamed if name not in event.data["members"]]
+                blamed = set()
+        return [self.processes[name] for name in found if name in self.processes]
 
     @property
     def names(self) -> int:

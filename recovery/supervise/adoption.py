@@ -15,12 +15,17 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
+from trainchaos.recovery.checkpoint.memory.header import is_memory
+from trainchaos.recovery.policy.cost_meter import CostMeter
 from trainchaos.recovery.policy.doubts import Doubt
-from trainchaos.recovery.policy.strategy import Cause, Failure, Health, StateFrom
+from trainchaos.recovery.policy.strategy import ANNOUNCED, Cause, Failure, Health, StateFrom
 from trainchaos.recovery.supervise.failures import answer_of
+from trainchaos.recovery.supervise.formation import how_formed
 from trainchaos.recovery.supervise.job_state import KILLED_FOR, JobState
 from trainchaos.recovery.supervise.process_table import Process
 from trainchaos.recovery.transport.wire import Follow, Inquiry, Status
+
+_NO_FAILURE = ("start", "grow", *ANNOUNCED)
 
 
 @dataclass(kw_only=True)
@@ -34,7 +39,7 @@ class JobRecord:
     follow one; ``follow``: those that were told, and never were a member; ``agreed``, ``saved``:
     the last step at which the replicas were the same, and the checkpoint that this vouches for;
     ``doubts``: checkpoints in doubt that are not known to be set aside; ``pace``: what was
-    learned of steps and silences.
+    learned of steps and silences, ``meter``: of what recoveries cost.
     """
 
     roles: dict[str, str] = field(default_factory=dict)
@@ -58,6 +63,7 @@ class JobRecord:
     saved: int | None = None
     doubts: tuple[Doubt, ...] = ()
     pace: Mapping[str, Any] | None = None
+    meter: CostMeter = field(default_factory=CostMeter)
 
 
 def past(events: Sequence[Event], asked: Collection[str] = ()) -> JobRecord:
@@ -66,6 +72,7 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> JobRecord:
     Keepers of checkpoints are not included: their starter watches them.
     """
     found, answer, afresh = JobRecord(dead=set(asked), leaving=set(asked)), "", False
+    found.meter = costs_in(events)
     for event in events:
         data = event.data
         match event.kind:
@@ -119,6 +126,37 @@ def past(events: Sequence[Event], asked: Collection[str] = ()) -> JobRecord:
             case Kind.SAMPLES_SKIPPED:
                 found.skipped |= dict.fromkeys(data["samples"], data["since"])
     return found
+
+
+def costs_in(events: Sequence[Event]) -> CostMeter:
+    """What a supervisor's log shows of what recoveries cost. What saves took is in no supervisor's
+    log, and measured anew with the next one.
+    """
+    meter, spawned = CostMeter(), dict[str, float]()
+    began: Event | None = None
+    fails = False
+    for event in events:
+        data, now_s = event.data, event.time_ns / 1e9
+        match event.kind:
+            case Kind.PROCESS_SPAWNED if data["role"] != KEEPER:
+                spawned[data["process"]] = now_s
+            case Kind.PROCESS_READY if data["process"] in spawned:
+                meter.started(now_s - spawned.pop(data["process"]))
+            case Kind.GENERATION_STARTED:
+                began, fails = event, data["cause"] not in _NO_FAILURE
+                if fails:
+                    meter.failed()
+            case Kind.GENERATION_READY if began is not None:
+                state, name = StateFrom(began.data["state"]), data["checkpoint"]
+                how = how_formed(state, began.data.get("sources"))
+                meter.formed(how, now_s - began.time_ns / 1e9)
+                if how == "restore" and fails:
+                    (meter.recalled if name and is_memory(name) else meter.rewound)()
+                meter.trains()
+                meter.saw(len(data["members"]), data["resume_step"], now_s)
+            case Kind.REPLICAS_AGREED if began is not None:
+                meter.saw(len(began.data["members"]), event.step or 0, now_s)
+    return meter
 
 
 def _failure(event: Event) -> Failure:
@@ -183,6 +221,7 @@ class Adoption:
         job.agreement.adopted()
         job.failures.restore(known.answered, known.failures)
         job.excluded.restore(known.skipped)
+        job.meter = known.meter
         if known.pace is not None:
             job.progress.detector.pace.recall(known.pace, known.members)
         self._deadline_s = job.hands.now_s() + job.timing.adopt_timeout_s
@@ -257,8 +296,8 @@ class Adoption:
         job.progress.resumed(job.generation, job.members, max(known.resume_step, said))
         if job.progress.committed >= job.steps:
             return JobCondition.COMPLETE
-        # by those whose state is whole: others are on their way into a generation, and one that died
-        # may have been a step behind
+        # by those whose state is whole: others are on their way into a generation, and one that
+        # died may have been a step behind
         if held and all(process.health is not Health.DEAD for process in members):
             job.progress.reached(max(job.progress.committed, min(held)))
         if self._undisturbed and all(p.health is Health.TRAINING for p in members):

@@ -4,7 +4,7 @@ have joined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -187,7 +187,7 @@ class Formation:
         """The next generation is of this form."""
         self.began_s = self._hands.now_s()
         self._deadline_s = self.began_s + self._join_timeout_s
-        self.how = _how(form, copies)
+        self.how = how_formed(form.state, copies)
         self._set(None)
         self.generation += 1
         self.rollbacks += form.state is StateFrom.CHECKPOINT
@@ -257,9 +257,9 @@ def _seen(rewinds: Rewinds | None) -> dict[str, Any]:
     }
 
 
-def _how(form: Form, copies: Mapping[int, int]) -> Forming:
-    """What takes the members longest besides forming a group."""
-    if form.state is StateFrom.CHECKPOINT:
+def how_formed(state: StateFrom, copies: Collection[object] | None) -> Forming:
+    """What takes the members longest besides forming a group. ``copies``: members that copy it."""
+    if state is StateFrom.CHECKPOINT:
         return "restore"
     return "copy" if copies else "form"
 

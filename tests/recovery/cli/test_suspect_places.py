@@ -4,6 +4,7 @@ nobody waits.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -16,11 +17,12 @@ from typing import Any, cast
 import pytest
 
 from tests.support.running import until
-from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, EventWriter, Kind
 from trainchaos.harness.preflight import one
 from trainchaos.harness.preflight.checks.findings import Finding, Findings
 from trainchaos.recovery.cli.process_host import ProcessPlacement
 from trainchaos.recovery.cli.processes import JobProcesses
+from trainchaos.recovery.cli.takeover_log import TakeoverLog, read_takeover_log
 from trainchaos.recovery.health.care.place_check import (
     LIMIT_S,
     MOST_LOOK_S,
@@ -36,6 +38,7 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
     NodeLost,
 )
 from trainchaos.recovery.nodes.coordinator.place_checks import SLACK_S, NodeChecks
+from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.process.processes import state
 
 BAD, GOOD = (0, "cuda:1"), (0, "cuda:0")
@@ -404,3 +407,39 @@ def test_a_process_does_not_start_where_another_gave_wrong_values(tmp_path: Path
     processes.forget("w0")
     assert start() == "cuda:2", "it is known after the process is forgotten"
     assert start() == "cuda:0", "there is no other that is free"
+
+
+@pytest.mark.parametrize(
+    ("cause", "times", "avoided"),
+    [("exit", 3, True), ("exit", 2, False), ("notice", 3, False), ("diverged", 1, True)],
+)
+def test_whoever_takes_over_knows_where_processes_failed(
+    tmp_path: Path, cause: str, times: int, avoided: bool
+) -> None:
+    seconds = itertools.count(0, 2)
+    writer = EventWriter(tmp_path, ORCHESTRATOR, lambda: next(seconds) * 10**9)
+    writer.write(Kind.ACTOR_STARTED, pid=1, host="here", wall_ns=1, boot=boot_id())
+    spawned = {"pid": 7, "role": "worker", "mode": "warm", "node": 0, "device": "cuda:0"}
+    failed = {"failure": 1, "rank": 0, "cause": cause, "detail": ""}
+    for number in range(times):
+        writer.write(Kind.PROCESS_SPAWNED, process=f"w{number}", **spawned)
+        gone = {"pid": 7, "exit_code": 1, "signal": None, "expected": False, "last_seq": 0}
+        writer.write(Kind.PROCESS_EXITED, process=f"w{number}", **gone)
+        writer.write(Kind.FAILURE_DETECTED, step=1, process=f"w{number}", **failed)
+    began = {"members": ["w9"], "state": "peer", "source": None, "cause": "failure"}
+    writer.write(Kind.GENERATION_STARTED, **began)
+    writer.close()
+    spots = [
+        ProcessPlacement(node=0, device=device, address="", events=tmp_path, logs=None)
+        for device in ("cuda:0", "cuda:1")
+    ]
+    host: Any = SimpleNamespace(
+        spots=lambda: spots, start=lambda name, spot, config, mode: 7, may_return=lambda: False
+    )
+    room: Any = SimpleNamespace(begins=lambda name: None)
+    log = read_takeover_log(tmp_path)
+    assert isinstance(log, TakeoverLog)
+    processes = JobProcesses(host, room, log, lambda: 25.0, lambda *_, **__: None)
+    config: Any = None
+    started = processes.start("worker", "warm", lambda *_: config, stopped=lambda: False)
+    assert started.spot.device == ("cuda:1" if avoided else "cuda:0")

@@ -184,6 +184,22 @@ def test_the_past_says_when_the_replicas_agreed(memory: Path) -> None:
     assert past([e for e in events if e.seq <= ready[1].seq]).agreed == 30
 
 
+def test_the_past_says_what_recoveries_cost(memory: Path) -> None:
+    played = play(cell_of("checkpoint-restart", [KILL]), memory, seed=2)
+    costs = past(played.log.actors["orchestrator"].events).meter.costs(
+        now_s=played.log.events[-1].time_ns / 1e9, committed=60, steps=60
+    )
+    ready = list(played.log.of(Kind.PROCESS_READY))
+    begun, done = (list(played.log.of(k)) for k in (Kind.GENERATION_STARTED, Kind.GENERATION_READY))
+    first, second = ((b.time_ns - a.time_ns) / 1e9 for a, b in zip(begun, done, strict=True))
+    assert costs.start_s.n == len(ready) == 8 and 0.01 < costs.start_s.value < 1
+    assert (costs.failures, costs.rewound, costs.recalled) == (1, 1, 0)
+    assert (costs.form_s.n, costs.restore_s.n) == (1, 1)
+    assert costs.form_s.value == pytest.approx(first, rel=1e-6)
+    assert costs.restore_s.value == pytest.approx(second - first, rel=1e-6)
+    assert 0.01 < costs.step_s[4].value < 0.1 and 0 < costs.watched_s < 60
+
+
 class Fragile(Orchestrator):
     """Loses its coordinator just before, or in the middle of, its ``at``-th act."""
 

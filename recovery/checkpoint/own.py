@@ -46,11 +46,10 @@ def fit(table: Mapping[str, Mapping[str, object]], layout: Layout, rank: int) ->
 
 def packed(state: TrainState, but: Mapping[str, int] | None = None) -> Tensor:
     """What this rank has of its own, as bytes; without tensors of which ``but`` has the digest."""
-    tensors = {
-        key: tensor
-        for key, tensor in state.besides().items()
-        if but is None or but.get(key) != _digest(tensor)
-    }
+    tensors = state.besides()
+    if but is not None:
+        mine = digests_of(state, tensors)
+        tensors = {key: one for key, one in tensors.items() if but.get(key) != mine[key]}
     header = {
         "tensors": [[key, name_of(t.dtype), list(t.shape)] for key, t in tensors.items()],
         "registered": state.registered.scalars(),
@@ -98,7 +97,7 @@ def gathered(
     if len(circle.ranks) == 1:
         return found
     wire = torch.device(circle.device if circle.backend == "nccl" else "cpu")
-    digests = {key: _digest(tensor) for key, tensor in besides.items()}
+    digests = digests_of(state, besides)
     rest = json.dumps(state.registered.scalars())
     mine = xxhash.xxh3_64_intdigest(f"{digests} {rest}".encode()) >> 1
     others = _table(circle, mine, wire)
@@ -145,5 +144,20 @@ def _table(circle: Circle, value: int, wire: torch.device) -> list[int]:
     return [int(one) for one in circle.read(table)]
 
 
-def _digest(tensor: Tensor) -> int:
-    return xxhash.xxh3_64_intdigest(bytes_of(tensor))
+def digests_of(state: TrainState, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Of each the digest. What no step changes is hashed once: a gigabyte takes a tenth of a
+    second, and on a GPU a copy to the host.
+    """
+    found: dict[str, int] = {}
+    for key, tensor in tensors.items():
+        kept = state.attempt.unchanged(tensor)
+        held, version, digest = state.constant.get(key, (None, -1, 0))
+        same = held is not None and held.data_ptr() == tensor.data_ptr()
+        if not (kept and same and tensor._version == version):
+            digest = xxhash.xxh3_64_intdigest(bytes_of(tensor))
+        if kept:
+            state.constant[key] = tensor, tensor._version, digest
+        else:
+            state.constant.pop(key, None)
+        found[key] = digest
+    return found

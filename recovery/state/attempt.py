@@ -116,6 +116,10 @@ class Attempt:
         self._look()
         return not (self._under_way and self._beyond)
 
+    def unchanged(self, tensor: Tensor) -> bool:
+        """Whether a tensor is one that no attempt changes, as far as is known."""
+        return any(one.data_ptr() == tensor.data_ptr() for one in self._quiet)
+
     def undo(self) -> None:
         """Put back what it has changed, unless it was applied. Raises LoadError."""
         if not self._under_way:
@@ -214,7 +218,8 @@ class Attempt:
                     one.sample = None
                 self._beyond = self._beyond or (one.changes and not one.copied)
                 one.looks += not self._awaited
-                if one.copied != (one.changes or one.looks < LEARNING):
+                learns = one.looks < LEARNING
+                if one.copied != (one.changes or learns) or not learns:
                     self._copies.current = False
 
 

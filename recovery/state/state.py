@@ -58,6 +58,8 @@ class TrainState:
         self.cell: Cell | None = None
         # while it is saved, restored or copied: what other ranks have of their own
         self.own: dict[str, Tensor] = {}
+        # of what no step changes: the tensor when it was hashed, its version then, and its digest
+        self.constant: dict[str, tuple[Tensor, int, int]] = {}
         self.room_for_own: Callable[[Mapping[str, Any]], dict[str, Tensor]] = lambda table: {}
         if optimizer is not None:
             self.adopt(optimizer, scheduler)

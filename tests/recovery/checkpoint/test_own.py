@@ -16,6 +16,7 @@ from trainchaos.recovery.checkpoint import state_io as checkpointing
 from trainchaos.recovery.checkpoint.files.checkpoints import newest_first
 from trainchaos.recovery.collectives.transfer import copy_state
 from trainchaos.recovery.policy.layout import Layout
+from trainchaos.recovery.state import digest
 from trainchaos.recovery.state.state import TrainState
 
 
@@ -88,10 +89,33 @@ def test_a_pack_brings_back_what_it_holds() -> None:
     own.unpack(here, own.packed(there))
     assert shown(here) == shown(there)
     here.besides()["model.constant"].fill_(1)
-    own.unpack(
-        here, own.packed(there, {"model.constant": own._digest(there.besides()["model.constant"])})
-    )
+    own.unpack(here, own.packed(there, own.digests_of(there, there.besides())))
     assert float(here.besides()["model.constant"][5]) == 1, "it was left out"
+
+
+def test_what_no_step_changes_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_of(0)
+    constant = torch.arange(1 << 16, dtype=torch.float32)
+    state.model.register_buffer("large", constant)
+    for _ in range(4):
+        state.attempt.begin()
+        state.attempt.applied()
+        state.step += 1
+    hashed: list[int] = []
+
+    def bytes_of(tensor: torch.Tensor) -> Any:
+        hashed.append(tensor.nbytes)
+        return digest.bytes_of(tensor)
+
+    monkeypatch.setattr(own, "bytes_of", bytes_of)
+    first = own.digests_of(state, state.besides())
+    assert constant.nbytes in hashed
+    hashed.clear()
+    assert own.digests_of(state, state.besides()) == first
+    assert constant.nbytes not in hashed and hashed, "small ones may change at any time"
+    with torch.no_grad():
+        constant.add_(1)
+    assert own.digests_of(state, state.besides())["model.large"] != first["model.large"]
 
 
 def test_a_pack_of_another_model_is_refused() -> None:

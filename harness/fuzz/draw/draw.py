@@ -30,10 +30,16 @@ EVENTS: tuple[str, ...] = tuple(name for name in get_args(EventName) if name != 
 SHAPES = ("ddp", "fsdp", "hsdp", "mesh")
 NEEDS = ("recovery_started", "regroup", "restore", "recovered")
 """Events of a job in which something failed before."""
-ROOM = 12
+RESTORES = ("checkpoint-restart",)
+"""Strategies that restore a checkpoint after any failure."""
+ROOM = 16
 """Steps that are left after most faults: a verdict needs some that are healthy."""
+SAVES = 30
+"""Steps in which a job that saves by time does."""
+BEFORE = 4
+"""Steps before, and between, faults that last."""
 LATE = 0.05
-"""Share of faults for which none need to be left."""
+"""Share of faults for which none need to be left, and of those before which none need to be."""
 SELDOM = 0.7
 """How strongly rarely drawn options are preferred: 0 not at all, 1 in proportion."""
 
@@ -89,17 +95,21 @@ def scenario(dice: Dice, world: World) -> Tree:
     for one in made["faults"]:
         if "health" in made and "event" in one["at"] and dice.chance(0.8):
             one["at"]["event"] = CHECKED
-    if any(one["at"].get("event") in (*NEEDS, CHECKED) for one in made["faults"]):
-        made["faults"].append(_first_failure(made["workload"], dice))
+        elif one["at"].get("event") == "restore" and made["recovery"]["strategy"] not in RESTORES:
+            one["at"]["event"] = "recovered"
+    due = {one["at"].get("event") for one in made["faults"]}
+    if due & {*NEEDS, CHECKED}:
+        kind = "replica-desync" if CHECKED in due else "process-kill"
+        made["faults"].append(_first_failure(made["workload"], dice, kind))
     made["seed"] = dice.rng.randrange(10_000)
     return made
 
 
-def _first_failure(workload: Tree, dice: Dice) -> Tree:
-    """What the events of a recovery need."""
+def _first_failure(workload: Tree, dice: Dice, kind: str) -> Tree:
+    """What the events of a recovery need, or of a check of a place."""
     at = {"step": dice.rng.randint(1, max(1, workload["steps"] // 2))}
     target = {"rank": dice.rng.randrange(workload["ranks"])}
-    return {"id": "first", "kind": "process-kill", "target": target, "at": at}
+    return {"id": "first", "kind": kind, "target": target, "at": at}
 
 
 def checks_of_places(made: Tree, dice: Dice) -> None:
@@ -122,7 +132,7 @@ def job(dice: Dice, world: World) -> Tree:
         "steps": steps,
         "parallelism": shape,
         "global_batch": ranks * rng.randint(1, 6)
-        + (rng.randrange(ranks) if dice.chance(0.2) else 0),
+        + (rng.randrange(ranks) if dice.chance(0.2) and not world.real else 0),
         "checkpoint": checkpoint(dice, steps),
     }
     if dice.chance(0.3):
@@ -154,7 +164,7 @@ def job(dice: Dice, world: World) -> Tree:
 
 
 def _count(dice: Dice) -> int:
-    return int(dice.pick("faults", range(1, MOST_FAULTS + 1)))
+    return int(dice.pick("faults", (1, 1, 1, 2, 2, 3, MOST_FAULTS)))  # several hide one another
 
 
 def is_mesh(shape: Any) -> bool:
@@ -214,7 +224,8 @@ def _mesh(dice: Dice, most: int) -> tuple[int, Any]:
 def checkpoint(dice: Dice, steps: int) -> Tree:
     """How often, how and where a job saves."""
     rng = dice.rng
-    made: Tree = {"every": rng.randint(1, steps), "keep": rng.randint(1, 3)}
+    most = steps if dice.chance(0.1) else steps // 4  # faults of saves need some
+    made: Tree = {"every": rng.randint(1, most), "keep": rng.randint(1, 3)}
     if dice.chance(0.15):
         made["every"] = dice.pick("every", ("auto", "1s", "0.3s"))
     if dice.chance(0.3):
@@ -268,49 +279,89 @@ def fault_of(
 ) -> Tree:
     """One fault of the kind ``name``."""
     kind = world.kinds[name]
+    scale = world.scale
+    lasts = kind.lasting or (kind.may_last and dice.chance(0.4))
+    duration = _duration(dice, kind, workload, scale) if lasts else None
     made: Tree = {
         "id": f"f{number}",
         "kind": name,
-        "at": trigger(dice, kind, name, workload["steps"], world.scale),
+        "at": trigger(dice, kind, name, workload, scale, lasts_steps=_in_steps(duration, scale)),
     }
     if params := _params(kind, dice, world.scale):
         made["params"] = params
     if target := _target(dice, kind, workload, recovery, place):
         made["target"] = target
-    if kind.lasting or (kind.may_last and dice.chance(0.4)):
-        steps, (least_s, most_s) = {"steps": dice.rng.randint(4, 8)}, world.scale.lasts_s
-        made["duration"] = (
-            steps if dice.chance(0.5) else round(dice.rng.uniform(least_s, most_s), 3)
-        )
+    if duration is not None:
+        made["duration"] = duration
     if dice.chance(0.1):
         made["retrigger"] = dice.pick("retrigger", ({"max": 2}, {"max": 4}))
     return made
 
 
-def trigger(dice: Dice, kind: type[Fault], name: str, steps: int, scale: Scale) -> Tree:
-    """When a fault of a kind strikes."""
-    rng, last = dice.rng, max(1, steps - ROOM)
+def _duration(dice: Dice, kind: type[Fault], workload: Tree, scale: Scale) -> Any:
+    """Long enough to show, in most cases: of what acts on saves, until there was one."""
+    rng, every = dice.rng, workload["checkpoint"]["every"]
+    if kind.on_saves:
+        return {"steps": (every if isinstance(every, int) else SAVES) + rng.randint(1, 4)}
+    if kind.seems_still or (dice.chance(0.3) and not kind.harmless):
+        return round(rng.uniform(*(scale.hides_s if kind.seems_still else scale.lasts_s)), 3)
+    return {"steps": rng.randint(5, 9)}
+
+
+def _in_steps(duration: Any, scale: Scale) -> int:
+    if isinstance(duration, dict):
+        return int(duration["steps"])
+    return math.ceil(min(duration or 0.0, scale.lasts_s[1]) / scale.step_s)
+
+
+def trigger(
+    dice: Dice,
+    kind: type[Fault],
+    name: str,
+    workload: Tree,
+    scale: Scale,
+    *,
+    lasts_steps: int = 0,
+) -> Tree:
+    """When a fault of a kind strikes. ``lasts_steps``: about how many steps it lasts."""
+    steps: int = workload["steps"]
+    rng, last = dice.rng, max(1, steps - ROOM - lasts_steps)
+    # what lasts shows beside steps without it, and by its end
+    first, apart, most = (min(last, BEFORE), lasts_steps + BEFORE, 1) if lasts_steps else (1, 1, 3)
+    on_saves = kind.on_saves or kind.where is Where.CHECKPOINT
+    if on_saves and isinstance(every := workload["checkpoint"]["every"], int):
+        first = min(last, every + 2)  # there was one before
+    if dice.chance(LATE):
+        first = 1
     how = dice.pick("trigger", ("step", "step", "steps", "row", "time", "event", "mtbf", "weibull"))
+    if first > 1 and how in ("mtbf", "weibull") and dice.chance(0.7):
+        how = "time"  # those may strike at once
     if dice.chance(LATE):
         last = steps
     lasts_s = last * scale.step_s
     at: Tree
     if how == "step":
-        at = {"step": dice.pick("place", (1, 2, last, rng.randint(1, last), rng.randint(1, last)))}
+        some = rng.randint(first, last), rng.randint(first, last)
+        at = {"step": dice.pick("place", (first, min(last, first + 1), last, *some))}
     elif how == "steps":
-        at = {"steps": sorted(rng.sample(range(1, last + 1), rng.randint(1, min(3, last))))}
+        there = range(first, last + 1, apart)
+        at = {"steps": sorted(rng.sample(there, rng.randint(1, min(3, len(there)))))}
     elif how == "row":
-        first = rng.randint(1, last)
-        at = {"from": first, "until": rng.randint(first, last), "every": rng.randint(1, 8)}
+        begin = rng.randint(first, last)
+        at = {
+            "from": begin,
+            "until": rng.randint(begin, last),
+            "every": rng.randint(apart, apart + 7),
+        }
     elif how == "time":
-        at = {"time": round(rng.uniform(0, lasts_s), 3)}
+        at = {"time": round(rng.uniform(first * scale.step_s, lasts_s), 3)}
     elif how == "event":
         at = {"event": dice.pick("event", EVENTS), "nth": rng.choice((1, 1, 1, 1, 2))}
     elif how == "mtbf":
-        at = {"mtbf": round(rng.uniform(0.05, 0.25) * lasts_s, 3), "max": rng.randint(1, 3)}
+        at = {"mtbf": round(rng.uniform(0.05, 0.25) * lasts_s, 3), "max": rng.randint(1, most)}
     else:
         mean = round(rng.uniform(0.05, 0.25) * lasts_s, 3)
-        at = {"weibull": {"mean": mean, "shape": rng.choice((0.7, 1.5))}, "max": 2}
+        at = {"weibull": {"mean": mean, "shape": rng.choice((0.7, 1.5))}, "max": min(2, most)}
     if how in ("step", "steps", "row"):
         at |= phase(dice, name, kind)
     if dice.chance(0.03):
@@ -329,15 +380,19 @@ def _target(dice: Dice, kind: type[Fault], workload: Tree, recovery: Tree, place
     rng, ranks, nodes = dice.rng, workload["ranks"], place["nodes"]
     if kind.where is Where.CHECKPOINT:
         step = {"step": rng.randint(1, workload["steps"])}
-        return {"checkpoint": "latest" if dice.chance(0.8) else step}
+        return {"checkpoint": "latest" if dice.chance(0.9) else step}
     if kind.where in (Where.STORAGE, Where.STORE, Where.COORDINATOR):
         return {}
+    if kind.on_saves and not workload["checkpoint"].get("sharded"):
+        return {"rank": 0}
     if kind.where is Where.NODE:
         target: Tree = {"node": rng.randrange(nodes)} if dice.chance(0.5) else {"select": "one"}
         return target
     if kind.where is Where.LINK and dice.chance(0.4):
         src, dst = rng.sample(range(ranks), 2)
         return {"link": {"src": src, "dst": dst} if dice.chance(0.7) else {"src": src}}
+    if kind.seems_still and dice.chance(0.8):
+        return {"rank": rng.randrange(ranks)}  # of several only the first is declared hung
     how = dice.pick("target", ("rank", "rank", "select", "replica", "node", "spare", "any"))
     if how == "replica" and (replicas := replicas_of(workload["parallelism"])):
         return {"replica": rng.randrange(replicas)}

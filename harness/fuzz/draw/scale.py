@@ -13,7 +13,8 @@ from trainchaos.harness.fuzz.draw.values import LEAST, MOST
 class Scale:
     """Scale of the jobs drawn; times in seconds. ``steps``: fewest and most; ``ranks``, ``nodes``:
     options, frequent ones repeated; ``step_s``: about how long a step takes; ``lasts_s``: shortest
-    and longest duration, ``evaluates_s``: longest evaluation; ``still_s``: time without a step
+    and longest duration, ``hides_s``: of what only hides signs of life, which ends as soon as it is
+    noticed; ``evaluates_s``: longest evaluation; ``still_s``: time without a step
     after which a job is given up; ``most``, ``least``: limits of parameters, by the ends of their
     names.
     """
@@ -23,6 +24,7 @@ class Scale:
     nodes: tuple[int, ...]
     step_s: float
     lasts_s: tuple[float, float]
+    hides_s: tuple[float, float]
     evaluates_s: float
     still_s: int
     most: Mapping[str, float]
@@ -30,11 +32,12 @@ class Scale:
 
 
 SIMULATED = Scale(
-    steps=(20, 60),
+    steps=(36, 72),
     ranks=(2, 2, 3, 3, 4, 4, 4, 5, 6, 8),
     nodes=(1, 1, 2, 3, 4),
     step_s=0.035,
-    lasts_s=(0.2, 0.5),
+    lasts_s=(0.4, 0.7),
+    hides_s=(2.0, 4.0),
     evaluates_s=5.0,
     still_s=300,
     most=MOST,
@@ -62,6 +65,7 @@ def for_real(cores: int, *, agents: bool) -> Scale:
         nodes=NODES_EACH_ALONE if agents else (1, 1, 2, 3),
         step_s=0.02,
         lasts_s=(0.1, 1.0),
+        hides_s=(2.0, 4.0),
         evaluates_s=0.5,
         still_s=60,
         most=MOST_FOR_REAL,

@@ -18,11 +18,34 @@ LEFT_OUT = 0.4
 """Share of parameters with a default that are omitted."""
 AT_AN_END = 0.15
 """Share of numbers that are the smallest or largest allowed one."""
-MOST = {"_s": 20.0, "_ms": 2000.0, "_mib": 256.0, "spares": 3.0, "mbit_per_s": 20.0}
-"""Upper limits by the end of a name: larger values are allowed, but only take longer, or are too
-mild to show.
+SELDOM = {"sample": 0.95}
+"""The same of single ones: few samples of a data set are ever computed."""
+MOST = {
+    "delay_s": 1.0,
+    "down_s": 0.2,
+    "up_s": 0.2,
+    "_s": 20.0,
+    "jitter_ms": 10.0,
+    "delay_ms": 200.0,
+    "_ms": 2000.0,
+    "factor": 8.0,
+    "_mib": 256.0,
+    "spares": 3.0,
+    "mbit_per_s": 20.0,
+    "cores": 1.0,
+}
+"""Upper limits by the end of a name, the first that fits: larger values are allowed, but only take
+longer, or are too mild to show.
 """
-LEAST = {"mbit_per_s": 1.0, "_ms": 5.0}
+LEAST = {
+    "mbit_per_s": 1.0,
+    "_ms": 10.0,
+    "delay_s": 0.05,
+    "down_s": 0.05,
+    "factor": 2.0,
+    "percent": 10.0,
+    "probability": 0.2,
+}
 """Lower limits of values that would otherwise stop a job altogether, or be too mild to show."""
 WIDEST = 1000.0
 TEXTS = ("it broke", "x", 'a "word": {of} [several]')
@@ -66,7 +89,7 @@ def _drawn(
 ) -> dict[str, Any]:
     found = {}
     for name, field in model.model_fields.items():
-        if not field.is_required() and rng.random() < left_out:
+        if not field.is_required() and rng.random() < SELDOM.get(name, left_out):
             continue
         found[name] = _of(name, field.annotation, _bounds(name, field, most, least), rng)
     return found
@@ -122,7 +145,7 @@ def _bounds(
     """The field's bounds, and the part of the range to draw from."""
     found = {
         "most": next((high for ending, high in most.items() if name.endswith(ending)), WIDEST),
-        "least": least.get(name, -math.inf),
+        "least": next((low for ending, low in least.items() if name.endswith(ending)), -math.inf),
     }
     for part in field.metadata:
         for bound in ("ge", "gt", "le", "lt"):

@@ -39,7 +39,7 @@ def varied(tree: Tree, dice: Dice, world: World) -> Tree:
         related(dice, world, made)
     elif how == "when":
         one = faults[number]
-        one["at"] = trigger(dice, world.kinds[one["kind"]], one["kind"], job["steps"], world.scale)
+        one["at"] = trigger(dice, world.kinds[one["kind"]], one["kind"], job, world.scale)
     elif how == "recovery":
         made["recovery"] = recovery_of(dice, world, made["workload"].get("parallelism", "ddp"))
     elif how == "checkpoint":

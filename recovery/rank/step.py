@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from trainchaos.recovery.rank.job import Job
 
 _PASSES = ("data", "forward", "backward")
+OTHER_LOSS = 1e-3
+"""Relative difference of two losses of the same samples and the same state beyond what sums in
+another order make of them.
+"""
 
 
 class StepProbe(Protocol):
@@ -73,7 +79,9 @@ class Step:
         self._place: int | None = None  # the one of ``batches`` being computed
         self._kept = 0
         self._accumulated: Amount = 0.0
+        self._changed = False  # a fault has changed the loss
         self.change_loss: Callable[[Tensor], Tensor] | None = None
+        self.loss: Amount | None = None  # known, and of this state and these samples
         self._job = job
         self._phase = "data"
         self._since = time.perf_counter()
@@ -233,6 +241,9 @@ class Step:
 
     def _reduce(self, loss_sum: Amount, count: int) -> None:
         job = self._job
+        if not self._changed:
+            self.loss = loss_sum
+            self._compare()
         self.phase("collective")
         wants = job.checkpoints.wants(self.number) if job.rank == 0 else Wanted()
         self._reduced = job.reducer.finish(
@@ -246,6 +257,26 @@ class Step:
             ),
         )
 
+    def _compare(self) -> None:
+        """Say so if an attempt that was lost had another loss, though all that is known to change
+        was put back.
+        """
+        lost = self._job.progress.lost
+        if lost is None or lost.number != self.number or lost.samples != self.samples:
+            return
+        if lost.loss is None or self.loss is None:
+            return
+        first, again = float(lost.loss), float(self.loss)
+        finite = math.isfinite(first) and math.isfinite(again)
+        if finite and abs(again - first) > OTHER_LOSS * max(abs(first), abs(again)):
+            print(
+                f"step {self.number} was done again with the same state and samples, and its loss"
+                f" is {again:.6g} in place of {first:.6g}: the pass depends on what is not"
+                " registered, such as a random generator of its own (job.register)",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def _ids(self, place: int) -> list[int]:
         """Ids of one micro-batch. ``samples`` is consulted, since a fault may have changed it."""
         micro, done = self._micros[place], sum(micro.count for micro in self._micros[:place])
@@ -253,6 +284,7 @@ class Step:
 
     def _as_faults_have_it(self, loss: Tensor, place: int) -> Tensor:
         job, change, self.change_loss = self._job, self.change_loss, None
+        self._changed = self._changed or bool(change or job.spoil)
         if change is not None:
             loss = change(loss)
         if job.spoil is not None:
@@ -286,10 +318,11 @@ class Step:
 
 class StepInProgress:
     """The step that a rank is at, and the phases that its loop need not announce. ``current``: the
-    step begun last; ``inside``: the loop is in its block.
+    step begun last; ``lost``: the attempt before it; ``inside``: the loop is in its block.
     """
 
     current: Step
+    lost: Step | None = None
 
     def __init__(self, *, marks: MarkPage, blocks: BusyBlocks) -> None:
         self.inside = False
@@ -299,6 +332,7 @@ class StepInProgress:
 
     def begin(self, step: Step) -> None:
         """The loop enters this step's block."""
+        self.lost = getattr(self, "current", None)
         self.current = step
         self.inside = True
         self._thread = threading.get_ident()

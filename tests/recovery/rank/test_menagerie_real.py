@@ -43,6 +43,7 @@ def played(folder: Path, members: list[str], options: tuple[str, ...], **environ
             patch.setenv(name, value)
         job = Running(folder, *BASE, *options, SCRIPT, *members)
     assert job.end() == 0, job.said
+    assert "was done again" not in job.said, "what is registered gives the same loss again"
     assert ("STRIKE" in environment) == (folder / "struck").exists()
     ends = sorted(folder.glob("end-*.json"))
     found = {int(path.stem[4:]): json.loads(path.read_text()) for path in ends}
@@ -151,3 +152,34 @@ def test_who_goes_on_with_fewer_ranks_has_the_same_weights(
     weights = re.compile(r"model\..*(weight|bias)|optimizer|rest$")
     whole = undisturbed(members, ELASTIC="1")
     assert differing(end, whole, same=lambda _, name: bool(weights.match(name))) == []
+
+
+DRAWS = """
+import os, signal, sys, time, torch
+from trainchaos import recovery
+job = recovery.join(samples=64, steps=20, global_batch=8)
+torch.manual_seed(job.seed)
+model = torch.nn.Linear(4, 1)
+job.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+own = torch.Generator().manual_seed(3)
+if "registered" in sys.argv:
+    job.register("own", own)
+while job.running():
+    with job.step() as step:
+        loss = model(torch.randn(len(step.samples), 4, generator=own)).square().sum()
+        if (job.rank, step.number, job.generation) == (1, 9, 1):
+            time.sleep(0.2)  # the other rank gets to its sum
+            os.kill(os.getpid(), signal.SIGKILL)
+        step.backward(loss)
+        step.commit()
+"""
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_generator_that_nobody_registered_is_noticed(registered: bool, tmp_path: Path) -> None:
+    (tmp_path / "draws.py").write_text(DRAWS)
+    arguments = ["registered"] if registered else []
+    job = Running(tmp_path, *BASE, "--fresh", "--spares", "1", tmp_path / "draws.py", *arguments)
+    assert job.end() == 0, job.said
+    noticed = "step 9 was done again with the same state and samples, and its loss is"
+    assert (noticed in job.said) != registered

@@ -14,8 +14,6 @@ from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
 from trainchaos.chaos.fault.targets import ProcessTarget
 from trainchaos.chaos.fault.witness import exit_of
 
-EXIT_TERMINATED = 128 + signal.SIGTERM  # exit code by shell convention
-
 
 class ProcessTerm(Fault):
     """SIGTERM through the held pidfd, then, after ``grace_s`` seconds, SIGKILL if the process still
@@ -23,7 +21,8 @@ class ProcessTerm(Fault):
 
     The strategy decides how to use the notice: a last checkpoint, or a move to a spare before the
     deadline. Landed: the process's own signal handler reported the signal, or the kernel reports
-    that the process ended by it.
+    that the process ended after it, by a signal or with any exit code but 0: programs answer a
+    notice with 1, 2, 3, 15 and others.
     """
 
     where: ClassVar[Where] = Where.PROCESS
@@ -49,8 +48,8 @@ class ProcessTerm(Fault):
         return self.grace_s
 
     def landed(self, occurrence: Occurrence, events: Sequence[Event]) -> Landed | None:
-        """The notice as reported by the process, or the exit status of a process
-        without a handler.
+        """The notice as reported by the process, or the end of one that reports none, unless its
+        supervisor asked it to end meanwhile.
         """
         for event in events:
             notice = event.kind is Kind.FAILURE_DETECTED and event.data["cause"] == "notice"
@@ -62,8 +61,7 @@ class ProcessTerm(Fault):
         if ended is None:
             return None
         code, signum = ended.data["exit_code"], ended.data["signal"]
-        if code == EXIT_TERMINATED or signum in (signal.SIGTERM, signal.SIGKILL):
-            return Landed(
-                witness="kernel: wait status", evidence={"exit_code": code, "signal": signum}
-            )
-        return None
+        sent = signum in (signal.SIGTERM, signal.SIGKILL)
+        if not sent and (code == 0 or ended.data.get("asked_ns") is not None):
+            return None  # a job that is done ends so too
+        return Landed(witness="kernel: wait status", evidence={"exit_code": code, "signal": signum})

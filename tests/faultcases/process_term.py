@@ -9,7 +9,6 @@ CASE = FaultCase(
         [declared("notice", process="w2")],
         [declared("exit")],
         [exited(code=0)],
-        [exited(signum=11)],
-        [exited(code=1)],
+        [exited(code=1, asked_ns=20_600)],
     ],
 )

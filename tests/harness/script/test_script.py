@@ -203,6 +203,21 @@ def test_a_preempted_command_that_ends_well_is_started_again(tmp_path: Path, res
         assert "process-term had told it to end; workload.restarts: 1 starts it" in results.reason
 
 
+@pytest.mark.parametrize(("code", "late_s"), [(1, 0.0), (2, 0.0), (3, 1.0), (15, 0.0)])
+@pytest.mark.sample(1)
+def test_a_notice_that_is_answered_with_any_exit_code_has_landed(
+    tmp_path: Path, code: int, late_s: float
+) -> None:
+    answers = ("--answers", str(code), "--answers-late-s", str(late_s))
+    argv = command(*ALL_STEPS, "--ranks", "1", *answers)
+    scenario = write(tmp_path / "s.yaml", argv, fault=TERM, ranks=1)
+    ended, results = run(tmp_path, scenario)
+    assert ended == 0, results.reason
+    (incident,) = results.faults
+    assert incident.landed and incident.outcome == "recovered"
+    assert len(events(tmp_path, Kind.FAULT_INJECTED)) == 1, "it is not struck again"
+
+
 @pytest.mark.long
 def test_a_preempted_command_that_does_no_more_steps_was_started_again(tmp_path: Path) -> None:
     trainer = f"{PYTHON} '{TRAINER}' --steps 30 --late-s 0.15 --polite"

@@ -31,7 +31,7 @@ def rank_main(args: argparse.Namespace) -> int:
     saved.parent.mkdir(exist_ok=True)
     state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "weight": 1.0}
     told: list[int] = []
-    if args.polite:
+    if args.polite or args.answers is not None:
         signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     if args.shared and rank == 0:
         # nobody will remove it
@@ -56,7 +56,8 @@ def rank_main(args: argparse.Namespace) -> int:
             save(saved, {**state, "step": step}, args.points)
         if told:
             save(saved, {**state, "step": step}, args.points)
-            break
+            pause(args.answers_late_s)
+            return args.answers or 0
     return 0
 
 
@@ -161,6 +162,8 @@ def main() -> int:
     parser.add_argument(
         "--polite", action="store_true", help="when asked to end save, and end with exit code 0"
     )
+    parser.add_argument("--answers", type=int, help="the same with another exit code")
+    parser.add_argument("--answers-late-s", type=float, default=0.0)
     parser.add_argument("--shared", action="store_true", help="leave shared memory behind")
     parser.add_argument(
         "--stubborn", action="store_true", help="do not end, not even when asked to"

@@ -56,7 +56,11 @@ def test_a_run_of_before_is_judged_the_same(archive: Path, tmp_path: Path) -> No
     assert leaves(json.loads((run / "results.json").read_text())) == leaves(as_now(before))
 
 
-KEPT = {"verdict": "pass", "witness": "the job went back 1 times, never to its first step"}
+KEPT = {
+    "verdict": "pass",
+    "witness": "the job went back 1 times, never to its first step; after the recovery the loss"
+    " from step 31 on is 0.4341, the control arm's 0.4341 (band 0.22)",
+}
 
 
 def as_now(before: dict[str, Any]) -> dict[str, Any]:

@@ -176,6 +176,28 @@ def test_ranks_of_a_shell_script(tmp_path: Path) -> None:
     assert "started again (1 of 1)" in decision.data["reason"]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), ""),
+        (("--loses", "weights"), "lost, as if it had begun with other weights"),
+        (("--loses", "all"), "the loss was 1.0 in each of"),
+        (("--skip", "15"), "were reported by nobody"),
+    ],
+    ids=["well", "weights", "nothing learned", "steps"],
+)
+@pytest.mark.sample(1)
+def test_a_job_that_loses_what_it_learned_does_not_pass(
+    tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    argv = command("--steps", "40", "--restarts", "2", "--late-s", "0.15", *options)
+    scenario = write(
+        tmp_path / "s.yaml", argv, steps=40, baseline="paired", invariants="observable"
+    )
+    code, results = run(tmp_path, scenario)
+    assert said in results.reason and (code == 0) == (not said), results.reason
+
+
 TERM = "{id: hit, kind: process-term, target: {rank: 0}, at: {step: 12}}"
 
 

@@ -38,7 +38,8 @@ def rank_main(args: argparse.Namespace) -> int:
         os.open(f"/dev/shm/fake_trainer_{os.getpid()}", os.O_CREAT | os.O_WRONLY)
     first = attempt == "0" and state["step"] == 0
     slow = args.late_s is not None and first and os.environ.get("CHAOS_ARM") != "control"
-    for step in range(state["step"] + 1, args.steps + 1):
+    begun = state["step"] + args.skip * (not first)
+    for step in range(begun + 1, args.steps + 1):
         pause(args.late_s if slow and step > FAULTED_AT else args.step_s)
         if args.points:
             compute(state, step, args.retry)
@@ -51,7 +52,8 @@ def rank_main(args: argparse.Namespace) -> int:
 
             beacon.step(step, loss=state.get("weight", 1.0) / step, samples=4)
         elif rank == 0 and step % args.log_every == 0:
-            print(f"[default0]:step {step} loss {1.0 / step:.6f}", flush=True)
+            learned = step if first else {"weights": step - begun, "all": 1}.get(args.loses, step)
+            print(f"[default0]:step {step} loss {1.0 / learned:.6f}", flush=True)
         if rank == 0 and step % args.save_every == 0:
             save(saved, {**state, "step": step}, args.points)
         if told:
@@ -162,6 +164,12 @@ def main() -> int:
     parser.add_argument(
         "--polite", action="store_true", help="when asked to end save, and end with exit code 0"
     )
+    parser.add_argument(
+        "--loses",
+        choices=("weights", "all"),
+        help="begun again, go on with the step and other weights, or learn nothing",
+    )
+    parser.add_argument("--skip", type=int, default=0, help="steps left out when begun again")
     parser.add_argument("--answers", type=int, help="the same with another exit code")
     parser.add_argument("--answers-late-s", type=float, default=0.0)
     parser.add_argument("--shared", action="store_true", help="leave shared memory behind")

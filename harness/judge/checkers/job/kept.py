@@ -1,8 +1,27 @@
-"""What a command kept through its faults: its progress and its ranks."""
+"""What a command kept through its faults: its progress, by its steps and losses, and its ranks.
+
+Losses tell whether a job goes on with what it had learned. After each recovery the median of the
+first FIRST losses is compared with that of the control arm's at the same steps. It may be above it
+by the larger of
+
+- BAND sigma sqrt(2 / FIRST), sigma being the noise of a single loss: of the control's losses the
+  median of what one differs from the next, which for normal noise is 0.6745 sqrt(2) sigma (medians,
+  as losses have spikes, and what differs at the start is no noise but training); a median of few
+  values varies by a quarter more than a mean, so that BAND are four standard deviations; and
+- what the two arms, and any two control arms, differed by where no fault had acted.
+
+A job beyond that which has lost at least half of what the control had gained by then fails: it
+began again with other weights, whatever step it says. Less is inconclusive, as of a job that does
+not restore its optimizer or its place in the data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause
@@ -10,22 +29,34 @@ from trainchaos.harness.judge.checkers.job.observed import progress
 from trainchaos.harness.judge.checkers.job.values import LEAVE_OUT
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
 from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.record.observed import stride_of, unseen
+from trainchaos.harness.judge.record.reported import losses_of
 from trainchaos.harness.judge.record.strength import half_known, strength_of
 from trainchaos.harness.judge.results import Finding
 
 FEW = 2  # steps; losing no more than these is not worth reporting
+FIRST = 5
+"""Losses after a recovery that are compared: a job that lost its weights learns again."""
+BAND = 5.0
+NORMAL_MEDIAN = 0.6745 * math.sqrt(2)
+STILL = 5
+"""Equal losses in a row, to the last digit, after which a job is taken to learn nothing."""
 
 
 def kept_progress(evidence: Evidence) -> Finding | None:
-    """After a fault the job did not restart from its first step. None if it never went back, or if
-    its steps are unknown. An SLA that admits as many lost steps as had been done allows it. Where
+    """After a fault the job did not restart from its first step, and its losses go on from where
+    they were. None if it never went back and no losses can be compared, or if its steps are
+    unknown. An SLA that admits as many lost steps as had been done allows it. Where
     the control arm did the same without a fault, it is not known to be the fault's doing.
     """
     history, limits = evidence.history, _limits(evidence)
     hit = min((event.time_ns for event in evidence.log.of(Kind.FAULT_INJECTED)), default=None)
     if evidence.is_control or hit is None or progress(evidence).verdict != "pass":
         return None
+    by_losses = _by_losses(evidence, hit)
+    if by_losses is not None and by_losses.verdict != "pass":
+        return by_losses
     stride, back, where = stride_of(history), 0, "never to its first step"
     for generation in history.worked:
         done = history.high_water(generation.number - 1)
@@ -56,7 +87,102 @@ def kept_progress(evidence: Evidence) -> Finding | None:
             f"{done} steps had been done, and the first one reported after a restart was"
             f" {reported}: whether the job began again from step 1 is not known; {cure}"
         )
-    return passed(f"the job went back {back} times, {where}") if back else None
+    if not back:
+        return by_losses
+    more = f"; {by_losses.witness}" if by_losses is not None else ""
+    return passed(f"the job went back {back} times, {where}{more}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """Losses from ``step`` on after a recovery: medians, and by how much they may differ."""
+
+    step: int
+    mine: float
+    control: float
+    band: float
+
+
+def _by_losses(evidence: Evidence, hit_ns: int) -> Finding | None:
+    """Whether losses went on from where they were; see the module. None if nothing can be
+    compared.
+    """
+    history, control = evidence.history, evidence.control_history
+    if control is None:
+        return None
+    mine, theirs = _means(history), _means(control)
+    found: list[_Compared] = []
+    for generation in history.worked:
+        if generation.number == 1 or generation.started_ns < hit_ns:
+            continue
+        steps = [
+            step
+            for step in sorted(mine.keys() & theirs.keys())
+            if history.lineage[step].generation == generation.number
+        ]
+        if still := _stands_still([mine[step] for step in steps], [theirs[s] for s in steps]):
+            return failed(f"from step {steps[0]} on, after the recovery, {still}")
+        if len(steps) >= FEW and len(theirs) >= 2 * FIRST:
+            found.append(_compared(evidence, steps[:FIRST], mine, theirs))
+    if not found:
+        return None
+    worst = max(found, key=lambda one: one.mine - one.control - one.band)
+    gap = worst.mine - worst.control
+    said = (
+        f"after the recovery the loss from step {worst.step} on is {worst.mine:.4g}, the control"
+        f" arm's {worst.control:.4g} (band {worst.band:.2g})"
+    )
+    if gap <= worst.band:
+        return passed(said)
+    gained = median(list(theirs.values())[:FIRST]) - worst.control
+    cure = LEAVE_OUT.format("kept-progress")
+    if gap >= gained / 2 > worst.band:
+        return failed(
+            f"{said}: of what the job had learned {min(1.0, gap / gained):.0%} is lost, as if it"
+            f" had begun with other weights, though it says that step{cure}"
+        )
+    return unknown(f"{said}: it does not go on with all that it had{cure}")
+
+
+def _means(history: History) -> dict[int, float]:
+    """Of each step whose losses are finite the mean over those who reported one."""
+    found = {
+        step: fmean(itertools.chain.from_iterable(by_rank.values()))
+        for step, by_rank in losses_of(history).items()
+    }
+    return {step: loss for step, loss in found.items() if math.isfinite(loss)}
+
+
+def _stands_still(mine: Sequence[float], theirs: Sequence[float]) -> str:
+    """Why losses that do not change say that nothing is learned; "" if they do not say so."""
+    if len(mine) < STILL or len(set(mine)) > 1 or len(set(theirs)) < STILL:
+        return ""
+    return f"the loss was {mine[0]!r} in each of {len(mine)} steps, and the control arm's changed"
+
+
+def _compared(
+    evidence: Evidence, steps: Sequence[int], mine: Mapping[int, float], theirs: Mapping[int, float]
+) -> _Compared:
+    values = list(theirs.values())
+    sigma = median(abs(b - a) for a, b in itertools.pairwise(values)) / NORMAL_MEDIAN
+    before = [step for step in mine.keys() & theirs.keys() if step < steps[0]]
+    apart = [abs(gap) for gap in _windows([mine[s] - theirs[s] for s in sorted(before)])]
+    others = [_means(history_of(log)) for log in evidence.controls]
+    for other in others:
+        common = sorted(other.keys() & theirs.keys())
+        apart += [abs(gap) for gap in _windows([other[step] - theirs[step] for step in common])]
+    noise = BAND * sigma * math.sqrt(2 / len(steps))
+    return _Compared(
+        step=steps[0],
+        mine=median(mine[step] for step in steps),
+        control=median(theirs[step] for step in steps),
+        band=max([noise, *apart]),
+    )
+
+
+def _windows(gaps: Sequence[float]) -> list[float]:
+    """Medians over FIRST in a row."""
+    return [median(gaps[end - FIRST : end]) for end in range(FIRST, len(gaps) + 1)]
 
 
 def _begins_again(history: History) -> bool:

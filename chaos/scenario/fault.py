@@ -238,6 +238,9 @@ Alarm = Literal[
 """What the detectors of ``recovery.health.detectors`` call themselves."""
 
 
+ExpectedOutcome = Literal["masked", "recovered", "fail-stop", "sdc-escape", "degraded", "hang"]
+
+
 class ExpectSpec(Strict):
     """Expected outcome of the fault; a different outcome fails the run.
 
@@ -248,9 +251,9 @@ class ExpectSpec(Strict):
     another, one that is ``fit`` is.
     """
 
-    outcome: (
-        Literal["masked", "recovered", "fail-stop", "sdc-escape", "degraded", "hang"] | None
-    ) = None
+    outcome: ExpectedOutcome | Annotated[list[ExpectedOutcome], Field(min_length=1)] | None = Field(
+        default=None, description="one, or a list of those that are all right"
+    )
     detected_by: (
         Literal["exit", "hang", "error", "nonfinite", "diverged", "notice", "warning"] | None
     ) = None
@@ -258,6 +261,11 @@ class ExpectSpec(Strict):
     alarm: Alarm | None = None
     alarm_within: int | None = Field(default=None, ge=1, le=1_000_000)
     preflight: Literal["fit", "unfit"] | None = None
+
+    @property
+    def outcomes(self) -> list[ExpectedOutcome]:
+        """All that are all right; empty: any is."""
+        return [self.outcome] if isinstance(self.outcome, str) else self.outcome or []
 
     @model_validator(mode="after")
     def _within_of_an_alarm(self) -> ExpectSpec:

@@ -90,7 +90,7 @@ class Evidence:
 
     def expects(self, outcome: str) -> list[str]:
         """Ids of faults whose expected outcome is ``outcome``."""
-        return [fault.id for fault in self.cell.scenario.faults if fault.expect.outcome == outcome]
+        return [fault.id for fault in self.cell.scenario.faults if outcome in fault.expect.outcomes]
 
 
 Checker = Callable[[Evidence], Finding]

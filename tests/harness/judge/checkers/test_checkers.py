@@ -132,6 +132,22 @@ def test_a_job_that_stops_as_expected() -> None:
     assert check_all(evidence)[EXPECTATION].verdict == "pass"
 
 
+@pytest.mark.parametrize(
+    ("outcome", "verdict"),
+    [
+        ("recovered", "fail"),
+        ("degraded", "pass"),
+        (["recovered", "degraded"], "pass"),
+        (["masked", "recovered"], "fail"),
+    ],
+)
+def test_a_smaller_world_at_the_end_is_not_recovered(outcome: Any, verdict: str) -> None:
+    script = arms.drop_replica(shrink=True, grow=False)
+    evidence = evidence_of(script, [{**KILL, "expect": {"outcome": outcome}}])
+    found = check_all(evidence)[EXPECTATION]
+    assert found.verdict == verdict, found.witness
+
+
 def test_hot_spare_shrinking_though_it_had_a_spare() -> None:
     script = arms.interrupted("hot-spare", spares=1)
     arms.park(script, ("w0", "w1", "w3"))

@@ -371,6 +371,17 @@ def test_a_torn_line_matters_where_the_job_is_judged(torn: int, verdict: str) ->
     assert said["loss-equality"].verdict == "inconclusive", "any value may be the one that differs"
 
 
+@pytest.mark.parametrize(("every", "last", "verdict"), [(1, 60, 3), (10, 60, 3), (10, 80, 0)])
+def test_losses_that_stop_coming_leave_it_open(every: int, last: int, verdict: int) -> None:
+    job = Job()
+    job.found("w0", "w1")
+    for step in range(1, 101):
+        job.train(step, loss=4.5 if step <= last and step % every == 0 else None)
+    said = found(job, trained())["finite-losses"]
+    assert said.verdict == ("inconclusive" if verdict else "pass"), said.witness
+    assert f"there is no loss since step {last}" in said.witness or not verdict
+
+
 def test_without_losses_nothing_is_said_of_them() -> None:
     said = found(trained(None), trained(None))
     assert "finite-losses" not in said and said["loss-equality"].verdict == "inconclusive"

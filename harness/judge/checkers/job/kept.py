@@ -111,6 +111,11 @@ def _by_losses(evidence: Evidence, hit_ns: int) -> Finding | None:
     if control is None:
         return None
     mine, theirs = _means(history), _means(control)
+    if len(theirs) >= 2 * STILL and len(set(theirs.values())) == 1:
+        return unknown(
+            f"the loss is {next(iter(theirs.values()))!r} in each step of the control arm: nothing"
+            f" shows that the job learns{LEAVE_OUT.format('kept-progress')}"
+        )
     found: list[_Compared] = []
     for generation in history.worked:
         if generation.number == 1 or generation.started_ns < hit_ns:

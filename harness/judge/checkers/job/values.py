@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from statistics import median
 
+from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.reported import (
@@ -20,13 +23,15 @@ NOT_RESTORED = (
     "so had this one before the fault, so that the script is deterministic; it may not restore all"
     " that it goes on with: the optimizer, random numbers, its place in the data"
 )
+MISSING = 3
+"""Losses, by their usual distance, that are missing where they stop coming."""
 LEAVE_OUT = "; leave it out by saying so, invariants: {{leave_out: [{}]}}"
 
 
 def finite_losses(evidence: Evidence) -> Finding | None:
     """The job did not end on non-finite losses. One that could not be read, such as a line that two
-    ranks wrote at once, leaves that open only among the steps by which it is judged. None if no
-    loss was reported.
+    ranks wrote at once, leaves that open only among the steps by which it is judged; losses that
+    stop coming leave it open too. None if no loss was reported.
     """
     history = evidence.history
     losses = losses_of(history)
@@ -44,6 +49,8 @@ def finite_losses(evidence: Evidence) -> Finding | None:
             if expected
             else failed(witness)
         )
+    if stopped := _stopped(history, list(losses)):
+        return unknown(stopped)
     judged = list(losses)[-LAST:]
     if lacking := _unread(evidence.history, since=judged[0] if len(judged) == LAST else 0):
         return unknown(lacking)
@@ -52,6 +59,21 @@ def finite_losses(evidence: Evidence) -> Finding | None:
     unread = unread_of(history).get("loss")
     torn = f"; {unread.count} could not be read, such as {unread.example!r}" if unread else ""
     return passed(f"losses of {len(losses)} steps were read, the last ones are numbers{torn}")
+
+
+def _stopped(history: History, known: Sequence[int]) -> str:
+    """Says since when reports of steps have no loss any more: some programs print none that is no
+    number. "" if they have.
+    """
+    reports = sorted({event.step or 0 for event in history.log.of(Kind.STEP_REPORTED)})
+    since = [step for step in reports if known and step > known[-1]]
+    apart = [after - before for before, after in itertools.pairwise(known)]
+    if len(since) < MISSING or not apart or since[-1] - known[-1] < MISSING * median(apart):
+        return ""
+    return (
+        f"there is no loss since step {known[-1]}, and {len(since)} later steps were reported: some"
+        " programs leave out a loss that is not a number"
+    )
 
 
 def loss_equality(evidence: Evidence) -> Finding:

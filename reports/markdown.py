@@ -66,7 +66,7 @@ def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> It
         yield escape(" · ".join(facts))
     lines = [f"busy: {line}" for line in busy(results)]
     lines += [f"degraded: {line}" for line in degraded(results)]
-    for note in (*notes, *metric_rows.not_restored(results), *lines):
+    for note in (*notes, *metric_rows.to_see(results), *lines):
         yield ""
         yield escape(note)
     yield from _comparison(results)

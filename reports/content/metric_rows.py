@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from trainchaos.chaos.scenario.sla import samples_needed
 from trainchaos.harness.judge.checkers.job.observed import LOSSES
 from trainchaos.harness.judge.checkers.job.values import NOT_RESTORED
+from trainchaos.harness.judge.evidence.evidence import WARNING
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.measure import per_arm
 from trainchaos.harness.judge.results import CellResult, Results, Spares, Survival
@@ -85,10 +86,18 @@ def absent(results: Results) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def not_restored(results: Results) -> list[str]:
-    """Of commands that are not judged by their losses: that these show a state not restored."""
+def to_see(results: Results) -> list[str]:
+    """What people have to see though it fails nothing: warnings of invariants that hold, and of
+    commands that are not judged by their losses, that these show a state not restored.
+    """
     names = labels(results)
-    return [
+    warned = [
+        f"{name}  {one.witness}"
+        for cell in results.cells
+        for name, one in cell.invariants.items()
+        if one.verdict == "pass" and WARNING in one.witness
+    ]
+    return warned + [
         f"{LOSSES} is not judged, but see {names[cell.id]}: {cell.unjudged[LOSSES]}"
         for cell in results.cells
         if NOT_RESTORED in cell.unjudged.get(LOSSES, "")

@@ -156,7 +156,7 @@ def _doubts(results: Results) -> list[str]:
         for name, finding in cell.invariants.items():
             if finding.verdict == "inconclusive":
                 lines.append(f"  {cell.id}  {name}  inconclusive: {finding.witness}")
-    lines += [f"  {line}" for line in metric_rows.not_restored(results)]
+    lines += [f"  {line}" for line in metric_rows.to_see(results)]
     return lines + _skipped(results)
 
 

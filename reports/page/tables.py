@@ -193,7 +193,7 @@ def metrics(results: Results) -> PageTable:
         PageColumn(name=name, kind=kind) for name, kind in zip(metric_rows.HEAD, kinds, strict=True)
     ]
     rows = [[row[0], defined(row[1]), *row[2:]] for row in metric_rows.rows(results)]
-    notes = [*metric_rows.not_restored(results), *metric_rows.absent(results)]
+    notes = [*metric_rows.to_see(results), *metric_rows.absent(results)]
     return table(columns, rows, notes)
 
 

@@ -150,7 +150,12 @@ def _of_a_command(name: str, evidence: Evidence) -> Finding:
     if name in observed.LACKING:
         return observed.lacking(name)
     found = check(OTHERWISE_OF_COMMANDS.get(name, _ALL[name]), evidence)
-    return _of_half_the_ranks(found, evidence) if name == "detection" else found
+    if name != "detection" or found.verdict != "fail":
+        return found
+    without = evidence.history if evidence.is_control else evidence.control_history
+    if without is not None and without.unfinished:
+        return unknown(f"the command fails without any fault: {found.witness}")
+    return _of_half_the_ranks(found, evidence)
 
 
 def _of_half_the_ranks(found: Finding, evidence: Evidence) -> Finding:

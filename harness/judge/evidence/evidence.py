@@ -14,6 +14,9 @@ from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.results import Finding
 
+WARNING = "warning: "
+"""Begins the witness of a finding that passes, and that people have to see all the same."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:

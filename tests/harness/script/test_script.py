@@ -392,6 +392,26 @@ def test_what_a_command_leaves_is_ended_and_held_against_it(
     assert events(tmp_path, Kind.COMMAND_ENDED)[0].data["killed"] >= 1
 
 
+def test_what_a_command_leaves_without_a_fault_too_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers, "LINGER_S", 0.5)
+    fault = "{id: hit, kind: process-stop, target: {rank: 1}, at: {step: 12}, duration: 0.1s}"
+    argv = command("--steps", "30", "--step-s", "0.06", "--shared")
+    code, results = run(tmp_path, write(tmp_path / "s.yaml", argv, fault=fault, baseline="paired"))
+    assert code == 0, results.reason
+    shown = summary(results, open_run(tmp_path / "runs/script/latest"))
+    assert "no-orphans  " in shown and "warning: the command left fake_trainer_" in shown
+    assert "invariants: {leave_out: [no-orphans]}" in shown
+
+
+def test_a_command_that_hangs_without_a_fault_too_is_not_judged_by_it(tmp_path: Path) -> None:
+    argv = command("--steps", "30", "--restarts", "2", "--late-s", "0.15", "--hang-at", "25")
+    scenario = write(tmp_path / "s.yaml", argv, deadline="6s", baseline="paired")
+    code, results = run(tmp_path, scenario)
+    assert code == 3 and "without a" in results.reason, results.reason
+
+
 @pytest.mark.long
 def test_one_that_does_not_end_is_ended(tmp_path: Path) -> None:
     scenario = write(tmp_path / "s.yaml", command(*ALL_STEPS, "--stubborn"), deadline="3s")

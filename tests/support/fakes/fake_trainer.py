@@ -41,6 +41,8 @@ def rank_main(args: argparse.Namespace) -> int:
     begun = state["step"] + args.skip * (not first)
     for step in range(begun + 1, args.steps + 1):
         pause(args.late_s if slow and step > FAULTED_AT else args.step_s)
+        if step == args.hang_at:
+            pause(600)
         if args.points:
             compute(state, step, args.retry)
         (scratch / f"{attempt}.{rank}").write_text(str(step))
@@ -169,6 +171,7 @@ def main() -> int:
         choices=("weights", "all"),
         help="begun again, go on with the step and other weights, or learn nothing",
     )
+    parser.add_argument("--hang-at", type=int, help="a step that never ends")
     parser.add_argument("--skip", type=int, default=0, help="steps left out when begun again")
     parser.add_argument("--answers", type=int, help="the same with another exit code")
     parser.add_argument("--answers-late-s", type=float, default=0.0)

@@ -78,7 +78,7 @@ def _stopped(history: History, known: Sequence[int]) -> str:
 
 def loss_equality(evidence: Evidence) -> Finding:
     """Each rank's reported losses equal those of the control arm, step by step, non-finite values
-    included. The state itself is not known.
+    included; others fail where a list asks for it by name. The state itself is not known.
     """
     control = evidence.control_history
     if control is None:
@@ -121,10 +121,14 @@ def loss_equality(evidence: Evidence) -> Finding:
     before = losses_before(evidence.history, step, rank)
     proven = before and _same(before, others) and not _same(before, ours)
     why = NOT_RESTORED if proven else "whether the script is deterministic is not known"
-    return unknown(
+    said = (
         f"{_rank_prefix(rank)}reported loss {_as_text(ours)} at step {step}, the control arm had"
-        f" {_as_text(others)}: {why}{cure}"
+        f" {_as_text(others)}"
     )
+    asked = evidence.cell.scenario.invariants
+    if isinstance(asked, list | tuple) and "loss-equality" in asked:
+        return failed(f"{said}, and the scenario asks that they are equal")
+    return unknown(f"{said}: {why}{cure}")
 
 
 def unread_shown(evidence: Evidence) -> str:

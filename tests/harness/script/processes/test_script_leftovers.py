@@ -127,9 +127,11 @@ def test_who_lives_on_is_waited_for_and_then_named(
 # ---- what is held against it
 
 
-def checked(job: Job, **more: Any) -> Finding:
+def checked(job: Job, control: Job | None = None) -> Finding:
     cell = arms.cell_of("own", [], workload=COMMAND, invariants=["no-orphans"])
-    return check_all(Evidence(arm="faulted", cell=cell, log=job.log()))["no-orphans"]
+    without = control.log() if control else None
+    evidence = Evidence(arm="faulted", cell=cell, log=job.log(), control=without)
+    return check_all(evidence)["no-orphans"]
 
 
 def ended(
@@ -171,6 +173,16 @@ def test_a_process_that_lives_on_fails() -> None:
         found.witness
         == "the command ended well and left sleep (pid 7) running, in a session of its own"
     )
+
+
+def test_what_stays_without_a_fault_too_is_a_warning() -> None:
+    left = [{"pid": 7, "name": "sleep", "detached": True}]
+    memory = [{"name": "psm_1", "held_by": ["w1"]}]
+    both = checked(ended(left=left, memory=memory), ended(left=left, memory=memory))
+    assert both.verdict == "pass" and both.witness.startswith("warning: the command ended well")
+    assert both.witness.endswith("invariants: {leave_out: [no-orphans]}")
+    assert checked(ended(left=left, memory=memory), ended(left=left)).verdict == "fail"
+    assert checked(ended(left=left), ended()).verdict == "fail"
 
 
 def test_shared_memory_that_stays_fails_unless_who_had_it_was_killed() -> None:

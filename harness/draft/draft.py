@@ -36,7 +36,7 @@ from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.harness.run import heal, interrupts
 from trainchaos.harness.script import outcome_text
 from trainchaos.harness.script.check import refuse_unstartable
-from trainchaos.harness.script.listen.errors import first_error
+from trainchaos.harness.script.listen.errors import telling_error
 from trainchaos.harness.script.processes.environment import PreparedCommand, prepare
 from trainchaos.recovery.supervise.supervision import StopFlag
 
@@ -211,7 +211,7 @@ def _refuse_failed(seen: Sighting, proposal: Proposal) -> None:
         return
     steps = [step for _, step in proposal.steps]
     when = f"after step {max(steps)}" if steps else "before any step was seen"
-    first = first_error([line for _, line in seen.lines])
+    first, _ = telling_error([line for _, line in seen.lines])
     lines = outcome_text.printed(seen.last[-SHOWN_LINES:], first) if seen.last else ""
     raise ScenarioError(
         f"the command ended with {seen.ended.how} after {seen.seconds:.1f} s, {when}"

@@ -201,23 +201,24 @@ def _quoted(text: str) -> str:
 
 
 def _failed(found: Findings) -> str:
-    """The first error, if the last lines do not show it, and the last lines."""
-    return _shown(found, errors.first_error(found.recent))
+    """The error that tells most, if the last lines do not show it, and the last lines."""
+    return _shown(found, *errors.telling_error(found.recent))
 
 
-def _shown(found: Findings, first: Sequence[str] = ()) -> str:
+def _shown(found: Findings, error: Sequence[str] = (), times: int = 1) -> str:
     if not found.last:
         return "; it printed nothing"
-    return "; " + printed(found.last[-SHOWN_LINES:], first)
+    return "; " + printed(found.last[-SHOWN_LINES:], error, times)
 
 
-def printed(last: Sequence[str], first: Sequence[str] = ()) -> str:
-    """Lines of a command for people: the newest, and before them its first error if they do not
-    show it.
+def printed(last: Sequence[str], error: Sequence[str] = (), times: int = 1) -> str:
+    """Lines of a command for people: the newest, and before them an error that was raised so many
+    ``times``, if they do not show it.
     """
     text = f"its last lines:\n{_rows(last)}"
-    if first and first[-1] not in last:
-        return f"its first error:\n{_rows(first)}\n    {text}"
+    if error and error[-1] not in last:
+        which = f"its error, {times} times" if times > 1 else "its first error"
+        return f"{which}:\n{_rows(error)}\n    {text}"
     return text
 
 

@@ -111,7 +111,9 @@ def _verdict(results: Results, word: str) -> str:
     witnesses = [finding.witness for cell in results.cells for finding in cell.invariants.values()]
     if any(witness in tail for witness in witnesses if witness):
         # the lines quoted follow below
-        tail = re.sub(r"; its (?:first error|last lines):$", "", tail.split("\n")[0])
+        tail = re.sub(
+            r"; its (?:first error|error, \d+ times|last lines):$", "", tail.split("\n")[0]
+        )
     return "   ".join(part for part in (line, facts, tail) if part)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainchaos.chaos.cli import invoke
-from trainchaos.harness.script.listen.errors import first_error
+from trainchaos.harness.script.listen.errors import telling_error
 from trainchaos.harness.script.outcome_text import printed
 
 SYNTAX = [
@@ -55,7 +55,19 @@ FOOTER = [
     ],
 )
 def test_the_first_error_is_found(lines: list[str], error: list[str]) -> None:
-    assert first_error(lines) == error
+    assert telling_error(lines)[0] == error
+
+
+def test_an_error_that_each_restart_meets_is_shown_before_the_echo_of_a_kill() -> None:
+    gloo = [*RAISED[:3], "RuntimeError: [../gloo/pair.cc:525] Connection closed by peer [::1]:2301"]
+    lines = [*gloo, *FOOTER]
+    for pid in range(3):
+        missing = f"FileNotFoundError: [Errno 2] No such file: 'out/{pid}/trainer_state.json'"
+        lines += [*RAISED[:-1], missing, *FOOTER]
+    error, times = telling_error(lines)
+    assert error[-1] == "FileNotFoundError: [Errno 2] No such file: 'out/0/trainer_state.json'"
+    assert times == 3
+    assert "its error, 3 times:" in printed(FOOTER, error, times)
 
 
 def test_an_error_that_the_last_lines_show_is_not_shown_twice() -> None:

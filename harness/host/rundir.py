@@ -11,6 +11,8 @@ runs/<scenario>/<utc>-<seed>/
 from __future__ import annotations
 
 import os
+import re
+import zlib
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +33,7 @@ from trainchaos.chaos.files import is_part, read_bytes, read_json, reason
 from trainchaos.chaos.scenario.model import ResolvedRun
 from trainchaos.chaos.source.source import VERSION as SCENARIO_VERSION
 
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 MAX_RESOLVED_BYTES = 8 << 20  # a cell takes 3 kB
 
 
@@ -71,11 +74,11 @@ class RunDirectory:
 
     def logs(self, arm: str) -> Path:
         """Standard output and error of one arm's processes."""
-        return self.root / "logs" / _inside(arm)
+        return _plain(self.root / "logs", arm)
 
     def checkpoints(self, arm: str) -> Path:
         """Checkpoints of one arm."""
-        return self.root / "checkpoints" / _inside(arm)
+        return _plain(self.root / "checkpoints", arm)
 
     def arms(self) -> list[str]:
         """Names of the arms that left events."""
@@ -190,6 +193,16 @@ def _inside(arm: str) -> str:
             f"{arm[:120]!r} is not the name of an arm: it leads out of the run directory"
         )
     return arm
+
+
+def _plain(folder: Path, arm: str) -> Path:
+    """An arm's directory whose path a command is told: parsers of options and of configurations
+    take ``=`` and ``,`` for theirs. Runs of before have them.
+    """
+    plain = _NOT_PLAIN.sub("-", _inside(arm))
+    if plain == arm or (folder / arm).is_dir():
+        return folder / arm
+    return folder / f"{plain}.{zlib.crc32(arm.encode()):08x}"  # no other arm's
 
 
 def _mkdir(path: Path) -> None:

@@ -196,6 +196,11 @@ def _or_else(found: Findings) -> str:
     return f"; else correct {key_of(found.spec.progress)}, which matched none"
 
 
+def keeps_ending(found: Findings, times: int) -> str:
+    """That the ranks end again and again before a step is seen."""
+    return f"its ranks were started {times} times, and ended before a step was seen{_failed(found)}"
+
+
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 

@@ -13,13 +13,15 @@ from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.script.listen.derive import Derived, derive
 from trainchaos.harness.script.listen.listening import CommandListener
 from trainchaos.harness.script.listen.observer import Observer
-from trainchaos.harness.script.outcome_text import Findings, unread_steps
+from trainchaos.harness.script.outcome_text import Findings, keeps_ending, unread_steps
 from trainchaos.harness.script.processes.ranks import Ranks
 
 JUDGE_EVERY_S = 1.0
 UNREAD_S = 5.0
 UNREAD_STEPS = 50
 LEAST_UNREAD = 10
+ENDINGS = 4
+"""How often ranks may end, and be started again, before a step was seen."""
 UNRANKED_S = 8.0
 """How long steps may be reported while no rank is found, though ranks are looked for."""
 NS = 1e9
@@ -91,6 +93,10 @@ class Startup:
             return self.miscounted
         if self._observer.reports:
             return self._unranked(now)
+        if self._observer.generation > ENDINGS:
+            return keeps_ending(
+                Findings.of(self._spec, self._observer, self._listener), self._observer.generation
+            )
         return "" if self._listener.waiting else self._unread(now)
 
     def _beyond(self) -> str:

@@ -114,15 +114,17 @@ def logs(run: RunDirectory, results: Results) -> tuple[list[ArmLogs], int]:
 
 
 def _logs_of(run: RunDirectory, arm: ArmResult) -> ArmLogs:
+    folder = arm.id
     try:
         where = run.logs(arm.id)
+        folder = where.name
         with os.scandir(where) as entries:
             names = sorted(
                 entry.name for entry, _ in zip(entries, range(_MOST_ENTRIES), strict=False)
             )
     except (OSError, ValueError, LogError):
         names = []
-    found = [link for name in names if (link := link_to(run.root, "logs", arm.id, name))]
+    found = [link for name in names if (link := link_to(run.root, "logs", folder, name))]
     told = [link for link in found if link.size]
     return ArmLogs(
         arm=arm,

@@ -269,7 +269,8 @@ def failed_and_fine(results: Results) -> tuple[str, str]:
 
 def test_the_page_links_to_what_is_there(littered: Drawn) -> None:
     links = [a for a in littered.page.addresses if not a.startswith(("#", "data:,"))]
-    first, (failed, fine) = littered.results.arms[0].id, failed_and_fine(littered.results)
+    arms = littered.results.arms[0].id, *failed_and_fine(littered.results)
+    first, failed, fine = (littered.run.logs(arm).name for arm in arms)
     of_failed = [f"logs/{failed}/w0.log", f"logs/{failed}/w3.log"]
     assert sorted(map(unquote, links)) == sorted(
         [

@@ -405,6 +405,33 @@ def test_what_a_command_leaves_without_a_fault_too_is_a_warning(
     assert "invariants: {leave_out: [no-orphans]}" in shown
 
 
+def test_a_command_whose_ranks_keep_ending_is_stopped_at_once(tmp_path: Path) -> None:
+    once = f"RANK=0 {PYTHON} -c \"raise SystemExit('no config given')\""
+    argv = ["bash", "-c", f"while true; do {once}; done"]
+    scenario = write(tmp_path / "s.yaml", argv, ranks=1, deadline="600s", baseline="paired")
+    code, results = run(tmp_path, scenario)
+    assert code == 3, results.reason
+    assert re.search(r"its ranks were started \d times, and ended before a step", results.reason)
+    assert "| no config given" in results.reason
+
+
+def test_paths_that_a_command_is_told_are_plain(tmp_path: Path) -> None:
+    trainer = f"{PYTHON} '{TRAINER}' --steps 30"
+    fault = "{id: hit, kind: process-stop, target: {rank: 0}, at: {step: 12}, duration: 0.1s}"
+    scenario = write(
+        tmp_path / "s.yaml",
+        ["bash", "-c", f"echo $CHAOS_SCRATCH $CHAOS_BEACON >> {tmp_path}/told; exec {trainer}"],
+        fault=fault,
+        ranks=1,
+        more="matrix: {restarts: [0, 1]}",
+    )
+    run(tmp_path, scenario)
+    told = (tmp_path / "told").read_text().split()
+    ours = [Path(one).relative_to(tmp_path) for one in told]
+    assert len({*told}) == 4, "each arm has its own"
+    assert all(re.fullmatch(r"[A-Za-z0-9._/-]+", str(one)) for one in ours), ours
+
+
 def test_a_command_that_hangs_without_a_fault_too_is_not_judged_by_it(tmp_path: Path) -> None:
     argv = command("--steps", "30", "--restarts", "2", "--late-s", "0.15", "--hang-at", "25")
     scenario = write(tmp_path / "s.yaml", argv, deadline="6s", baseline="paired")

@@ -120,7 +120,7 @@ def _fault(i: Incident) -> Case:
         f" {number(i.recovery_time, 'lower')} s, at full rate in"
         f" {number(i.time_to_full_rate, 'lower')} s, redundant in"
         f" {number(i.time_to_redundancy, 'lower')} s,"
-        f" {'all' if i.never_recovered else i.steps_lost} steps lost. Witness {i.witness}:"
+        f" {i.lost} steps lost. Witness {i.witness}:"
         f" {pairs(i.evidence)}. {i.decision}"
     )
     name = f"{i.fault} repeat {i.repeat} occurrence {i.occurrence}"

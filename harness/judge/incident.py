@@ -79,6 +79,11 @@ class Incident(Model):
     steps_lost: int = Field(
         description="redone; 0 also if they were never redone, see never_recovered"
     )
+    steps_lost_unsure: Literal["at most", "not known"] | None = Field(
+        default=None,
+        description="of a command whose steps are seen every so many: steps_lost is the most that"
+        " it can be; not known: nothing says more",
+    )
     restored_step: int | None
     first_new_step: int | None
     decision: str
@@ -101,6 +106,15 @@ class Incident(Model):
         default=None,
         description="fault whose rollback answered this one too: the steps lost are counted there",
     )
+
+    @property
+    def lost(self) -> str:
+        """The steps lost, for people."""
+        if self.never_recovered:
+            return "all"
+        if self.steps_lost_unsure == "not known":
+            return f"not known, at most {self.steps_lost}"
+        return f"{'≤ ' if self.steps_lost_unsure else ''}{self.steps_lost}"
 
     @property
     def occurrences(self) -> tuple[int, ...]:

@@ -103,7 +103,7 @@ def _line(results: Results, one: Incident) -> tuple[str, ...]:
         one.outcome,
         _blamed(one),
         with_unit(cost, "rank-s", "lower"),
-        "all" if one.never_recovered else str(one.steps_lost),
+        one.lost,
         one.decision,
     )
 

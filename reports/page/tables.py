@@ -181,9 +181,7 @@ def lost_steps(i: Incident) -> str:
     """Number of lost steps; ``all`` if the job never recovered; or the fault with which they were
     counted.
     """
-    if i.never_recovered:
-        return "all"
-    return str(i.steps_lost) if i.answered_with is None else f"with {i.answered_with}"
+    return i.lost if i.never_recovered or i.answered_with is None else f"with {i.answered_with}"
 
 
 def metrics(results: Results) -> PageTable:

@@ -27,6 +27,7 @@ from trainchaos.harness.judge.record.command_end import ended_ns
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import NS, Generation, History, StepRun
 from trainchaos.harness.judge.record.node_attribution import homes, nodes_hit
+from trainchaos.harness.judge.record.observed import grid_of, stride_of
 from trainchaos.harness.judge.record.reported import is_bad, spoilt_since
 from trainchaos.harness.judge.record.strength import strength_of
 from trainchaos.harness.judge.record.sustained import at_the_end_again, lasting
@@ -79,6 +80,23 @@ def recovery_of(history: History, failure: Event, acting_until_ns: int = 0) -> R
     )
 
 
+def _lost_at_most(
+    history: History, answer: Recovery, lost: int
+) -> tuple[int, Literal["at most", "not known"] | None]:
+    """The most steps that a command can have lost, whose steps are seen every so many, and how much
+    is known of it. What was done after the last report before the failure is lost too, and the
+    first report after it may be a whole distance behind where the job went on. One that comes first
+    beyond all that was done before, as of a bar that is drawn late, says nothing.
+    """
+    grid, high = grid_of(history), answer.high_water
+    if grid == 1 or answer.restored is None or answer.restored.cause != "restart":
+        return lost, None
+    first = (answer.restored_step or 0) + stride_of(history)
+    if first > high + grid:
+        return high, "not known"
+    return max(0, high + grid - 1 - max(0, first - grid)), "at most"
+
+
 def incident_of(episode: Episode, history: History, control: History | None) -> Incident:
     """The incident of one episode. A fault that never fired gives one with occurrence -1 and
     outcome ``not-landed``.
@@ -91,6 +109,9 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
     phases = _phases(episode, history, concerned) if concerned and concerned.first_new else []
     restored = concerned.restored_step if concerned else None
     lost = max(0, concerned.high_water - restored) if concerned and restored is not None else 0
+    unsure = None
+    if history.info.observed and concerned is not None and concerned.restored is not None:
+        lost, unsure = _lost_at_most(history, concerned, lost)
     short = _short(episode, history)
     outcome = _outcome(episode, history, control, concerned, short=bool(short))
     ranks = {"ranks": short} if short and outcome == "degraded" else {}
@@ -116,6 +137,7 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
         outcome=outcome,
         phases=phases,
         steps_lost=lost,
+        steps_lost_unsure=unsure,
         restored_step=restored,
         first_new_step=concerned.first_new.step if concerned and concerned.first_new else None,
         decision=_decision(history, failure),

@@ -235,7 +235,8 @@ def _add_incident(values: dict[str, list[float]], history: History, incident: In
         value = getattr(incident, name)
         if value is not None:
             values[name].append(value)
-    if incident.recovery_time is not None and incident.answered_with is None:
+    known = incident.steps_lost_unsure != "not known"
+    if incident.recovery_time is not None and incident.answered_with is None and known:
         values["steps_lost"].append(
             math.inf if incident.never_recovered else float(incident.steps_lost)
         )

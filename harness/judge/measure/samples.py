@@ -63,6 +63,12 @@ def why_absent(arms: Sequence[Sequence[Incident]]) -> dict[str, str]:
     """Metric -> why it has no value if it has none although these incidents' faults landed, and
     what to do about it.
     """
+    unseen = [one.lost for mine in arms for one in mine if one.steps_lost_unsure == "not known"]
+    if unseen:
+        return {
+            "steps_lost": f"{unseen[0]}: the first step that was reported after the recovery is"
+            " beyond those before it; report each step, or with the beacon"
+        }
     outcomes = {incident.outcome for mine in arms for incident in mine}
     if outcomes & {"recovered", "degraded"}:
         why = "no step was left to commit after the fault: inject earlier, or raise workload.steps"

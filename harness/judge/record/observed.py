@@ -87,6 +87,19 @@ def stride_of(history: History) -> int:
     return _stride({event.generation: _reports(history.log, event) for event in starts})
 
 
+def grid_of(history: History) -> int:
+    """The largest distance between two reported steps, but for a tenth of them: a bar that is drawn
+    in time skips more or fewer.
+    """
+    starts = history.log.of(Kind.GENERATION_STARTED)
+    gaps = sorted(
+        after.step - before.step
+        for event in starts
+        for before, after in itertools.pairwise(_reports(history.log, event))
+    )
+    return gaps[len(gaps) * 9 // 10] if gaps else 1
+
+
 def unseen(history: History) -> str:
     """Why a command has no step that can be judged."""
     if next(iter(history.log.of(Kind.STEP_REPORTED)), None) is not None:

@@ -71,6 +71,8 @@ def as_now(before: dict[str, Any]) -> dict[str, Any]:
     simulated = any(line.startswith("sim: ") for line in before["fidelity"])
     for fault in before["faults"] if simulated else ():
         fault["witness"] = f"simulated {fault['witness']}"
+    for fault in before["faults"]:  # progress was not seen in steps of several
+        fault["steps_lost_unsure"] = None
     now = {**before, "simulated": simulated}
     for arm in now["arms"]:
         arm["others"] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Iterable
 
 import pytest
 
@@ -22,6 +23,31 @@ def job() -> Job:
     made.found("w0", "w1")
     made.train(*range(1, 31))
     return made
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        (range(1, 36), range(31, 101), "5"),  # each step
+        (range(10, 40, 10), range(30, 101, 10), "≤ 19"),  # 39 may be done, and 20 restored
+        ([3, 7, 10, 14, 17, 21, 24, 28, 31, 35], range(34, 101, 4), "≤ 8"),  # a bar that skips
+        ([3, 7, 10, 14, 17, 21, 24, 28, 31, 35], range(48, 101, 4), "not known, at most 35"),
+    ],
+)
+def test_steps_lost_are_known_as_far_as_steps_are_seen(
+    before: Iterable[int], after: Iterable[int], lost: str
+) -> None:
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*before)
+    inject(job)
+    job.lose("w1", signum=signal.SIGKILL)
+    job.found("w2", "w3")
+    job.train(*after)
+    measures = measure(job.log(), None)
+    (incident,) = measures.incidents
+    assert incident.lost == lost
+    assert (measures.values["steps_lost"] == []) == lost.startswith("not known")
 
 
 def inject(

@@ -153,6 +153,9 @@ def _checkpoint(tree: Mapping[str, Any], spec: FaultSpec, loc: Loc) -> Iterator[
         yield Problem(loc=(*loc, "params", "mode"), message=message)
 
 
+OF_LAUNCHERS = ("process-kill", "process-stop", "process-term")
+
+
 def works_from_outside(model: type[Fault]) -> bool:
     """Whether a fault kind can be applied to a program without any hook inside it."""
     outside = model.where in FROM_OUTSIDE and model.needs <= NEEDS
@@ -185,6 +188,11 @@ def _fault(
         yield Problem(
             loc=(*loc, "duration"),
             message="a duration in steps needs an agent in the rank: give seconds",
+        )
+    if spec.target.role == "launcher" and spec.kind not in OF_LAUNCHERS:
+        yield Problem(
+            loc=(*loc, "target", "role"),
+            message=f"what can be done to a launcher: {', '.join(OF_LAUNCHERS)}",
         )
     if spec.target.role == "spare":
         yield Problem(

@@ -200,6 +200,9 @@ def _target_keys(
         yield Problem(loc=(*at, "checkpoint"), message=message, on_key=True)
     if where in PLACELESS:
         return
+    if target.role == "launcher" and setting.strategy is not None:
+        message = "only a command has a launcher: target a worker, or use coordinator-kill"
+        yield Problem(loc=(*at, "role"), message=message)
     if target.role == "coordinator":
         message = f"{spec.kind} does not act on the coordinator; coordinator-kill does"
         yield Problem(loc=(*at, "role"), message=message)
@@ -232,8 +235,9 @@ def _names_one(target: TargetSpec, at: Loc, shards: int) -> Iterator[Problem]:
                 what = "select" if other == "select" else f"narrow with {other}"
                 message = f"{name} names one target, so there is nothing to {what}"
                 yield Problem(loc=(*at, other), message=message, on_key=True)
-        if target.role == "spare":
-            message = f"a spare has no {name}; use role: spare with select"
+        if target.role in ("spare", "launcher"):
+            more = " with select" if target.role == "spare" else " alone"
+            message = f"a {target.role} has no {name}; use role: {target.role}{more}"
             yield Problem(loc=(*at, name), message=message, on_key=True)
 
 

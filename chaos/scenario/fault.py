@@ -75,10 +75,11 @@ class TargetSpec(Strict):
     ``rack`` narrow the candidates, and ``select`` chooses among them with the seed.
 
     ``minority`` is the largest number below half of the candidates, ``majority`` the smallest above
-    it; both, and ``percent``, are counted before ``exclude`` applies.
+    it; both, and ``percent``, are counted before ``exclude`` applies. ``role: launcher``: the
+    process that a command starts as, such as torchrun, a shell, ``conda run``, alone.
     """
 
-    role: Literal["worker", "spare", "coordinator", "any"] = "worker"
+    role: Literal["worker", "spare", "coordinator", "launcher", "any"] = "worker"
     rank: int | None = Field(default=None, ge=0)
     replica: int | None = Field(default=None, ge=0)
     node: int | None = Field(default=None, ge=0)

@@ -138,6 +138,8 @@ def _people(target: TargetSpec, scope: Scope) -> list[Who]:
     people: list[Who] = []
     if target.role in ("worker", "any"):
         people += [("worker", rank) for rank in range(topology.ranks)]
+    if target.role == "launcher":
+        return [("spare", 0)]  # the one process of a command that is no rank
     if target.role in ("spare", "any"):
         people += [("spare", index) for index in range(scope.spares)]
     if target.node is None and target.rack is None:

@@ -104,8 +104,10 @@ def _whom(target: Mapping[str, Any]) -> str:
             ", ".join(_named(what, which) for what, which in target.items() if what != "processes")
             or "the job"
         )
-    rank = target.get("rank")
-    return f"spare {target['process']}" if rank is None else f"rank {rank} ({target['process']})"
+    rank, process = target.get("rank"), str(target["process"])
+    if rank is None:
+        return process if process.startswith("launcher") else f"spare {process}"
+    return f"rank {rank} ({process})"
 
 
 def _named(what: str, which: Any) -> str:

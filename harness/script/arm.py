@@ -143,6 +143,9 @@ class ScriptArm:
             leftovers=self._leftovers,
             record=self.record,
             now_ns=now_ns,
+            holds_launcher=any(
+                f.target.role == "launcher" for f in self._setup.cell.scenario.faults
+            ),
         )
         return watch, attempts
 

@@ -36,7 +36,9 @@ class Attempts:
         leftovers: CommandLeftovers,
         record: RecordEvent,
         now_ns: Callable[[], int],
+        holds_launcher: bool = False,
     ) -> None:
+        self._holds_launcher = holds_launcher  # a fault hits it
         self._prepared = prepared
         self._arm = arm
         self._ledger = ledger
@@ -71,6 +73,12 @@ class Attempts:
             pid=command.pid,
             argv=list(prepared.argv),
         )
+        if self._holds_launcher:
+            name = f"launcher{self.number}"
+            self._ranks.hold_launcher(name, command.pid)
+            self._record(
+                Kind.PROCESS_SPAWNED, process=name, pid=command.pid, role="launcher", mode="script"
+            )
         return ""
 
     def note_left(self, command: Command) -> None:

@@ -123,8 +123,8 @@ class CommandScene:
         return None
 
     def spare(self, index: int) -> str | None:
-        """None: a command's spares are not known."""
-        return None
+        """Its launcher, if it lives: a command's spares are not known."""
+        return self._ranks.launcher
 
     def refuse_device(self, process: str) -> str:
         """A command chooses its own devices. Raises RuntimeError."""

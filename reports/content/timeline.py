@@ -169,8 +169,10 @@ def target_of(target: Mapping[str, Any]) -> str:
     if "process" not in target:
         named = (f"{k} {scalar(v)}" for k, v in target.items() if k != "processes")
         return ", ".join(named) or "the job"
-    rank = target.get("rank")
-    return f"spare {target['process']}" if rank is None else f"rank {rank} ({target['process']})"
+    rank, process = target.get("rank"), str(target["process"])
+    if rank is None:
+        return process if process.startswith("launcher") else f"spare {process}"
+    return f"rank {rank} ({process})"
 
 
 def _generation(event: Event, data: Mapping[str, Any]) -> tuple[str, str, str, str] | None:

@@ -26,6 +26,7 @@ class Rank:
     name: str
     found: FoundRank
     pidfd: int
+    alone: bool = False  # it is the launcher, which is hit without what it has started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,20 @@ class Ranks:
         worlds = [one.world for one in found.values() if one.world]
         self.world = max(worlds, default=None)
         return {rank: name for rank, name in members.items() if self._ranks[name].pidfd >= 0}, new
+
+    def hold_launcher(self, name: str, pid: int) -> None:
+        """Hold the process that a command was started as, too."""
+        row = tree.process(pid)
+        fd = _hold(pid, row.started) if row is not None else None
+        if row is not None and fd is not None:
+            found = FoundRank(rank=-1, world=None, pid=pid, started=row.started, top=pid)
+            self._ranks[name] = Rank(name=name, found=found, pidfd=fd, alone=True)
+            self._poll.register(fd, select.POLLIN)
+
+    @property
+    def launcher(self) -> str | None:
+        """The name of the launcher that is held and has not exited."""
+        return next((r.name for r in self._ranks.values() if r.alone and r.pidfd >= 0), None)
 
     def settled(
         self, found: Mapping[int, FoundRank], now_s: float, *, spoken: bool
@@ -116,7 +131,7 @@ class Ranks:
         held: dict[int, int] = {}
         try:
             for _ in range(ROUNDS if signum in WHOLE else 1):
-                hit = tree.struck_with(rank.found, whole=signum in WHOLE)
+                hit = self._hit(rank, whole=signum in WHOLE)
                 new = [row for pid, row in hit.items() if pid not in held]
                 if not new:
                     break
@@ -139,8 +154,15 @@ class Ranks:
             return "X"
         if row.state not in "Tt":
             return row.state
-        others = tree.struck_with(rank.found, whole=True).values()
+        others = self._hit(rank, whole=True).values()
         return next((other.state for other in others if other.state not in "TtZX"), row.state)
+
+    @staticmethod
+    def _hit(rank: Rank, *, whole: bool) -> dict[int, tree.ProcessRow]:
+        if not rank.alone:
+            return tree.struck_with(rank.found, whole=whole)
+        row = tree.process(rank.found.pid)
+        return {} if row is None else {rank.found.pid: row}
 
     def pid_of(self, name: str) -> int:
         """Pid of a living rank, the process that is signalled first; 0 if there is none with that
@@ -162,7 +184,7 @@ class Ranks:
 
     def living(self) -> list[str]:
         """Names of the ranks that have not exited."""
-        return [rank.name for rank in self._ranks.values() if rank.pidfd >= 0]
+        return [r.name for r in self._ranks.values() if r.pidfd >= 0 and not r.alone]
 
     def close(self) -> None:
         """Close all pidfds."""
@@ -175,7 +197,8 @@ class Ranks:
         pidfd = _hold(found.pid, found.started)
         if pidfd is None:
             return None
-        rank = Rank(name=f"w{len(self._ranks)}", found=found, pidfd=pidfd)
+        ranks = sum(not rank.alone for rank in self._ranks.values())
+        rank = Rank(name=f"w{ranks}", found=found, pidfd=pidfd)
         self._ranks[rank.name] = rank
         self._known[found.pid, found.started] = rank.name
         self._poll.register(pidfd, select.POLLIN)

@@ -469,6 +469,11 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
             "rank: 0, role: spare",
             ["7:45: a spare has no rank; use role: spare with select"],
         ),
+        (
+            "role: worker",
+            "role: launcher",
+            ["7:51: only a command has a launcher: target a worker, or use coordinator-kill"],
+        ),
         ("role: worker", "select: {count: 5}", ["7:61: cannot select 5 of 4"]),
         (
             "role: worker",

@@ -405,6 +405,31 @@ def test_what_a_command_leaves_without_a_fault_too_is_a_warning(
     assert "invariants: {leave_out: [no-orphans]}" in shown
 
 
+@pytest.mark.parametrize("kind", ["process-kill", "process-term", "process-stop"])
+@pytest.mark.sample(1)
+def test_a_launcher_is_hit_alone(tmp_path: Path, kind: str) -> None:
+    trainer = " ".join([PYTHON, f"'{TRAINER}'", "launch", "--steps", "40", "--step-s", "0.06"])
+    lasts = ", duration: 0.3s" if kind == "process-stop" else ""
+    fault = f"{{id: hit, kind: {kind}, target: {{role: launcher}}, at: {{step: 12}}{lasts}}}"
+    scenario = write(
+        tmp_path / "s.yaml",
+        ["bash", "-c", f"{trainer}; exit $?"],
+        fault=fault,
+        steps=40,
+        workload="  restarts: 1",
+        baseline="paired",
+        invariants="observable",
+    )
+    code, results = run(tmp_path, scenario)
+    assert code == 0, results.reason
+    (incident,) = results.faults
+    masked = kind == "process-stop"
+    assert incident.landed and incident.outcome == ("masked" if masked else "recovered")
+    assert len(events(tmp_path, Kind.COMMAND_STARTED)) == 2 - masked
+    (hit,) = events(tmp_path, Kind.FAULT_INJECTED)
+    assert hit.data["target"] == {"process": "launcher1", "rank": None}
+
+
 def test_a_command_whose_ranks_keep_ending_is_stopped_at_once(tmp_path: Path) -> None:
     once = f"RANK=0 {PYTHON} -c \"raise SystemExit('no config given')\""
     argv = ["bash", "-c", f"while true; do {once}; done"]

@@ -309,8 +309,7 @@ class ScriptArm:
         again = (not ended.well or self.observer.preempted) and attempt <= most
         if not ended.well and (again or not self.observer.finished):
             self.observer.on_command_failed(ended.how, time.monotonic_ns())
-        if ended.well:
-            self._attempts.note_left(command)
+        self._attempts.note_left(command)
         self._attempts.close(asked=False)
         if not again:
             self.stop(*outcome_of(self._findings(), ended))

@@ -82,8 +82,10 @@ class Attempts:
         return ""
 
     def note_left(self, command: Command) -> None:
-        """Note the processes that outlive a command that ended well, before they are ended too."""
-        self._left = self._leftovers.processes(command.guard_pid, command.pid)
+        """Note the processes that outlive a command, before they are ended too."""
+        ended = command.ended
+        well = ended is not None and ended.well
+        self._left = self._leftovers.processes(command.guard_pid, command.pid, well=well)
 
     def close(self, *, asked: bool) -> int:
         """End the command and all its descendants; returns how many processes could not be killed.

@@ -77,11 +77,12 @@ class CommandLeftovers:
             holders |= {ids.get(name, 0), *map(int, re.findall(r"[0-9]{2,9}", name))} & rows.keys()
             one.by |= {_owner(pid, rows, name_of) for pid in holders}
 
-    def processes(self, root: int, session: int) -> list[dict[str, Any]]:
-        """Processes that outlive a command that ended well, after a grace period. Stopped ones do
-        not count: a fault stopped them. ``session``: the command's.
+    def processes(self, root: int, session: int, *, well: bool = True) -> list[dict[str, Any]]:
+        """Processes that outlive a command: after a grace period where it ended ``well``, else at
+        once, as it may be started again. Stopped ones do not count: a fault stopped them.
+        ``session``: the command's.
         """
-        deadline = time.monotonic() + LINGER_S
+        deadline = time.monotonic() + (LINGER_S if well else 0.0)
         while True:
             rows = [row for row in tree.below(root).values() if row.state not in "Tt"]
             if not rows or time.monotonic() > deadline:

@@ -350,7 +350,10 @@ def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, aga
     arm._listener, arm._ranks = listener, SimpleNamespace(wait=lambda _: [])
     arm._watch = watch_of(done, arm._ranks, listener)
     arm._attempts = SimpleNamespace(
-        number=1, close=lambda asked: 0, start=lambda: started.append(1) or ""
+        number=1,
+        close=lambda asked: 0,
+        note_left=lambda command: None,
+        start=lambda: started.append(1) or "",
     )
     command: Any = SimpleNamespace(ended=CommandEnded(exit_code=1, signal=None), lost=False)
     arm._on_command_ended(command)

@@ -21,8 +21,8 @@ class _Left(NamedTuple):
 
 def no_orphans(evidence: Evidence) -> Finding:
     """The harness left nothing, and a command that ended well left no process running and no unused
-    shared memory. Shared memory of a killed rank is excused, and what a command leaves in the
-    control arm too is its own way: a warning.
+    shared memory. What a killed rank or a command that failed leaves is excused, and named; what a
+    command leaves in the control arm too is its own way: a warning.
     """
     ours, left = nothing_of_ours(evidence), _left(evidence.log)
     problems = [*left.running, *left.memory]
@@ -37,18 +37,20 @@ def no_orphans(evidence: Evidence) -> Finding:
         before = [ours.witness] if ours.verdict == "fail" else []
         return failed(some([*before, *problems]))
     if ours.verdict == "pass" and left.excused:
-        return passed(f"{ours.witness}; {some(left.excused)} of what was killed was removed")
+        return passed(f"{ours.witness}; {some(left.excused)} was removed")
     return ours
 
 
 def _left(log: Log) -> _Left:
-    running = []
+    running, excused = [], []
     for ended in log.of(Kind.COMMAND_ENDED):
         for one in ended.data.get("left") or ():
+            who = f"{one['name']} (pid {one['pid']})"
             how = ", in a session of its own" if one["detached"] else ""
-            running.append(
-                f"the command ended well and left {one['name']} (pid {one['pid']}) running{how}"
-            )
+            if ended.data["exit_code"] == 0 and not ended.data["asked"]:
+                running.append(f"the command ended well and left {who} running{how}")
+            else:
+                excused.append(f"{who}, which a command that failed left running{how}")
     killed = {
         event.data["process"]
         for event in log.of(Kind.PROCESS_EXITED)
@@ -56,11 +58,11 @@ def _left(log: Log) -> _Left:
     }
     well = all(e.data["exit_code"] == 0 and not e.data["asked"] for e in log.of(Kind.COMMAND_ENDED))
     found = log.first(Kind.LEFTOVERS)
-    memory, excused = [], []
+    memory = []
     for one in (found.data.get("of_command") or ()) if found is not None else ():
         who = f"{one['name']} (shared memory of {', '.join(one['held_by'])})"
         if not well or killed & set(one["held_by"]):
-            excused.append(who)
+            excused.append(f"{who} of what was killed")
         else:
             memory.append(f"the command left {who}")
     return _Left(running, memory, excused)

@@ -175,6 +175,12 @@ def test_a_process_that_lives_on_fails() -> None:
     )
 
 
+def test_what_a_command_that_failed_leaves_is_named() -> None:
+    found = checked(ended(left=[{"pid": 7, "name": "sleep", "detached": False}], code=1))
+    assert found.verdict == "pass"
+    assert "sleep (pid 7), which a command that failed left running was removed" in found.witness
+
+
 def test_what_stays_without_a_fault_too_is_a_warning() -> None:
     left = [{"pid": 7, "name": "sleep", "detached": True}]
     memory = [{"name": "psm_1", "held_by": ["w1"]}]

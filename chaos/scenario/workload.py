@@ -33,6 +33,7 @@ ONLY_COMMAND = (
     "progress_deadline",
     "start_deadline",
     "restarts",
+    "children",
     "points",
     "group",
 )
@@ -267,6 +268,11 @@ class WorkloadSpec(Strict):
         ge=0,
         le=1000,
         description="times the command is started again when it ends abnormally",
+    )
+    children: Literal["take", "leave"] = Field(
+        default="take",
+        description="of a rank of a command that is killed: killed with it, or left alive, as"
+        " SIGKILL alone leaves them",
     )
     points: bool = Field(
         default=False,

@@ -63,7 +63,8 @@ class ScriptArm:
         prepared = prepare(setup)
         plan = plan_of(setup, kinds, spares=0)
         timers = Timers(now_ns)
-        self._ranks, self._leftovers = Ranks(), CommandLeftovers()
+        self._leftovers = CommandLeftovers()
+        self._ranks = Ranks(leaves_children=spec.children == "leave")
         self._listener = CommandListener(spec, prepared, now_ns)
         self.observer = Observer(
             self.record,

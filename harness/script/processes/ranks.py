@@ -40,9 +40,12 @@ class ExitedRank:
 
 
 class Ranks:
-    """All rank processes of an arm, over all starts of its command."""
+    """All rank processes of an arm, over all starts of its command. ``leaves_children``: SIGKILL
+    hits a rank's own processes only.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, leaves_children: bool = False) -> None:
+        self._whole = WHOLE - {signal.SIGKILL} if leaves_children else WHOLE
         self._ranks: dict[str, Rank] = {}
         self._known: dict[tuple[int, int], str] = {}
         # processes that are not held, by when they were first seen
@@ -131,7 +134,7 @@ class Ranks:
         held: dict[int, int] = {}
         try:
             for _ in range(ROUNDS if signum in WHOLE else 1):
-                hit = self._hit(rank, whole=signum in WHOLE)
+                hit = self._hit(rank, whole=signum in self._whole)
                 new = [row for pid, row in hit.items() if pid not in held]
                 if not new:
                     break

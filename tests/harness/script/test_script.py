@@ -405,6 +405,32 @@ def test_what_a_command_leaves_without_a_fault_too_is_a_warning(
     assert "invariants: {leave_out: [no-orphans]}" in shown
 
 
+FORKS = """
+import os, subprocess, sys
+child = subprocess.Popen(["sleep", "600"])
+open(os.environ["CHAOS_SCRATCH"] + "/child", "w").write(str(child.pid))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("children", ["take", "leave"])
+def test_children_of_a_killed_rank_are_taken_along_or_left(tmp_path: Path, children: str) -> None:
+    (tmp_path / "forks.py").write_text(FORKS)
+    rank = f"{PYTHON} {tmp_path}/forks.py '{TRAINER}' --steps 30 --late-s 0.15"
+    lives = "grep -q 'State:.[RSD]' /proc/$(cat $CHAOS_SCRATCH/child)/status && echo LIVES"
+    shell = f"RANK=0 WORLD_SIZE=1 {rank}; {lives}; exit 1"
+    scenario = write(
+        tmp_path / "s.yaml",
+        ["bash", "-c", shell],
+        fault="{id: hit, kind: process-kill, target: {rank: 0}, at: {step: 12}}",
+        ranks=1,
+        workload=f"  children: {children}",
+    )
+    run(tmp_path, scenario)
+    (output,) = (tmp_path / "runs/script/latest").resolve().glob("logs/*faulted/output.log")
+    assert ("LIVES" in output.read_text()) == (children == "leave")
+
+
 @pytest.mark.parametrize("kind", ["process-kill", "process-term", "process-stop"])
 @pytest.mark.sample(1)
 def test_a_launcher_is_hit_alone(tmp_path: Path, kind: str) -> None:

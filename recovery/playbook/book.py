@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import signal as signals
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from trainchaos.recovery.playbook.entry import Entry, Tells
 from trainchaos.recovery.playbook.literals import literals
 from trainchaos.recovery.playbook.load import FILE, read_entries
+from trainchaos.recovery.playbook.rank import Findings, Match
 
 LONGEST_LINE = 8192
 """Of a longer line, both ends are searched: no expression may take long."""
@@ -30,16 +30,6 @@ _NAMED = ("Xid", "XID", "exitcode", "xited with", "by signal", "received")
 """One of these is in every line that one of the three finds."""
 _literals = cache(literals)
 _ORDER = {tells: number for number, tells in enumerate(Tells)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """An entry, the first line that it was found in (``number`` from 1) and how many lines."""
-
-    entry: Entry
-    number: int
-    line: str
-    lines: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,34 +64,34 @@ class Playbook:
         return self.by_signal(number) if number > 0 else None
 
     def match_text(self, lines: Iterable[str]) -> list[Match]:
-        """What the lines of a log say, best first: causes before hints, and hints before effects;
-        then what takes work off the device; then in the order of the lines. Of several entries that
-        find one line the best counts, by the same order and then that of the file.
+        """What the lines of a log say, in the order of ``rank``. Of several entries that find one
+        line the best counts: causes before hints, and hints before effects; then what takes work
+        off the device; then by the order of the file.
         """
-        first: dict[str, Match] = {}
-        count: Counter[str] = Counter()
-        for number, line, entries in self._found(lines):
-            entry = min(entries, key=self._rank)
-            count[entry.id] += 1
-            if entry.id not in first:
-                first[entry.id] = Match(entry=entry, number=number, line=line, lines=1)
-        found = [replace(match, lines=count[name]) for name, match in first.items()]
-        return sorted(found, key=lambda match: (*self._rank(match.entry)[:2], match.number))
+        findings = Findings()
+        for number, line, entries in self._found(lines, findings):
+            findings.add(number, line, min(entries, key=self._rank))
+        return findings.ordered()
 
     def _rank(self, entry: Entry) -> tuple[int, bool, int]:
         return _ORDER[entry.tells], not entry.move, self._places[entry.id]
 
-    def _found(self, lines: Iterable[str]) -> Iterator[tuple[int, str, list[Entry]]]:
+    def _found(
+        self, lines: Iterable[str], findings: Findings
+    ) -> Iterator[tuple[int, str, list[Entry]]]:
         """Each line that entries find, in order, with those."""
         upcoming, before = iter(lines), 0
         while block := [shortened(line) for line in islice(upcoming, LINES_AT_ONCE)]:
             text = "\n".join(block)
             entries = [one for one in self._searched if _may_find(one, text)]
             named = any(word in text for word in _NAMED)
-            for number, line in enumerate(block if entries or named else (), start=before + 1):
+            for number, line in enumerate(block, start=before + 1):
+                findings.pass_line(number, line)
+                if not entries and not named:
+                    continue
                 found = [one for one in entries if one.pattern and one.pattern.search(line)]
                 found += self._named_in(line) if named else ()
-                if found:
+                if found := [one for one in found if one.speaks_of(line)]:
                     yield number, line, found
             before += len(block)
 

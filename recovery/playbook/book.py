@@ -22,12 +22,22 @@ SHELL_SIGNAL = 128
 """A shell reports a process that signal n ended as this plus n."""
 _XID = re.compile(r"\b(?:Xid|XID)\b(?: ?\([^)\n]{1,64}\))?:? ?(\d{1,4})\b")
 _SXID = re.compile(r"\bSXid ?\([^)\n]{1,64}\): ?(\d{5})\b")
+_SIGNALS = {signals.strsignal(n): n for n in signals.Signals if n < 32} | {"Segmentation fault": 11}
+_WORDS = "|".join(filter(None, _SIGNALS))
 _EXIT = re.compile(
-    r"\bexitcode *: *(-?\d{1,3})\b|\b[Ee]xited with (?:exit )?code:? (\d{1,3})\b"
-    r"|\b(?:terminated|killed) by (signal \d{1,2})\b|\bSignal (\d{1,2}) \(SIG\w{2,8}\) received"
+    r"\b[Ee]xit ?code *[:=] *(-?\d{1,3})\b|\b[Ee]xit Code: +(\d{1,3})\b"
+    r"|\b[Ee]xited with (?:exit )?code:? (\d{1,3})\b|\breturn code = (-?\d{1,3})\b"
+    r"|\bexit status (\d{1,3})\b|\bEXIT CODE: (\d{1,3})\b"
 )
-_NAMED = ("Xid", "XID", "exitcode", "xited with", "by signal", "received")
-"""One of these is in every line that one of the three finds."""
+_SIGNAL = re.compile(
+    r"\b(?:terminated|killed) (?:by|with) signal:? (\d{1,2}|SIG[A-Z]{3,5})\b"
+    r"|\bSignal (\d{1,2}) \(SIG\w{2,8}\) received|\bexited on signal (\d{1,2})\b"
+    r"|\bKILLED BY SIGNAL: (\d{1,2})\b|\bdied with <Signals\.(SIG\w{2,5})"
+    rf"|\btasks? [\d,\[\]-]{{1,64}}: ({_WORDS})|\b({_WORDS}) +\(core dumped\)"
+    r"|\bSignal: [A-Z][\w ]{1,30} \((\d{1,2})\)|\bfailed with signal (\d{1,2})\b"
+)
+_NAMED = ("Xid", "XID", "xit", "EXIT", "return code", "ignal", "SIGNAL", "task", "core dumped")
+"""One of these is in every line that one of the four finds."""
 _literals = cache(literals)
 _ORDER = {tells: number for number, tells in enumerate(Tells)}
 
@@ -89,7 +99,7 @@ class Playbook:
                 findings.pass_line(number, line)
                 if not entries and not named:
                     continue
-                found = [one for one in entries if one.pattern and one.pattern.search(line)]
+                found = [one for one in entries if one.finds(line)]
                 found += self._named_in(line) if named else ()
                 if found := [one for one in found if one.speaks_of(line)]:
                     yield number, line, found
@@ -99,15 +109,17 @@ class Playbook:
         """Entries whose number the line names."""
         named = [self.by_xid(int(found[1])) for found in _XID.finditer(line)]
         named += [self.by_sxid(int(found[1])) for found in _SXID.finditer(line)]
-        named += [self._ended(found) for found in _EXIT.finditer(line)]
+        named += self._ended(line)
         return [entry for entry in named if entry]
 
-    def _ended(self, found: re.Match[str]) -> Entry | None:
-        code, exited, killed, received = found.groups()
-        if killed or received:
-            return self.by_signal(int((killed or received).split()[-1]))
-        number = int(code or exited)
-        return self.by_exit_code(number) if number else None  # an exit code 0 explains nothing
+    def _ended(self, line: str) -> Iterator[Entry | None]:
+        """What ends of processes that the line tells of mean."""
+        for found in _EXIT.finditer(line):
+            code = int(next(filter(None, found.groups())))
+            yield self.by_exit_code(code) if code else None  # an exit code 0 explains nothing
+        for found in _SIGNAL.finditer(line):
+            word = next(filter(None, found.groups()))
+            yield self.by_signal(_SIGNALS.get(word, word))
 
     @cached_property
     def _searched(self) -> tuple[Entry, ...]:

@@ -138,6 +138,15 @@ class Entry:
                 return f"{name} {', '.join(_ranges(numbers))}"
         return self.signal or (self.pattern.pattern if self.pattern else "")
 
+    def finds(self, line: str) -> bool:
+        """Whether the expression finds something in a line. Of two groups named ``low`` and
+        ``high``, the number of the first has to be the smaller one.
+        """
+        found = self.pattern.search(line) if self.pattern else None
+        if found is None or "low" not in found.groupdict():
+            return found is not None
+        return int(found["low"]) < int(found["high"])
+
     def speaks_of(self, line: str) -> bool:
         """Whether a line that it is found in means it, and nothing else."""
         return self.unless is None or not self.unless.search(line)

@@ -126,7 +126,7 @@ def _check(entry: Entry) -> None:
             raise _Wrong("only a pattern has an example")
     elif not entry.example:
         raise _Wrong("a pattern needs an example")
-    elif not entry.pattern.search(entry.example) or not entry.speaks_of(entry.example):
+    elif not entry.finds(entry.example) or not entry.speaks_of(entry.example):
         raise _Wrong("its pattern does not find its example")
 
 

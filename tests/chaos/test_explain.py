@@ -125,7 +125,7 @@ def test_several_at_once_and_one_of_them_unknown(explain: Explain) -> None:
         (("xid", "9" * 40), "xid needs a number"),
         (("sxid", "20035"), "there are, with gaps, 10001 to 24007; the nearest are"),
         (("signal", "SIGNONE"), "there is no signal 'SIGNONE'"),
-        (("signal", "SIGUSR1"), "no entry for SIGUSR1"),
+        (("signal", "SIGRTMIN"), "no entry for SIGRTMIN"),
         (("signal", "9999"), "there is no signal '9999'"),
         (("exit", "77"), "no entry for exit code 77: it is the program's own"),
         (("exit", "300"), "300 is no exit code"),

@@ -20,6 +20,7 @@ LONGEST_LINE = 8192
 LINES_AT_ONCE = 1000
 SHELL_SIGNAL = 128
 """A shell reports a process that signal n ended as this plus n."""
+BYTE, FATAL = 256, (4, 6, 7, 8, 9, 11, 15)
 _XID = re.compile(r"\b(?:Xid|XID)\b(?: ?\([^)\n]{1,64}\))?:? ?(\d{1,4})\b")
 _SXID = re.compile(r"\bSXid ?\([^)\n]{1,64}\): ?(\d{5})\b")
 _SIGNALS = {signals.strsignal(n): n for n in signals.Signals if n < 32} | {"Segmentation fault": 11}
@@ -71,6 +72,8 @@ class Playbook:
         if code in self._exits:
             return self._exits[code]
         number = -code if code < 0 else code - SHELL_SIGNAL
+        if BYTE - code in FATAL:  # -n of Python as the byte that a launcher passes on
+            number = BYTE - code
         return self.by_signal(number) if number > 0 else None
 
     def match_text(self, lines: Iterable[str]) -> list[Match]:

@@ -40,6 +40,8 @@ _ASIDE = re.compile(
     r"|\bfallback\b|\b(?:can be|safely|is|are|was|will be) ignored|\bnon-?critical\b|\bnot fatal\b"
 )
 """Who does not train, and whoever says that work goes on."""
+_IGNORED = re.compile(r"Exception ignored in")
+_RAISED = re.compile(r"^\S{0,80}(?:Error|Exception|Interrupt)\b")
 _CLOCK = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d)[T ](?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)"
     r"|^\[ *(?P<uptime>\d{1,9}\.\d{1,6})\]|\b[EWIF]\d{3,4} (?P<glog>\d\d:\d\d:\d\d\.\d{3,9})"
@@ -80,13 +82,19 @@ class Findings:
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
+        self._last = ""
         self._asides: dict[str, _Seen] = {}
         self._attempt = self._progress = self._lines = 0
         self._report_ends = 0
+        self._ignores = False  # a traceback that Python prints and passes over
 
     def pass_line(self, number: int, line: str) -> None:
         """Every line, before what is found in it."""
         self._lines += bool(line.strip())
+        if self._ignores and _RAISED.search(self._last) and not _IGNORED.search(self._last):
+            self._ignores = False
+        self._ignores |= bool(_IGNORED.search(line))
+        self._last = line
         if _ATTEMPT.search(line):
             self._attempt += 1
         elif _FIRST_FAILED.search(line):
@@ -96,7 +104,8 @@ class Findings:
 
     def add(self, number: int, line: str, entry: Entry) -> None:
         """An entry that a line speaks of."""
-        place = self._asides if _ASIDE.search(line) else self._seen
+        aside = self._ignores or _ASIDE.search(line)
+        place = self._asides if aside else self._seen
         reported = number <= self._report_ends
         warned = bool(_WARNING.search(line)) and not _HARDENED.search(line)
         if (seen := place.get(entry.id)) is None:
@@ -115,7 +124,9 @@ class Findings:
         """
         found = self._asides | self._seen if self._lines <= 1 else self._seen
         scores = {name: self._score(seen) for name, seen in found.items()}
-        because = _explained(scores, {name: seen.match.entry for name, seen in found.items()})
+        entries = {name: seen.match.entry for name, seen in found.items()}
+        attempts = {name: seen.attempts for name, seen in found.items()}
+        because = _explained(scores, entries, attempts)
         times = _times([seen.match for seen in found.values()])
         names = sorted(found, key=lambda name: (-scores[name], times[name]))
         return _with_orders(
@@ -133,7 +144,9 @@ class Findings:
         return score + (WENT_ON if went_on else 0)
 
 
-def _explained(scores: dict[str, float], entries: Mapping[str, Entry]) -> dict[str, str]:
+def _explained(
+    scores: dict[str, float], entries: Mapping[str, Entry], attempts: Mapping[str, set[int]]
+) -> dict[str, str]:
     """Who explains whom. Puts the scores of what is explained below those of what explains it."""
     because: dict[str, str] = {}
     for _ in entries:  # a chain is at most that long
@@ -147,7 +160,8 @@ def _explained(scores: dict[str, float], entries: Mapping[str, Entry]) -> dict[s
     first = max(scores, key=lambda name: scores[name])
     if entries[first].tells is Tells.CAUSE:
         for name, entry in entries.items():
-            if entry.tells is Tells.EFFECT and name != first:
+            together = attempts[name] & attempts[first]  # after a restart it is another failure
+            if entry.tells is Tells.EFFECT and name != first and together:
                 because.setdefault(name, first)
     return because
 

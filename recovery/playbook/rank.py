@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from trainchaos.recovery.playbook.entry import Cause, Entry, Tells
 
 LEVEL = {Tells.CAUSE: 30.0, Tells.HINT: 20.0, Tells.EFFECT: 10.0}
-DEVICE, FIRST_FAILED, WARNING, WENT_ON, AGAIN = 4.0, 2.0, -5.0, -6.0, 3.0
-"""All together less than a level apart, so that no effect passes a hint by being frequent."""
+DEVICE, FIRST_FAILED, WARNING, WENT_ON, AGAIN = 4.0, 2.0, -5.0, -12.0, 3.0
+"""No effect passes a hint by being frequent; a cause that the job went on after is behind hints."""
 MOST_ATTEMPTS = 3  # more restarts of one kind say no more
 PROGRESS = 5
-"""Lines of steps after which a job went on: other ranks end the step they are in."""
+"""Steps after which a job went on: other ranks end the one they are in, and some run ahead."""
 REPORT_LINES = 12  # of torchrun's report, about the rank that failed first
 _OF_DEVICES = frozenset({Cause.DEVICE, Cause.DEVICE_MEMORY, Cause.BUS, Cause.GPU_LINK})
 
-_PROGRESS = re.compile(r"(?i)\b(?:step|iter|iteration)s?\b[\s:=\[\]/]{0,4}\d")
+_PROGRESS = re.compile(r"(?i)\b(?:step|iter|iteration)s?\b[\s:=\[\]/]{0,4}(\d{1,12})")
 _ATTEMPT = re.compile(
     r"will restart worker group|Restarting worker group|restart_count=\d|attempts? left"
     r"|[Rr]estarting (?:the )?(?:job|training|container|pod)|Back-off restarting"
@@ -82,7 +82,7 @@ class Findings:
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
-        self._last = ""
+        self._last = self._step = ""
         self._asides: dict[str, _Seen] = {}
         self._attempt = self._progress = self._lines = 0
         self._report_ends = 0
@@ -99,7 +99,8 @@ class Findings:
             self._attempt += 1
         elif _FIRST_FAILED.search(line):
             self._report_ends = number + REPORT_LINES
-        elif _PROGRESS.search(line):
+        elif (step := _PROGRESS.search(line)) and step[1] != self._step:
+            self._step = step[1]  # that all ranks print the same one is no progress
             self._progress += 1
 
     def add(self, number: int, line: str, entry: Entry) -> None:

@@ -26,18 +26,30 @@ _SXID = re.compile(r"\bSXid ?\([^)\n]{1,64}\): ?(\d{5})\b")
 _SIGNALS = {signals.strsignal(n): n for n in signals.Signals if n < 32} | {"Segmentation fault": 11}
 _WORDS = "|".join(filter(None, _SIGNALS))
 _EXIT = re.compile(
-    r"\b[Ee]xit ?code *[:=] *(-?\d{1,3})\b|\b[Ee]xit Code: +(\d{1,3})\b"
-    r"|\b[Ee]xited with (?:exit )?code:? (\d{1,3})\b|\breturn code = (-?\d{1,3})\b"
-    r"|\bexit status (\d{1,3})\b|\bEXIT CODE: (\d{1,3})\b"
+    r"\b[Ee][Xx][Ii][Tt][ _-]?(?:[Cc]ode|CODE|[Ss]tatus)[\"']? *[:=]? *(-?\d{1,3})\b"
+    r"|\b[Ee]xited with (?:exit )?(?:code|status):? *(-?\d{1,3})\b|\bExited \((\d{1,3})\)"
+    r"|\breturn code = (-?\d{1,3})\b"
 )
 _SIGNAL = re.compile(
     r"\b(?:terminated|killed) (?:by|with) signal:? (\d{1,2}|SIG[A-Z]{3,5})\b"
     r"|\bSignal (\d{1,2}) \(SIG\w{2,8}\) received|\bexited on signal (\d{1,2})\b"
     r"|\bKILLED BY SIGNAL: (\d{1,2})\b|\bdied with <Signals\.(SIG\w{2,5})"
+    rf"|\bline \d{{1,6}}: +\d{{1,9}} ({_WORDS})\b"
     rf"|\btasks? [\d,\[\]-]{{1,64}}: ({_WORDS})|\b({_WORDS}) +\(core dumped\)"
     r"|\bSignal: [A-Z][\w ]{1,30} \((\d{1,2})\)|\bfailed with signal (\d{1,2})\b"
 )
-_NAMED = ("Xid", "XID", "xit", "EXIT", "return code", "ignal", "SIGNAL", "task", "core dumped")
+_NAMED = (
+    "Xid",
+    "XID",
+    "xit",
+    "EXIT",
+    "return code",
+    "ignal",
+    "SIGNAL",
+    "task",
+    "core dumped",
+    "line ",
+)
 """One of these is in every line that one of the four finds."""
 _literals = cache(literals)
 _ORDER = {tells: number for number, tells in enumerate(Tells)}

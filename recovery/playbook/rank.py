@@ -35,7 +35,7 @@ _WARNING = re.compile(
 _HARDENED = re.compile(r"NCCL WARN|torch[./]distributed|torch[./]elastic|c10d|torchrun")
 """Speakers whose warnings are how they report errors."""
 _ASIDE = re.compile(
-    r"(?i)\b(?:tensorboard|wandb|jupyter|mlflow|prometheus|dashboard|node_exporter)\b"
+    r"(?i)\bNCCL INFO\b|\b(?:tensorboard|wandb|jupyter|mlflow|prometheus|dashboard|node_exporter)\b"
     r"|\bretry(?:ing)?\b(?! exceeded)|will (?:be )?retr|exception ignored in|falling back"
     r"|\bfallback\b|\b(?:can be|safely|is|are|was|will be) ignored|\bnon-?critical\b|\bnot fatal\b"
 )

@@ -123,7 +123,9 @@ class Findings:
         """Best first. Of a single line the words count as they are; in a log, a line of who does
         not train, or that says itself that work goes on, is no finding.
         """
-        found = self._asides | self._seen if self._lines <= 1 else self._seen
+        found = {n: seen for n, seen in self._seen.items() if not self._overcome(seen)}
+        if self._lines <= 1:
+            found = self._asides | self._seen
         scores = {name: self._score(seen) for name, seen in found.items()}
         entries = {name: seen.match.entry for name, seen in found.items()}
         attempts = {name: seen.attempts for name, seen in found.items()}
@@ -141,8 +143,14 @@ class Findings:
             score += AGAIN * (min(len(seen.attempts), MOST_ATTEMPTS) - 1)
         score += FIRST_FAILED if seen.reported else 0
         score += WARNING if seen.warned else 0
-        went_on = self._progress - seen.progress >= PROGRESS
-        return score + (WENT_ON if went_on else 0)
+        return score + (WENT_ON if self._went_on(seen) else 0)
+
+    def _went_on(self, seen: _Seen) -> bool:
+        return self._progress - seen.progress >= PROGRESS
+
+    def _overcome(self, seen: _Seen) -> bool:
+        """No cause, and the job went on: a connection that came about later, an old restart."""
+        return seen.match.entry.tells is not Tells.CAUSE and self._went_on(seen)
 
 
 def _explained(

@@ -1,9 +1,9 @@
 """Orders what a log says by a model: what is likeliest to have failed first comes first.
 
-Each finding has a score. Level: a cause above a hint above an effect. Device: one that is lost takes
-everything along. Attempts: what ends each restart again outweighs what ended one. Report: the launcher
-names who failed first. Progress: what the job went on after did not end it. Warnings weigh less.
-Whatever another finding explains comes after that one; what is left is ordered by time.
+Each finding has a score. Level: a cause above a hint above an effect. Device: one that is lost
+takes everything along. Attempts: what ends each restart again outweighs what ended one. Report: the
+launcher names who failed first. Progress: what the job went on after did not end it. Warnings weigh
+less. What another finding explains comes after that one; what is left is ordered by time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _HARDENED = re.compile(r"NCCL WARN|torch[./]distributed|torch[./]elastic|c10d|to
 """Speakers whose warnings are how they report errors."""
 _ASIDE = re.compile(
     r"(?i)\bNCCL INFO\b|\b(?:tensorboard|wandb|jupyter|mlflow|prometheus|dashboard|node_exporter)\b"
-    r"|\bretry(?:ing)?\b(?! exceeded)|will (?:be )?retr|exception ignored in|falling back"
-    r"|\bfallback\b|\b(?:can be|safely|is|are|was|will be) ignored|\bnon-?critical\b|\bnot fatal\b"
+    r"|\bretry(?:ing)?\b(?! (?:exceeded|count|limit))|will (?:be )?retr|exception ignored in"
+    r"|\bfall(?:ing )?back\b|\b(?:can be|safely|is|are|was|will be) ignored|\bnon-?critical\b|\bnot fatal\b"
 )
 """Who does not train, and whoever says that work goes on."""
 _IGNORED = re.compile(r"Exception ignored in")
@@ -56,8 +56,8 @@ _WHO = re.compile(
 class Match:
     """An entry, the first line that it was found in (``number`` from 1) and how many lines.
 
-    ``who``: who speaks there, if the line says so; ``because``: id of the entry found beside it that
-    explains it.
+    ``who``: who speaks there, if the line says so; ``because``: id of the entry found beside it
+    that explains it.
     """
 
     entry: Entry
@@ -176,7 +176,7 @@ def _explained(
 
 
 def _with_orders(found: list[Match]) -> list[Match]:
-    """The driver's own word on what a device needs replaces the action of the error it goes with."""
+    """What the driver says that a device needs replaces the action of the error it goes with."""
     order = next((match.entry for match in found if match.entry.orders), None)
     if order is None or not found or found[0].entry.cause not in _OF_DEVICES:
         return found

@@ -15,20 +15,22 @@ from dataclasses import dataclass, replace
 from trainchaos.recovery.playbook.entry import Cause, Entry, Tells
 
 LEVEL = {Tells.CAUSE: 30.0, Tells.HINT: 20.0, Tells.EFFECT: 10.0}
-DEVICE, FIRST_FAILED, WARNING, WENT_ON, AGAIN = 4.0, 2.0, -5.0, -12.0, 3.0
-"""No effect passes a hint by being frequent; a cause that the job went on after is behind hints."""
+DEVICE, FIRST_FAILED, WARNING, WENT_ON, AGAIN = 4.0, 2.0, -11.0, -12.0, 3.0
+"""No effect passes a hint by being frequent; a cause is behind hints where it is a warning, or the
+job went on after it.
+"""
 MOST_ATTEMPTS = 3  # more restarts of one kind say no more
 PROGRESS = 5
 """Steps after which a job went on: other ranks end the one they are in, and some run ahead."""
 REPORT_LINES = 12  # of torchrun's report, about the rank that failed first
 _OF_DEVICES = frozenset({Cause.DEVICE, Cause.DEVICE_MEMORY, Cause.BUS, Cause.GPU_LINK})
 
-_PROGRESS = re.compile(r"(?i)\b(?:step|iter|iteration)s?\b[\s:=\[\]/]{0,4}(\d{1,12})")
+_PROGRESS = re.compile(r"\b(?:[Ss]tep|[Ii]ter|[Ii]teration)s?\b[\s:=\[\]/]{0,4}(\d{1,12})")
 _ATTEMPT = re.compile(
     r"will restart worker group|Restarting worker group|restart_count=\d|attempts? left"
     r"|[Rr]estarting (?:the )?(?:job|training|container|pod)|Back-off restarting"
 )
-_FIRST_FAILED = re.compile(r"Root Cause \(first observed failure\)")
+_FIRST_FAILED, _IGNORED = "Root Cause (first observed failure)", "Exception ignored in"
 _WARNING = re.compile(
     r"\b(?:User|Future|Deprecation|Runtime|Resource)Warning:|\bWARN(?:ING)?\b|^W\d{4} "
 )
@@ -37,10 +39,10 @@ _HARDENED = re.compile(r"NCCL WARN|torch[./]distributed|torch[./]elastic|c10d|to
 _ASIDE = re.compile(
     r"(?i)\bNCCL INFO\b|\b(?:tensorboard|wandb|jupyter|mlflow|prometheus|dashboard|node_exporter)\b"
     r"|\bretry(?:ing)?\b(?! (?:exceeded|count|limit))|will (?:be )?retr|exception ignored in"
-    r"|\bfall(?:ing )?back\b|\b(?:can be|safely|is|are|was|will be) ignored|\bnon-?critical\b|\bnot fatal\b"
+    r"|\bfall(?:ing )?back\b|\b(?:can be|safely|is|are|was|will be) ignored|\bnon-?critical\b"
+    r"|\bnot fatal\b"
 )
 """Who does not train, and whoever says that work goes on."""
-_IGNORED = re.compile(r"Exception ignored in")
 _RAISED = re.compile(r"^\S{0,80}(?:Error|Exception|Interrupt)\b")
 _CLOCK = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d)[T ](?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)"
@@ -90,14 +92,14 @@ class Findings:
 
     def pass_line(self, number: int, line: str) -> None:
         """Every line, before what is found in it."""
-        self._lines += bool(line.strip())
-        if self._ignores and _RAISED.search(self._last) and not _IGNORED.search(self._last):
+        self._lines += 1 if line and not line.isspace() else 0
+        if self._ignores and _IGNORED not in self._last and _RAISED.search(self._last):
             self._ignores = False
-        self._ignores |= bool(_IGNORED.search(line))
+        self._ignores |= _IGNORED in line
         self._last = line
-        if _ATTEMPT.search(line):
+        if ("estart" in line or "attempt" in line) and _ATTEMPT.search(line):
             self._attempt += 1
-        elif _FIRST_FAILED.search(line):
+        elif _FIRST_FAILED in line:
             self._report_ends = number + REPORT_LINES
         elif (step := _PROGRESS.search(line)) and step[1] != self._step:
             self._step = step[1]  # that all ranks print the same one is no progress

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from trainchaos.recovery.playbook.entry import Entry, Tells
+from trainchaos.recovery.playbook.frames import AT, framed
 from trainchaos.recovery.playbook.literals import literals
 from trainchaos.recovery.playbook.load import FILE, read_entries
 from trainchaos.recovery.playbook.rank import Findings, Match
@@ -32,7 +33,8 @@ _EXIT = re.compile(
 )
 _SIGNAL = re.compile(
     r"\b(?:terminated|killed) (?:by|with) signal:? (\d{1,2}|SIG[A-Z]{3,5})\b"
-    r"|\bSignal (\d{1,2}) \(SIG\w{2,8}\) received|\bexited on signal (\d{1,2})\b"
+    r"|\bgot signal: (3|10|12)\b|\bSignal (\d{1,2}) \(SIG\w{2,8}\) received"
+    r"|\bexited on signal (\d{1,2})\b"
     r"|\bKILLED BY SIGNAL: (\d{1,2})\b|\bdied with <Signals\.(SIG\w{2,5})"
     rf"|\bline \d{{1,6}}: +\d{{1,9}} ({_WORDS})\b"
     rf"|\btasks? [\d,\[\]-]{{1,64}}: ({_WORDS})|\b({_WORDS}) +\(core dumped\)"
@@ -94,8 +96,8 @@ class Playbook:
         off the device; then by the order of the file.
         """
         findings = Findings()
-        for number, line, entries in self._found(lines, findings):
-            findings.add(number, line, min(entries, key=self._rank))
+        for number, line, entries in self._found(framed(lines), findings):
+            findings.add(number, line.split(AT)[0], min(entries, key=self._rank))
         return findings.ordered()
 
     def _rank(self, entry: Entry) -> tuple[int, bool, int]:

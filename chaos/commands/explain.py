@@ -163,6 +163,7 @@ def _lines(lines: Iterator[str] | Sequence[str], what: str, form: str) -> int:
     """What lines say. Exit code 1 if the playbook knows none of it."""
     from trainchaos.harness.explain.text import match_json, match_lines
     from trainchaos.recovery.playbook.book import match_text
+    from trainchaos.recovery.playbook.entry import Tells
 
     read = 0
 
@@ -175,7 +176,8 @@ def _lines(lines: Iterator[str] | Sequence[str], what: str, form: str) -> int:
     matches = match_text(counted())
     if form == "json":
         rows = [match_json(match) for match in matches]
-        say(json.dumps({"lines": read, "matches": rows}, indent=2))
+        known = bool(matches) and matches[0].entry.tells is not Tells.EFFECT
+        say(json.dumps({"lines": read, "known": known, "matches": rows}, indent=2))
     elif matches:
         _say_folded(match_lines(matches, what, read))
     if matches:

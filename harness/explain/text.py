@@ -14,7 +14,7 @@ from trainchaos.recovery.playbook.entry import ABOUT, Entry, Tells
 if TYPE_CHECKING:
     from trainchaos.harness.explain.account import Account, Blame, Story, Unexplained
     from trainchaos.harness.explain.signs import Sign
-    from trainchaos.recovery.playbook.book import Match
+    from trainchaos.recovery.playbook.rank import Match
 
 IN_FULL = 5
 """Of what a log matches; the rest is listed in a line each."""
@@ -58,15 +58,31 @@ def match_lines(matches: Sequence[Match], what: str, lines: int) -> list[str]:
         where = f"line {match.number}{again}  | {_cut(match.line)}"
         found += ["", where] if found else [where]
         found += [f"  {match.entry.id}: {match.entry.meaning}", *_fields(match.entry)]
+        found += _chain(match, matches)
     more = matches[IN_FULL:]
     found += [""] if more else []
     found += [f"also {one.entry.id} (line {one.number}): {one.entry.meaning}" for one in more]
     if matches and all(match.entry.tells is Tells.EFFECT for match in matches):
         found += [
             "",
-            "All of these are felt when something else failed: what failed first is not here.",
+            "All of these are felt when something else failed: what failed first is not here."
+            " The cause is not known.",
         ]
     return found
+
+
+def _chain(match: Match, matches: Sequence[Match]) -> Iterator[str]:
+    """Who says it, what explains it, and what it explains."""
+    if match.who:
+        yield _line("who", match.who)
+    for other in matches:
+        if other.entry.id == match.because:
+            yield _line("because", f"of {other.entry.id} (line {other.number})")
+    led = [
+        f"{one.entry.id} (line {one.number})" for one in matches if one.because == match.entry.id
+    ]
+    if led:
+        yield _line("then", f"because of it: {', '.join(led)}")
 
 
 def story_lines(story: Story) -> list[str]:
@@ -107,7 +123,8 @@ def entry_json(entry: Entry | None) -> dict[str, Any] | None:
 def match_json(match: Match) -> dict[str, Any]:
     """A match for programs."""
     where = {"line": match.number, "text": match.line, "lines": match.lines}
-    return {**where, "entry": entry_json(match.entry)}
+    chain = {"who": match.who or None, "because": match.because or None}
+    return {**where, **chain, "entry": entry_json(match.entry)}
 
 
 def story_json(story: Story) -> dict[str, Any]:

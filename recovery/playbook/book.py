@@ -4,42 +4,57 @@ from __future__ import annotations
 
 import re
 import signal as signals
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 
 from trainchaos.recovery.playbook.entry import Entry, Tells
+from trainchaos.recovery.playbook.frames import AT, framed
 from trainchaos.recovery.playbook.literals import literals
 from trainchaos.recovery.playbook.load import FILE, read_entries
+from trainchaos.recovery.playbook.rank import Findings, Match
 
 LONGEST_LINE = 8192
 """Of a longer line, both ends are searched: no expression may take long."""
 LINES_AT_ONCE = 1000
 SHELL_SIGNAL = 128
 """A shell reports a process that signal n ended as this plus n."""
+BYTE, FATAL = 256, (4, 6, 7, 8, 9, 11, 15)
 _XID = re.compile(r"\b(?:Xid|XID)\b(?: ?\([^)\n]{1,64}\))?:? ?(\d{1,4})\b")
 _SXID = re.compile(r"\bSXid ?\([^)\n]{1,64}\): ?(\d{5})\b")
+_SIGNALS = {signals.strsignal(n): n for n in signals.Signals if n < 32} | {"Segmentation fault": 11}
+_WORDS = "|".join(filter(None, _SIGNALS))
 _EXIT = re.compile(
-    r"\bexitcode *: *(-?\d{1,3})\b|\b[Ee]xited with (?:exit )?code:? (\d{1,3})\b"
-    r"|\b(?:terminated|killed) by (signal \d{1,2})\b|\bSignal (\d{1,2}) \(SIG\w{2,8}\) received"
+    r"\b[Ee][Xx][Ii][Tt][ _-]?(?:[Cc]ode|CODE|[Ss]tatus)[\"']? *[:=]? *(-?\d{1,3})\b"
+    r"|\b[Ee]xited with (?:exit )?(?:code|status):? *(-?\d{1,3})\b|\bExited \((\d{1,3})\)"
+    r"|\breturn code = (-?\d{1,3})\b"
 )
-_NAMED = ("Xid", "XID", "exitcode", "xited with", "by signal", "received")
-"""One of these is in every line that one of the three finds."""
+_SIGNAL = re.compile(
+    r"\b(?:terminated|killed) (?:by|with) signal:? (\d{1,2}|SIG[A-Z]{3,5})\b"
+    r"|\bgot signal: (3|10|12)\b|\bSignal (\d{1,2}) \(SIG\w{2,8}\) received"
+    r"|\bexited on signal (\d{1,2})\b"
+    r"|\bKILLED BY SIGNAL: (\d{1,2})\b|\bdied with <Signals\.(SIG\w{2,5})"
+    rf"|\bline \d{{1,6}}: +\d{{1,9}} ({_WORDS})\b"
+    rf"|\btasks? [\d,\[\]-]{{1,64}}: ({_WORDS})|\b({_WORDS}) +\(core dumped\)"
+    r"|\bSignal: [A-Z][\w ]{1,30} \((\d{1,2})\)|\bfailed with signal (\d{1,2})\b"
+)
+_NAMED = (
+    "Xid",
+    "XID",
+    "xit",
+    "EXIT",
+    "return code",
+    "ignal",
+    "SIGNAL",
+    "task",
+    "core dumped",
+    "line ",
+)
+"""One of these is in every line that one of the four finds."""
 _literals = cache(literals)
 _ORDER = {tells: number for number, tells in enumerate(Tells)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """An entry, the first line that it was found in (``number`` from 1) and how many lines."""
-
-    entry: Entry
-    number: int
-    line: str
-    lines: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,37 +86,39 @@ class Playbook:
         if code in self._exits:
             return self._exits[code]
         number = -code if code < 0 else code - SHELL_SIGNAL
+        if BYTE - code in FATAL:  # -n of Python as the byte that a launcher passes on
+            number = BYTE - code
         return self.by_signal(number) if number > 0 else None
 
     def match_text(self, lines: Iterable[str]) -> list[Match]:
-        """What the lines of a log say, best first: causes before hints, and hints before effects;
-        then what takes work off the device; then in the order of the lines. Of several entries that
-        find one line the best counts, by the same order and then that of the file.
+        """What the lines of a log say, in the order of ``rank``. Of several entries that find one
+        line the best counts: causes before hints, and hints before effects; then what takes work
+        off the device; then by the order of the file.
         """
-        first: dict[str, Match] = {}
-        count: Counter[str] = Counter()
-        for number, line, entries in self._found(lines):
-            entry = min(entries, key=self._rank)
-            count[entry.id] += 1
-            if entry.id not in first:
-                first[entry.id] = Match(entry=entry, number=number, line=line, lines=1)
-        found = [replace(match, lines=count[name]) for name, match in first.items()]
-        return sorted(found, key=lambda match: (*self._rank(match.entry)[:2], match.number))
+        findings = Findings()
+        for number, line, entries in self._found(framed(lines), findings):
+            findings.add(number, line.split(AT)[0], min(entries, key=self._rank))
+        return findings.ordered()
 
     def _rank(self, entry: Entry) -> tuple[int, bool, int]:
         return _ORDER[entry.tells], not entry.move, self._places[entry.id]
 
-    def _found(self, lines: Iterable[str]) -> Iterator[tuple[int, str, list[Entry]]]:
+    def _found(
+        self, lines: Iterable[str], findings: Findings
+    ) -> Iterator[tuple[int, str, list[Entry]]]:
         """Each line that entries find, in order, with those."""
         upcoming, before = iter(lines), 0
         while block := [shortened(line) for line in islice(upcoming, LINES_AT_ONCE)]:
             text = "\n".join(block)
             entries = [one for one in self._searched if _may_find(one, text)]
             named = any(word in text for word in _NAMED)
-            for number, line in enumerate(block if entries or named else (), start=before + 1):
-                found = [one for one in entries if one.pattern and one.pattern.search(line)]
+            for number, line in enumerate(block, start=before + 1):
+                findings.pass_line(number, line)
+                if not entries and not named:
+                    continue
+                found = [one for one in entries if one.finds(line)]
                 found += self._named_in(line) if named else ()
-                if found:
+                if found := [one for one in found if one.speaks_of(line)]:
                     yield number, line, found
             before += len(block)
 
@@ -109,15 +126,17 @@ class Playbook:
         """Entries whose number the line names."""
         named = [self.by_xid(int(found[1])) for found in _XID.finditer(line)]
         named += [self.by_sxid(int(found[1])) for found in _SXID.finditer(line)]
-        named += [self._ended(found) for found in _EXIT.finditer(line)]
+        named += self._ended(line)
         return [entry for entry in named if entry]
 
-    def _ended(self, found: re.Match[str]) -> Entry | None:
-        code, exited, killed, received = found.groups()
-        if killed or received:
-            return self.by_signal(int((killed or received).split()[-1]))
-        number = int(code or exited)
-        return self.by_exit_code(number) if number else None  # an exit code 0 explains nothing
+    def _ended(self, line: str) -> Iterator[Entry | None]:
+        """What ends of processes that the line tells of mean."""
+        for found in _EXIT.finditer(line):
+            code = int(next(filter(None, found.groups())))
+            yield self.by_exit_code(code) if code else None  # an exit code 0 explains nothing
+        for found in _SIGNAL.finditer(line):
+            word = next(filter(None, found.groups()))
+            yield self.by_signal(_SIGNALS.get(word, word))
 
     @cached_property
     def _searched(self) -> tuple[Entry, ...]:

@@ -104,7 +104,10 @@ class Entry:
     """One sign. One of ``xids``, ``sxids``, ``signal``, ``exits`` and ``pattern`` is given.
 
     ``move``: credible as a warning, so that work leaves the device at once; ``note``: reserve or
-    difference between sources; ``sources``: addresses; ``example``: a line that ``pattern`` finds.
+    difference between sources; ``sources``: addresses; ``example``: a line that ``pattern`` finds;
+    ``unless``: a line in which this is found too speaks of something else; ``explains``: ids of
+    what follows from it, which it comes before whatever that tells; ``orders``: its action is what
+    an error of a device beside it needs.
     """
 
     id: str
@@ -123,6 +126,9 @@ class Entry:
     exits: tuple[int, ...] = ()
     pattern: re.Pattern[str] | None = None
     example: str = ""
+    unless: re.Pattern[str] | None = None
+    explains: tuple[str, ...] = ()
+    orders: bool = False
 
     @property
     def matches(self) -> str:
@@ -131,6 +137,19 @@ class Entry:
             if numbers:
                 return f"{name} {', '.join(_ranges(numbers))}"
         return self.signal or (self.pattern.pattern if self.pattern else "")
+
+    def finds(self, line: str) -> bool:
+        """Whether the expression finds something in a line. Of two groups named ``low`` and
+        ``high``, the number of the first has to be the smaller one.
+        """
+        found = self.pattern.search(line) if self.pattern else None
+        if found is None or "low" not in found.groupdict():
+            return found is not None
+        return int(found["low"]) < int(found["high"])
+
+    def speaks_of(self, line: str) -> bool:
+        """Whether a line that it is found in means it, and nothing else."""
+        return self.unless is None or not self.unless.search(line)
 
     @property
     def blame(self) -> str:

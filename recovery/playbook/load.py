@@ -25,7 +25,7 @@ from trainchaos.recovery.playbook.entry import (
 
 FILE = Path(__file__).with_name("playbook.toml")
 REQUIRED = ("id", "meaning", "cause", "owner", "action", "sources")
-OPTIONAL = ("likelihood", "move", "tells", "note", "example")
+OPTIONAL = ("likelihood", "move", "tells", "note", "example", "unless", "explains", "orders")
 SIGNS = ("xid", "sxid", "signal", "exit", "pattern")
 LOWEST = {"xid": 1, "sxid": 10000, "exit": 0}
 HIGHEST = {"xid": 9999, "sxid": 99999, "exit": 255}
@@ -63,6 +63,10 @@ def read_entries(path: Path = FILE) -> tuple[Entry, ...]:
             where = f"entry {name!r}" if isinstance(name, str) else f"entry number {number}"
             raise PlaybookError(f"{path}: {where}: {wrong}") from wrong
         found.append(entry)
+    ids = {entry.id for entry in found}
+    for entry in found:
+        if strange := [name for name in entry.explains if name not in ids]:
+            raise PlaybookError(f"{path}: entry {entry.id!r}: explains {strange[0]!r}: no such id")
     if unused := sorted({*sources.values()} - {one for entry in found for one in entry.sources}):
         raise PlaybookError(f"{path}: no entry names the source {unused[0]}")
     return tuple(found)
@@ -99,8 +103,11 @@ def _entry(row: object, sources: Mapping[str, str]) -> Entry:
         sxids=_numbers(row, "sxid"),
         signal=_signal(row),
         exits=_numbers(row, "exit"),
-        pattern=_pattern(row),
+        pattern=_pattern(row, "pattern"),
         example=_text(row, "example") if "example" in row else "",
+        unless=_pattern(row, "unless"),
+        explains=_names(row, "explains"),
+        orders=_flag(row, "orders"),
     )
     _check(entry)
     return entry
@@ -119,7 +126,7 @@ def _check(entry: Entry) -> None:
             raise _Wrong("only a pattern has an example")
     elif not entry.example:
         raise _Wrong("a pattern needs an example")
-    elif not entry.pattern.search(entry.example):
+    elif not entry.finds(entry.example) or not entry.speaks_of(entry.example):
         raise _Wrong("its pattern does not find its example")
 
 
@@ -186,14 +193,21 @@ def _signal(row: Mapping[str, Any]) -> str:
     return name
 
 
-def _pattern(row: Mapping[str, Any]) -> re.Pattern[str] | None:
+def _names(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = row.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise _Wrong(f"{key!r} needs a list of names")
+    return tuple(value)
+
+
+def _pattern(row: Mapping[str, Any], key: str) -> re.Pattern[str] | None:
     """Case counts, and ``^`` and ``$`` stand for the ends of a line."""
-    if "pattern" not in row:
+    if key not in row:
         return None
     try:
-        found = re.compile(_text(row, "pattern"), re.MULTILINE)
+        found = re.compile(_text(row, key), re.MULTILINE)
     except re.error as error:
-        raise _Wrong(f"'pattern' is no regular expression: {error}") from error
+        raise _Wrong(f"{key!r} is no regular expression: {error}") from error
     if found.search(""):
-        raise _Wrong("'pattern' finds an empty line")
+        raise _Wrong(f"{key!r} finds an empty line")
     return found

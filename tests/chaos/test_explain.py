@@ -93,6 +93,7 @@ def test_an_xid(explain: Explain) -> None:
         (("signal", "SIGBUS"), "SIGBUS: A memory access that cannot be served"),
         (("signal", "7"), "SIGBUS: "),
         (("signal", "bus"), "SIGBUS: "),
+        (("signal", "SIGUSR1"), "SIGUSR1: A signal for the program's own use"),
         (("exit", "137"), "exit code 137 (SIGKILL): Killed from outside"),
         (("exit", "-9"), "exit code -9 (SIGKILL): Killed from outside"),
         (("exit", "1"), "exit code 1: Any error"),
@@ -125,7 +126,7 @@ def test_several_at_once_and_one_of_them_unknown(explain: Explain) -> None:
         (("xid", "9" * 40), "xid needs a number"),
         (("sxid", "20035"), "there are, with gaps, 10001 to 24007; the nearest are"),
         (("signal", "SIGNONE"), "there is no signal 'SIGNONE'"),
-        (("signal", "SIGUSR1"), "no entry for SIGUSR1"),
+        (("signal", "SIGRTMIN"), "no entry for SIGRTMIN"),
         (("signal", "9999"), "there is no signal '9999'"),
         (("exit", "77"), "no entry for exit code 77: it is the program's own"),
         (("exit", "300"), "300 is no exit code"),
@@ -173,6 +174,8 @@ def test_a_log_is_explained_best_first(explain: Explain, tmp_path: Path) -> None
     shown = [line for line in out.splitlines() if line.startswith("line ")]
     assert [line.split("|")[0].strip() for line in shown] == ["line 4", "line 2", "line 3"]
     assert "xid-79: The GPU has fallen off the bus" in out
+    assert "  then    because of it: nccl-watchdog (line 2), gloo-closed (line 3)" in out
+    assert "  because of xid-79 (line 4)" in out and "  who     rank1" in out
     assert "what failed first is not here" not in out
 
 
@@ -181,6 +184,8 @@ def test_effects_alone_are_called_that(explain: Explain, tmp_path: Path) -> None
     code, out, _ = explain(log)
     assert code == 0
     assert "All of these are felt when something else failed: what failed first is not here." in out
+    assert "The cause is not known." in out
+    assert json.loads(explain(log, "--format", "json")[1])["known"] is False
 
 
 def test_only_the_best_are_shown_in_full(explain: Explain, tmp_path: Path) -> None:
@@ -201,6 +206,8 @@ def test_a_log_as_json(explain: Explain, tmp_path: Path) -> None:
     assert code == 0 and found["lines"] == 8
     best = found["matches"][0]
     assert (best["line"], best["lines"], best["entry"]["id"]) == (4, 2, "xid-79")
+    assert (found["known"], best["who"], best["because"]) == (True, "PCI:0000:5a:00", None)
+    assert found["matches"][1]["because"] == "xid-79"
 
 
 @pytest.mark.parametrize(

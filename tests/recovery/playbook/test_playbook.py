@@ -145,7 +145,7 @@ def test_a_signal_by_number_and_name(which: int | str, name: str) -> None:
     assert entry is not None and entry.signal == name
 
 
-@pytest.mark.parametrize("which", [0, 64000, "SIGNONE", "", "99999999999", "٣", "SIGUSR1"])
+@pytest.mark.parametrize("which", [0, 64000, "SIGNONE", "", "99999999999", "٣", "SIGRTMIN"])
 def test_what_is_no_signal_or_has_no_entry(which: int | str) -> None:
     assert book.by_signal(which) is None
 
@@ -204,6 +204,16 @@ def test_causes_come_first_then_hints_then_effects() -> None:
         ("srun: error: node1: task 3: Exited with exit code 137", "signal-kill"),
         ("  traceback : Signal 7 (SIGBUS) received by PID 4242", "signal-bus"),
         ("  exitcode  : 1 (pid: 4242)", "exit-1"),
+        ("srun: error: node2: task 5: Bus error (core dumped)", "signal-bus"),
+        ("srun: error: node2: tasks 1-3: Killed", "signal-kill"),
+        ("run.sh: line 12:  8156 Aborted   python train.py", "signal-abrt"),
+        ("exits with return code = -7", "signal-bus"),
+        ("returned non-zero exit status 245.", "signal-segv"),
+        ("      Exit Code:    137", "signal-kill"),
+        ("process rank 1 with PID 4 on node a exited on signal 9 (Killed).", "signal-kill"),
+        ("subprocess died with <Signals.SIGABRT: 6>.", "signal-abrt"),
+        ("store based barrier on rank: 1 (world_size=2, worker_count=4,", "store-leftovers"),
+        ("store based barrier on rank: 1 (world_size=4, worker_count=2,", "store-missing"),
         (
             "Indexing.cu:1292: index: block: [0,0,0], thread: [31,0,0] Assertion `i < n` failed.",
             "cuda-device-assert",
@@ -229,6 +239,7 @@ def test_what_programs_print(line: str, found: str) -> None:
         "Xid",
         "maxid 79",
         "NVRM: Xid (PCI:0000:5a:00): 999, something new",
+        "store based barrier on rank: 1 (world_size=4, worker_count=4,",
         "",
         "\x1b[31m\u202e",
     ],
@@ -336,6 +347,11 @@ def test_a_good_file(tmp_path: Path) -> None:
         ("xid = [79]", "pattern = 'a'", "a pattern needs an example"),
         ("xid = [79]", "pattern = 'a*'\nexample = 'a'", "finds an empty line"),
         ("xid = [79]", "pattern = 'b'\nexample = 'a'", "does not find its example"),
+        ("xid = [79]", "pattern = 'a'\nexample = 'ab'\nunless = 'b'", "not find its example"),
+        ("xid = [79]", "xid = [79]\nunless = 'a('", "'unless' is no regular expression"),
+        ("xid = [79]", "xid = [79]\nexplains = 'one'", "'explains' needs a list of names"),
+        ("xid = [79]", "xid = [79]\nexplains = ['two']", "explains 'two': no such id"),
+        ("xid = [79]", "xid = [79]\norders = 1", "'orders' needs true or false"),
     ],
 )
 def test_a_wrong_entry_is_named(tmp_path: Path, old: str, new: str, why: str) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainchaos.chaos.scenario.frameworks import Framework
 from trainchaos.harness.draft import arguments
-from trainchaos.harness.draft.frameworks import Framework, ScriptText
+from trainchaos.harness.draft.frameworks import ScriptText
 from trainchaos.harness.draft.launchers import Launched
 from trainchaos.harness.draft.progress import Proposal
 

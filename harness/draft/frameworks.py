@@ -1,6 +1,5 @@
-"""Recognises what a script trains with, by its text and by the words of its command.
-
-A new framework is one entry of ``FRAMEWORKS``.
+"""Recognises what a script trains with, by its text and by the words of its command, of the table in
+``chaos.scenario.frameworks``.
 """
 
 from __future__ import annotations
@@ -13,76 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from trainchaos.chaos.scenario.frameworks import FRAMEWORKS, Framework
+
 MOST_TEXT = 1 << 20  # bytes read of a script
 MOST_SCRIPTS = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Framework:
-    """A framework. ``text``: an expression for the script's text, ``words``: for its command;
-    ``preset``: of its lines (``chaos.scenario.progress``); ``group``: variable that names a replica
-    group; ``hidden``: the environment of its ranks does not say their ranks; ``note``: for people.
-    """
-
-    name: str
-    text: str = r"(?!)"
-    words: str = r"(?!)"
-    preset: str = ""
-    group: str = ""
-    hidden: bool = False
-    note: str = ""
-
-
-def _imports(*names: str) -> str:
-    each = "|".join(re.escape(name) for name in names)
-    return rf"(?m)^\s*(?:import|from)\s+(?:{each})\b"
-
-
-FRAMEWORKS = (
-    Framework(
-        name="torchft",
-        text=_imports("torchft"),
-        words=r"\btorchft\b",
-        group="REPLICA_GROUP_ID",
-    ),
-    Framework(
-        name="torchtitan",
-        text=_imports("torchtitan"),
-        words=r"\btorchtitan\b|--job\.config[_-]file\b",
-        preset="torchtitan",
-    ),
-    Framework(
-        name="Megatron-LM",
-        text=_imports("megatron"),
-        words=r"\bpretrain_\w+\.py\b|--tensor-model-parallel-size\b|--micro-batch-size\b",
-        preset="megatron",
-    ),
-    Framework(
-        name="Lightning",
-        text=_imports("lightning", "pytorch_lightning"),
-        preset="lightning",
-    ),
-    Framework(
-        name="Ray Train",
-        text=_imports("ray.train") + r"|^\s*from\s+ray\s+import\s+[^\n]*\btrain\b",
-        hidden=True,
-        note="Ray's workers do not descend from the command: their ranks are not found",
-    ),
-    Framework(
-        name="Hugging Face Trainer",
-        text=_imports("transformers", "trl"),
-        preset="hf",
-    ),
-    Framework(name="DeepSpeed", text=_imports("deepspeed"), preset="deepspeed"),
-    Framework(name="Accelerate", text=_imports("accelerate")),
-    Framework(
-        name="multiprocessing",
-        text=r"\b(?:mp|multiprocessing)\.(?:spawn|Process|start_processes)\(",
-        hidden=True,
-        note="a rank that is set after its process started is not in its environment",
-    ),
-)
-"""In the order in which their presets are tried."""
 GROUP = next(one.group for one in FRAMEWORKS if one.group)
 """Variable that names replica groups, also where the framework is not recognised."""
 
@@ -161,8 +96,4 @@ def read_scripts(words: Sequence[str], directory: Path) -> ScriptText:
 def recognise(words: Sequence[str], script: ScriptText) -> list[Framework]:
     """All frameworks that the script or its command shows."""
     joined = " ".join(words)
-    return [
-        one
-        for one in FRAMEWORKS
-        if re.search(one.text, script.text) or re.search(one.words, joined)
-    ]
+    return [one for one in FRAMEWORKS if one.shown_by(script.text, joined)]

@@ -6,7 +6,6 @@ in the lines, tested as ``chaos try-progress`` does.
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,11 +21,12 @@ from trainchaos.chaos.scenario.progress import (
     RegexProgress,
     expressions,
 )
+from trainchaos.chaos.scenario.frameworks import FRAMEWORKS, Framework
 from trainchaos.harness.draft.epochs import counting
-from trainchaos.harness.draft.frameworks import Framework
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.listen.derive import Derived, derive
 from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader
+from trainchaos.harness.script.listen.rules import Forms
 from trainchaos.harness.script.listen.trial import Trial, try_lines
 
 MOST_LINES = 2000
@@ -136,7 +136,7 @@ def _candidates(
     names = [one.preset for one in frameworks if one.preset]
     # a bar of Lightning, which starts anew in each epoch, is also one of tqdm
     for name in dict.fromkeys([*names, "lightning", *PRESETS]):
-        preset = PresetProgress.model_validate({"preset": name})
+        preset = _preset(name)
         total = _bar_total(lines, PRESETS[name], log)
         yield _tried(lines, preset, log, steps, total, whole_log=whole_log)
     found = derive(line for _, line in lines)
@@ -151,8 +151,7 @@ def _of_derived(
     steps: int | None,
     whole_log: bool,
 ) -> Proposal:
-    progress = RegexProgress(regex=found.regex, loss=found.loss)
-    doubt = ""
+    progress, doubt = found.progress, ""
     if found.epochs and not found.counted:
         doubt = "the step begins again in each epoch, and no epoch is beside it"
     total = None if found.epochs else found.total
@@ -172,14 +171,18 @@ def _tried(
 ) -> Proposal:
     found = expressions(progress)
     per_epoch = None
-    epochs = "epoch" in re.compile(found.regex).groupindex
+    epochs = Forms(found).epochs
     if epochs:
-        bars = isinstance(progress, PresetProgress)
-        texts = (line for _, line in lines)
-        counted = counting(texts, found, bars=bars, whole_log=whole_log)
+        name = progress.preset if isinstance(progress, PresetProgress) else None
+        row = next((one for one in FRAMEWORKS if name and one.preset == name), None)
+        counted = counting((line for _, line in lines), found, row=row, whole_log=whole_log)
         per_epoch, doubt = counted.epoch_steps, doubt or counted.doubt
-        if counted.progress != found:
-            progress = found = counted.progress
+        if name is None:
+            progress = progress.model_copy(update=dict(counted.numbers))
+        else:
+            said = {key: n for key, n in counted.numbers.items() if getattr(found, key) != n}
+            progress = _preset(name, **said)
+        found = expressions(progress)
     known = total or steps or UNKNOWN  # a bar is the judge of its total
     trial = try_lines(log, progress, known)
     if not trial.steps:
@@ -194,6 +197,10 @@ def _tried(
         doubt=doubt or "; ".join(trial.wrong),
         per_epoch=per_epoch,
     )
+
+
+def _preset(name: str, **numbers: int) -> PresetProgress:
+    return PresetProgress.model_validate({"preset": name, **numbers})
 
 
 def _timed(

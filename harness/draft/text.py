@@ -161,7 +161,8 @@ def _faults(out: _Writer, facts: Facts) -> None:
 
 def _progress_value(progress: Progress | None) -> str:
     if isinstance(progress, PresetProgress):
-        return f"{{preset: {progress.preset}}}"
+        said = progress.model_dump(exclude_none=True)
+        return f"{{{', '.join(f'{name}: {value}' for name, value in said.items())}}}"
     if isinstance(progress, RegexProgress):
         loss = f", loss: {_quoted(progress.loss)}" if progress.loss else ""
         numbers = progress.model_dump(exclude={"regex", "loss"}, exclude_defaults=True)

@@ -8,7 +8,6 @@ evaluated.
 from __future__ import annotations
 
 import os
-import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from typing import Protocol
 
 from trainchaos.chaos.beacon import SAID, VERSION
 from trainchaos.chaos.scenario.progress import RegexProgress
-from trainchaos.harness.script.listen import numbers
+from trainchaos.harness.script.listen import numbers, rules
 from trainchaos.harness.script.processes.tree import group_number
 
 READ_LIMIT = 1 << 20  # bytes read in one look
@@ -30,8 +29,6 @@ PID_LIMIT = 1 << 31
 BUSY_LIMIT_S = 7 * 86_400.0
 WHAT_LIMIT = 40  # characters, as the beacon writes
 WHOLE_FRAMES = 3  # frames in succession that a later write ended: what has no end is one as well
-ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-"""What a terminal takes for colours and the like."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,19 +175,22 @@ class BeaconReader:
 
 class RegexReader:
     """Reports in the command's output. ``steps``: how many the command trains; ``other_total``:
-    what the newest line stated that stated another number of steps.
+    what the newest line stated that stated another number of steps; ``total``: of the run or of an
+    epoch, as the newest line states it; ``drawn``: a bar stated that no step was done yet.
     """
 
     source = "output"
 
     def __init__(self, lines: GrowingFile, progress: RegexProgress, steps: int) -> None:
         self._lines = lines
-        self._pattern = re.compile(progress.regex)
-        self._loss = re.compile(progress.loss) if progress.loss else None
+        self._forms = rules.Forms(progress)
         self._steps = steps
         self._epochs_from, self._steps_from = progress.epochs_from, progress.steps_from
         self._epoch_steps = progress.epoch_steps
         self._last: ProgressReport | None = None
+        self._epoch, self._high, self._longest = progress.epochs_from, 0, 0
+        self.total: int | None = None
+        self.drawn = False
         self.refused = 0
         self.other_total: int | None = None
 
@@ -207,8 +207,8 @@ class RegexReader:
 
     def parse(self, line: str) -> list[ProgressReport]:
         """What one line reports: one report at the most, or none."""
-        text = ESCAPES.sub("", line)
-        match = self._pattern.search(text)
+        text = rules.plain(line)
+        match = self._forms.step_in(text)
         if match is None:
             return self._loss_alone(text)
         groups = match.groupdict()
@@ -220,26 +220,36 @@ class RegexReader:
         if progress is None:
             self.refused += 1
             return []
-        stated = self._epoch_steps if of is None else of
-        if stated is not None:
-            step = self._step_of_run(progress.step, groups.get("epoch"), stated)
-            if step <= 0:
-                return []  # a bar is drawn before the first step is done
-            progress = replace(progress, step=step)
-        self._last = progress
+        step = self._step_of_run(progress.step, groups, of)
+        if step <= 0 and (groups.get("of") is not None or self._epoch_steps is not None):
+            self.drawn = self.drawn or self._last is None
+            return []  # a bar is drawn before the first step is done
+        self._last = progress = replace(progress, step=step)
         return [progress]
 
-    def _step_of_run(self, step: int, epoch: str | None, epoch_steps: int) -> int:
-        """The step of the whole run, from 1."""
-        before = numbers.whole(epoch, STEP_LIMIT)
-        epochs = 0 if before is None else before - self._epochs_from
-        return epochs * epoch_steps + step - self._steps_from + 1
+    def _step_of_run(self, step: int, groups: Mapping[str, str | None], of: int | None) -> int:
+        """The step of the whole run, from 1. A line may leave out which epoch it is in, or how many
+        steps that has: then it is the one before, and as many as an epoch had that was seen.
+        """
+        if "epoch" not in groups:
+            return step if of is None else step - self._steps_from + 1
+        epoch = numbers.whole(groups["epoch"], STEP_LIMIT)
+        if epoch is not None and epoch != self._epoch:
+            self._longest = max(self._longest, self._high)
+            self._epoch, self._high = epoch, 0
+        self._high = max(self._high, step - self._steps_from + 1)
+        self.total = of or self.total
+        each = of or self._epoch_steps or self.total or self._longest
+        epochs = self._epoch - self._epochs_from
+        if epochs and not each:
+            return step
+        return epochs * each + step - self._steps_from + 1
 
     def _loss_alone(self, text: str) -> list[ProgressReport]:
-        match = self._loss.search(text) if self._loss is not None and self._last else None
-        if match is None or self._last is None:
+        found = self._forms.loss_in(text) if self._last is not None else None
+        if found is None or self._last is None:
             return []
-        loss = numbers.real(match["loss"])
+        loss = numbers.real(found)
         unread = {"loss": loss.unread} if loss.unread else {}
         return [replace(self._last, loss=loss.value, samples=None, unread=unread)]
 

@@ -10,11 +10,12 @@ import pytest
 
 from tests.harness.script.test_progress_presets import LINES
 from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress
-from trainchaos.harness.draft.frameworks import FRAMEWORKS
+from trainchaos.chaos.scenario.frameworks import FRAMEWORKS
 from trainchaos.harness.draft.progress import Proposal, propose
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.listen.derive import derive, grows
 from trainchaos.harness.script.listen.progress import ProgressReport
+from trainchaos.harness.script.listen.rules import Forms
 
 
 def rows(line: Callable[[int], str], count: int = 10) -> list[str]:
@@ -26,7 +27,8 @@ def found(lines: list[str]) -> tuple[list[int], list[str]]:
     """Steps and losses that the derived expression finds."""
     one = derive(lines)
     assert one is not None
-    matches = [match for line in lines if (match := re.search(one.regex, line))]
+    forms = Forms(one.progress)
+    matches = [match for line in lines if (match := forms.step_in(line))]
     steps = [int(match["step"].replace(",", "")) for match in matches]
     if one.loss:
         return steps, [match["loss"] for line in lines if (match := re.search(one.loss, line))]

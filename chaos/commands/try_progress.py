@@ -52,6 +52,8 @@ def try_progress(scenario: Path, log: Path, sets: tuple[str, ...]) -> int:
         say(f"{problem}:")
         for line in lines:
             say(f"  | {line}")
+    for note in found.notes:
+        say(f"note: {note}")
     for problem in found.wrong:
         say(f"wrong: {problem}", err=True)
     return errors.EXIT_FAIL if found.wrong else errors.EXIT_PASS

@@ -118,7 +118,8 @@ FRAMEWORKS = (
         preset="nemo",
         forms=(
             Form(
-                step=rf"\bTraining epoch \d+, iteration \d+/\d+ .*?\bglobal_step: (?P<step>{NUMBER})"
+                step=r"\bTraining epoch \d+, iteration \d+/\d+ "
+                rf".*?\bglobal_step: (?P<step>{NUMBER})"
                 r"(?:.*?\breduced_train_loss: (?P<loss>\S+))?",
                 source="https://github.com/NVIDIA/NeMo/blob/main/nemo/lightning/pytorch/callbacks/"
                 "progress_printer.py",

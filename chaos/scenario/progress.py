@@ -108,7 +108,7 @@ Progress = Literal["beacon"] | RegexProgress | PresetProgress
 
 def expressions(progress: RegexProgress | PresetProgress) -> RegexProgress:
     """The expressions that a preset stands for, or those given."""
-    if isinstance(progress, RegexProgress):
+    if not isinstance(progress, PresetProgress):
         return progress
     said = progress.model_dump(exclude={"preset"}, exclude_none=True)
     return PRESETS[progress.preset].model_copy(update=said)

@@ -57,6 +57,9 @@ def counting(
     doubt = "" if known else f"the first epoch seen is {first}: correct epochs_from"
     numbers = {"epochs_from": min(first, 1), "steps_from": 0 if from_0 else 1}
     of = stated
+    if stated is None and bars:
+        # the last frame of each is drawn: what reads them learns how many steps an epoch has
+        return Counting(numbers=numbers, epoch_steps=high if len(epochs) > 1 else None, doubt=doubt)
     if stated is None:
         stride = _stride(complete)
         of = high + stride if from_0 else high

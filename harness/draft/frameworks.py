@@ -1,4 +1,4 @@
-"""Recognises what a script trains with, by its text and by the words of its command, of the table in
+"""Recognises what a script trains with, by its text and by the words of its command: the table is
 ``chaos.scenario.frameworks``.
 """
 

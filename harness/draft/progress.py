@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+from trainchaos.chaos.scenario.frameworks import FRAMEWORKS, Framework
 from trainchaos.chaos.scenario.progress import (
     PRESETS,
     PresetProgress,
@@ -21,7 +22,6 @@ from trainchaos.chaos.scenario.progress import (
     RegexProgress,
     expressions,
 )
-from trainchaos.chaos.scenario.frameworks import FRAMEWORKS, Framework
 from trainchaos.harness.draft.epochs import counting
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.listen.derive import Derived, derive
@@ -66,6 +66,11 @@ class Proposal:
     def distinct(self) -> int:
         """Number of different steps seen."""
         return len({step for _, step in self.steps})
+
+    @property
+    def done(self) -> int:
+        """As ``distinct``, without the 0 that a bar begins with."""
+        return len({step for _, step in self.steps if step})
 
     @property
     def stride(self) -> int:
@@ -123,7 +128,7 @@ def _rated(one: Proposal) -> tuple[bool, bool, bool, int]:
     """Steps without a doubt are better than many of them, and losses are worth most after that.
     Of two that find the same the first one stays: a preset of the framework that was recognised.
     """
-    return one.progress is not None, not one.doubt, one.losses >= LEAST_STEPS, one.distinct
+    return one.progress is not None, not one.doubt, one.losses >= LEAST_STEPS, one.done
 
 
 def _candidates(
@@ -155,7 +160,7 @@ def _of_derived(
     if found.epochs and not found.counted:
         doubt = "the step begins again in each epoch, and no epoch is beside it"
     total = None if found.epochs else found.total
-    one = _tried(lines, progress, log, steps, total, doubt, whole_log=whole_log)
+    one = _tried(lines, progress, log, steps, total, doubt, whole_log=whole_log, stated=found.runs)
     return replace(one, one_epoch=found.one_epoch)
 
 
@@ -168,6 +173,7 @@ def _tried(
     doubt: str = "",
     *,
     whole_log: bool,
+    stated: bool = False,
 ) -> Proposal:
     found = expressions(progress)
     per_epoch = None
@@ -184,7 +190,7 @@ def _tried(
             progress = _preset(name, **said)
         found = expressions(progress)
     known = total or steps or UNKNOWN  # a bar is the judge of its total
-    trial = try_lines(log, progress, known)
+    trial = try_lines(log, progress, known, stated=stated)
     if not trial.steps:
         return Proposal()
     timed = _timed(lines, found, log, known)

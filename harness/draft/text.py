@@ -161,12 +161,12 @@ def _faults(out: _Writer, facts: Facts) -> None:
 
 def _progress_value(progress: Progress | None) -> str:
     if isinstance(progress, PresetProgress):
-        said = progress.model_dump(exclude_none=True)
-        return f"{{{', '.join(f'{name}: {value}' for name, value in said.items())}}}"
+        given = progress.model_dump(exclude_none=True)
+        return f"{{{', '.join(f'{name}: {value}' for name, value in given.items())}}}"
     if isinstance(progress, RegexProgress):
         loss = f", loss: {_quoted(progress.loss)}" if progress.loss else ""
         numbers = progress.model_dump(exclude={"regex", "loss"}, exclude_defaults=True)
-        said = "".join(f", {name}: {number}" for name, number in numbers.items())
+        said = "".join(f", {name}: {value}" for name, value in numbers.items())
         return f"{{regex: {_quoted(progress.regex)}{loss}{said}}}"
     return "beacon"
 

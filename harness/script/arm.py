@@ -284,6 +284,7 @@ class ScriptArm:
             },
             finished={
                 "refused": self._listener.refused,
+                "drawn": self._listener.drawn,
                 "committed_step": self.observer.committed,
                 "unused": self.scene.storage_unused,
                 "miscounted": self._startup.miscounted,

@@ -37,6 +37,10 @@ from trainchaos.harness.judge.record.lineage import owners
 
 MOST_BETWEEN = 10_000
 UNSURE = 2
+SKIPPED = 10
+"""Steps that a bar may skip before its first frame; a job that goes on from an earlier run goes on
+far behind its beginning.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +83,18 @@ def observed_history(log: Log, info: RunInfo) -> History:
         runs=_runs(info, generations, reports),
         foreign=(),
     )
+
+
+def from_0(history: History) -> bool:
+    """Whether a bar stated, before the first step that was reported, that none was done yet, and
+    skipped no more than it did later: tqdm draws 10 frames a second, however fast the steps are
+    (https://tqdm.github.io/docs/tqdm/, ``mininterval``).
+    """
+    said = history.finished.data.get("drawn") if history.finished else None
+    reports = history.log.of(Kind.STEP_REPORTED)
+    first = [event.step or 0 for event in reports if event.generation <= 1]
+    most = max((after - before for before, after in itertools.pairwise(first)), default=0)
+    return bool(said and first) and first[0] <= max(SKIPPED, 2 * most)
 
 
 def stride_of(history: History) -> int:

@@ -78,8 +78,9 @@ class Derived:
     own, or None; ``total``: that the lines state behind the step (``5/60``); ``epochs``: the step
     begins anew in each epoch; ``counted``: the expression finds the epoch as well; ``one_epoch``:
     an epoch is beside the step, and it is the same one in all lines; ``steps``: how many different
-    ones there are; ``sure``: the word beside them says that they are steps, or a weaker word and
-    a loss in the same line do.
+    ones there are, and ``last`` of them; ``runs``: they begin again before the total, as where a
+    log holds several runs; ``sure``: the word beside them says that they are steps, or a weaker
+    word and a loss in the same line do.
     """
 
     regex: str
@@ -89,7 +90,15 @@ class Derived:
     counted: bool = False
     one_epoch: bool = False
     steps: int = 0
+    last: int = 0
+    runs: bool = False
     sure: bool = False
+
+    @property
+    def shown(self) -> str:
+        """As a person may write it in a scenario."""
+        loss = f", loss: {_quoted(self.loss)}" if self.loss else ""
+        return f"progress: {{regex: {_quoted(self.regex)}{loss}}}"
 
     @property
     def progress(self) -> RegexProgress:
@@ -249,6 +258,8 @@ def _expression(column: _Column, texts: Sequence[str]) -> Derived:
         counted=column.epoch is not None,
         one_epoch=_one_epoch(column),
         steps=len(set(column.steps)),
+        last=max(column.steps),
+        runs=begins_again(column.steps) and not column.again,
         sure=column.rank >= (SURE_WITH_LOSS if loss else SURE),
     )
 
@@ -314,6 +325,10 @@ def _counts_done(column: _Column) -> bool:
         for index, one in enumerate(first)
         if index != column.index
     )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _literal(text: str) -> str:

@@ -63,6 +63,16 @@ class CommandListener:
         return self._reader.other_total
 
     @property
+    def drawn(self) -> bool:
+        """Whether a bar stated, before the first step, that none was done yet."""
+        return self._reader.drawn
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The newest lines of output behind the last report."""
+        return tuple(self._reader.unread)
+
+    @property
     def lines(self) -> int:
         """Lines of output so far."""
         return self._output.count

@@ -57,6 +57,8 @@ class ProgressReader(Protocol):
     source: str
     refused: int
     other_total: int | None
+    drawn: bool
+    unread: deque[str]
 
     def read(self) -> list[ProgressReport]:
         """Reports since the last look."""
@@ -156,6 +158,8 @@ class BeaconReader:
         self._lines = lines
         self.refused = 0
         self.other_total: int | None = None
+        self.drawn = False
+        self.unread: deque[str] = deque(maxlen=0)
 
     def read(self) -> list[ProgressReport]:
         """Every well-formed line; others are counted and dropped."""
@@ -175,22 +179,24 @@ class BeaconReader:
 
 class RegexReader:
     """Reports in the command's output. ``steps``: how many the command trains; ``other_total``:
-    what the newest line stated that stated another number of steps; ``total``: of the run or of an
-    epoch, as the newest line states it; ``drawn``: a bar stated that no step was done yet.
+    what the newest line stated that stated another number of steps; ``stated``: the lines state
+    that of the run; ``drawn``: a bar stated that no step was done yet; ``unread``: the newest lines
+    behind the last report.
     """
 
     source = "output"
 
     def __init__(self, lines: GrowingFile, progress: RegexProgress, steps: int) -> None:
         self._lines = lines
-        self._forms = rules.Forms(progress)
+        self.forms = rules.Forms(progress)
         self._steps = steps
         self._epochs_from, self._steps_from = progress.epochs_from, progress.steps_from
         self._epoch_steps = progress.epoch_steps
         self._last: ProgressReport | None = None
         self._epoch, self._high, self._longest = progress.epochs_from, 0, 0
-        self.total: int | None = None
-        self.drawn = False
+        self._total: int | None = None
+        self.stated = self.drawn = False
+        self.unread: deque[str] = deque(maxlen=RECENT_LINES)
         self.refused = 0
         self.other_total: int | None = None
 
@@ -207,8 +213,16 @@ class RegexReader:
 
     def parse(self, line: str) -> list[ProgressReport]:
         """What one line reports: one report at the most, or none."""
+        found = self._parse(line)
+        if found:
+            self.unread.clear()
+        else:
+            self.unread.append(line)
+        return found
+
+    def _parse(self, line: str) -> list[ProgressReport]:
         text = rules.plain(line)
-        match = self._forms.step_in(text)
+        match = self.forms.step_in(text)
         if match is None:
             return self._loss_alone(text)
         groups = match.groupdict()
@@ -216,12 +230,13 @@ class RegexReader:
         if of is not None and "epoch" not in groups and of != self._steps:
             self.other_total = of
             return []
+        self.stated = self.stated or (of is not None and "epoch" not in groups)
         progress = _from_groups(groups)
         if progress is None:
             self.refused += 1
             return []
         step = self._step_of_run(progress.step, groups, of)
-        if step <= 0 and (groups.get("of") is not None or self._epoch_steps is not None):
+        if step <= 0 and ("of" in groups or self._epoch_steps is not None):
             self.drawn = self.drawn or self._last is None
             return []  # a bar is drawn before the first step is done
         self._last = progress = replace(progress, step=step)
@@ -238,15 +253,15 @@ class RegexReader:
             self._longest = max(self._longest, self._high)
             self._epoch, self._high = epoch, 0
         self._high = max(self._high, step - self._steps_from + 1)
-        self.total = of or self.total
-        each = of or self._epoch_steps or self.total or self._longest
+        self._total = of or self._total
+        each = of or self._epoch_steps or self._total or self._longest
         epochs = self._epoch - self._epochs_from
         if epochs and not each:
             return step
         return epochs * each + step - self._steps_from + 1
 
     def _loss_alone(self, text: str) -> list[ProgressReport]:
-        found = self._forms.loss_in(text) if self._last is not None else None
+        found = self.forms.loss_in(text) if self._last is not None else None
         if found is None or self._last is None:
             return []
         loss = numbers.real(found)

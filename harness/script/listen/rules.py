@@ -21,9 +21,12 @@ _LOSS_APART = re.compile(rf"(?<![A-Za-z]){_WORDS}(?:$|[^A-Za-z])", re.IGNORECASE
 
 
 class Forms:
-    """The forms of the lines of a step, of a scenario's progress."""
+    """The forms of the lines of a step, of a scenario's progress. ``last``: the one that fitted the
+    newest step.
+    """
 
     def __init__(self, progress: RegexProgress) -> None:
+        self.last: str | None = None
         also = progress.also if isinstance(progress, FrameworkLines) else ()
         self._patterns = [re.compile(one) for one in (progress.regex, *also)]
         self._loss = re.compile(progress.loss) if progress.loss else None
@@ -37,7 +40,10 @@ class Forms:
     def step_in(self, text: str) -> re.Match[str] | None:
         """The step in a plain line, by the first form that fits; None if there is none."""
         found = next((match for one in self._patterns if (match := one.search(text))), None)
-        return None if found is None or self._apart(found, "step") else found
+        if found is None or self._apart(found, "step"):
+            return None
+        self.last = found.re.pattern
+        return found
 
     def loss_in(self, text: str) -> str | None:
         """The loss in a plain line of its own."""
@@ -45,7 +51,8 @@ class Forms:
         return None if found is None or self._apart(found, "loss") else found["loss"]
 
     def _apart(self, found: re.Match[str], group: str) -> bool:
-        return self._skips and apart(found.string[: found.start(group)])
+        front = found.string[: found.start(group)]
+        return self._skips and (apart(front) or (group == "loss" and loss_apart(front)))
 
 
 def plain(line: str) -> str:

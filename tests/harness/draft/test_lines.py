@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness.script.test_progress_presets import LINES
-from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress
 from trainchaos.chaos.scenario.frameworks import FRAMEWORKS
+from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress
 from trainchaos.harness.draft.progress import Proposal, propose
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.listen.derive import derive, grows

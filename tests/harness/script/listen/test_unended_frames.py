@@ -41,6 +41,7 @@ class Bar:
                 epochs_from=0,
                 steps_from=1,
                 epoch_steps=None,
+                skip=None,
             ),
         )
         prepared: Any = SimpleNamespace(output=self.path, reports=folder / "beacon")

@@ -71,6 +71,7 @@ class ScriptArm:
             steps=spec.steps,
             deadline_s=spec.progress_deadline,
             source=self._listener.source,
+            ranks=spec.ranks,
         )
         self._startup = Startup(
             spec,

@@ -36,6 +36,10 @@ from trainchaos.harness.judge.record.history import (
 from trainchaos.harness.judge.record.lineage import owners
 
 MOST_BETWEEN = 10_000
+MOST_STEPS = 40_000
+"""Steps of a job that are each a step run. Of a longer one, each report is, as if the steps since
+the one before were one: ``harness.script.listen.observer`` records a part of its reports.
+"""
 UNSURE = 2
 SKIPPED = 10
 """Steps that a bar may skip before its first frame; a job that goes on from an earlier run goes on
@@ -221,7 +225,8 @@ def _runs(
     info: RunInfo, generations: Sequence[Generation], reports: dict[int, list[_Report]]
 ) -> tuple[StepRun, ...]:
     worked = [g for g in generations if g.resume_step is not None]
-    spans = {g.number: list(_spans(g, reports[g.number])) for g in worked}
+    most = MOST_BETWEEN if info.steps <= MOST_STEPS else 0
+    spans = {g.number: list(_spans(g, reports[g.number], most)) for g in worked}
     surviving = owners(
         worked, ((number, step) for number, rows in spans.items() for step, *_ in rows)
     )
@@ -242,15 +247,17 @@ def _runs(
     )
 
 
-def _spans(generation: Generation, rows: Sequence[_Report]) -> list[tuple[int, int, int, _Report]]:
+def _spans(
+    generation: Generation, rows: Sequence[_Report], most: int
+) -> list[tuple[int, int, int, _Report]]:
     """(step, start, end, report that shows it done) for every step, including those between
-    reports.
+    reports, if they are at most so many.
     """
     found = []
     before, cursor = generation.resume_step or 0, generation.ready_ns or generation.started_ns
     for row in rows:
         count = row.step - before
-        first = before + 1 if count <= MOST_BETWEEN else row.step
+        first = before + 1 if count <= most else row.step
         for step in range(first, row.step + 1):
             start = cursor + (row.time_ns - cursor) * (step - first) // (row.step - first + 1)
             end = cursor + (row.time_ns - cursor) * (step - first + 1) // (row.step - first + 1)

@@ -19,7 +19,7 @@ from trainchaos.harness.script.processes.environment import PreparedCommand
 
 PENDING_S = 3.0  # how long reports wait for all ranks to be found
 SETTLED_S = 0.05  # a frame of a bar that nothing has followed for so long is complete
-LOOKS_AT_ONCE = 8  # a flood of output must not block the arm's other work
+LOOKS_AT_ONCE = 1  # a flood of output must neither block the arm's other work nor fill memory
 NS = 1e9
 
 
@@ -92,6 +92,11 @@ class CommandListener:
         lines = list(self._output.raised)
         self._output.raised.clear()
         return lines
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is more to read than one look takes."""
+        return max(self._output.looks_left(), self._reports.looks_left()) > LOOKS_AT_ONCE
 
     @property
     def waiting(self) -> bool:

@@ -60,7 +60,7 @@ def whole(text: str | None, limit: int) -> int | None:
     """A count below ``limit``: ``12``, ``1,200``, ``[12]``, ``12/100`` (the first), ``12.0``,
     ``2e+3``; otherwise None.
     """
-    found = _WHOLE.fullmatch((text or "")[:TEXT_LIMIT].strip())
+    found = _WHOLE.fullmatch(text[:TEXT_LIMIT].strip()) if text else None
     if found and found["power"]:
         power = float(found["power"])
         return int(power) if power == int(power) < limit else None

@@ -31,7 +31,7 @@ WHAT_LIMIT = 40  # characters, as the beacon writes
 WHOLE_FRAMES = 3  # frames in succession that a later write ended: what has no end is one as well
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressReport:
     """One report. ``step``: in the program's count; ``time_ns``: the reporter's monotonic clock,
     None if not given; ``busy_s``: not a step, but the maximum time that the process does other work
@@ -239,7 +239,9 @@ class RegexReader:
         if step <= 0 and ("of" in groups or self._epoch_steps is not None):
             self.drawn = self.drawn or self._last is None
             return []  # a bar is drawn before the first step is done
-        self._last = progress = replace(progress, step=step)
+        if step != progress.step:
+            progress = replace(progress, step=step)
+        self._last = progress
         return [progress]
 
     def _step_of_run(self, step: int, groups: Mapping[str, str | None], of: int | None) -> int:

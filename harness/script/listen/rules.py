@@ -57,7 +57,7 @@ class Forms:
 
 def plain(line: str) -> str:
     """A line as a person reads it."""
-    return ESCAPES.sub("", line)
+    return ESCAPES.sub("", line) if "\x1b" in line else line
 
 
 def apart(front: str) -> bool:

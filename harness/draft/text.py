@@ -149,10 +149,9 @@ def _faults(out: _Writer, facts: Facts) -> None:
     out.add('    duration: "${matrix.lasts}"')
     out.note("Generous: chaos init --from RUN tightens them.")
     out.add("sla:", key="sla")
-    out.add(
-        f'  recovery_time: ["max < {2 * facts.deadline_s:g}s"]',
-        comment="from the fault to the first new step",
-    )
+    out.add("  recovery_time:", comment="from the fault to the first new step")
+    for kind, *_ in rows:
+        out.add(f'    - {{check: "max < {2 * facts.deadline_s:g}s", fault: {kind}}}')
     out.add(
         f'  steps_lost: ["max <= {facts.most_lost}"]',
         comment="fewer than are done by then: a job that begins again from step 1 loses more",

@@ -75,7 +75,7 @@ def _unseen(seen: Sighting, proposal: Proposal, directory: Path) -> Finding:
         )
     if seen.remains:
         names = ", ".join(seen.remains[:SHOWN])
-        text += f"; the command ended and left processes running: {names}"
+        text += f"; the command ended and left a daemon running: {names}"
         change = (
             f"have it run them in the foreground (without & and nohup) and wait for them; {change}"
         )

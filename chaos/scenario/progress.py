@@ -14,7 +14,19 @@ from trainchaos.chaos.scenario.fault import Strict
 from trainchaos.chaos.scenario.frameworks import FRAMEWORKS, Framework
 
 
-class RegexProgress(Strict):
+class _Heard(Strict):
+    """Where lines of progress are read."""
+
+    file: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1000,
+        description="a file that the command writes, read in place of its output: relative to its"
+        " directory, or below $CHAOS_SCRATCH; of several that match wildcards, the newest",
+    )
+
+
+class RegexProgress(_Heard):
     """Progress read from a command's output: a regular expression with a group ``step``, searched
     in each line. Optional groups: ``loss``, ``samples``, ``rank`` and ``group``; ``of``, the total
     that a progress bar states, which has to be workload.steps; with ``epoch``, the steps of an
@@ -74,7 +86,7 @@ PRESETS: Mapping[str, FrameworkLines] = MappingProxyType(
 """Expressions for the lines that frameworks print by default, of ``chaos.scenario.frameworks``."""
 
 
-class PresetProgress(Strict):
+class PresetProgress(_Heard):
     """Progress read from the lines that a framework prints by default. The numbers are those of the
     framework, unless a script counts in another way.
     """

@@ -34,7 +34,7 @@ def decide(
     facts = Facts(command=command, proposal=proposal)
     facts.findings.append(_launcher(command, seen))
     _ranks(facts, seen)
-    find_progress(facts, seen, directory)
+    find_progress(facts, seen)
     find_steps(facts, seen, steps)
     find_checkpoints(facts, seen, directory)
     _restarts(facts, seen)

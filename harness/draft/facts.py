@@ -114,6 +114,8 @@ def command_of(
     $CHAOS_SCRATCH where an option or a variable of the script names their place.
     """
     new, needed = list(words), dict(launched.kind.env if launched.kind else {})
+    for one in frameworks:
+        needed |= one.env
     if steps is not None and (given := arguments.find(new, arguments.STEPS, r"\d+")):
         new = arguments.replaced(new, given, str(steps))
     sent = ""

@@ -161,10 +161,12 @@ def _faults(out: _Writer, facts: Facts) -> None:
 def _progress_value(progress: Progress | None) -> str:
     if isinstance(progress, PresetProgress):
         given = progress.model_dump(exclude_none=True)
+        given |= {"file": _quoted(progress.file)} if progress.file else {}
         return f"{{{', '.join(f'{name}: {value}' for name, value in given.items())}}}"
     if isinstance(progress, RegexProgress):
         loss = f", loss: {_quoted(progress.loss)}" if progress.loss else ""
         numbers = progress.model_dump(exclude={"regex", "loss"}, exclude_defaults=True)
+        numbers |= {"file": _quoted(progress.file)} if progress.file else {}
         said = "".join(f", {name}: {value}" for name, value in numbers.items())
         return f"{{regex: {_quoted(progress.regex)}{loss}{said}}}"
     return "beacon"

@@ -75,7 +75,9 @@ def tighten(path: Path, out: Path | None, *, load: Load) -> Tightened:
     for metric, index, clause, cells in _clauses(loaded):
         place = _place(text, metric, index)
         unfit = _began_again(results) or _too_few(results) if metric == "steps_lost" else ""
-        new, why = (None, unfit) if unfit else _tightened(clause, _values(results, metric, clause, cells))
+        new, why = (
+            (None, unfit) if unfit else _tightened(clause, _values(results, metric, clause, cells))
+        )
         where = f"{source}:{place.line + 1}  {metric}" if place else f"{source}  {metric}"
         where += f" of {place.fault}" if place and place.fault else ""
         if new is None or place is None or place.text != clause.text:

@@ -8,8 +8,10 @@ evaluated.
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +27,7 @@ KEPT_LINES = 12
 RECENT_LINES = 400
 STEP_LIMIT = 10**12
 SAMPLES_LIMIT = 10**12
+FOLLOW_EVERY_S = 0.2  # how often a file that a command writes is looked for
 PID_LIMIT = 1 << 31
 BUSY_LIMIT_S = 7 * 86_400.0
 WHAT_LIMIT = 40  # characters, as the beacon writes
@@ -147,6 +150,71 @@ class GrowingFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class FollowedFile(GrowingFile):
+    """The lines that a command writes to a file of its own, from now on. ``pattern``: its name,
+    with wildcards where each start has another one: then the newest is read. It may come later, be
+    written anew, or make way for another.
+    """
+
+    def __init__(self, pattern: Path) -> None:
+        super().__init__(Path(os.devnull))
+        self._pattern = pattern
+        self._looked = 0.0
+        self._read_ones = {self._key(path): path.stat().st_size for path in self._matching()}
+        self._present = self._key(Path(os.devnull))
+
+    def read(self) -> Iterator[str]:
+        """As of any growing file."""
+        if time.monotonic() - self._looked >= FOLLOW_EVERY_S:
+            self._looked = time.monotonic()
+            with suppress(FileNotFoundError):  # it went meanwhile
+                self._turn()
+        yield from super().read()
+
+    def looks_left(self) -> int:
+        """How many reads reach the present end of the file, at least one."""
+        return max(1, -(-(os.fstat(self._fd).st_size - self._place()) // READ_LIMIT))
+
+    def _place(self) -> int:
+        return os.lseek(self._fd, 0, os.SEEK_CUR)
+
+    def _turn(self) -> None:
+        """To the newest file, from where it was read to; to the beginning of one that was cut."""
+        size = os.fstat(self._fd).st_size
+        if size < self._place():
+            os.lseek(self._fd, 0, os.SEEK_SET)
+        matching = self._matching()
+        if not matching or self._place() < size:  # what is left of this one comes first
+            return
+        key = self._key(matching[-1])
+        if key != self._present:
+            fd = os.open(matching[-1], os.O_RDONLY | os.O_CLOEXEC)
+            self._read_ones[self._present] = self._place()
+            os.close(self._fd)
+            self._fd = fd
+            known = self._read_ones.get(key, 0)
+            os.lseek(self._fd, min(known, os.fstat(self._fd).st_size), os.SEEK_SET)
+            self._present = key
+
+    def _matching(self) -> list[Path]:
+        """Files of that name, the newest last."""
+        below = self._pattern.anchor or "."
+        found = Path(below).glob(str(self._pattern.relative_to(below)))
+        return sorted((path for path in found if path.is_file()), key=_changed_ns)
+
+    @staticmethod
+    def _key(path: Path) -> tuple[int, int]:
+        state = path.stat()
+        return state.st_dev, state.st_ino
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # it went meanwhile
+        return 0
 
 
 class BeaconReader:

@@ -95,7 +95,7 @@ ULTRALYTICS = (
     " [00:00<?, ?it/s]\r"
     "        1/2      2.41G      1.215      0.395        0.9         12        640:  90%|9  | 9/10"
     " [00:01<00:00,  9.9it/s]\n"
-    "                 Class     Images  Instances      Box(P          R      mAP50: 100%|##| 4/4 [0\n"
+    "                 Class     Images  Instances      Box(P          R      mAP50: 100%|#| 4/4 [\n"
     "        2/2         0G        nan      0.395        0.9         12        640: 100%|##| 10/10"
     " [00:01<00:00,  9.9it/s]\n"
 )

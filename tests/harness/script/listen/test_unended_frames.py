@@ -44,7 +44,7 @@ class Bar:
                 skip=None,
             ),
         )
-        prepared: Any = SimpleNamespace(output=self.path, reports=folder / "beacon")
+        prepared: Any = SimpleNamespace(output=self.path, reports=folder / "beacon", heard=None)
         self.listener = CommandListener(spec, prepared, lambda: self.job.now)
         self.exits: list[ExitedRank] = []
         self.alive = ["w0"]

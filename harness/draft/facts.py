@@ -116,8 +116,11 @@ def command_of(
     new, needed = list(words), dict(launched.kind.env if launched.kind else {})
     for one in frameworks:
         needed |= one.env
+    options = script.options
     if steps is not None and (given := arguments.find(new, arguments.STEPS, r"\d+")):
         new = arguments.replaced(new, given, str(steps))
+    elif steps is not None and (option := arguments.declared(options, arguments.STEPS)):
+        new = arguments.added(new, option, str(steps)) or new
     sent = ""
     place = arguments.find(new, arguments.CHECKPOINTS, r"(?!\d+$|true$|false$)[^-].*")
     if place is not None and not place.value.startswith(SCRATCH):
@@ -126,10 +129,15 @@ def command_of(
         sent = f"by {place.name}, which was {place.value}"
     elif place is not None:
         sent = f"by {place.name}"
-    else:
+    elif script.place_variables:
         for name in script.place_variables:
             needed.setdefault(name, SCRATCH)
             sent = f"by the variable {name}, which the script reads"
+    elif option := arguments.declared(options, arguments.CHECKPOINTS):
+        kept = Path(option.value).name
+        longer = arguments.added(new, option, f"{SCRATCH}/{kept}" if kept else SCRATCH)
+        if longer is not None:
+            new, sent = longer, f"by {option.name}, which the script declares"
     return Command(
         words=new,
         env=needed | dict(env),

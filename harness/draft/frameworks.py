@@ -24,8 +24,19 @@ GROUP = next(one.group for one in FRAMEWORKS if one.group)
 PLACE = re.compile(
     r"environ(?:\.get\(|\[)\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*)['\"]"
     r"|getenv\(\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*)['\"]"
+    r"|\$\{((?:\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*|(?:\w+_)?(?:OUT|RUN)(?:_?DIR)?)):?[-=]"
 )
-"""A variable from which a script reads where its checkpoints go."""
+"""A variable from which a script, or a script of a shell, reads where its checkpoints go."""
+_OPTION = re.compile(
+    r"(?:add_argument|option)\(\s*(?:['\"]-\w['\"],\s*)?['\"](?P<name>--[\w.-]+)['\"]"
+    r"(?P<rest>(?:[^()]|\([^()]*\))*)\)"
+)
+"""An option that a script declares to argparse or click."""
+_DEFAULT = re.compile(r"\bdefault\s*=\s*(?:['\"]([^'\"]*)['\"]|(\d[\d_]*))")
+_GLOBAL = re.compile(
+    r"(?m)^(?P<name>[a-z]\w*)\s*=\s*(?:['\"]([^'\"\n]*)['\"]|(\d[\d_]*))\s*(?:#.*)?$"
+)
+"""A variable that nanoGPT's configurator.py makes an option."""
 _NO_PLACE = re.compile(r"EVERY|INTERVAL|STEPS|FREQ|KEEP|LIMIT|LEVEL")
 _NAMES = re.compile(r"[^\s'\"=;|&<>()]+\.(?:py|sh)(?![\w.])")
 """Scripts in a word of a command, which may be a line for a shell."""
@@ -46,8 +57,22 @@ class ScriptText:
     @property
     def place_variables(self) -> list[str]:
         """Variables from which they read where checkpoints go."""
-        found = (one[1] or one[2] for one in PLACE.finditer(self.text))
+        found = (one[1] or one[2] or one[3] for one in PLACE.finditer(self.text))
         return [name for name in dict.fromkeys(found) if not _NO_PLACE.search(name)]
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options that they declare, as they are written in front of a value -> the default."""
+        found = {}
+        for one in _OPTION.finditer(self.text):
+            if default := _DEFAULT.search(one["rest"]):
+                found[f"{one['name']} "] = default[1] or default[2] or ""
+        if re.search(r"\bconfigurator\b", self.text):
+            for one in _GLOBAL.finditer(self.text):
+                found[f"--{one['name']}="] = one[2] or one[3] or ""
+        if re.search(r"(?m)^\s*(?:import|from)\s+hydra\b", self.text):
+            found["hydra.run.dir="] = "outputs"
+        return found
 
     @property
     def steps_guess(self) -> tuple[int, str] | None:

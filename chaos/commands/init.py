@@ -108,7 +108,8 @@ def _draft(
         least, most = map(_time, drafted.run_s)
         say(f"time    {least} to {most} for {drafted.arms} arms, by how long the faults hold it up")
     if drafted.needs:
-        say(f"next    correct {', '.join(drafted.needs)} in {target}, then chaos run {target}")
+        correct = f"correct {', '.join(drafted.needs)} in {target}, then chaos run {target}"
+        say(f"next    {drafted.again}, or {correct}" if drafted.again else f"next    {correct}")
         return errors.EXIT_INCONCLUSIVE
     say(f"next    chaos run {target}")
     return errors.EXIT_PASS

@@ -82,6 +82,11 @@ class Drafted:
         return arm_s * self.arms, arm_s * self.arms + self.facts.recoveries_s
 
     @property
+    def again(self) -> str:
+        """The next command, where it finds what this one did not; else ""."""
+        return next((one.again for one in self.facts.findings if one.again), "")
+
+    @property
     def needs(self) -> list[str]:
         """What a run cannot do without and a person has to fill in."""
         return [one.name for one in self.facts.findings if one.needed]

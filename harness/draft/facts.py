@@ -28,7 +28,8 @@ LEAST_START_S = 120.0
 class Finding:
     """Something that was found, or could not be. ``text``: what, and by what; ``value``: in the
     scenario; ``key``: of the line that says it; ``change``: what to change if it is wrong, or
-    because it was not found; ``needed``: a run cannot do without it.
+    because it was not found; ``needed``: a run cannot do without it; ``again``: the next command
+    that finds it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Finding:
     change: str = ""
     found: bool = True
     needed: bool = False
+    again: str = ""
 
 
 @dataclass(kw_only=True)

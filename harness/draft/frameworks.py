@@ -27,6 +27,11 @@ PLACE = re.compile(
     r"|\$\{((?:\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*|(?:\w+_)?(?:OUT|RUN)(?:_?DIR)?)):?[-=]"
 )
 """A variable from which a script, or a script of a shell, reads where its checkpoints go."""
+_READ = re.compile(
+    r"(?:environ\.get|getenv)\(\s*['\"](\w+)['\"]\s*,\s*['\"]([^'\"\n]+)['\"]"
+    r"|\$\{(\w+):?[-=]([^}\s]+)\}"
+)
+"""A variable with a default."""
 _OPTION = re.compile(
     r"(?:add_argument|option)\(\s*(?:['\"]-\w['\"],\s*)?['\"](?P<name>--[\w.-]+)['\"]"
     r"(?P<rest>(?:[^()]|\([^()]*\))*)\)"
@@ -59,6 +64,11 @@ class ScriptText:
         """Variables from which they read where checkpoints go."""
         found = (one[1] or one[2] or one[3] for one in PLACE.finditer(self.text))
         return [name for name in dict.fromkeys(found) if not _NO_PLACE.search(name)]
+
+    @property
+    def defaults(self) -> dict[str, str]:
+        """Variables that they read -> the default."""
+        return {one[1] or one[3]: one[2] or one[4] for one in _READ.finditer(self.text)}
 
     @property
     def options(self) -> dict[str, str]:

@@ -117,6 +117,7 @@ def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
     guess = command.script.steps_guess
     option = arguments.declared(command.script.options, arguments.STEPS)
     change, found = "", True
+    again = f"chaos init --force --steps N -- {shlex.join(command.words)}"
     if proposal.total:
         facts.steps, text = proposal.total, "the lines state that many"
         if asked not in (None, proposal.total):
@@ -149,7 +150,7 @@ def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
     else:
         facts.steps = max(100, 10 * max(steps, default=0))
         text, found = "neither the lines nor the arguments say how many there are", False
-        change = "say how many steps it trains, or give chaos init --steps N"
+        change = f"say how many it trains: {again}"
     if found and proposal.doubt:
         found, change = False, "the steps seen are not those of the run: say how many it trains"
     elif found and steps and max(steps) > facts.steps:
@@ -163,6 +164,7 @@ def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
             change=change,
             found=found,
             needed=not found,
+            again="" if found or proposal.doubt else again,
         )
     )
 

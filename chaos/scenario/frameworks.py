@@ -319,7 +319,7 @@ FRAMEWORKS = (
                 source="https://github.com/rwth-i6/returnn/blob/master/returnn/torch/engine.py",
             ),
             Form(
-                step=r"\btrain epoch (?P<epoch>\d+), step (?P<step>\d+), [\w:./-]+ "
+                step=r"\b(?:pre)?train epoch (?P<epoch>\d+), step (?P<step>\d+), [\w:./-]+ "
                 r"(?P<loss>[^\s,]+)",
                 source="https://github.com/rwth-i6/returnn/blob/master/returnn/tf/engine.py",
             ),
@@ -363,10 +363,15 @@ FRAMEWORKS = (
         preset="imagenet",
         forms=(
             Form(
-                step=r"\bEpoch: ?\[(?P<epoch>\d+)\] ?\[ *(?P<step>\d+)/(?P<of>\d+)\]"
+                step=r"\bEpoch: *\[(?P<epoch>\d+)\]\s*\[ *(?P<step>\d+)/(?P<of>\d+)\]"
                 r"(?:.*?\b[Ll]oss:? (?P<loss>\S+))?",
                 source="https://github.com/pytorch/examples/blob/main/imagenet/main.py and"
                 " https://github.com/pytorch/vision/blob/main/references/classification/utils.py",
+            ),
+            Form(
+                step=r"\bTrain: (?P<epoch>\d+) \[ *(?P<step>\d+)/(?P<of>\d+) "
+                r"(?:.*?\bLoss: +(?P<loss>\S+))?",
+                source="https://github.com/huggingface/pytorch-image-models/blob/main/train.py",
             ),
         ),
         epochs_from=None,

@@ -46,7 +46,7 @@ _BEFORE = [
 _AFTER = [(re.compile(rf"^[ _-]?(?:{word})(?![A-Za-z/])", re.I), rank) for word, rank in _WORDS]
 _EPOCH = re.compile(rf"(?:^|(?<=[^A-Za-z]))epochs?[^A-Za-z0-9]{{0,{NEAR}}}$", re.I)
 _LOSS = re.compile(
-    rf"(?P<word>(?:[A-Za-z]+[_/])?loss(?:[ _/]train)?[^A-Za-z0-9+\-.]{{0,{NEAR}}})"
+    rf"(?P<word>(?:[A-Za-z]+[_/]|train(?:ing)? )?loss(?:[ _/]train)?[^A-Za-z0-9+\-.]{{0,{NEAR}}})"
     r"(?:[a-z_][\w.]*\()?$",
     re.I,
 )
@@ -169,12 +169,14 @@ def _columns(rows: Sequence[tuple[str, list[Token]]]) -> list[_Column]:
         evaluation = rules.apart(text[: token.start]) or (losses and not training)
         if not rank or len(steps) < len(values) or evaluation:
             continue
-        total = _total(token)
-        # what begins again before its total is another run in the same log, not another epoch
-        again = begins_again(steps) and (total is None or max(steps) >= total - _stride(steps))
-        if grows(steps[: steps.index(max(steps)) + 1] if begins_again(steps) else steps):
+        again, total = begins_again(steps), _total(token)
+        if grows(steps[: steps.index(max(steps)) + 1] if again else steps):
             loss = next((one for one in training if one is not token), None)
             epoch = _epoch(index, rows, steps) if again else None
+            # what begins again before its total is another run in the same log, not another epoch
+            again = epoch is not None or (
+                again and (total is None or max(steps) >= total - _stride(steps))
+            )
             found.append(
                 _Column(
                     index=index,
@@ -298,12 +300,14 @@ def _joined(head: str, column: _Column) -> str:
     number = r"[\d.,_e+]+" if powers else r"\d[\d,_]*"
     # a count of steps that are done begins with 0 where none is
     step = head + rf"(?P<step>{'[1-9][0-9,_]*' if _counts_done(column) else number})"
+    stated = epoch is not None and _total(token) is not None
+    of = r"\s*(?:/|of)\s*(?P<of>\d[\d,_]*)" if stated else ""
     if not any(word.search(token.before) for word, _ in _BEFORE):
         behind = next((m[0] for word, _ in _AFTER if (m := word.search(token.after))), "")
-        fraction = _TOTAL.match(token.after)
-        step += _literal(behind) or (r"\s*(?:/|of)\s*[\d?]" if fraction else r"\b")
+        fraction = r"\s*(?:/|of)\s*[\d?]" if _TOTAL.match(token.after) else r"\b"
+        step += _literal(behind) or ("" if of else fraction)
+    step += of
     if epoch is not None:
-        step += r"\s*(?:/|of)\s*(?P<of>\d[\d,_]*)" if _total(token) is not None else ""
         word = _EPOCH.search(epoch.before)
         front = _literal(word[0] if word else epoch.before) + r"(?P<epoch>\d+)"
         front += "" if word else r"\s*/"
@@ -351,9 +355,9 @@ def _epoch(
         known = [value for value in values if value is not None]
         if len(known) < len(values) or known != sorted(known):
             continue
-        if named or all(
-            (step < before) == (epoch > last)
-            for (before, step), (last, epoch) in zip(pairwise(steps), pairwise(known), strict=True)
+        turns = zip(pairwise(steps), pairwise(known), strict=True)
+        if known[0] < known[-1] and (
+            named or all((b < a) == (epoch > last) for (a, b), (last, epoch) in turns)
         ):
             return token
     return None

@@ -17,6 +17,7 @@ _APART = re.compile(
     rf"(?<![\w./=-]){_WORDS}(?:(?=[_/-](?:global|step|iter|batch|epoch|loss))|(?![\w./=-]))",
     re.IGNORECASE,
 )
+_WORD = re.compile(r"\[?[A-Za-z]+[\]:,]?")
 _LOSS_APART = re.compile(rf"(?<![A-Za-z]){_WORDS}(?:$|[^A-Za-z])", re.IGNORECASE)
 
 
@@ -42,6 +43,8 @@ class Forms:
         found = next((match for one in self._patterns if (match := one.search(text))), None)
         if found is None or self._apart(found, "step"):
             return None
+        if self._skips and found.groupdict().get("loss") and loss_apart(_front(found, "loss")):
+            return None
         self.last = found.re.pattern
         return found
 
@@ -51,8 +54,12 @@ class Forms:
         return None if found is None or self._apart(found, "loss") else found["loss"]
 
     def _apart(self, found: re.Match[str], group: str) -> bool:
-        front = found.string[: found.start(group)]
+        front = _front(found, group)
         return self._skips and (apart(front) or (group == "loss" and loss_apart(front)))
+
+
+def _front(found: re.Match[str], group: str) -> str:
+    return found.string[: found.start(group)]
 
 
 def plain(line: str) -> str:
@@ -66,7 +73,9 @@ def apart(front: str) -> bool:
 
 
 def loss_apart(front: str) -> bool:
-    """Whether the word before a loss, or what it is a part of, says that it is no training loss:
-    ``val_loss``, ``eval/c4/CrossEntropyLoss``.
+    """Whether the words before a loss, or what it is a part of, say that it is no training loss:
+    ``val loss``, ``eval/c4/CrossEntropyLoss``.
     """
-    return _LOSS_APART.search(front.rstrip().rpartition(" ")[2]) is not None
+    before, name = ["", "", *front.split()][-2:]
+    said = f"{before} {name}" if _WORD.fullmatch(before) else name
+    return _LOSS_APART.search(said) is not None

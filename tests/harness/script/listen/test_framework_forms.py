@@ -181,6 +181,9 @@ LOSSES = [f"{5 - n / 10:.3f}" for n in range(1, 11)]
         "step {n} | loss train: {loss}, val: n/a",
         "step {n} val_loss 9.0 train_loss {loss}",
         "step:{n}/10 train_loss:{loss} train_time:5ms\nstep:{n}/10 val_loss:9.5 train_time:5ms",
+        "step {n}: train loss {loss}, val loss 9.5\nstep {n}: val loss 9.5",
+        "step {n} val_acc 0.9 loss {loss}",
+        "\x1b[36m(RayTrainWorker pid=123, ip=10.0.0.1)\x1b[0m step {n} loss {loss}",
         "[step {n}/100]\n    train/CrossEntropyLoss={loss}\n    eval/c4/CrossEntropyLoss=99.5",
         "0: step {n} loss {loss}",
         "[rank0]: step {n} 10% loss {loss}",
@@ -199,6 +202,8 @@ def test_steps_and_losses_of_a_script(form: str) -> None:
     [
         "eval step {n} loss {loss}",
         "step {n} val_loss {loss}",
+        "step {n} validation loss: {loss}",
+        "{{'loss': '{loss}', 'grad_norm': '0.67', 'epoch': '{n}'}}",
         "Epoch {n} loss {loss}",
         "Epoch {n}/10: loss {loss}",
         "step done {n}%",
@@ -214,8 +219,12 @@ def test_a_number_with_a_power_is_a_step() -> None:
 
 
 def test_of_two_numbers_with_a_total_the_one_that_begins_again_is_the_step() -> None:
-    one = derive(f"{e}/9 x {n}/20 y loss 1.5" for e in range(1, 4) for n in range(1, 21))
-    assert one is not None and one.counted and "(?P<epoch>" in one.regex
+    lines = [f"{e}/9 x {n}/20 y loss 1.5" for e in range(1, 4) for n in range(1, 21)]
+    one = derive(lines)
+    assert one is not None and one.counted
+    match = rules.Forms(one.progress).step_in(lines[-1])
+    assert match is not None
+    assert match.groupdict() == {"epoch": "3", "step": "20", "of": "20", "loss": "1.5"}
 
 
 def test_a_count_of_steps_that_are_done_begins_with_none() -> None:

@@ -26,7 +26,7 @@ from trainchaos.harness.draft.epochs import counting
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.listen.derive import Derived, derive
 from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader
-from trainchaos.harness.script.listen.rules import Forms
+from trainchaos.harness.script.listen.rules import Forms, plain
 from trainchaos.harness.script.listen.trial import Trial, try_lines
 
 MOST_LINES = 2000
@@ -140,7 +140,11 @@ def _candidates(
 ) -> Iterator[Proposal]:
     names = [one.preset for one in frameworks if one.preset]
     # a bar of Lightning, which starts anew in each epoch, is also one of tqdm
+    texts = [plain(line) for _, line in lines]
     for name in dict.fromkeys([*names, "lightning", *PRESETS]):
+        forms = Forms(PRESETS[name])
+        if not any(forms.step_in(text) for text in texts):
+            continue
         preset = _preset(name)
         total = _bar_total(lines, PRESETS[name], log)
         yield _tried(lines, preset, log, steps, total, whole_log=whole_log)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -327,6 +329,24 @@ def test_steps_that_are_printed_elsewhere_are_found(
     assert ("ended and left processes running: python" in said) is left_running
     assert ("in the foreground (without & and nohup)" in said) is left_running
     assert left(folder) == []
+
+
+def raising_read_only(**_: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_where_nothing_can_be_written_is_said_before_the_watch(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["init", "--", sys.executable, "-c", "open('ran', 'w')"]
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "NamedTemporaryFile", raising_read_only)
+        assert invoke(words) == EXIT_USAGE
+    assert "cannot be written to: Read-only file system" in capsys.readouterr().err
+    assert not (folder / "ran").exists()
+    monkeypatch.chdir("/")
+    assert invoke(words) == EXIT_USAGE
+    assert "the working directory is /" in capsys.readouterr().err
 
 
 def test_a_file_that_exists_is_not_overwritten(

@@ -18,9 +18,9 @@ from trainchaos.harness.judge.measure.incidents import recovery_of
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.order.causality import slips
 from trainchaos.harness.judge.record.lineage import history_of
-from trainchaos.harness.judge.record.observed import stride_of
+from trainchaos.harness.judge.record.observed import from_0, stride_of
 from trainchaos.harness.judge.results import Finding
-from trainchaos.harness.script.listen.observer import STALL_FLOOR_S, Observer
+from trainchaos.harness.script.listen.observer import MOST_RECORDED, STALL_FLOOR_S, Observer
 from trainchaos.harness.script.listen.progress import ProgressReport
 
 S = 1_000_000_000
@@ -454,3 +454,43 @@ def test_steps_that_go_on_without_their_ranks(job: Job, rank: int | None) -> Non
     job.wait(2)
     job.train(*range(21, 31), rank=rank)
     assert "what was hit is not what trains" in seen(job).witness
+
+
+def test_of_a_long_job_a_part_of_the_reports_is_recorded() -> None:
+    job = Job(steps=100_000, ranks=1)
+    job.observer._every = 10
+    job.found("w0")
+    job.train(*range(1, 96), seconds=0.001, loss=1.0)
+    job.train(96, loss=float("nan"))
+    job.train(97, 98, loss=float("nan"))
+    job.lose("w0", signum=signal.SIGKILL)
+    steps = [event.step for event in job.events if event.kind is Kind.STEP_REPORTED]
+    assert steps == [1, *range(10, 100, 10), 96, 98]
+    assert job.observer.committed == 98
+    assert (
+        Observer(job.record, str, steps=600_000, deadline_s=1.0, source="output")._every
+        == 600_000 // MOST_RECORDED
+    )
+
+
+@pytest.mark.parametrize(
+    ("drawn", "steps", "from_the_first"),
+    [
+        (True, (3, 4, 5, 6), True),
+        (False, (3, 4, 5, 6), False),
+        (True, (20, 21, 22), False),
+        (True, (47, 96, 140), True),
+    ],
+)
+def test_a_bar_that_was_drawn_at_0_began_with_the_first_step(
+    drawn: bool, steps: tuple[int, ...], from_the_first: bool
+) -> None:
+    job = Job(ranks=1, steps=200)
+    job.found("w0")
+    job.train(*steps)
+    job.now += S
+    job.record(Kind.RUN_FINISHED, outcome="completed", reason="", committed_step=200, drawn=drawn)
+    log = make_log(
+        [ActorLog(actor=ORCHESTRATOR, events=tuple(job.events), problems=(), ended=True)]
+    )
+    assert from_0(history_of(log)) is from_the_first

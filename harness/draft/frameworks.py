@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from trainchaos.chaos.scenario.frameworks import FRAMEWORKS, Framework
+from trainchaos.harness.draft import arguments
 
 MOST_TEXT = 1 << 20  # bytes read of a script
 MOST_SCRIPTS = 8
@@ -86,10 +87,13 @@ class ScriptText:
 
     @property
     def steps_guess(self) -> tuple[int, str] | None:
-        """A number that looks like the number of steps, and the line that says so; None if there is
-        none, or if there are several.
+        """A number that looks like the number of steps, and the line that says so, or the option
+        whose default it is; None if there is none, or if there are several.
         """
         found = {int(one["number"]): one[0].strip() for one in _TOTAL.finditer(self.text)}
+        option = arguments.declared(self.options, arguments.STEPS)
+        if not found and option is not None and option.value.isdigit():
+            found = {int(option.value): f"the default of {option.name}"}
         return next(iter(found.items())) if len(found) == 1 else None
 
 

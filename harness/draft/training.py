@@ -115,7 +115,6 @@ def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
     steps = [step for _, step in proposal.steps]
     ended = seen.ended is not None and seen.ended.well and bool(steps)
     guess = command.script.steps_guess
-    option = arguments.declared(command.script.options, arguments.STEPS)
     change, found = "", True
     again = f"chaos init --force --steps N -- {shlex.join(command.words)}"
     if proposal.total:
@@ -137,9 +136,6 @@ def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
         text = f"{ENDED}, in whole epochs of {proposal.per_epoch}"
     elif ended:
         facts.steps, text = max(steps) + (min(steps) == 0) * proposal.stride, ENDED
-    elif option is not None and option.value.isdigit():
-        facts.steps, text = int(option.value), f"the default of {option.name} in the script"
-        change = "correct it if that is another number"
     elif guess is not None:
         facts.steps = guess[0]
         text = f"a guess by the script's text: {guess[1]}"

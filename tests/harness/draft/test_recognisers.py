@@ -202,6 +202,7 @@ def test_the_output_of_ray_is_not_merged() -> None:
         ("max_iters: int = 300\n", 300),
         ("max_steps = 500\nsteps = 20\n", None),
         ("save_steps = 500\n", None),
+        (ARGPARSE, 60),
         ("", None),
     ],
 )

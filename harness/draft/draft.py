@@ -121,7 +121,7 @@ def draft(
     with _folder() as folder:
         seen = _watched(command, folder, directory, for_s, steps)
         command = behind(command, seen.ran)
-        proposal = _proposed(seen, command, folder, directory, steps)
+        proposal = _proposed(seen, command, directory, steps)
         _refuse_failed(seen, proposal)
         facts = decide(command, seen, proposal, directory, steps)
         name = name_of(words, script) if named is None else plain_name(named.stem)
@@ -158,7 +158,7 @@ def _watched(
     run.make_arm(ARM)
 
     def enough(seen: Sighting) -> bool | None:
-        found = _proposed(seen, command, folder, directory, steps)
+        found = _proposed(seen, command, directory, steps)
         if found.first_s is None:
             return None
         watched_s = seen.seconds - found.first_s
@@ -188,18 +188,16 @@ def _watched(
     return seen
 
 
-def _proposed(
-    seen: Sighting, command: Command, folder: Path, directory: Path, steps: int | None
-) -> Proposal:
+def _proposed(seen: Sighting, command: Command, directory: Path, steps: int | None) -> Proposal:
     """How its progress is read: of what it prints, else of a file that it writes."""
-    found = propose(seen, command.frameworks, folder, steps=steps)
+    found = propose(seen, command.frameworks, steps=steps)
     if found.progress is not None:
         return found
     written = {*seen.files, *seen.opened, *seen.after.since(seen.before)}
     log = log_of_steps(path for path in written if path.is_file())
     if log is None:
         return found
-    heard = propose(as_printed(log[0], seen), command.frameworks, folder, steps=steps)
+    heard = propose(as_printed(log[0], seen), command.frameworks, steps=steps)
     if heard.progress is None or heard.progress == "beacon":
         return found
     name = named(log[0], seen, directory)

@@ -254,8 +254,8 @@ class RegexReader:
 
     source = "output"
 
-    def __init__(self, lines: GrowingFile, progress: RegexProgress, steps: int) -> None:
-        self._lines = lines
+    def __init__(self, lines: GrowingFile | None, progress: RegexProgress, steps: int) -> None:
+        self._lines = lines  # None: each is given to ``parse``
         self.forms = rules.Forms(progress)
         self._steps = steps
         self._epochs_from, self._steps_from = progress.epochs_from, progress.steps_from
@@ -272,11 +272,12 @@ class RegexReader:
         """Every line that matches and whose step is a number, and every loss in a line of its own:
         of the step read last.
         """
-        return [progress for line in self._lines.read() for progress in self.parse(line)]
+        lines = self._lines.read() if self._lines else ()
+        return [progress for line in lines for progress in self.parse(line)]
 
     def read_unended(self, *, over: bool = False, sure: bool = False) -> list[ProgressReport]:
         """The report of a frame that no later one has ended yet."""
-        lines = self._lines.unended(over=over, sure=sure)
+        lines = self._lines.unended(over=over, sure=sure) if self._lines else ()
         return [progress for line in lines for progress in self.parse(line)]
 
     def parse(self, line: str) -> list[ProgressReport]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,8 @@ WIDTH = 120
 
 @dataclass(kw_only=True)
 class Trial:
-    """What was found. ``steps``: in the order of their lines, counted as printed; ``losses``: those
+    """What was found. ``steps``: in the order of their lines, counted as printed, and ``at``: the
+    number of each line, from 0; ``losses``: those
     read; ``shown``: the first reports and the last, each with its line; ``odd``: what did not parse
     -> some of its lines; ``notes``: of the log; ``wrong``: why these cannot be the steps of the
     workload.
@@ -27,6 +29,7 @@ class Trial:
 
     lines: int = 0
     steps: list[int] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     shown: list[tuple[ProgressReport, str]] = field(default_factory=list)
     odd: list[tuple[str, list[str]]] = field(default_factory=list)
@@ -35,19 +38,22 @@ class Trial:
 
 
 def try_lines(
-    log: Path, progress: RegexProgress | PresetProgress, steps: int, *, stated: bool = False
+    lines: Iterable[str],
+    progress: RegexProgress | PresetProgress,
+    steps: int,
+    *,
+    stated: bool = False,
 ) -> Trial:
-    """Read a log as a run would. ``steps``: workload.steps; ``stated``: the lines are known to
-    state that number. Raises OSError.
+    """Read lines as a run would. ``steps``: workload.steps; ``stated``: the lines are known to
+    state that number.
     """
-    log.stat()  # a file that is missing is not made
-    file = GrowingFile(log)
-    reader = RegexReader(file, expressions(progress), steps)
+    reader = RegexReader(None, expressions(progress), steps)
     found = Trial()
     last: tuple[ProgressReport, str] | None = None
     odd = _Odd()
     form = None
-    for line in _lines(file):
+    for line in lines:
+        found.lines += 1
         refused, total = reader.refused, reader.other_total
         reader.other_total = None
         reports = reader.parse(line)
@@ -60,6 +66,7 @@ def try_lines(
                 )
             form = reader.forms.last
             found.steps.append(report.step)
+            found.at.append(found.lines - 1)
             if report.loss is not None:
                 found.losses.append(report.loss)
             last = report, line.strip()[:WIDTH]
@@ -75,8 +82,6 @@ def try_lines(
             why = "nothing matched"
         if why:
             odd.add(why, line)
-    file.close()
-    found.lines = file.count
     if last is not None and last not in found.shown:
         found.shown.append(last)
     found.odd = odd.rows()
@@ -115,11 +120,15 @@ def changed_form(lines: Iterable[str], last: int) -> Iterator[str]:
         )
 
 
-def _lines(file: GrowingFile) -> Iterator[str]:
-    """Every line, the last one too if it has no end: nobody writes to the file any more."""
-    for _ in range(file.looks_left() + 1):
-        yield from file.read()
-    yield from file.unended(over=True, sure=True)
+def lines_of(log: Path) -> Iterator[str]:
+    """Every line of a log, the last one too if it has no end: nobody writes to it any more. Raises
+    OSError.
+    """
+    log.stat()  # a file that is missing is not made
+    with closing(GrowingFile(log)) as file:
+        for _ in range(file.looks_left() + 1):
+            yield from file.read()
+        yield from file.unended(over=True, sure=True)
 
 
 def _wrong(

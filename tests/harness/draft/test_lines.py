@@ -145,7 +145,7 @@ def proposed(text: str, folder: Path, *names: str, steps: int | None = None) -> 
     """Of lines that came one a second, of a script with these frameworks."""
     seen = Sighting()
     seen.lines.extend((float(at), line) for at, line in enumerate(re.split(r"[\r\n]", text)))
-    return propose(seen, [one for one in FRAMEWORKS if one.name in names], folder, steps=steps)
+    return propose(seen, [one for one in FRAMEWORKS if one.name in names], steps=steps)
 
 
 @pytest.mark.parametrize("name", sorted(LINES))
@@ -237,7 +237,7 @@ def test_the_first_epoch_is_not_known_of_the_end_of_a_log(tmp_path: Path) -> Non
     lines = [f"epoch {e} step {n} loss 1.5" for e in (1, 2) for n in range(1, 6)]
     seen = Sighting(count=len(lines) + 5)
     seen.lines.extend((1.0, line) for line in lines)
-    assert "epochs_from" in propose(seen, [], tmp_path, steps=None).doubt
+    assert "epochs_from" in propose(seen, [], steps=None).doubt
 
 
 def test_the_beacon_is_preferred(tmp_path: Path) -> None:
@@ -246,6 +246,6 @@ def test_the_beacon_is_preferred(tmp_path: Path) -> None:
     seen.reports.extend(
         ProgressReport(step=n, rank=n % 2, pid=1, loss=0.5, time_ns=n * 500_000_000) for n in STEPS
     )
-    got = propose(seen, [], tmp_path, steps=None)
+    got = propose(seen, [], steps=None)
     assert (got.progress, got.first_s, got.losses, got.ranks) == ("beacon", 3.0, 10, {0, 1})
     assert got.step_s == pytest.approx(0.5)

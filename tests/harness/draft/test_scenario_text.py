@@ -21,7 +21,7 @@ from trainchaos.harness.draft.progress import propose
 from trainchaos.harness.draft.text import ScenarioText, shown, write
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.draft.watching.written import Listing, checkpoints, listing
-from trainchaos.harness.script.listen.trial import try_lines
+from trainchaos.harness.script.listen.trial import lines_of, try_lines
 from trainchaos.harness.script.processes.command import CommandEnded
 from trainchaos.harness.script.processes.tree import FoundRank
 
@@ -64,7 +64,7 @@ def decided(
     words, script = shlex.split(line), frameworks.ScriptText(name="train", text=text)
     recognised = frameworks.recognise(words, script)
     command = command_of(words, {}, launchers.recognise(words), recognised, script, steps)
-    proposal = propose(seen, recognised, folder, steps=steps)
+    proposal = propose(seen, recognised, steps=steps)
     return decide(command, seen, proposal, folder, steps)
 
 
@@ -233,7 +233,7 @@ def test_a_run_reads_the_steps_of_epochs_as_they_are_written(
     spec = workload(tmp_path, facts)
     assert isinstance(spec.progress, RegexProgress) and spec.steps == 15
     (tmp_path / "log").write_text("\n".join(lines) + "\n")
-    trial = try_lines(tmp_path / "log", spec.progress, spec.steps)
+    trial = try_lines(lines_of(tmp_path / "log"), spec.progress, spec.steps)
     assert (trial.steps, trial.wrong) == (list(range(1, 16)), [])
 
 

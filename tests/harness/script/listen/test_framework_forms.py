@@ -13,7 +13,7 @@ from trainchaos.chaos.scenario.progress import PRESETS
 from trainchaos.harness.script.listen import rules
 from trainchaos.harness.script.listen.derive import derive
 from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader
-from trainchaos.harness.script.listen.trial import try_lines
+from trainchaos.harness.script.listen.trial import lines_of, try_lines
 
 Report = tuple[int, float | str | None]
 
@@ -237,7 +237,7 @@ def test_several_runs_in_a_log_are_no_epochs(tmp_path: Path) -> None:
     one = derive(lines)
     assert one is not None and (one.runs, one.epochs, one.total) == (True, False, 378950)
     (tmp_path / "log").write_text("\n".join(lines) + "\n")
-    found = try_lines(tmp_path / "log", PRESETS["nanotron"], 378950)
+    found = try_lines(lines_of(tmp_path / "log"), PRESETS["nanotron"], 378950)
     assert not found.wrong and "several runs" in found.notes[0]
 
 
@@ -247,12 +247,12 @@ def test_lines_that_change_their_form_are_said(tmp_path: Path) -> None:
         "Training: " + BAR.format("16/?", "loss=2"),
     ]
     (tmp_path / "log").write_text("".join(lines))
-    found = try_lines(tmp_path / "log", PRESETS["lightning"], 60)
+    found = try_lines(lines_of(tmp_path / "log"), PRESETS["lightning"], 60)
     assert found.steps == [15, 16] and "change their form at step 16" in found.notes[0]
     lines = [f"iter {n}: loss 2.5\n" for n in range(1, 5)]
     lines += [f"step {n} now with loss 2.5\n" for n in range(5, 10)]
     (tmp_path / "log").write_text("".join(lines))
-    found = try_lines(tmp_path / "log", PRESETS["nanogpt"], 60)
+    found = try_lines(lines_of(tmp_path / "log"), PRESETS["nanogpt"], 60)
     assert "after step 4 the lines changed their form" in found.wrong[0]
 
 

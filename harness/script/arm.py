@@ -256,6 +256,7 @@ class ScriptArm:
     def stop(self, outcome: str, reason: str) -> None:
         """Set the outcome, unless there is one; the command is ended after the last turn."""
         if not self.outcome:
+            self.observer.settle()
             self.outcome, self.reason = outcome, reason
 
     def fail(self, outcome: str, reason: str) -> None:

@@ -321,14 +321,16 @@ def _joined(head: str, column: _Column) -> str:
 
 def _counts_done(column: _Column) -> bool:
     """Whether a step of 0 says that none is done: another count beside it, as of batches that are
-    accumulated, has begun by then.
+    accumulated, has begun by then, and grows faster.
     """
-    first = next((tokens for _, tokens in column.rows if tokens[column.index].whole == 0), None)
-    return first is not None and any(
-        _named(one) > 1 and (one.whole or 0) > 0
-        for index, one in enumerate(first)
-        if index != column.index
-    )
+    rows = [tokens for _, tokens in column.rows]
+    first = next((tokens for tokens in rows if tokens[column.index].whole == 0), [])
+    for index, one in enumerate(first):
+        if index != column.index and _named(one) > 1 and one.whole:
+            ahead = {(row[index].whole or 0) - (row[column.index].whole or 0) for row in rows}
+            if len(ahead) > 1:
+                return True
+    return False
 
 
 def _quoted(text: str) -> str:

@@ -37,7 +37,7 @@ STALL_MEDIANS = 20.0
 STALL_LONGEST = 4.0
 LEARNED_FROM = 3
 SAME_BLOW_S = 2.0
-MOST_RECORDED = 10_000
+MOST_RECORDED = 20_000
 """Reports that are recorded of an arm, about: of a job with more steps, those of every so many, the
 same in each arm, and those that a failure or a loss that is no number makes count.
 """
@@ -250,9 +250,9 @@ class Observer:
         finite = progress.loss is None or math.isfinite(progress.loss)
         if step % self._every == 0 or self._reports_here == 1 or finite != self._finite:
             self._finite = finite
-            self._write()
+            self.settle()
         elif step >= self._steps - self._every:
-            self._write()
+            self.settle()
         if self._first_step is None:
             self._first_step = step
         if progress.rank is not None:
@@ -339,7 +339,7 @@ class Observer:
                 )
 
     def _begin(self, cause: str, members: Mapping[int, str], now_ns: int) -> None:
-        self._write()
+        self.settle()
         self.generation += 1
         self.members = dict(sorted(members.items()))
         self._steps_of, self._last_ns, self._reports_here = {}, now_ns, 0
@@ -362,7 +362,7 @@ class Observer:
         now_ns: int,
         **measured: Any,
     ) -> None:
-        self._write()
+        self.settle()
         self._cause, self._failed_ns, self._failed_step = cause, now_ns, self._last_step or 0
         self._failed_rank = rank
         self._failures += 1
@@ -376,8 +376,10 @@ class Observer:
             **measured,
         )
 
-    def _write(self) -> None:
-        """Record the newest report, unless that is done."""
+    def settle(self) -> None:
+        """Record the newest report, unless that is done: the arm is over, or something happened
+        that it counts for.
+        """
         held, self._held = self._held, None
         if held is not None:
             self._record(Kind.STEP_REPORTED, **held)

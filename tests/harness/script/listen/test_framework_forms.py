@@ -230,6 +230,8 @@ def test_of_two_numbers_with_a_total_the_one_that_begins_again_is_the_step() -> 
 def test_a_count_of_steps_that_are_done_begins_with_none() -> None:
     lines = "\n".join(f"iter {n} step {n // 4} loss 2.5" for n in range(1, 81))
     assert sorted(set(read(lines)[0])) == list(range(1, 21))
+    lines = "\n".join(f"batch {n + 1} step {n} loss 2.5" for n in range(20))
+    assert read(lines)[0] == list(range(20)), "both count the same, each from where it likes"
 
 
 def test_several_runs_in_a_log_are_no_epochs(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tests.support import arms
 from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
 from trainchaos.harness.judge.checkers import Evidence
 from trainchaos.harness.judge.checkers.job.observed import progress
+from trainchaos.harness.judge.checkers.job.world import liveness
 from trainchaos.harness.judge.measure.incidents import recovery_of
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.order.causality import slips
@@ -125,11 +126,10 @@ class Job:
             if e.kind is Kind.FAILURE_DETECTED
         ]
 
-    def log(self, outcome: str = "completed") -> Log:
+    def log(self, outcome: str = "completed", **facts: Any) -> Log:
         self.now += S
-        self.record(
-            Kind.RUN_FINISHED, outcome=outcome, reason="", committed_step=self.observer.committed
-        )
+        facts["committed_step"] = self.observer.committed
+        self.record(Kind.RUN_FINISHED, outcome=outcome, reason="", **facts)
         return make_log(
             [ActorLog(actor=ORCHESTRATOR, events=tuple(self.events), problems=(), ended=True)]
         )
@@ -393,19 +393,31 @@ def test_a_report_from_the_future_or_the_past_is_put_in_its_place(job: Job) -> N
     assert said == sorted(said) and said[-1] == job.now
 
 
+def evidence_of(log: Log) -> Evidence:
+    """Of one arm."""
+    return Evidence(
+        arm="faulted",
+        cell=arms.cell_of("none", [], workload=COMMAND),
+        log=log,
+        control=None,
+        controls=(),
+        exact={},
+        source="a.yaml",
+        lines={"workload.progress": 8},
+    )
+
+
 def seen(job: Job) -> Finding:
     """What the progress checker says."""
-    return progress(
-        Evidence(
-            arm="faulted",
-            cell=arms.cell_of("none", [], workload=COMMAND),
-            log=job.log(),
-            control=None,
-            controls=(),
-            exact={},
-            source="a.yaml",
-            lines={"workload.progress": 8},
-        )
+    return progress(evidence_of(job.log()))
+
+
+def test_a_job_whose_lines_changed_their_form_may_have_gone_on(job: Job) -> None:
+    job.train(*range(1, 17))
+    found = liveness(evidence_of(job.log("gave-up", changed="after step 16 they changed")))
+    assert (found.verdict, found.witness) == (
+        "inconclusive",
+        "a.yaml:8 (workload.progress): after step 16 they changed",
     )
 
 
@@ -488,9 +500,4 @@ def test_a_bar_that_was_drawn_at_0_began_with_the_first_step(
     job = Job(ranks=1, steps=200)
     job.found("w0")
     job.train(*steps)
-    job.now += S
-    job.record(Kind.RUN_FINISHED, outcome="completed", reason="", committed_step=200, drawn=drawn)
-    log = make_log(
-        [ActorLog(actor=ORCHESTRATOR, events=tuple(job.events), problems=(), ended=True)]
-    )
-    assert from_0(history_of(log)) is from_the_first
+    assert from_0(history_of(job.log(drawn=drawn))) is from_the_first

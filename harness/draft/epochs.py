@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from types import MappingProxyType
 
 from trainchaos.chaos.scenario.frameworks import Framework
 from trainchaos.chaos.scenario.progress import RegexProgress
+from trainchaos.harness.script.listen.derive import usual_gap
 from trainchaos.harness.script.listen.numbers import whole
 from trainchaos.harness.script.listen.rules import Forms, plain
 
@@ -61,7 +61,7 @@ def counting(
         # the last frame of each is drawn: what reads them learns how many steps an epoch has
         return Counting(numbers=numbers, epoch_steps=high if len(epochs) > 1 else None, doubt=doubt)
     if stated is None:
-        stride = _stride(complete)
+        stride = usual_gap(*complete)
         of = high + stride if from_0 else high
         several = len({max(steps) for steps in complete}) > 1
         if stride > 1 or several or len(epochs) < 2:
@@ -92,14 +92,3 @@ def _first(epochs: dict[int, list[int]], whole_log: bool) -> tuple[int, bool]:
     """The first epoch, and whether it is certainly that of the run."""
     first = next(iter(epochs))
     return first, first == 0 or (first == 1 and whole_log)
-
-
-def _stride(epochs: Sequence[Sequence[int]]) -> int:
-    """Steps from one line to the next of an epoch, as is usual."""
-    gaps = Counter(
-        after - before
-        for steps in epochs
-        for before, after in pairwise(dict.fromkeys(steps))
-        if after > before
-    )
-    return gaps.most_common(1)[0][0] if gaps else 1

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from trainchaos.chaos.scenario.progress import PresetProgress, Progress, RegexProgress
 from trainchaos.harness.draft.facts import NOTICE_S, Facts, Finding
+from trainchaos.harness.script.listen.derive import quoted
 
 WIDTH = 96
 _PLAIN = re.compile(r"(?:--?)?[A-Za-z/.$][\w./$=+-]*")
@@ -161,24 +162,19 @@ def _faults(out: _Writer, facts: Facts) -> None:
 def _progress_value(progress: Progress | None) -> str:
     if isinstance(progress, PresetProgress):
         given = progress.model_dump(exclude_none=True)
-        given |= {"file": _quoted(progress.file)} if progress.file else {}
+        given |= {"file": quoted(progress.file)} if progress.file else {}
         return f"{{{', '.join(f'{name}: {value}' for name, value in given.items())}}}"
     if isinstance(progress, RegexProgress):
-        loss = f", loss: {_quoted(progress.loss)}" if progress.loss else ""
+        loss = f", loss: {quoted(progress.loss)}" if progress.loss else ""
         numbers = progress.model_dump(exclude={"regex", "loss"}, exclude_defaults=True)
-        numbers |= {"file": _quoted(progress.file)} if progress.file else {}
+        numbers |= {"file": quoted(progress.file)} if progress.file else {}
         said = "".join(f", {name}: {value}" for name, value in numbers.items())
-        return f"{{regex: {_quoted(progress.regex)}{loss}{said}}}"
+        return f"{{regex: {quoted(progress.regex)}{loss}{said}}}"
     return "beacon"
 
 
 def _missing(facts: Facts, key: str) -> Finding | None:
     return next((one for one in facts.findings if one.key == key and not one.found), None)
-
-
-def _quoted(text: str) -> str:
-    """In single quotes, where a backslash is one: as expressions are read best."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _word(word: str) -> str:

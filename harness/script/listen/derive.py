@@ -97,8 +97,8 @@ class Derived:
     @property
     def shown(self) -> str:
         """As a person may write it in a scenario."""
-        loss = f", loss: {_quoted(self.loss)}" if self.loss else ""
-        return f"progress: {{regex: {_quoted(self.regex)}{loss}}}"
+        loss = f", loss: {quoted(self.loss)}" if self.loss else ""
+        return f"progress: {{regex: {quoted(self.regex)}{loss}}}"
 
     @property
     def progress(self) -> RegexProgress:
@@ -175,7 +175,7 @@ def _columns(rows: Sequence[tuple[str, list[Token]]]) -> list[_Column]:
             epoch = _epoch(index, rows, steps) if again else None
             # what begins again before its total is another run in the same log, not another epoch
             again = epoch is not None or (
-                again and (total is None or max(steps) >= total - _stride(steps))
+                again and (total is None or max(steps) >= total - usual_gap(steps))
             )
             found.append(
                 _Column(
@@ -210,8 +210,9 @@ def _total(token: Token) -> int | None:
     return numbers.whole(total[1], _MOST) if total else None
 
 
-def _stride(steps: Sequence[int]) -> int:
-    gaps = Counter(b - a for a, b in pairwise(dict.fromkeys(steps)) if b > a)
+def usual_gap(*runs: Iterable[int]) -> int:
+    """Steps from one line to the next, as is usual."""
+    gaps = Counter(b - a for run in runs for a, b in pairwise(dict.fromkeys(run)) if b > a)
     return gaps.most_common(1)[0][0] if gaps else 1
 
 
@@ -333,7 +334,8 @@ def _counts_done(column: _Column) -> bool:
     return False
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """In single quotes, where a backslash is one: as expressions are read best."""
     return "'" + text.replace("'", "''") + "'"
 
 

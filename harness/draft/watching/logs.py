@@ -13,7 +13,8 @@ from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.listen.derive import derive
 
 MOST_FILES = 64
-MOST_TEXT = 1 << 18  # bytes read of a file
+MOST_LOOKED = 1 << 16  # bytes in which steps are looked for, of each file and each second
+MOST_TEXT = 1 << 18  # bytes read of the one that has most
 LEAST_STEPS = 2
 _OF_A_START = re.compile(r"\d[\d_:.T-]*\d{2}(?!\d)|(?<=version_)\d+")
 """A date, a time, a process, or a count of runs."""
@@ -55,7 +56,7 @@ def _steps(path: Path) -> int:
     """How many steps its lines show, as far as the word beside them says that they are steps."""
     try:
         with open(path, "rb") as stream:
-            text = stream.read(MOST_TEXT).decode(errors="replace")
+            text = stream.read(MOST_LOOKED).decode(errors="replace")
     except OSError:
         return 0
     seen = derive(text.splitlines())

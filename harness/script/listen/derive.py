@@ -43,8 +43,12 @@ _BEFORE = [
     (re.compile(rf"(?:^|(?<=[^A-Za-z]))(?:{word})[^A-Za-z0-9]{{0,{NEAR}}}$", re.I), rank)
     for word, rank in _WORDS
 ]
-_AFTER = [(re.compile(rf"^[ _-]?(?:{word})(?![A-Za-z/])", re.I), rank) for word, rank in _WORDS]
-_EPOCH = re.compile(rf"(?:^|(?<=[^A-Za-z]))epochs?[^A-Za-z0-9]{{0,{NEAR}}}$", re.I)
+# of "ep 2 step 30" the word belongs to the number behind it
+_AFTER = [
+    (re.compile(rf"^[ _-]?(?:{word})(?![A-Za-z/])(?![ :=#\[]{{0,3}}\d)", re.I), rank)
+    for word, rank in _WORDS
+]
+_EPOCH = re.compile(rf"(?:^|(?<=[^A-Za-z]))ep(?:och)?s?[^A-Za-z0-9]{{0,{NEAR}}}$", re.I)
 _LOSS = re.compile(
     rf"(?P<word>(?:[A-Za-z]+[_/]|train(?:ing)? )?loss(?:[ _/]train)?[^A-Za-z0-9+\-.]{{0,{NEAR}}})"
     r"(?:[a-z_][\w.]*\()?$",

@@ -227,6 +227,26 @@ def test_of_two_numbers_with_a_total_the_one_that_begins_again_is_the_step() -> 
     assert match.groupdict() == {"epoch": "3", "step": "20", "of": "20", "loss": "1.5"}
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        "Epoch: [{e}/90][{b}/200] loss 1.5",
+        "Epoch: [{e}]  [{b:3}/200]  eta: 0:00:10  loss: 1.5 (1.6)",
+        "[Epoch {e}/90] [Batch {b}/200] [loss: 1.5]",
+        "| epoch {e} | {b}/ 200 batches | lr 5.00 | loss  1.5 | ppl 150.0",
+        "Train: [{e}/90][{b}/200] loss 1.5",
+        "INFO - ep {e} step {b} of 200: loss=1.5",
+        "Train Epoch: {e} [{b}/200 (5%)] Loss: 1.5",
+    ],
+)
+def test_the_epoch_is_never_the_step(form: str) -> None:
+    lines = [form.format(e=e, b=b) for e in (1, 2, 3) for b in range(10, 201, 10)]
+    one = derive(lines)
+    assert one is not None and one.counted
+    match = rules.Forms(one.progress).step_in(lines[-1])
+    assert match is not None and (match["epoch"], match["step"], match["of"]) == ("3", "200", "200")
+
+
 def test_a_count_of_steps_that_are_done_begins_with_none() -> None:
     lines = "\n".join(f"iter {n} step {n // 4} loss 2.5" for n in range(1, 81))
     assert sorted(set(read(lines)[0])) == list(range(1, 21))

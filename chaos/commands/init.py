@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import tempfile
 from pathlib import Path
 
 import click
@@ -86,6 +87,7 @@ def _draft(
 
     target = out or target_of(command, Path.cwd())
     _refuse_existing(target, force)
+    _refuse_place(target)
     catalogue = build_catalogue()
     say(f"watching {shlex.join(command)}", err=True)
     drafted = draft(
@@ -106,7 +108,8 @@ def _draft(
         least, most = map(_time, drafted.run_s)
         say(f"time    {least} to {most} for {drafted.arms} arms, by how long the faults hold it up")
     if drafted.needs:
-        say(f"next    correct {', '.join(drafted.needs)} in {target}, then chaos run {target}")
+        correct = f"correct {', '.join(drafted.needs)} in {target}, then chaos run {target}"
+        say(f"next    {drafted.again}, or {correct}" if drafted.again else f"next    {correct}")
         return errors.EXIT_INCONCLUSIVE
     say(f"next    chaos run {target}")
     return errors.EXIT_PASS
@@ -141,6 +144,23 @@ def _refuse_existing(target: Path, force: bool) -> None:
         raise errors.ScenarioError(
             f"{target} exists", hint="--force overwrites it, and --out FILE names another one"
         )
+
+
+def _refuse_place(target: Path) -> None:
+    """Before the command is watched: that nothing can be written there, or found here."""
+    if Path.cwd() == Path("/"):
+        raise errors.ScenarioError(
+            "the working directory is /: the files of a job cannot be told from all others there",
+            hint="cd to the directory of the script first",
+        )
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.absolute().parent):
+            pass
+    except OSError as error:
+        raise errors.ScenarioError(
+            f"{target.absolute().parent}: cannot be written to: {error.strerror}",
+            hint="name a file elsewhere with --out",
+        ) from error
 
 
 def _write(target: Path, text: str, force: bool) -> None:

@@ -29,7 +29,7 @@ def try_progress(scenario: Path, log: Path, sets: tuple[str, ...]) -> int:
     """
     from trainchaos.chaos.cli import build_catalogue
     from trainchaos.chaos.loading.load import load
-    from trainchaos.harness.script.listen.trial import try_lines
+    from trainchaos.harness.script.listen.trial import lines_of, try_lines
 
     spec = load(scenario, build_catalogue(), overrides=[*sets]).cells[0].scenario.workload
     if spec.command is None or spec.progress == "beacon":
@@ -39,7 +39,7 @@ def try_progress(scenario: Path, log: Path, sets: tuple[str, ...]) -> int:
             hint="--set 'workload.progress={preset: NAME}', or give progress: {regex: ...}",
         )
     try:
-        found = try_lines(log, spec.progress, spec.steps)
+        found = try_lines(lines_of(log), spec.progress, spec.steps)
     except OSError as error:
         raise errors.ScenarioError(f"{log}: cannot be read: {error.strerror}") from error
     say(f"{log}: {found.lines} lines, {len(found.steps)} report a step")
@@ -52,6 +52,8 @@ def try_progress(scenario: Path, log: Path, sets: tuple[str, ...]) -> int:
         say(f"{problem}:")
         for line in lines:
             say(f"  | {line}")
+    for note in found.notes:
+        say(f"note: {note}")
     for problem in found.wrong:
         say(f"wrong: {problem}", err=True)
     return errors.EXIT_FAIL if found.wrong else errors.EXIT_PASS

@@ -320,6 +320,10 @@ def _sla(tree: Mapping[str, Any], catalogue: Catalogue) -> Iterator[Problem]:
         for index, raw in enumerate(_items(clauses)):
             loc: Loc = ("sla", metric, index)
             if isinstance(raw, dict):
+                kind = raw.get("fault")
+                if isinstance(kind, str) and kind not in catalogue.faults:
+                    message = unknown("fault", kind, catalogue.faults)
+                    yield Problem(loc=(*loc, "fault"), message=message)
                 raw, loc = raw.get("check"), (*loc, "check")
             if isinstance(raw, str):
                 yield from _clause(raw, metrics[metric], values, loc, paired=paired)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -83,11 +83,17 @@ class RecoverySpec(Strict):
 
 class SlaCheck(Strict):
     """One bound on a metric: ``"<aggregate> <op> <value><unit>"``, a time in seconds or in steps of
-    the control arm (``"median < 40 steps"``); severity warn never fails a run.
+    the control arm (``"median < 40 steps"``); severity warn never fails a run; fault: it holds in
+    cells with a fault of this kind only.
     """
 
     check: str
     severity: Literal["fail", "warn"] = "fail"
+    fault: str | None = None
+
+    def covers(self, faults: Iterable[FaultSpec]) -> bool:
+        """Whether it holds in a cell with these faults."""
+        return self.fault is None or any(one.kind == self.fault for one in faults)
 
     @model_validator(mode="before")
     @classmethod

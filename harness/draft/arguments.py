@@ -5,7 +5,7 @@ its checkpoints go.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 STEPS = frozenset(
@@ -59,6 +59,7 @@ CHECKPOINTS = frozenset(
         "default-root-dir",
         "dump-folder",
         "run-dir",
+        "hydra.run.dir",
     }
 )
 """Options for the place of checkpoints; a new one is one line."""
@@ -97,6 +98,25 @@ def find(words: Sequence[str], names: Collection[str], value: str = r".+") -> Ar
         if re.fullmatch(value, one.value):
             found = one
     return found
+
+
+def declared(options: Mapping[str, str], names: Collection[str]) -> Argument | None:
+    """The first option of these names among those that a script declares: as it is written in front
+    of a value -> its default.
+    """
+    for head, default in options.items():
+        if _among(head.strip("-= "), names):
+            return Argument(name=head.rstrip("= "), value=default, index=0, head=head)
+    return None
+
+
+def added(words: Sequence[str], option: Argument, value: str) -> list[str] | None:
+    """The words with an option that they lack; None if it cannot be put behind them."""
+    script = next((word for word in words if word.endswith(".py")), None)
+    if script is None or any(re.fullmatch(r"-\w*c", word) for word in words[:2]):
+        return None
+    head = option.head
+    return [*words, *([head.strip(), value] if head.endswith(" ") else [head + value])]
 
 
 def replaced(words: Sequence[str], argument: Argument, value: str) -> list[str]:

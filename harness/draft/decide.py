@@ -34,7 +34,7 @@ def decide(
     facts = Facts(command=command, proposal=proposal)
     facts.findings.append(_launcher(command, seen))
     _ranks(facts, seen)
-    find_progress(facts, seen, directory)
+    find_progress(facts, seen)
     find_steps(facts, seen, steps)
     find_checkpoints(facts, seen, directory)
     _restarts(facts, seen)
@@ -89,7 +89,7 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
             change="; ".join(
                 [
                     *_notes(facts),
-                    f"set RANK where the ranks are started, or call {BEACON} in each,"
+                    f"set RANK where the ranks are started, or {_line(facts)} in each,"
                     " and correct ranks",
                 ]
             ),
@@ -113,10 +113,11 @@ def _found(facts: Facts, seen: Sighting, said: int | None, by: str, least: int) 
     if short and facts.command.launched.nodes > 1:
         change = "those of other nodes are not seen here: a run needs all ranks on this machine"
     elif short:
-        text = f"{seen_ranks} {text}, and {by} {said}"
-        change = "correct ranks, or see why the others do not start"
+        missing = ", ".join(map(str, sorted({*range(said or 0)} - {*seen.ranks})))
+        text = f"{seen_ranks} {text}, and {by} {said}; not seen: {missing}"
+        change = f"correct ranks, or have each name itself: {_line(facts)} in each"
     if short and seen_ranks < least:
-        change = f"have each rank name itself: call {BEACON} in each"
+        change = f"have each rank name itself: {_line(facts)} in each"
     return Finding(
         name="ranks",
         text=text,
@@ -126,6 +127,12 @@ def _found(facts: Facts, seen: Sighting, said: int | None, by: str, least: int) 
         found=not short,
         needed=short,
     )
+
+
+def _line(facts: Facts) -> str:
+    """The line that has a rank name itself."""
+    known = facts.command.frameworks
+    return next((one.hook for one in known if one.hook), f"call {BEACON}")
 
 
 def _notes(facts: Facts) -> list[str]:

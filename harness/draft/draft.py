@@ -12,7 +12,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainchaos.chaos.errors import (
@@ -29,6 +29,7 @@ from trainchaos.harness.draft.decide import decide
 from trainchaos.harness.draft.facts import FAULTS, Command, Facts, command_of
 from trainchaos.harness.draft.progress import Proposal, propose
 from trainchaos.harness.draft.watching.changes import places
+from trainchaos.harness.draft.watching.logs import as_printed, log_of_steps, named
 from trainchaos.harness.draft.watching.watch import Sighting, Watch
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import ArmSetup
@@ -81,6 +82,11 @@ class Drafted:
         return arm_s * self.arms, arm_s * self.arms + self.facts.recoveries_s
 
     @property
+    def again(self) -> str:
+        """The next command, where it finds what this one did not; else ""."""
+        return next((one.again for one in self.facts.findings if one.again), "")
+
+    @property
     def needs(self) -> list[str]:
         """What a run cannot do without and a person has to fill in."""
         return [one.name for one in self.facts.findings if one.needed]
@@ -115,7 +121,7 @@ def draft(
     with _folder() as folder:
         seen = _watched(command, folder, directory, for_s, steps)
         command = behind(command, seen.ran)
-        proposal = propose(seen, command.frameworks, folder, steps=steps)
+        proposal = _proposed(seen, command, directory, steps)
         _refuse_failed(seen, proposal)
         facts = decide(command, seen, proposal, directory, steps)
         name = name_of(words, script) if named is None else plain_name(named.stem)
@@ -152,7 +158,7 @@ def _watched(
     run.make_arm(ARM)
 
     def enough(seen: Sighting) -> bool | None:
-        found = propose(seen, command.frameworks, folder, steps=steps)
+        found = _proposed(seen, command, directory, steps)
         if found.first_s is None:
             return None
         watched_s = seen.seconds - found.first_s
@@ -180,6 +186,22 @@ def _watched(
     ours = run.root.absolute()
     seen.opened = {path for path in seen.opened if not path.is_relative_to(ours)}
     return seen
+
+
+def _proposed(seen: Sighting, command: Command, directory: Path, steps: int | None) -> Proposal:
+    """How its progress is read: of what it prints, else of a file that it writes."""
+    found = propose(seen, command.frameworks, steps=steps)
+    if found.progress is not None:
+        return found
+    written = {*seen.files, *seen.opened, *seen.after.since(seen.before)}
+    log = log_of_steps(path for path in written if path.is_file())
+    if log is None:
+        return found
+    heard = propose(as_printed(log[0], seen), command.frameworks, steps=steps)
+    if heard.progress is None or heard.progress == "beacon":
+        return found
+    name = named(log[0], seen, directory)
+    return replace(heard, progress=heard.progress.model_copy(update={"file": name}))
 
 
 def _prepared(

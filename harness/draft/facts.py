@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainchaos.chaos.scenario.frameworks import Framework
 from trainchaos.harness.draft import arguments
-from trainchaos.harness.draft.frameworks import Framework, ScriptText
+from trainchaos.harness.draft.frameworks import ScriptText
 from trainchaos.harness.draft.launchers import Launched
 from trainchaos.harness.draft.progress import Proposal
 
@@ -27,7 +28,8 @@ LEAST_START_S = 120.0
 class Finding:
     """Something that was found, or could not be. ``text``: what, and by what; ``value``: in the
     scenario; ``key``: of the line that says it; ``change``: what to change if it is wrong, or
-    because it was not found; ``needed``: a run cannot do without it.
+    because it was not found; ``needed``: a run cannot do without it; ``again``: the next command
+    that finds it.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Finding:
     change: str = ""
     found: bool = True
     needed: bool = False
+    again: str = ""
 
 
 @dataclass(kw_only=True)
@@ -113,8 +116,13 @@ def command_of(
     $CHAOS_SCRATCH where an option or a variable of the script names their place.
     """
     new, needed = list(words), dict(launched.kind.env if launched.kind else {})
+    for one in frameworks:
+        needed |= one.env
+    options = script.options
     if steps is not None and (given := arguments.find(new, arguments.STEPS, r"\d+")):
         new = arguments.replaced(new, given, str(steps))
+    elif steps is not None and (option := arguments.declared(options, arguments.STEPS)):
+        new = arguments.added(new, option, str(steps)) or new
     sent = ""
     place = arguments.find(new, arguments.CHECKPOINTS, r"(?!\d+$|true$|false$)[^-].*")
     if place is not None and not place.value.startswith(SCRATCH):
@@ -123,10 +131,15 @@ def command_of(
         sent = f"by {place.name}, which was {place.value}"
     elif place is not None:
         sent = f"by {place.name}"
-    else:
+    elif script.place_variables:
         for name in script.place_variables:
             needed.setdefault(name, SCRATCH)
             sent = f"by the variable {name}, which the script reads"
+    elif option := arguments.declared(options, arguments.CHECKPOINTS):
+        kept = Path(option.value).name
+        longer = arguments.added(new, option, f"{SCRATCH}/{kept}" if kept else SCRATCH)
+        if longer is not None:
+            new, sent = longer, f"by {option.name}, which the script declares"
     return Command(
         words=new,
         env=needed | dict(env),

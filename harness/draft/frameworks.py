@@ -1,6 +1,5 @@
-"""Recognises what a script trains with, by its text and by the words of its command.
-
-A new framework is one entry of ``FRAMEWORKS``.
+"""Recognises what a script trains with, by its text and by the words of its command: the table is
+``chaos.scenario.frameworks``.
 """
 
 from __future__ import annotations
@@ -13,84 +12,37 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from trainchaos.chaos.scenario.frameworks import FRAMEWORKS, Framework
+from trainchaos.harness.draft import arguments
+
 MOST_TEXT = 1 << 20  # bytes read of a script
 MOST_SCRIPTS = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Framework:
-    """A framework. ``text``: an expression for the script's text, ``words``: for its command;
-    ``preset``: of its lines (``chaos.scenario.progress``); ``group``: variable that names a replica
-    group; ``hidden``: the environment of its ranks does not say their ranks; ``note``: for people.
-    """
-
-    name: str
-    text: str = r"(?!)"
-    words: str = r"(?!)"
-    preset: str = ""
-    group: str = ""
-    hidden: bool = False
-    note: str = ""
-
-
-def _imports(*names: str) -> str:
-    each = "|".join(re.escape(name) for name in names)
-    return rf"(?m)^\s*(?:import|from)\s+(?:{each})\b"
-
-
-FRAMEWORKS = (
-    Framework(
-        name="torchft",
-        text=_imports("torchft"),
-        words=r"\btorchft\b",
-        group="REPLICA_GROUP_ID",
-    ),
-    Framework(
-        name="torchtitan",
-        text=_imports("torchtitan"),
-        words=r"\btorchtitan\b|--job\.config[_-]file\b",
-        preset="torchtitan",
-    ),
-    Framework(
-        name="Megatron-LM",
-        text=_imports("megatron"),
-        words=r"\bpretrain_\w+\.py\b|--tensor-model-parallel-size\b|--micro-batch-size\b",
-        preset="megatron",
-    ),
-    Framework(
-        name="Lightning",
-        text=_imports("lightning", "pytorch_lightning"),
-        preset="lightning",
-    ),
-    Framework(
-        name="Ray Train",
-        text=_imports("ray.train") + r"|^\s*from\s+ray\s+import\s+[^\n]*\btrain\b",
-        hidden=True,
-        note="Ray's workers do not descend from the command: their ranks are not found",
-    ),
-    Framework(
-        name="Hugging Face Trainer",
-        text=_imports("transformers", "trl"),
-        preset="hf",
-    ),
-    Framework(name="DeepSpeed", text=_imports("deepspeed"), preset="deepspeed"),
-    Framework(name="Accelerate", text=_imports("accelerate")),
-    Framework(
-        name="multiprocessing",
-        text=r"\b(?:mp|multiprocessing)\.(?:spawn|Process|start_processes)\(",
-        hidden=True,
-        note="a rank that is set after its process started is not in its environment",
-    ),
-)
-"""In the order in which their presets are tried."""
 GROUP = next(one.group for one in FRAMEWORKS if one.group)
 """Variable that names replica groups, also where the framework is not recognised."""
 
 PLACE = re.compile(
     r"environ(?:\.get\(|\[)\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*)['\"]"
     r"|getenv\(\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*)['\"]"
+    r"|\$\{((?:\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*|(?:\w+_)?(?:OUT|RUN)(?:_?DIR)?)):?[-=]"
 )
-"""A variable from which a script reads where its checkpoints go."""
+"""A variable from which a script, or a script of a shell, reads where its checkpoints go."""
+_READ = re.compile(
+    r"(?:environ\.get|getenv)\(\s*['\"](\w+)['\"]\s*,\s*['\"]([^'\"\n]+)['\"]"
+    r"|\$\{(\w+):?[-=]([^}\s]+)\}"
+)
+"""A variable with a default."""
+_OPTION = re.compile(
+    r"(?:add_argument|option)\(\s*(?:['\"]-\w['\"],\s*)?['\"](?P<name>--[\w.-]+)['\"]"
+    r"(?P<rest>(?:[^()]|\([^()]*\))*)\)"
+)
+"""An option that a script declares to argparse or click."""
+_DEFAULT = re.compile(r"\bdefault\s*=\s*(?:['\"]([^'\"]*)['\"]|(\d[\d_]*))")
+_GLOBAL = re.compile(
+    r"(?m)^(?P<name>[a-z]\w*)\s*=\s*(?:['\"]([^'\"\n]*)['\"]|(\d[\d_]*))\s*(?:#.*)?$"
+)
+"""A variable that nanoGPT's configurator.py makes an option."""
 _NO_PLACE = re.compile(r"EVERY|INTERVAL|STEPS|FREQ|KEEP|LIMIT|LEVEL")
 _NAMES = re.compile(r"[^\s'\"=;|&<>()]+\.(?:py|sh)(?![\w.])")
 """Scripts in a word of a command, which may be a line for a shell."""
@@ -111,15 +63,37 @@ class ScriptText:
     @property
     def place_variables(self) -> list[str]:
         """Variables from which they read where checkpoints go."""
-        found = (one[1] or one[2] for one in PLACE.finditer(self.text))
+        found = (one[1] or one[2] or one[3] for one in PLACE.finditer(self.text))
         return [name for name in dict.fromkeys(found) if not _NO_PLACE.search(name)]
 
     @property
+    def defaults(self) -> dict[str, str]:
+        """Variables that they read -> the default."""
+        return {one[1] or one[3]: one[2] or one[4] for one in _READ.finditer(self.text)}
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options that they declare, as they are written in front of a value -> the default."""
+        found = {}
+        for one in _OPTION.finditer(self.text):
+            if default := _DEFAULT.search(one["rest"]):
+                found[f"{one['name']} "] = default[1] or default[2] or ""
+        if re.search(r"\bconfigurator\b", self.text):
+            for one in _GLOBAL.finditer(self.text):
+                found[f"--{one['name']}="] = one[2] or one[3] or ""
+        if re.search(r"(?m)^\s*(?:import|from)\s+hydra\b", self.text):
+            found["hydra.run.dir="] = "outputs"
+        return found
+
+    @property
     def steps_guess(self) -> tuple[int, str] | None:
-        """A number that looks like the number of steps, and the line that says so; None if there is
-        none, or if there are several.
+        """A number that looks like the number of steps, and the line that says so, or the option
+        whose default it is; None if there is none, or if there are several.
         """
         found = {int(one["number"]): one[0].strip() for one in _TOTAL.finditer(self.text)}
+        option = arguments.declared(self.options, arguments.STEPS)
+        if not found and option is not None and option.value.isdigit():
+            found = {int(option.value): f"the default of {option.name}"}
         return next(iter(found.items())) if len(found) == 1 else None
 
 
@@ -161,8 +135,4 @@ def read_scripts(words: Sequence[str], directory: Path) -> ScriptText:
 def recognise(words: Sequence[str], script: ScriptText) -> list[Framework]:
     """All frameworks that the script or its command shows."""
     joined = " ".join(words)
-    return [
-        one
-        for one in FRAMEWORKS
-        if re.search(one.text, script.text) or re.search(one.words, joined)
-    ]
+    return [one for one in FRAMEWORKS if one.shown_by(script.text, joined)]

@@ -6,15 +6,13 @@ in the lines, tested as ``chaos try-progress`` does.
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 
+from trainchaos.chaos.scenario.frameworks import FRAMEWORKS, Framework
 from trainchaos.chaos.scenario.progress import (
     PRESETS,
     PresetProgress,
@@ -23,10 +21,10 @@ from trainchaos.chaos.scenario.progress import (
     expressions,
 )
 from trainchaos.harness.draft.epochs import counting
-from trainchaos.harness.draft.frameworks import Framework
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.listen.derive import Derived, derive
-from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader
+from trainchaos.harness.script.listen.progress import RegexReader
+from trainchaos.harness.script.listen.rules import Forms, plain
 from trainchaos.harness.script.listen.trial import Trial, try_lines
 
 MOST_LINES = 2000
@@ -68,6 +66,11 @@ class Proposal:
         return len({step for _, step in self.steps})
 
     @property
+    def done(self) -> int:
+        """As ``distinct``, without the 0 that a bar begins with."""
+        return len({step for _, step in self.steps if step})
+
+    @property
     def stride(self) -> int:
         """Steps from one report to the next, as is usual."""
         return self._gaps()[0]
@@ -98,20 +101,16 @@ class Proposal:
         return stride, max(usual, mean), max(b[1] - a[1] for a, b in pairs)
 
 
-def propose(
-    seen: Sighting, frameworks: Sequence[Framework], folder: Path, *, steps: int | None
-) -> Proposal:
-    """The best way to read the progress of what was seen. ``folder``: for a file of its lines;
-    ``steps``: those of the run, if they are known.
+def propose(seen: Sighting, frameworks: Sequence[Framework], *, steps: int | None) -> Proposal:
+    """The best way to read the progress of what was seen. ``steps``: those of the run, if they are
+    known.
     """
     if seen.reports:
         return _of_beacon(seen)
     lines = list(seen.lines)[-MOST_LINES:]
-    log = folder / "lines.log"
-    log.write_text("".join(f"{line}\n" for _, line in lines), errors="replace")
     best = Proposal()
     whole_log = seen.count <= len(lines)
-    for one in _candidates(lines, frameworks, log, steps, whole_log):
+    for one in _candidates(lines, frameworks, steps, whole_log):
         if one.distinct < LEAST_STEPS:
             continue
         if _rated(one) > _rated(best):
@@ -123,71 +122,74 @@ def _rated(one: Proposal) -> tuple[bool, bool, bool, int]:
     """Steps without a doubt are better than many of them, and losses are worth most after that.
     Of two that find the same the first one stays: a preset of the framework that was recognised.
     """
-    return one.progress is not None, not one.doubt, one.losses >= LEAST_STEPS, one.distinct
+    return one.progress is not None, not one.doubt, one.losses >= LEAST_STEPS, one.done
 
 
 def _candidates(
     lines: Sequence[tuple[float, str]],
     frameworks: Sequence[Framework],
-    log: Path,
     steps: int | None,
     whole_log: bool,
 ) -> Iterator[Proposal]:
     names = [one.preset for one in frameworks if one.preset]
     # a bar of Lightning, which starts anew in each epoch, is also one of tqdm
+    texts = [plain(line) for _, line in lines]
     for name in dict.fromkeys([*names, "lightning", *PRESETS]):
-        preset = PresetProgress.model_validate({"preset": name})
-        total = _bar_total(lines, PRESETS[name], log)
-        yield _tried(lines, preset, log, steps, total, whole_log=whole_log)
+        forms = Forms(PRESETS[name])
+        if not any(forms.step_in(text) for text in texts):
+            continue
+        preset = _preset(name)
+        total = _bar_total(texts, PRESETS[name])
+        yield _tried(lines, preset, steps, total, whole_log=whole_log)
     found = derive(line for _, line in lines)
     if found is not None:
-        yield _of_derived(lines, found, log, steps, whole_log)
+        yield _of_derived(lines, found, steps, whole_log)
 
 
 def _of_derived(
     lines: Sequence[tuple[float, str]],
     found: Derived,
-    log: Path,
     steps: int | None,
     whole_log: bool,
 ) -> Proposal:
-    progress = RegexProgress(regex=found.regex, loss=found.loss)
-    doubt = ""
+    progress, doubt = found.progress, ""
     if found.epochs and not found.counted:
         doubt = "the step begins again in each epoch, and no epoch is beside it"
     total = None if found.epochs else found.total
-    one = _tried(lines, progress, log, steps, total, doubt, whole_log=whole_log)
+    one = _tried(lines, progress, steps, total, doubt, whole_log=whole_log, stated=found.runs)
     return replace(one, one_epoch=found.one_epoch)
 
 
 def _tried(
     lines: Sequence[tuple[float, str]],
     progress: RegexProgress | PresetProgress,
-    log: Path,
     steps: int | None,
     total: int | None,
     doubt: str = "",
     *,
     whole_log: bool,
+    stated: bool = False,
 ) -> Proposal:
     found = expressions(progress)
     per_epoch = None
-    epochs = "epoch" in re.compile(found.regex).groupindex
+    epochs = Forms(found).epochs
     if epochs:
-        bars = isinstance(progress, PresetProgress)
-        texts = (line for _, line in lines)
-        counted = counting(texts, found, bars=bars, whole_log=whole_log)
+        name = progress.preset if isinstance(progress, PresetProgress) else None
+        row = next((one for one in FRAMEWORKS if name and one.preset == name), None)
+        counted = counting((line for _, line in lines), found, row=row, whole_log=whole_log)
         per_epoch, doubt = counted.epoch_steps, doubt or counted.doubt
-        if counted.progress != found:
-            progress = found = counted.progress
+        if name is None:
+            progress = progress.model_copy(update=dict(counted.numbers))
+        else:
+            said = {key: n for key, n in counted.numbers.items() if getattr(found, key) != n}
+            progress = _preset(name, **said)
     known = total or steps or UNKNOWN  # a bar is the judge of its total
-    trial = try_lines(log, progress, known)
+    trial = try_lines((line for _, line in lines), progress, known, stated=stated)
     if not trial.steps:
         return Proposal()
-    timed = _timed(lines, found, log, known)
     return Proposal(
         progress=progress,
-        steps=timed,
+        steps=[(lines[at][0], step) for at, step in zip(trial.at, trial.steps, strict=True)],
         losses=len(trial.losses),
         total=None if epochs else total,
         trial=trial,
@@ -196,27 +198,19 @@ def _tried(
     )
 
 
-def _timed(
-    lines: Sequence[tuple[float, str]], progress: RegexProgress, log: Path, steps: int
-) -> list[tuple[float, int]]:
-    """(seconds since the start, step) of each step in these lines."""
-    with closing(GrowingFile(log)) as file:
-        reader = RegexReader(file, progress, steps)
-        return [(at, report.step) for at, line in lines for report in reader.parse(line)]
+def _preset(name: str, **numbers: int) -> PresetProgress:
+    return PresetProgress.model_validate({"preset": name, **numbers})
 
 
-def _bar_total(
-    lines: Sequence[tuple[float, str]], progress: RegexProgress, log: Path
-) -> int | None:
+def _bar_total(texts: Sequence[str], progress: RegexProgress) -> int | None:
     """The total of the bar that moved most, of several totals that lines state."""
     totals: Counter[int] = Counter()
-    with closing(GrowingFile(log)) as file:
-        reader = RegexReader(file, progress, 0)
-        for _, line in lines:
-            reader.other_total = None
-            reader.parse(line)
-            if reader.other_total is not None:
-                totals[reader.other_total] += 1
+    reader = RegexReader(None, progress, 0)
+    for text in texts:
+        reader.other_total = None
+        reader.parse(text)
+        if reader.other_total is not None:
+            totals[reader.other_total] += 1
     return max(totals, key=lambda total: (totals[total], total)) if totals else None
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainchaos.harness.draft.arguments import Argument, added
 from trainchaos.harness.draft.facts import SCRATCH, Command, Facts, Finding
 from trainchaos.harness.draft.progress import Proposal
 from trainchaos.harness.draft.training import ended_after, longer
@@ -30,7 +31,7 @@ def find_checkpoints(facts: Facts, seen: Sighting, directory: Path) -> None:
             kept or scratch[0].paths, "" if kept else _how_sure(scratch[0]), command
         )
     elif beside or told:
-        finding = _outside(beside, told, directory, command.script.place_variables)
+        finding = _outside(beside, told, directory, command)
     else:
         finding = _none(seen, facts.proposal, command)
     facts.findings.append(finding)
@@ -64,13 +65,23 @@ def _in_scratch(paths: Sequence[Path], how: str, command: Command) -> Finding:
 
 
 def _outside(
-    beside: Sequence[Path], told: Sequence[Kept], directory: Path, variables: Sequence[str]
+    beside: Sequence[Path], told: Sequence[Kept], directory: Path, command: Command
 ) -> Finding:
-    """``beside``: those known by their names; else ``told``, of which the surest one counts;
-    ``variables``: that may say where they go.
-    """
+    """``beside``: those known by their names; else ``told``, of which the surest one counts."""
+    variables = command.script.place_variables
     text = f"written outside {SCRATCH}: {_shown(beside or told[0].paths, directory)}"
     text += " (by their names)" if beside else f" ({_how_sure(told[0])})"
+    if again := _again(beside or told[0].paths, directory, command):
+        clean = "remove what this watch left, so that the first arm begins at step 1"
+        return Finding(
+            name="checkpoints",
+            text=text,
+            key="checkpoints",
+            change=f"{again} sends them to {SCRATCH}; {clean}",
+            found=False,
+            needed=True,
+            again=again,
+        )
     variable = next(iter(variables), "CHECKPOINT_DIR")
     read = ", which the script reads" if variables else ""
     return Finding(
@@ -85,6 +96,27 @@ def _outside(
         found=False,
         needed=bool(beside) or told[0].grade > 1,
     )
+
+
+def _again(paths: Sequence[Path], directory: Path, command: Command) -> str:
+    """The next command, if a variable or an option whose default is their place can send them
+    elsewhere; else "".
+    """
+    rest = shlex.join(command.words)
+    places = [path.relative_to(directory) for path in paths if path.is_relative_to(directory)]
+
+    def names(default: str) -> bool:
+        place = Path(default)
+        return place.name != "" and any(path.is_relative_to(place) for path in places)
+
+    for variable, default in command.script.defaults.items():
+        if names(default):
+            return f"chaos init --force --env {variable}='{SCRATCH}' -- {rest}"
+    for head, default in command.script.options.items():
+        option = Argument(name=head.rstrip("= "), value=default, index=0, head=head)
+        if names(default) and (words := added(command.words, option, SCRATCH)):
+            return f"chaos init --force -- {shlex.join(words)}"
+    return ""
 
 
 def _none(seen: Sighting, proposal: Proposal, command: Command) -> Finding:

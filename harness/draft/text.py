@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from trainchaos.chaos.scenario.progress import PresetProgress, Progress, RegexProgress
 from trainchaos.harness.draft.facts import NOTICE_S, Facts, Finding
+from trainchaos.harness.script.listen.derive import quoted
 
 WIDTH = 96
 _PLAIN = re.compile(r"(?:--?)?[A-Za-z/.$][\w./$=+-]*")
@@ -149,10 +150,9 @@ def _faults(out: _Writer, facts: Facts) -> None:
     out.add('    duration: "${matrix.lasts}"')
     out.note("Generous: chaos init --from RUN tightens them.")
     out.add("sla:", key="sla")
-    out.add(
-        f'  recovery_time: ["max < {2 * facts.deadline_s:g}s"]',
-        comment="from the fault to the first new step",
-    )
+    out.add("  recovery_time:", comment="from the fault to the first new step")
+    for kind, *_ in rows:
+        out.add(f'    - {{check: "max < {2 * facts.deadline_s:g}s", fault: {kind}}}')
     out.add(
         f'  steps_lost: ["max <= {facts.most_lost}"]',
         comment="fewer than are done by then: a job that begins again from step 1 loses more",
@@ -161,22 +161,20 @@ def _faults(out: _Writer, facts: Facts) -> None:
 
 def _progress_value(progress: Progress | None) -> str:
     if isinstance(progress, PresetProgress):
-        return f"{{preset: {progress.preset}}}"
+        given = progress.model_dump(exclude_none=True)
+        given |= {"file": quoted(progress.file)} if progress.file else {}
+        return f"{{{', '.join(f'{name}: {value}' for name, value in given.items())}}}"
     if isinstance(progress, RegexProgress):
-        loss = f", loss: {_quoted(progress.loss)}" if progress.loss else ""
+        loss = f", loss: {quoted(progress.loss)}" if progress.loss else ""
         numbers = progress.model_dump(exclude={"regex", "loss"}, exclude_defaults=True)
-        said = "".join(f", {name}: {number}" for name, number in numbers.items())
-        return f"{{regex: {_quoted(progress.regex)}{loss}{said}}}"
+        numbers |= {"file": quoted(progress.file)} if progress.file else {}
+        said = "".join(f", {name}: {value}" for name, value in numbers.items())
+        return f"{{regex: {quoted(progress.regex)}{loss}{said}}}"
     return "beacon"
 
 
 def _missing(facts: Facts, key: str) -> Finding | None:
     return next((one for one in facts.findings if one.key == key and not one.found), None)
-
-
-def _quoted(text: str) -> str:
-    """In single quotes, where a backslash is one: as expressions are read best."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _word(word: str) -> str:

@@ -7,7 +7,7 @@ are. A limit is never loosened, and none is made of a run that did not pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,11 +72,14 @@ def tighten(path: Path, out: Path | None, *, load: Load) -> Tightened:
     _refuse_other(source, loaded, resolved, path)
     text = source.read_text()
     said, edits = [], []
-    for metric, index, clause in _clauses(loaded):
+    for metric, index, clause, cells in _clauses(loaded):
         place = _place(text, metric, index)
         unfit = _began_again(results) or _too_few(results) if metric == "steps_lost" else ""
-        new, why = (None, unfit) if unfit else _tightened(clause, _values(results, metric, clause))
+        new, why = (
+            (None, unfit) if unfit else _tightened(clause, _values(results, metric, clause, cells))
+        )
         where = f"{source}:{place.line + 1}  {metric}" if place else f"{source}  {metric}"
+        where += f" of {place.fault}" if place and place.fault else ""
         if new is None or place is None or place.text != clause.text:
             why = why if new is None else f"{why}; it is not written here as it is: change it there"
             said.append(f"{where}  {clause.text}  stays: {why}")
@@ -140,17 +143,22 @@ def _differing(now: Any, then: Any, at: str = "") -> Iterator[str]:
         yield at
 
 
-def _clauses(loaded: LoadedScenario) -> Iterator[tuple[str, int, Clause]]:
-    """(metric, index, clause) of the first cell: a file has one block of limits."""
+def _clauses(loaded: LoadedScenario) -> Iterator[tuple[str, int, Clause, set[str]]]:
+    """(metric, index, clause, ids of the cells in which it holds): a file has one block of
+    limits.
+    """
     for metric, checks in loaded.cells[0].scenario.sla.items():
         for index, check in enumerate(checks):
-            yield metric, index, parse_clause(check.check, METRICS[metric].unit)
+            cells = {one.id for one in loaded.cells if check.covers(one.scenario.faults)}
+            yield metric, index, parse_clause(check.check, METRICS[metric].unit), cells
 
 
-def _values(results: Results, metric: str, clause: Clause) -> list[list[float]]:
-    """The values of each cell that has any, in the clause's unit."""
+def _values(
+    results: Results, metric: str, clause: Clause, cells: Collection[str]
+) -> list[list[float]]:
+    """The values of each of these cells that has any, in the clause's unit."""
     mine = (one for one in results.slas if one.metric == metric and one.unit == clause.unit)
-    rows = {one.cell: one.values for one in mine}
+    rows = {one.cell: one.values for one in mine if one.cell in cells}
     return [values for values in rows.values() if values]
 
 
@@ -237,11 +245,14 @@ def _figure(value: float, clause: Clause) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Where a clause stands: ``line``, ``column`` from 0, and its ``text``."""
+    """Where a clause stands: ``line``, ``column`` from 0, and its ``text``; ``fault``: the kind
+    that it is for, if it names one.
+    """
 
     line: int
     column: int
     text: str
+    fault: str = ""
 
 
 def _place(text: str, metric: str, index: int) -> _Place | None:
@@ -251,13 +262,14 @@ def _place(text: str, metric: str, index: int) -> _Place | None:
     clauses = sla.get(metric) if isinstance(sla, CommentedMap) else None
     if not isinstance(clauses, CommentedSeq) or index >= len(clauses):
         return None
-    one = clauses[index]
+    one, fault = clauses[index], ""
     if isinstance(one, CommentedMap):
         line, column = one.lc.value("check")
+        fault = str(one.get("fault", ""))
         one = one["check"]
     else:
         line, column = clauses.lc.item(index)
-    return _Place(line=line, column=column, text=str(one).strip())
+    return _Place(line=line, column=column, text=str(one).strip(), fault=fault)
 
 
 def _edited(text: str, edits: Sequence[tuple[_Place, str]]) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from pathlib import Path
 
 from trainchaos.harness.draft import arguments
 from trainchaos.harness.draft.facts import Facts, Finding
 from trainchaos.harness.draft.progress import MOST_LINES, Proposal
-from trainchaos.harness.draft.watching.logs import log_of_steps
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.outcome_text import BEACON
 
@@ -16,14 +15,16 @@ QUIET_S = 3.0
 QUIET = 2.0
 """No step for so many times the longest wait for one: training is over."""
 SHOWN = 3
+_MERGED = re.compile(r"\[repeated \d+x across cluster\]")
+FOREGROUND = "have it run them in the foreground (without & and nohup) and wait for them"
 ENDED = "the command ended by itself after these"
 
 
-def find_progress(facts: Facts, seen: Sighting, directory: Path) -> None:
-    """How its progress is read. ``directory``: of the command."""
+def find_progress(facts: Facts, seen: Sighting) -> None:
+    """How its progress is read."""
     proposal = facts.proposal
     if proposal.progress is None:
-        facts.findings.append(_unseen(seen, proposal, directory))
+        facts.findings.append(_unseen(facts, seen))
         return
     steps = [step for _, step in proposal.steps]
     text = (
@@ -34,6 +35,10 @@ def find_progress(facts: Facts, seen: Sighting, directory: Path) -> None:
         text += f", about {proposal.step_s:.2g} s a step"
     if proposal.stride > 1:
         text += f", reported every {proposal.stride} steps"
+        every = next((one.every for one in facts.command.frameworks if one.every), "")
+        text += f" (each with {every})" if every else ""
+    file = None if proposal.progress == "beacon" else proposal.progress.file
+    text += f", in the file {file}" if file else ""
     change = f"{proposal.doubt}: report the step of the run, or use the beacon"
     if not proposal.doubt:
         old = seen.count <= MOST_LINES and steps[0] > max(1, proposal.stride)
@@ -43,42 +48,42 @@ def find_progress(facts: Facts, seen: Sighting, directory: Path) -> None:
                 "one epoch was seen only: if the step begins again in the next one,"
                 f" {longer(seen, proposal, 'two epochs')}"
             )
+    daemon = _daemon(seen) if file else ""
+    if daemon:
+        text, change = f"{text}; {daemon}", FOREGROUND
     facts.findings.append(
         Finding(
             name="progress",
             text=text,
             key="progress",
             change=change,
-            found=not proposal.doubt,
-            needed=bool(proposal.doubt),
+            found=not (proposal.doubt or daemon),
+            needed=bool(proposal.doubt or daemon),
         )
     )
 
 
-def _unseen(seen: Sighting, proposal: Proposal, directory: Path) -> Finding:
-    """That no step was seen, and where they may be."""
+def _daemon(seen: Sighting) -> str:
+    """That the job outlives the command, which therefore cannot be watched; "" if it does not."""
+    names = ", ".join(seen.remains[:SHOWN])
+    ended = f"it is a daemon: the command ended and left processes running: {names}"
+    return ended if names else ""
+
+
+def _unseen(facts: Facts, seen: Sighting) -> Finding:
+    """That no step was seen, and what helps."""
+    proposal, known = facts.proposal, facts.command.frameworks
     text = f"no step was seen in {_count(seen.count, 'line')} within {seen.seconds:.0f} s"
+    hook = next((f"for {one.name}, {one.hook}" for one in known if one.hook), "")
     change = (
-        f"{longer(seen, proposal)}, call {BEACON} after each step, or give progress: {{regex: ...}}"
-        " and try it with chaos try-progress"
+        f"{longer(seen, proposal)}, {hook or f'call {BEACON} after each step'}, or give progress:"
+        " {regex: ...} and try it with chaos try-progress"
     )
-    written = {*seen.after.since(seen.before), *seen.files, *seen.opened}
-    log = log_of_steps(path for path in written if path.is_file())
-    if log is not None:
-        path, steps = log
-        name = str(path.relative_to(directory) if path.is_relative_to(directory) else path)
-        text += f", and {_count(steps, 'step')} seem to be in {name}"
-        change = (
-            "have the command print them as well (where its output is sent there,"
-            f" 2>&1 | tee {shlex.quote(name)}, and set -o pipefail in a shell; where it writes the"
-            f" file itself, a second handler of its logger), or call {BEACON} after each step"
-        )
-    if seen.remains:
-        names = ", ".join(seen.remains[:SHOWN])
-        text += f"; the command ended and left processes running: {names}"
-        change = (
-            f"have it run them in the foreground (without & and nohup) and wait for them; {change}"
-        )
+    if any(_MERGED.search(line) for _, line in seen.lines):
+        text += "; Ray merges lines that look alike"
+        change = f"chaos init --env RAY_DEDUP_LOGS=0 -- {shlex.join(facts.command.words)}"
+    if daemon := _daemon(seen):
+        text, change = f"{text}; {daemon}", f"{FOREGROUND}; {change}"
     return Finding(
         name="progress", text=text, key="progress", change=change, found=False, needed=True
     )
@@ -111,6 +116,7 @@ def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
     ended = seen.ended is not None and seen.ended.well and bool(steps)
     guess = command.script.steps_guess
     change, found = "", True
+    again = f"chaos init --force --steps N -- {shlex.join(command.words)}"
     if proposal.total:
         facts.steps, text = proposal.total, "the lines state that many"
         if asked not in (None, proposal.total):
@@ -140,7 +146,7 @@ def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
     else:
         facts.steps = max(100, 10 * max(steps, default=0))
         text, found = "neither the lines nor the arguments say how many there are", False
-        change = "say how many steps it trains, or give chaos init --steps N"
+        change = f"say how many it trains: {again}"
     if found and proposal.doubt:
         found, change = False, "the steps seen are not those of the run: say how many it trains"
     elif found and steps and max(steps) > facts.steps:
@@ -154,6 +160,7 @@ def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
             change=change,
             found=found,
             needed=not found,
+            again="" if found or proposal.doubt else again,
         )
     )
 

@@ -24,6 +24,7 @@ from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.script.attempts import TICK_S, Attempts
 from trainchaos.harness.script.listen.listening import CommandListener
 from trainchaos.harness.script.listen.observer import Observer
+from trainchaos.harness.script.listen.trial import changed_form
 from trainchaos.harness.script.outcome_text import Findings, outcome_of
 from trainchaos.harness.script.point_broker import PointBroker
 from trainchaos.harness.script.processes.command import Command
@@ -72,6 +73,7 @@ class ScriptArm:
             steps=spec.steps,
             deadline_s=spec.progress_deadline,
             source=self._listener.source,
+            ranks=spec.ranks,
         )
         self._startup = Startup(
             spec,
@@ -259,6 +261,7 @@ class ScriptArm:
     def stop(self, outcome: str, reason: str) -> None:
         """Set the outcome, unless there is one; the command is ended after the last turn."""
         if not self.outcome:
+            self.observer.settle()
             self.outcome, self.reason = outcome, reason
 
     def fail(self, outcome: str, reason: str) -> None:
@@ -288,11 +291,19 @@ class ScriptArm:
             },
             finished={
                 "refused": self._listener.refused,
+                "drawn": self._listener.drawn,
                 "committed_step": self.observer.committed,
                 "unused": self.scene.storage_unused,
                 "miscounted": self._startup.miscounted,
+                "changed": self._changed(),
             },
         )
+
+    def _changed(self) -> str:
+        """That its lines changed their form, so that it may have gone on; "" if they did not."""
+        if self.outcome == "completed" or not self.observer.reports:
+            return ""
+        return next(changed_form(self._listener.unread, self.observer.committed), "")
 
     # ---- its end
 

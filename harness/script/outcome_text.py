@@ -11,6 +11,7 @@ from trainchaos.harness.script.listen import errors
 from trainchaos.harness.script.listen.derive import Derived, derive
 from trainchaos.harness.script.listen.listening import CommandListener
 from trainchaos.harness.script.listen.observer import Observer
+from trainchaos.harness.script.listen.trial import changed_form
 from trainchaos.harness.script.processes.command import CommandEnded
 
 BEACON = "beacon.step(...) (from trainchaos import beacon)"
@@ -22,8 +23,8 @@ SHOWN_WIDTH = 160
 @dataclass(frozen=True, kw_only=True)
 class Findings:
     """Facts about a command at its end. ``ranks``: number found, 0 for none; ``lines``, ``last``,
-    ``recent``: of its output; ``again``: its steps began again by themselves; ``refused``:
-    malformed reports;
+    ``recent``: of its output; ``unread``: those behind the last step; ``again``: its steps began
+    again by themselves; ``refused``: malformed reports;
     ``injected``: kind of the newest fault; ``preempted``: a fault told it to end;
     ``starts``: how often the command was started;
     ``other_total``: a number of steps that it stated and that is not workload.steps.
@@ -39,6 +40,7 @@ class Findings:
     recent: tuple[str, ...]
     again: bool
     refused: int
+    unread: tuple[str, ...] = ()
     other_total: int | None = None
     injected: str = ""
     preempted: bool = False
@@ -65,6 +67,7 @@ class Findings:
             recent=listener.recent,
             again=observer.began_again,
             refused=listener.refused,
+            unread=listener.unread,
             other_total=listener.other_total,
             injected=injected,
             preempted=observer.preempted,
@@ -110,7 +113,7 @@ def outcome_of(found: Findings, ended: CommandEnded | None) -> tuple[str, str]:
 
 def unread_steps(found: Findings, seen: Derived) -> str:
     """What to change where lines are steps and none of them was read. ``seen``: what they are."""
-    cure = _cure(seen)
+    cure = seen.shown
     if found.spec.progress == "beacon":
         return (
             f"no beacon was heard: call {BEACON} after each step, or, as {seen.steps} steps were"
@@ -124,6 +127,8 @@ def unread_steps(found: Findings, seen: Derived) -> str:
 
 def _why_short(found: Findings) -> str:
     """Why a command that ended well has not done all steps."""
+    if change := next(changed_form(found.unread, found.committed), ""):
+        return f"{change}{_shown(found)}"
     if found.again:
         return (
             "its steps began again from the first without a fault, so they are those of an epoch:"
@@ -157,7 +162,7 @@ def _why_none(found: Findings, *, late: bool = False) -> str:
     if seen is not None and not late and found.spec.progress != "beacon":
         return (
             f"{key_of(found.spec.progress)} matched none of {found.lines} lines, of which"
-            f" {seen.steps} may be steps: if they are, give {_cure(seen)}{_shown(found)}"
+            f" {seen.steps} may be steps: if they are, give {seen.shown}{_shown(found)}"
         )
     if late and found.lines and found.other_total is None and not found.refused:
         limit = "workload.start_deadline"
@@ -185,11 +190,6 @@ def _why_none(found: Findings, *, late: bool = False) -> str:
     return f"no beacon was heard: {cure}{_shown(found)}"
 
 
-def _cure(seen: Derived) -> str:
-    loss = f", loss: {_quoted(seen.loss)}" if seen.loss else ""
-    return f"progress: {{regex: {_quoted(seen.regex)}{loss}}}"
-
-
 def _or_else(found: Findings) -> str:
     if found.spec.progress == "beacon":
         return f", or call {BEACON} after each step"
@@ -199,10 +199,6 @@ def _or_else(found: Findings) -> str:
 def keeps_ending(found: Findings, times: int) -> str:
     """That the ranks end again and again before a step is seen."""
     return f"its ranks were started {times} times, and ended before a step was seen{_failed(found)}"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _failed(found: Findings) -> str:

@@ -152,6 +152,9 @@ class RankWatch:
         self.wait(0.0)
         self.take_exits()
         self._missing = False
+        while self._listener.behind:
+            self._listener.listen()
+            self.take_progress()
         self._listener.listen(to_end=True)
         self._listener.hear_out(over=True, sure=well)
         self.take_progress()

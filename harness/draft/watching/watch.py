@@ -71,6 +71,7 @@ class Sighting:
     together: int = 0
     meets: dict[str, str] = field(default_factory=dict)
     saved: list[Path] = field(default_factory=list)
+    scratch: Path | None = None
     remains: list[str] = field(default_factory=list)
     ended: CommandEnded | None = None
     seconds: float = 0.0
@@ -111,7 +112,7 @@ class Watch:
         self._hints: dict[int, int] = {}
         # Of two looks: in the last one a shell may be alone whose only child has just ended.
         self._counts: deque[int] = deque(maxlen=2)
-        self.seen = Sighting(before=listing(prepared.directory))
+        self.seen = Sighting(before=listing(prepared.directory), scratch=prepared.scratch)
         self._changes = Changes([prepared.directory, prepared.scratch, *places])
         self.seen.files = self._changes.files
 

@@ -36,7 +36,15 @@ from trainchaos.harness.judge.record.history import (
 from trainchaos.harness.judge.record.lineage import owners
 
 MOST_BETWEEN = 10_000
+MOST_STEPS = 40_000
+"""Steps of a job that are each a step run. Of a longer one, each report is, as if the steps since
+the one before were one: ``harness.script.listen.observer`` records a part of its reports.
+"""
 UNSURE = 2
+SKIPPED = 10
+"""Steps that a bar may skip before its first frame; a job that goes on from an earlier run goes on
+far behind its beginning.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +87,18 @@ def observed_history(log: Log, info: RunInfo) -> History:
         runs=_runs(info, generations, reports),
         foreign=(),
     )
+
+
+def from_0(history: History) -> bool:
+    """Whether a bar stated, before the first step that was reported, that none was done yet, and
+    skipped no more than it did later: tqdm draws 10 frames a second, however fast the steps are
+    (https://tqdm.github.io/docs/tqdm/, ``mininterval``).
+    """
+    said = history.finished.data.get("drawn") if history.finished else None
+    reports = history.log.of(Kind.STEP_REPORTED)
+    first = [event.step or 0 for event in reports if event.generation <= 1]
+    most = max((after - before for before, after in itertools.pairwise(first)), default=0)
+    return bool(said and first) and first[0] <= max(SKIPPED, 2 * most)
 
 
 def stride_of(history: History) -> int:
@@ -218,7 +238,8 @@ def _runs(
     info: RunInfo, generations: Sequence[Generation], reports: dict[int, list[_Report]]
 ) -> tuple[StepRun, ...]:
     worked = [g for g in generations if g.resume_step is not None]
-    spans = {g.number: list(_spans(g, reports[g.number])) for g in worked}
+    most = MOST_BETWEEN if info.steps <= MOST_STEPS else 0
+    spans = {g.number: list(_spans(g, reports[g.number], most)) for g in worked}
     surviving = owners(
         worked, ((number, step) for number, rows in spans.items() for step, *_ in rows)
     )
@@ -239,15 +260,17 @@ def _runs(
     )
 
 
-def _spans(generation: Generation, rows: Sequence[_Report]) -> list[tuple[int, int, int, _Report]]:
+def _spans(
+    generation: Generation, rows: Sequence[_Report], most: int
+) -> list[tuple[int, int, int, _Report]]:
     """(step, start, end, report that shows it done) for every step, including those between
-    reports.
+    reports, if they are at most so many.
     """
     found = []
     before, cursor = generation.resume_step or 0, generation.ready_ns or generation.started_ns
     for row in rows:
         count = row.step - before
-        first = before + 1 if count <= MOST_BETWEEN else row.step
+        first = before + 1 if count <= most else row.step
         for step in range(first, row.step + 1):
             start = cursor + (row.time_ns - cursor) * (step - first) // (row.step - first + 1)
             end = cursor + (row.time_ns - cursor) * (step - first + 1) // (row.step - first + 1)

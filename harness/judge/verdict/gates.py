@@ -68,6 +68,8 @@ def judge_slas(
     results = []
     for metric, checks in cell.scenario.sla.items():
         for index, check in enumerate(checks):
+            if not check.covers(cell.scenario.faults):
+                continue
             numbers = lines.get(metric, ())
             line = numbers[index] if index < len(numbers) else None
             bound = bounds.get(metric, 0.0)

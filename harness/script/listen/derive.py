@@ -1,8 +1,9 @@
 """Derives regular expressions for steps and losses from the lines that a command printed.
 
 A step is a number that grows by a constant from line to line, with a word such as "step" or "iter"
-beside it, in lines of one shape. A loss is a number behind the word "loss". Expressions are made as
-short as they can be without matching anything else, so that they outlive a change of the lines.
+beside it, in lines of one shape; lines of an evaluation (``rules``) are set apart before, and the
+epoch is never the step. A loss is a number behind the word "loss". Expressions are made as short as
+they can be without matching anything else, so that they outlive a change of the lines.
 """
 
 from __future__ import annotations
@@ -13,23 +14,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from trainchaos.chaos.scenario.progress import RegexProgress
+from trainchaos.harness.script.listen import numbers, rules
+
 LEAST = 3
 """Different steps that make a progression."""
 STEADY = 0.7
 """Share of the gaps between steps that must be the usual one."""
 LONGEST_LINE = 1000
 NEAR = 12  # characters between the word and its number
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NUMBER = re.compile(
     r"(?<![\d.])(?:[-+](?=[\d.]))?(?:\d[\d,_]*(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?", re.IGNORECASE
 )
-_NAN = re.compile(r"(?<![A-Za-z])[-+]?(?:nan|inf)(?![A-Za-z])", re.IGNORECASE)
-_WHOLE = re.compile(r"\d[\d,_]*")
+_NAN = re.compile(r"(?<![A-Za-z])[-+]?(?:nan|inf)(?:\.0*)?(?![A-Za-z])", re.IGNORECASE)
+_MOST = 10**12
 _WORDS = (
     (r"global[ _-]?steps?|steps?", 4),
     (r"iterations?|iters?", 3),
     (r"its?|updates?|batch(?:es)?", 2),
-    (r"epochs?|rounds?", 1),
+    (r"rounds?", 1),
 )
 """Words beside a step, and how well each fits."""
 SURE = 3
@@ -40,12 +43,18 @@ _BEFORE = [
     (re.compile(rf"(?:^|(?<=[^A-Za-z]))(?:{word})[^A-Za-z0-9]{{0,{NEAR}}}$", re.I), rank)
     for word, rank in _WORDS
 ]
-_AFTER = [(re.compile(rf"^[ _-]?(?:{word})(?![A-Za-z/])", re.I), rank) for word, rank in _WORDS]
-_EPOCH = re.compile(rf"(?:^|(?<=[^A-Za-z]))epochs?[^A-Za-z0-9]{{0,{NEAR}}}$", re.I)
+# of "ep 2 step 30" the word belongs to the number behind it
+_AFTER = [
+    (re.compile(rf"^[ _-]?(?:{word})(?![A-Za-z/])(?![ :=#\[]{{0,3}}\d)", re.I), rank)
+    for word, rank in _WORDS
+]
+_EPOCH = re.compile(rf"(?:^|(?<=[^A-Za-z]))ep(?:och)?s?[^A-Za-z0-9]{{0,{NEAR}}}$", re.I)
 _LOSS = re.compile(
-    rf"(?P<word>(?:[A-Za-z]+[_/])?loss[^A-Za-z0-9+\-.]{{0,{NEAR}}})(?:[a-z_][\w.]*\()?$", re.I
+    rf"(?P<word>(?:[A-Za-z]+[_/]|train(?:ing)? )?loss(?:[ _/]train)?[^A-Za-z0-9+\-.]{{0,{NEAR}}})"
+    r"(?:[a-z_][\w.]*\()?$",
+    re.I,
 )
-_TOTAL = re.compile(r"\s*(?:/|of)\s*(\d[\d,_]*)")
+_TOTAL = re.compile(r"\s*(?:/|of)\s*(\d[\d,_]*|\?)")
 _VALUE = r"[^\s,;|)\]}]+"
 
 
@@ -63,8 +72,8 @@ class Token:
 
     @property
     def whole(self) -> int | None:
-        """Its value as a count, or None."""
-        return int(re.sub("[,_]", "", self.text)) if _WHOLE.fullmatch(self.text) else None
+        """Its value as a count, or None: a share, as ``5%``, is none."""
+        return None if self.after[:1] == "%" else numbers.whole(self.text, _MOST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +82,9 @@ class Derived:
     own, or None; ``total``: that the lines state behind the step (``5/60``); ``epochs``: the step
     begins anew in each epoch; ``counted``: the expression finds the epoch as well; ``one_epoch``:
     an epoch is beside the step, and it is the same one in all lines; ``steps``: how many different
-    ones there are; ``sure``: the word beside them says that they are steps, or a weaker word and
-    a loss in the same line do.
+    ones there are, and ``last`` of them; ``runs``: they begin again before the total, as where a
+    log holds several runs; ``sure``: the word beside them says that they are steps, or a weaker
+    word and a loss in the same line do.
     """
 
     regex: str
@@ -84,7 +94,20 @@ class Derived:
     counted: bool = False
     one_epoch: bool = False
     steps: int = 0
+    last: int = 0
+    runs: bool = False
     sure: bool = False
+
+    @property
+    def shown(self) -> str:
+        """As a person may write it in a scenario."""
+        loss = f", loss: {quoted(self.loss)}" if self.loss else ""
+        return f"progress: {{regex: {quoted(self.regex)}{loss}}}"
+
+    @property
+    def progress(self) -> RegexProgress:
+        """As a scenario says it."""
+        return RegexProgress(regex=self.regex, loss=self.loss, skip="evaluation")
 
     def certain(self, steps: int) -> bool:
         """Whether these are the steps of a job of so many: by the words beside them, or because
@@ -101,13 +124,9 @@ def derive(lines: Iterable[str]) -> Derived | None:
         tokens = list(tokens_of(text))
         if tokens:
             shapes[_shape(text, tokens)].append((text, tokens))
-    best: tuple[tuple[int, int], _Column] | None = None
-    for rows in shapes.values():
-        for column in _columns(rows):
-            rated = (column.rank, len(column.steps))
-            if best is None or rated > best[0]:
-                best = rated, column
-    return None if best is None else _expression(best[1], texts)
+    columns = [column for rows in shapes.values() for column in _columns(rows)]
+    best = max(columns, key=_rated, default=None)
+    return None if best is None else _expression(best, texts)
 
 
 def tokens_of(text: str) -> Iterator[Token]:
@@ -115,6 +134,8 @@ def tokens_of(text: str) -> Iterator[Token]:
     found = sorted([*_NUMBER.finditer(text), *_NAN.finditer(text)], key=lambda match: match.start())
     last = 0
     for match in found:
+        if match.start() < last:
+            continue
         yield Token(
             text=match[0],
             start=match.start(),
@@ -127,30 +148,82 @@ def tokens_of(text: str) -> Iterator[Token]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Column:
-    """The number at one place of all lines of a shape, where it is a step."""
+    """The number at one place of all lines of a shape, where it is a step. ``epoch``: the epoch in
+    the same lines, if the step begins again; ``loss``: the training loss there.
+    """
 
     index: int
     rank: int
     rows: Sequence[tuple[str, list[Token]]]
     steps: list[int]
     again: bool
+    epoch: Token | None
+    loss: Token | None
 
 
-def _columns(rows: Sequence[tuple[str, list[Token]]]) -> Iterator[_Column]:
-    for index in range(len(rows[0][1])):
-        token = rows[0][1][index]
+def _columns(rows: Sequence[tuple[str, list[Token]]]) -> list[_Column]:
+    text, tokens = rows[0]
+    found = []
+    losses = [one for one in tokens if _LOSS.search(one.before)]
+    training = [one for one in losses if not rules.loss_apart(_front(text, one))]
+    for index, token in enumerate(tokens):
         rank = _named(token)
         values = [tokens[index].whole for _, tokens in rows]
         steps = [value for value in values if value is not None]
-        if not rank or len(steps) < len(values):
+        evaluation = rules.apart(text[: token.start]) or (losses and not training)
+        if not rank or len(steps) < len(values) or evaluation:
             continue
-        again = begins_again(steps)
+        again, total = begins_again(steps), _total(token)
         if grows(steps[: steps.index(max(steps)) + 1] if again else steps):
-            yield _Column(index=index, rank=rank, rows=rows, steps=steps, again=again)
+            loss = next((one for one in training if one is not token), None)
+            epoch = _epoch(index, rows, steps) if again else None
+            # what begins again before its total is another run in the same log, not another epoch
+            again = epoch is not None or (
+                again and (total is None or max(steps) >= total - usual_gap(steps))
+            )
+            found.append(
+                _Column(
+                    index=index,
+                    rank=rank,
+                    rows=rows,
+                    steps=steps,
+                    again=again,
+                    epoch=epoch,
+                    loss=loss,
+                )
+            )
+    epochs = [one.epoch for one in found]
+    return [one for one in found if tokens[one.index] not in epochs]
+
+
+def _rated(one: _Column) -> tuple[bool, bool, int, int]:
+    """How well a column fits: a step of the run before one of an unknown epoch, one with a loss
+    before one without.
+    """
+    known = not one.again or one.epoch is not None
+    return known, one.loss is not None, one.rank, len(one.steps)
+
+
+def _front(text: str, token: Token) -> str:
+    """What stands in front of a loss: its name."""
+    return re.sub(r"[^A-Za-z]*(?:[a-z_][\w.]*\()?$", "", text[: token.start])
+
+
+def _total(token: Token) -> int | None:
+    total = _TOTAL.match(token.after)
+    return numbers.whole(total[1], _MOST) if total else None
+
+
+def usual_gap(*runs: Iterable[int]) -> int:
+    """Steps from one line to the next, as is usual."""
+    gaps = Counter(b - a for run in runs for a, b in pairwise(dict.fromkeys(run)) if b > a)
+    return gaps.most_common(1)[0][0] if gaps else 1
 
 
 def _named(token: Token) -> int:
     """How well the words beside a number fit a step; 0: not at all."""
+    if _EPOCH.search(token.before):
+        return 0
     before = next((rank for word, rank in _BEFORE if word.search(token.before)), 0)
     after = next((rank for word, rank in _AFTER if word.search(token.after)), 0)
     return before or after or int(_TOTAL.match(token.after) is not None)
@@ -180,25 +253,20 @@ def begins_again(values: Sequence[int]) -> bool:
 
 def _expression(column: _Column, texts: Sequence[str]) -> Derived:
     text, tokens = column.rows[0]
-    token = tokens[column.index]
-    total = _TOTAL.match(token.after)
-    epoch = _epoch(column) if column.again else None
-    loss = _loss_in(column)
-    regexes = [
-        _joined(head, token, tokens, epoch, loss, total is not None)
-        for head in _heads(text, tokens, column.index)
-    ]
-    whole = rf"^{_heads(text, tokens, column.index)[-1]}"
-    regexes.append(_joined(whole, token, tokens, epoch, loss, total is not None))
+    token, loss = tokens[column.index], column.loss
+    heads = _heads(text, tokens, column.index)
+    regexes = [_joined(head, column) for head in [*heads, rf"^{heads[-1]}"]]
     regex = next((one for one in regexes if _only(column, _steps_of(one, texts))), regexes[-1])
     return Derived(
         regex=regex,
         loss=None if loss else _loss_alone(texts),
-        total=None if total is None else int(re.sub("[,_]", "", total[1])),
+        total=_total(token),
         epochs=column.again,
-        counted=epoch is not None,
+        counted=column.epoch is not None,
         one_epoch=_one_epoch(column),
         steps=len(set(column.steps)),
+        last=max(column.steps),
+        runs=begins_again(column.steps) and not column.again,
         sure=column.rank >= (SURE_WITH_LOSS if loss else SURE),
     )
 
@@ -230,23 +298,24 @@ def _heads(text: str, tokens: Sequence[Token], index: int) -> list[str]:
     return heads
 
 
-def _joined(
-    head: str,
-    token: Token,
-    tokens: Sequence[Token],
-    epoch: Token | None,
-    loss: Token | None,
-    stated: bool,
-) -> str:
-    step = head + r"(?P<step>\d[\d,_]*)"
+def _joined(head: str, column: _Column) -> str:
+    tokens, epoch, loss = column.rows[0][1], column.epoch, column.loss
+    token = tokens[column.index]
+    powers = any("e" in tokens[column.index].text.lower() for _, tokens in column.rows)
+    number = r"[\d.,_e+]+" if powers else r"\d[\d,_]*"
+    # a count of steps that are done begins with 0 where none is
+    step = head + rf"(?P<step>{'[1-9][0-9,_]*' if _counts_done(column) else number})"
+    stated = epoch is not None and _total(token) is not None
+    of = r"\s*(?:/|of)\s*(?P<of>\d[\d,_]*)" if stated else ""
     if not any(word.search(token.before) for word, _ in _BEFORE):
         behind = next((m[0] for word, _ in _AFTER if (m := word.search(token.after))), "")
-        fraction = _TOTAL.match(token.after)
-        step += _literal(behind) or (r"\s*(?:/|of)\s*\d" if fraction else r"\b")
+        fraction = r"\s*(?:/|of)\s*[\d?]" if _TOTAL.match(token.after) else r"\b"
+        step += _literal(behind) or ("" if of else fraction)
+    step += of
     if epoch is not None:
-        step += r"\s*(?:/|of)\s*(?P<of>\d[\d,_]*)" if stated else ""
         word = _EPOCH.search(epoch.before)
         front = _literal(word[0] if word else epoch.before) + r"(?P<epoch>\d+)"
+        front += "" if word else r"\s*/"
         step = f"{front}.*?{step}" if epoch.start < token.start else f"{step}.*?{front}"
     if loss is None:
         return step
@@ -255,20 +324,49 @@ def _joined(
     return f"{value}.*?{step}" if loss.start < token.start else f"{step}.*?{value}"
 
 
+def _counts_done(column: _Column) -> bool:
+    """Whether a step of 0 says that none is done: another count beside it, as of batches that are
+    accumulated, has begun by then, and grows faster.
+    """
+    rows = [tokens for _, tokens in column.rows]
+    first = next((tokens for tokens in rows if tokens[column.index].whole == 0), [])
+    for index, one in enumerate(first):
+        if index != column.index and _named(one) > 1 and one.whole:
+            ahead = {(row[index].whole or 0) - (row[column.index].whole or 0) for row in rows}
+            if len(ahead) > 1:
+                return True
+    return False
+
+
+def quoted(text: str) -> str:
+    """In single quotes, where a backslash is one: as expressions are read best."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def _literal(text: str) -> str:
     """An expression for a text, whatever the number of its blanks."""
     parts = re.split(r"(\s+)", text)
     return "".join(r"\s*" if part.isspace() else re.escape(part) for part in parts if part)
 
 
-def _epoch(column: _Column) -> Token | None:
-    """The epoch in the same line, if it never goes back."""
-    for index, token in enumerate(column.rows[0][1]):
-        if index == column.index or not _EPOCH.search(token.before):
+def _epoch(
+    index: int, rows: Sequence[tuple[str, list[Token]]], steps: Sequence[int]
+) -> Token | None:
+    """The epoch in the same line: called so, and it never goes back; or a number of a total that
+    grows whenever the step begins again.
+    """
+    for place, token in enumerate(rows[0][1]):
+        named = _EPOCH.search(token.before) is not None
+        if place == index or not (named or (place < index and _total(token) is not None)):
             continue
-        values = [tokens[index].whole for _, tokens in column.rows]
+        values = [tokens[place].whole for _, tokens in rows]
         known = [value for value in values if value is not None]
-        if len(known) == len(values) and known == sorted(known):
+        if len(known) < len(values) or known != sorted(known):
+            continue
+        turns = zip(pairwise(steps), pairwise(known), strict=True)
+        if known[0] < known[-1] and (
+            named or all((b < a) == (epoch > last) for (a, b), (last, epoch) in turns)
+        ):
             return token
     return None
 
@@ -288,23 +386,14 @@ def _one_epoch(column: _Column) -> bool:
     return len({row[index].text for _, row in column.rows for index in places}) == 1
 
 
-def _loss_in(column: _Column) -> Token | None:
-    """The loss in the line of the step: the first one, the training loss before that of an
-    evaluation.
-    """
-    tokens = column.rows[0][1]
-    found = [one for i, one in enumerate(tokens) if i != column.index and _LOSS.search(one.before)]
-    plain = [one for one in found if not re.search(r"val|eval|test", one.before, re.I)]
-    return next(iter(plain or found), None)
-
-
 def _loss_alone(texts: Sequence[str]) -> str | None:
     """An expression for losses in lines of their own, if there are at least two."""
     words: Counter[str] = Counter()
     for text in texts:
         for token in tokens_of(text):
             word = _LOSS.search(token.before)
-            if word and not re.search(r"val|eval|test", token.before, re.I):
+            front = _front(text, token)
+            if word and not (rules.apart(front) or rules.loss_apart(front)):
                 words[word["word"]] += 1
     if not words or words.most_common(1)[0][1] < 2:
         return None
@@ -313,12 +402,17 @@ def _loss_alone(texts: Sequence[str]) -> str | None:
 
 def _steps_of(regex: str, texts: Sequence[str]) -> list[int]:
     pattern = re.compile(regex)
-    found = (pattern.search(text) for text in texts)
-    return [int(re.sub("[,_]", "", match["step"])) for match in found if match]
+    found = (match for text in texts if (match := pattern.search(text)))
+    steps = (
+        numbers.whole(match["step"], _MOST)
+        for match in found
+        if not rules.apart(match.string[: match.start("step")])
+    )
+    return [step for step in steps if step is not None]
 
 
 def _plain(line: str) -> str:
-    return _ESCAPES.sub("", line)[:LONGEST_LINE]
+    return rules.plain(line)[:LONGEST_LINE]
 
 
 def _shape(text: str, tokens: Sequence[Token]) -> str:

@@ -10,6 +10,7 @@ from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.script.listen.outputlog import OutputLog
 from trainchaos.harness.script.listen.progress import (
     BeaconReader,
+    FollowedFile,
     GrowingFile,
     ProgressReader,
     ProgressReport,
@@ -19,7 +20,7 @@ from trainchaos.harness.script.processes.environment import PreparedCommand
 
 PENDING_S = 3.0  # how long reports wait for all ranks to be found
 SETTLED_S = 0.05  # a frame of a bar that nothing has followed for so long is complete
-LOOKS_AT_ONCE = 8  # a flood of output must not block the arm's other work
+LOOKS_AT_ONCE = 1  # a flood of output must neither block the arm's other work nor fill memory
 NS = 1e9
 
 
@@ -34,11 +35,14 @@ class CommandListener:
         self._now_ns = now_ns
         self._output, self._reports = GrowingFile(prepared.output), GrowingFile(prepared.reports)
         self._kept = OutputLog(prepared.output)
+        # what it prints, or the file that the scenario names in place of that
+        self._text = self._output if prepared.heard is None else FollowedFile(prepared.heard)
         self._reader: ProgressReader = (
             BeaconReader(self._reports)
             if spec.progress == "beacon"
-            else RegexReader(self._output, expressions(spec.progress), spec.steps)
+            else RegexReader(self._text, expressions(spec.progress), spec.steps)
         )
+        self._heard = self._reports if spec.progress == "beacon" else self._text
         self.hints: dict[int, int] = {}
         self._knows_itself = (
             spec.ranks == 1 or spec.group is not None
@@ -63,9 +67,19 @@ class CommandListener:
         return self._reader.other_total
 
     @property
+    def drawn(self) -> bool:
+        """Whether a bar stated, before the first step, that none was done yet."""
+        return self._reader.drawn
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The newest lines of output behind the last report."""
+        return tuple(self._reader.unread)
+
+    @property
     def lines(self) -> int:
-        """Lines of output so far."""
-        return self._output.count
+        """Lines of output so far, or of the file that is read in place of it."""
+        return self._text.count
 
     @property
     def last(self) -> tuple[str, ...]:
@@ -74,14 +88,19 @@ class CommandListener:
 
     @property
     def recent(self) -> tuple[str, ...]:
-        """More of the newest lines of the output than ``last``."""
-        return tuple(self._output.recent)
+        """More of the newest lines than ``last``, of what is read."""
+        return tuple(self._text.recent)
 
     def raised(self) -> list[str]:
         """Lines of output since the last call about an exception raised at a point."""
         lines = list(self._output.raised)
         self._output.raised.clear()
         return lines
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is more to read than one look takes."""
+        return max(self._output.looks_left(), self._heard.looks_left()) > LOOKS_AT_ONCE
 
     @property
     def waiting(self) -> bool:
@@ -91,13 +110,12 @@ class CommandListener:
     def listen(self, *, to_end: bool = False) -> None:
         """Read new output; of a flood only a part. ``to_end``: read everything there is now."""
         taken = self._output.taken
-        if self._reader.source == "beacon":
+        if self._heard is not self._output:
             for _ in self._looks(self._output, to_end):
                 for _ in self._output.read():  # keeps its last lines for error messages
                     pass
-        lines = self._reports if self._reader.source == "beacon" else self._output
         found = self._timed(
-            [one for _ in self._looks(lines, to_end) for one in self._reader.read()]
+            [one for _ in self._looks(self._heard, to_end) for one in self._reader.read()]
         )
         self._kept.cut(self._output.taken)
         self._hold(found)
@@ -155,6 +173,7 @@ class CommandListener:
     def close(self) -> None:
         """Close the files."""
         self._output.close()
+        self._text.close()
         self._reports.close()
         self._kept.close()
 

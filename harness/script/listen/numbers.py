@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 TEXT_LIMIT = 400
 SHOWN = 40  # characters kept of an unreadable text
-_NAN = r"[+-]?(?:nan(?:\((?:ind|snan)\))?|1\.\#(?:qnan|snan|ind))"
-_INF = r"(?P<sign>[+-]?)(?:inf(?:inity)?|1\.\#inf)"
+# Lightning pads a number in its bar: nan.0
+_NAN = r"[+-]?(?:nan(?:\((?:ind|snan)\)|\.0*)?|1\.\#(?:qnan|snan|ind))"
+_INF = r"(?P<sign>[+-]?)(?:inf(?:inity|\.0*)?|1\.\#inf)"
 _PLAIN = r"[+-]?(?:\d{1,3}(?:,\d{3})+\.\d*|\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
 _BEFORE = r"[\s'\"\[(]*(?:[a-z_][\w.]*\()?[\s'\"\[(]*"
 _AFTER = r"(?:[\s,;:.|)\]}'\"]*|,\s*[a-z_]\w*=.*)"
@@ -23,7 +24,11 @@ _REAL = re.compile(
     rf"{_BEFORE}(?:(?P<nan>{_NAN})|(?P<inf>{_INF})|(?P<plain>{_PLAIN})){_AFTER}",
     re.ASCII | re.IGNORECASE | re.DOTALL,
 )
-_WHOLE = re.compile(r"[\s'\"\[(]*(\d[\d,_]*?)(?:\.0*)?(?:/\d+)?[\s,;:.|)\]}'\"]*", re.ASCII)
+_WHOLE = re.compile(
+    r"[\s'\"\[(]*(?:(\d[\d,_]*?)(?:\.0*)?|(?P<power>\d(?:\.\d+)?e\+\d\d?))(?:/\d+)?"
+    r"[\s,;:.|)\]}'\"]*",
+    re.ASCII | re.IGNORECASE,
+)
 MOST_DIGITS = 19
 
 
@@ -52,10 +57,13 @@ def real(text: str | None) -> ParsedNumber:
 
 
 def whole(text: str | None, limit: int) -> int | None:
-    """A count below ``limit``: ``12``, ``1,200``, ``[12]``, ``12/100`` (the first), ``12.0``;
-    otherwise None.
+    """A count below ``limit``: ``12``, ``1,200``, ``[12]``, ``12/100`` (the first), ``12.0``,
+    ``2e+3``; otherwise None.
     """
-    found = _WHOLE.fullmatch((text or "")[:TEXT_LIMIT].strip())
+    found = _WHOLE.fullmatch(text[:TEXT_LIMIT].strip()) if text else None
+    if found and found["power"]:
+        power = float(found["power"])
+        return int(power) if power == int(power) < limit else None
     digits = re.sub("[,_]", "", found[1]) if found else ""
     if not digits or len(digits) > MOST_DIGITS:
         return None

@@ -37,6 +37,10 @@ STALL_MEDIANS = 20.0
 STALL_LONGEST = 4.0
 LEARNED_FROM = 3
 SAME_BLOW_S = 2.0
+MOST_RECORDED = 20_000
+"""Reports that are recorded of an arm, about: of a job with more steps, those of every so many, the
+same in each arm, and those that a failure or a loss that is no number makes count.
+"""
 MOST_STEPS = 100  # multiple of the announced steps; larger numbers are not step counts
 KILLED = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 
@@ -54,12 +58,16 @@ class Observer:
         steps: int,
         deadline_s: float,
         source: str,
+        ranks: int = 1,
     ) -> None:
         self._record = record
         self._state_of = state_of
         self._steps = steps
         self._deadline_s = deadline_s
         self._source = source
+        self._every = max(1, steps * (ranks if source == "beacon" else 1) // MOST_RECORDED)
+        self._held: dict[str, Any] | None = None  # the newest report, if it is not recorded
+        self._finite = True  # the loss recorded last
         self.generation = 0
         self.members: dict[int, str] = {}
         self.committed = 0
@@ -230,16 +238,21 @@ class Observer:
         self.reports += 1
         self._reports_here += 1
         odd: dict[str, Any] = {"unread": dict(progress.unread)} if progress.unread else {}
-        self._record(
-            Kind.STEP_REPORTED,
-            step=step,
-            rank=progress.rank,
-            loss=_plain(progress.loss),
-            samples=progress.samples,
-            reported_ns=when,
-            source=self._source,
+        self._held = {
+            "step": step,
+            "rank": progress.rank,
+            "loss": _plain(progress.loss),
+            "samples": progress.samples,
+            "reported_ns": when,
+            "source": self._source,
             **odd,
-        )
+        }
+        finite = progress.loss is None or math.isfinite(progress.loss)
+        if step % self._every == 0 or self._reports_here == 1 or finite != self._finite:
+            self._finite = finite
+            self.settle()
+        elif step >= self._steps - self._every:
+            self.settle()
         if self._first_step is None:
             self._first_step = step
         if progress.rank is not None:
@@ -326,6 +339,7 @@ class Observer:
                 )
 
     def _begin(self, cause: str, members: Mapping[int, str], now_ns: int) -> None:
+        self.settle()
         self.generation += 1
         self.members = dict(sorted(members.items()))
         self._steps_of, self._last_ns, self._reports_here = {}, now_ns, 0
@@ -348,6 +362,7 @@ class Observer:
         now_ns: int,
         **measured: Any,
     ) -> None:
+        self.settle()
         self._cause, self._failed_ns, self._failed_step = cause, now_ns, self._last_step or 0
         self._failed_rank = rank
         self._failures += 1
@@ -360,6 +375,14 @@ class Observer:
             detail=detail,
             **measured,
         )
+
+    def settle(self) -> None:
+        """Record the newest report, unless that is done: the arm is over, or something happened
+        that it counts for.
+        """
+        held, self._held = self._held, None
+        if held is not None:
+            self._record(Kind.STEP_REPORTED, **held)
 
     def _suspect(self) -> int | None:
         """The rank that hangs: the one stopped according to the kernel, or the one whose reports

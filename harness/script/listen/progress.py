@@ -8,16 +8,17 @@ evaluated.
 from __future__ import annotations
 
 import os
-import re
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from trainchaos.chaos.beacon import SAID, VERSION
 from trainchaos.chaos.scenario.progress import RegexProgress
-from trainchaos.harness.script.listen import numbers
+from trainchaos.harness.script.listen import numbers, rules
 from trainchaos.harness.script.processes.tree import group_number
 
 READ_LIMIT = 1 << 20  # bytes read in one look
@@ -26,15 +27,14 @@ KEPT_LINES = 12
 RECENT_LINES = 400
 STEP_LIMIT = 10**12
 SAMPLES_LIMIT = 10**12
+FOLLOW_EVERY_S = 0.2  # how often a file that a command writes is looked for
 PID_LIMIT = 1 << 31
 BUSY_LIMIT_S = 7 * 86_400.0
 WHAT_LIMIT = 40  # characters, as the beacon writes
 WHOLE_FRAMES = 3  # frames in succession that a later write ended: what has no end is one as well
-ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-"""What a terminal takes for colours and the like."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressReport:
     """One report. ``step``: in the program's count; ``time_ns``: the reporter's monotonic clock,
     None if not given; ``busy_s``: not a step, but the maximum time that the process does other work
@@ -60,6 +60,8 @@ class ProgressReader(Protocol):
     source: str
     refused: int
     other_total: int | None
+    drawn: bool
+    unread: deque[str]
 
     def read(self) -> list[ProgressReport]:
         """Reports since the last look."""
@@ -150,6 +152,71 @@ class GrowingFile:
             self._fd = -1
 
 
+class FollowedFile(GrowingFile):
+    """The lines that a command writes to a file of its own, from now on. ``pattern``: its name,
+    with wildcards where each start has another one: then the newest is read. It may come later, be
+    written anew, or make way for another.
+    """
+
+    def __init__(self, pattern: Path) -> None:
+        super().__init__(Path(os.devnull))
+        self._pattern = pattern
+        self._looked = 0.0
+        self._read_ones = {self._key(path): path.stat().st_size for path in self._matching()}
+        self._present = self._key(Path(os.devnull))
+
+    def read(self) -> Iterator[str]:
+        """As of any growing file."""
+        if time.monotonic() - self._looked >= FOLLOW_EVERY_S:
+            self._looked = time.monotonic()
+            with suppress(FileNotFoundError):  # it went meanwhile
+                self._turn()
+        yield from super().read()
+
+    def looks_left(self) -> int:
+        """How many reads reach the present end of the file, at least one."""
+        return max(1, -(-(os.fstat(self._fd).st_size - self._place()) // READ_LIMIT))
+
+    def _place(self) -> int:
+        return os.lseek(self._fd, 0, os.SEEK_CUR)
+
+    def _turn(self) -> None:
+        """To the newest file, from where it was read to; to the beginning of one that was cut."""
+        size = os.fstat(self._fd).st_size
+        if size < self._place():
+            os.lseek(self._fd, 0, os.SEEK_SET)
+        matching = self._matching()
+        if not matching or self._place() < size:  # what is left of this one comes first
+            return
+        key = self._key(matching[-1])
+        if key != self._present:
+            fd = os.open(matching[-1], os.O_RDONLY | os.O_CLOEXEC)
+            self._read_ones[self._present] = self._place()
+            os.close(self._fd)
+            self._fd = fd
+            known = self._read_ones.get(key, 0)
+            os.lseek(self._fd, min(known, os.fstat(self._fd).st_size), os.SEEK_SET)
+            self._present = key
+
+    def _matching(self) -> list[Path]:
+        """Files of that name, the newest last."""
+        below = self._pattern.anchor or "."
+        found = Path(below).glob(str(self._pattern.relative_to(below)))
+        return sorted((path for path in found if path.is_file()), key=_changed_ns)
+
+    @staticmethod
+    def _key(path: Path) -> tuple[int, int]:
+        state = path.stat()
+        return state.st_dev, state.st_ino
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # it went meanwhile
+        return 0
+
+
 class BeaconReader:
     """Reports of ``chaos.beacon``."""
 
@@ -159,6 +226,8 @@ class BeaconReader:
         self._lines = lines
         self.refused = 0
         self.other_total: int | None = None
+        self.drawn = False
+        self.unread: deque[str] = deque(maxlen=0)
 
     def read(self) -> list[ProgressReport]:
         """Every well-formed line; others are counted and dropped."""
@@ -178,19 +247,24 @@ class BeaconReader:
 
 class RegexReader:
     """Reports in the command's output. ``steps``: how many the command trains; ``other_total``:
-    what the newest line stated that stated another number of steps.
+    what the newest line stated that stated another number of steps; ``stated``: the lines state
+    that of the run; ``drawn``: a bar stated that no step was done yet; ``unread``: the newest lines
+    behind the last report.
     """
 
     source = "output"
 
-    def __init__(self, lines: GrowingFile, progress: RegexProgress, steps: int) -> None:
-        self._lines = lines
-        self._pattern = re.compile(progress.regex)
-        self._loss = re.compile(progress.loss) if progress.loss else None
+    def __init__(self, lines: GrowingFile | None, progress: RegexProgress, steps: int) -> None:
+        self._lines = lines  # None: each is given to ``parse``
+        self.forms = rules.Forms(progress)
         self._steps = steps
         self._epochs_from, self._steps_from = progress.epochs_from, progress.steps_from
         self._epoch_steps = progress.epoch_steps
         self._last: ProgressReport | None = None
+        self._epoch, self._high, self._longest = progress.epochs_from, 0, 0
+        self._total: int | None = None
+        self.stated = self.drawn = False
+        self.unread: deque[str] = deque(maxlen=RECENT_LINES)
         self.refused = 0
         self.other_total: int | None = None
 
@@ -198,17 +272,26 @@ class RegexReader:
         """Every line that matches and whose step is a number, and every loss in a line of its own:
         of the step read last.
         """
-        return [progress for line in self._lines.read() for progress in self.parse(line)]
+        lines = self._lines.read() if self._lines else ()
+        return [progress for line in lines for progress in self.parse(line)]
 
     def read_unended(self, *, over: bool = False, sure: bool = False) -> list[ProgressReport]:
         """The report of a frame that no later one has ended yet."""
-        lines = self._lines.unended(over=over, sure=sure)
+        lines = self._lines.unended(over=over, sure=sure) if self._lines else ()
         return [progress for line in lines for progress in self.parse(line)]
 
     def parse(self, line: str) -> list[ProgressReport]:
         """What one line reports: one report at the most, or none."""
-        text = ESCAPES.sub("", line)
-        match = self._pattern.search(text)
+        found = self._parse(line)
+        if found:
+            self.unread.clear()
+        else:
+            self.unread.append(line)
+        return found
+
+    def _parse(self, line: str) -> list[ProgressReport]:
+        text = rules.plain(line)
+        match = self.forms.step_in(text)
         if match is None:
             return self._loss_alone(text)
         groups = match.groupdict()
@@ -216,30 +299,43 @@ class RegexReader:
         if of is not None and "epoch" not in groups and of != self._steps:
             self.other_total = of
             return []
+        self.stated = self.stated or (of is not None and "epoch" not in groups)
         progress = _from_groups(groups)
         if progress is None:
             self.refused += 1
             return []
-        stated = self._epoch_steps if of is None else of
-        if stated is not None:
-            step = self._step_of_run(progress.step, groups.get("epoch"), stated)
-            if step <= 0:
-                return []  # a bar is drawn before the first step is done
+        step = self._step_of_run(progress.step, groups, of)
+        if step <= 0 and ("of" in groups or self._epoch_steps is not None):
+            self.drawn = self.drawn or self._last is None
+            return []  # a bar is drawn before the first step is done
+        if step != progress.step:
             progress = replace(progress, step=step)
         self._last = progress
         return [progress]
 
-    def _step_of_run(self, step: int, epoch: str | None, epoch_steps: int) -> int:
-        """The step of the whole run, from 1."""
-        before = numbers.whole(epoch, STEP_LIMIT)
-        epochs = 0 if before is None else before - self._epochs_from
-        return epochs * epoch_steps + step - self._steps_from + 1
+    def _step_of_run(self, step: int, groups: Mapping[str, str | None], of: int | None) -> int:
+        """The step of the whole run, from 1. A line may leave out which epoch it is in, or how many
+        steps that has: then it is the one before, and as many as an epoch had that was seen.
+        """
+        if "epoch" not in groups:
+            return step if of is None else step - self._steps_from + 1
+        epoch = numbers.whole(groups["epoch"], STEP_LIMIT)
+        if epoch is not None and epoch != self._epoch:
+            self._longest = max(self._longest, self._high)
+            self._epoch, self._high = epoch, 0
+        self._high = max(self._high, step - self._steps_from + 1)
+        self._total = of or self._total
+        each = of or self._epoch_steps or self._total or self._longest
+        epochs = self._epoch - self._epochs_from
+        if epochs and not each:
+            return step
+        return epochs * each + step - self._steps_from + 1
 
     def _loss_alone(self, text: str) -> list[ProgressReport]:
-        match = self._loss.search(text) if self._loss is not None and self._last else None
-        if match is None or self._last is None:
+        found = self.forms.loss_in(text) if self._last is not None else None
+        if found is None or self._last is None:
             return []
-        loss = numbers.real(match["loss"])
+        loss = numbers.real(found)
         unread = {"loss": loss.unread} if loss.unread else {}
         return [replace(self._last, loss=loss.value, samples=None, unread=unread)]
 

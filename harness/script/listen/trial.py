@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress, expressions, key_of
+from trainchaos.harness.script.listen.derive import derive
 from trainchaos.harness.script.listen.progress import GrowingFile, ProgressReport, RegexReader
 
 SHOWN = 3
@@ -16,36 +20,53 @@ WIDTH = 120
 
 @dataclass(kw_only=True)
 class Trial:
-    """What was found. ``steps``: in the order of their lines, counted as printed; ``losses``: those
+    """What was found. ``steps``: in the order of their lines, counted as printed, and ``at``: the
+    number of each line, from 0; ``losses``: those
     read; ``shown``: the first reports and the last, each with its line; ``odd``: what did not parse
-    -> some of its lines; ``wrong``: why these cannot be the steps of the workload.
+    -> some of its lines; ``notes``: of the log; ``wrong``: why these cannot be the steps of the
+    workload.
     """
 
     lines: int = 0
     steps: list[int] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     shown: list[tuple[ProgressReport, str]] = field(default_factory=list)
     odd: list[tuple[str, list[str]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
-def try_lines(log: Path, progress: RegexProgress | PresetProgress, steps: int) -> Trial:
-    """Read a log as a run would. ``steps``: workload.steps. Raises OSError."""
-    log.stat()  # a file that is missing is not made
-    file = GrowingFile(log)
-    reader = RegexReader(file, expressions(progress), steps)
+def try_lines(
+    lines: Iterable[str],
+    progress: RegexProgress | PresetProgress,
+    steps: int,
+    *,
+    stated: bool = False,
+) -> Trial:
+    """Read lines as a run would. ``steps``: workload.steps; ``stated``: the lines are known to
+    state that number.
+    """
+    reader = RegexReader(None, expressions(progress), steps)
     found = Trial()
     last: tuple[ProgressReport, str] | None = None
-    kept: dict[str, list[str]] = {}
-    counts: dict[str, int] = {}
-    for line in _lines(file):
+    odd = _Odd()
+    form = None
+    for line in lines:
+        found.lines += 1
         refused, total = reader.refused, reader.other_total
         reader.other_total = None
         reports = reader.parse(line)
         other, reader.other_total = reader.other_total, reader.other_total or total
         why = ""
         for report in reports:
+            if form not in (None, reader.forms.last):
+                found.notes.append(
+                    f"the lines change their form at step {report.step}: {line.strip()[:WIDTH]}"
+                )
+            form = reader.forms.last
             found.steps.append(report.step)
+            found.at.append(found.lines - 1)
             if report.loss is not None:
                 found.losses.append(report.loss)
             last = report, line.strip()[:WIDTH]
@@ -60,44 +81,84 @@ def try_lines(log: Path, progress: RegexProgress | PresetProgress, steps: int) -
         elif not reports:
             why = "nothing matched"
         if why:
-            counts[why] = counts.get(why, 0) + 1
-            some = kept.setdefault(why, [])
-            if len(some) < SHOWN:
-                some.append(line.strip()[:WIDTH])
-    file.close()
-    found.lines = file.count
+            odd.add(why, line)
     if last is not None and last not in found.shown:
         found.shown.append(last)
-    found.odd = [(f"{counts[why]} lines: {why}", some) for why, some in kept.items()]
-    found.wrong = list(_wrong(found, reader, key_of(progress), steps))
+    found.odd = odd.rows()
+    found.notes = found.notes[:SHOWN]
+    found.wrong = list(_wrong(found, reader, key_of(progress), steps, stated=stated))
+    found.wrong += changed_form(reader.unread, max(found.steps)) if found.steps else ()
     return found
 
 
-def _lines(file: GrowingFile) -> Iterator[str]:
-    """Every line, the last one too if it has no end: nobody writes to the file any more."""
-    for _ in range(file.looks_left() + 1):
-        yield from file.read()
-    yield from file.unended(over=True, sure=True)
+class _Odd:
+    """What did not parse: how many lines of each sort, and some of them."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._kept: dict[str, list[str]] = {}
+
+    def add(self, why: str, line: str) -> None:
+        self._counts[why] += 1
+        some = self._kept.setdefault(why, [])
+        if len(some) < SHOWN:
+            some.append(line.strip()[:WIDTH])
+
+    def rows(self) -> list[tuple[str, list[str]]]:
+        return [(f"{self._counts[why]} lines: {why}", some) for why, some in self._kept.items()]
 
 
-def _wrong(found: Trial, reader: RegexReader, key: str, steps: int) -> list[str]:
+def changed_form(lines: Iterable[str], last: int) -> Iterator[str]:
+    """That lines behind the last step that was read, which is ``last``, look like further steps of
+    another form, if they do.
+    """
+    seen = derive(lines)
+    if seen is not None and seen.sure and seen.last > last:
+        yield (
+            f"after step {last} the lines changed their form, and {seen.steps} that look like"
+            f" steps, up to {seen.last}, are not read: {seen.shown}"
+        )
+
+
+def lines_of(log: Path) -> Iterator[str]:
+    """Every line of a log, the last one too if it has no end: nobody writes to it any more. Raises
+    OSError.
+    """
+    log.stat()  # a file that is missing is not made
+    with closing(GrowingFile(log)) as file:
+        for _ in range(file.looks_left() + 1):
+            yield from file.read()
+        yield from file.unended(over=True, sure=True)
+
+
+def _wrong(
+    found: Trial, reader: RegexReader, key: str, steps: int, *, stated: bool
+) -> Iterator[str]:
     if not found.steps:
         if reader.other_total is not None:
-            return [
+            yield (
                 f"the lines state {reader.other_total} steps and workload.steps is {steps}: correct"
                 " workload.steps"
-            ]
-        return [f"{key} finds no step in {found.lines} lines"]
-    wrong = []
-    last = max(found.steps)
+            )
+        else:
+            yield f"{key} finds no step in {found.lines} lines"
+        return
+    last, low = max(found.steps), found.steps[0]
     if last > steps:
-        wrong.append(f"step {last} is beyond workload.steps, which is {steps}")
-    low = found.steps[0]
-    back = next((n for n, step in enumerate(found.steps) if n and step < found.steps[n - 1]), None)
-    if back is not None and found.steps[back] <= max(low, 1):
-        wrong.append(
-            f"step {found.steps[back]} comes again after step {found.steps[back - 1]}: is it the"
-            " step of the epoch? groups epoch and of, or a group epoch and epoch_steps, make it the"
-            " step of the run"
-        )
-    return wrong
+        yield f"step {last} is beyond workload.steps, which is {steps}"
+    for before, step in pairwise(found.steps):
+        if step < before and step <= max(low, 1):
+            if (stated or reader.stated) and last < steps:
+                found.notes.append(
+                    f"step {step} comes again after step {before} of {steps}: the log holds several"
+                    " runs, or a restart"
+                )
+            else:
+                yield (
+                    f"step {step} comes again after step {before}: is it the step of the epoch?"
+                    " groups epoch and of, or a group epoch and epoch_steps, make it the step of"
+                    " the run"
+                )
+            return
+        if step < before:
+            return

@@ -23,7 +23,8 @@ _OURS = re.compile(r"\$(CHAOS_[A-Z]+)")
 @dataclass(frozen=True, kw_only=True)
 class PreparedCommand:
     """A command ready to start. ``scratch``: an empty directory of the arm, kept across
-    restarts.
+    restarts; ``heard``: the file, with wildcards, that its progress is read from, if it is not
+    its output.
     """
 
     argv: tuple[str, ...]
@@ -34,6 +35,7 @@ class PreparedCommand:
     output: Path
     reports: Path
     points: Path
+    heard: Path | None = None
 
 
 def prepare(setup: ArmSetup) -> PreparedCommand:
@@ -71,7 +73,13 @@ def prepare(setup: ArmSetup) -> PreparedCommand:
         output=logs / "output.log",
         reports=logs / "beacon.txt",
         points=logs / "points.txt",
+        heard=_heard(spec, where, ours),
     )
+
+
+def _heard(spec: WorkloadSpec, where: Path, ours: Mapping[str, str]) -> Path | None:
+    file = None if spec.progress == "beacon" else spec.progress.file
+    return where / _fill(file, ours) if file is not None else None
 
 
 def checkpoint_directory(setup: ArmSetup) -> Path | None:

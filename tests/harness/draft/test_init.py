@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -318,13 +320,33 @@ def test_steps_that_are_printed_elsewhere_are_found(
         f"time.sleep({60 if left_running else 0})\n"
     )
     words = ["sh", "-c", line.format(PYTHON)]
-    assert invoke(["init", "--for", "20s", "--", *words]) == EXIT_INCONCLUSIVE
+    due = EXIT_INCONCLUSIVE if left_running else EXIT_PASS
+    assert invoke(["init", "--for", "20s", "--", *words]) == due
     said = capsys.readouterr().out
-    assert ", and 20 steps seem to be in t_0.log" in said and "2>&1 | tee t_0.log" in said
+    assert "steps 1 to 20" in said and "in the file t_0.log" in said
+    assert "file: 't_0.log'" in (folder / "chaos-t.yaml").read_text()
     assert "train more steps" not in said.split("checkpoints")[0]
     assert ("ended and left processes running: python" in said) is left_running
     assert ("in the foreground (without & and nohup)" in said) is left_running
     assert left(folder) == []
+
+
+def raising_read_only(**_: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_where_nothing_can_be_written_is_said_before_the_watch(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["init", "--", sys.executable, "-c", "open('ran', 'w')"]
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "NamedTemporaryFile", raising_read_only)
+        assert invoke(words) == EXIT_USAGE
+    assert "cannot be written to: Read-only file system" in capsys.readouterr().err
+    assert not (folder / "ran").exists()
+    monkeypatch.chdir("/")
+    assert invoke(words) == EXIT_USAGE
+    assert "the working directory is /" in capsys.readouterr().err
 
 
 def test_a_file_that_exists_is_not_overwritten(

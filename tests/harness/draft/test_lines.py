@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.harness.script.test_progress_presets import LINES
+from trainchaos.chaos.scenario.frameworks import FRAMEWORKS
 from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress
-from trainchaos.harness.draft.frameworks import FRAMEWORKS
 from trainchaos.harness.draft.progress import Proposal, propose
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.listen.derive import derive, grows
 from trainchaos.harness.script.listen.progress import ProgressReport
+from trainchaos.harness.script.listen.rules import Forms
 
 
 def rows(line: Callable[[int], str], count: int = 10) -> list[str]:
@@ -26,7 +27,8 @@ def found(lines: list[str]) -> tuple[list[int], list[str]]:
     """Steps and losses that the derived expression finds."""
     one = derive(lines)
     assert one is not None
-    matches = [match for line in lines if (match := re.search(one.regex, line))]
+    forms = Forms(one.progress)
+    matches = [match for line in lines if (match := forms.step_in(line))]
     steps = [int(match["step"].replace(",", "")) for match in matches]
     if one.loss:
         return steps, [match["loss"] for line in lines if (match := re.search(one.loss, line))]
@@ -143,7 +145,7 @@ def proposed(text: str, folder: Path, *names: str, steps: int | None = None) -> 
     """Of lines that came one a second, of a script with these frameworks."""
     seen = Sighting()
     seen.lines.extend((float(at), line) for at, line in enumerate(re.split(r"[\r\n]", text)))
-    return propose(seen, [one for one in FRAMEWORKS if one.name in names], folder, steps=steps)
+    return propose(seen, [one for one in FRAMEWORKS if one.name in names], steps=steps)
 
 
 @pytest.mark.parametrize("name", sorted(LINES))
@@ -235,7 +237,7 @@ def test_the_first_epoch_is_not_known_of_the_end_of_a_log(tmp_path: Path) -> Non
     lines = [f"epoch {e} step {n} loss 1.5" for e in (1, 2) for n in range(1, 6)]
     seen = Sighting(count=len(lines) + 5)
     seen.lines.extend((1.0, line) for line in lines)
-    assert "epochs_from" in propose(seen, [], tmp_path, steps=None).doubt
+    assert "epochs_from" in propose(seen, [], steps=None).doubt
 
 
 def test_the_beacon_is_preferred(tmp_path: Path) -> None:
@@ -244,6 +246,6 @@ def test_the_beacon_is_preferred(tmp_path: Path) -> None:
     seen.reports.extend(
         ProgressReport(step=n, rank=n % 2, pid=1, loss=0.5, time_ns=n * 500_000_000) for n in STEPS
     )
-    got = propose(seen, [], tmp_path, steps=None)
+    got = propose(seen, [], steps=None)
     assert (got.progress, got.first_s, got.losses, got.ranks) == ("beacon", 3.0, 10, {0, 1})
     assert got.step_s == pytest.approx(0.5)

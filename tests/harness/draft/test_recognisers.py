@@ -145,6 +145,55 @@ def test_checkpoints_are_sent_to_scratch_by_the_variable_that_the_script_reads()
     assert command("python t.py --save x", text).env == {}
 
 
+ARGPARSE = """
+parser.add_argument("--max-steps", type=int, default=60, help="how many (at most)")
+parser.add_argument('-o', '--output_dir', type=str, default='out/a')
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "words"),
+    [
+        ("python t.py", ARGPARSE, ["--output_dir", f"{SCRATCH}/a"]),
+        (
+            "python t.py",
+            "from configurator import x\nout_dir = 'out'\n",
+            [f"--out_dir={SCRATCH}/out"],
+        ),
+        ("python t.py", "import hydra\n", [f"hydra.run.dir={SCRATCH}/outputs"]),
+        (
+            "torchrun t.py",
+            '@click.option("--save-dir", default="x")',
+            ["--save-dir", f"{SCRATCH}/x"],
+        ),
+        ("bash -c 'python t.py'", ARGPARSE, []),
+        ("python t.py --output_dir $CHAOS_SCRATCH/b", ARGPARSE, []),
+        ("bash run.sh", 'OUT="${OUT:-out}"\nlog=${TIMEOUT:-5}\n', []),
+    ],
+)
+def test_an_option_that_the_script_declares_sends_checkpoints_to_scratch(
+    line: str, text: str, words: list[str]
+) -> None:
+    found = command(line, text)
+    assert found.words == [*shlex.split(line), *words]
+    kind = found.launched.kind
+    assert found.env == ({"OUT": SCRATCH} if "OUT:" in text else dict(kind.env if kind else {}))
+
+
+def test_steps_that_are_asked_for_go_into_an_option_that_the_script_declares() -> None:
+    assert command("python t.py", ARGPARSE, steps=9).words[2:4] == ["--max-steps", "9"]
+
+
+def test_variables_and_their_defaults_are_read() -> None:
+    text = 'A = os.environ.get("WHERE", "here")\nB = os.getenv("N", "5")\nsh ${RESULTS:-results}\n'
+    found = frameworks.ScriptText(text=text)
+    assert found.defaults == {"WHERE": "here", "N": "5", "RESULTS": "results"}
+
+
+def test_the_output_of_ray_is_not_merged() -> None:
+    assert command("python t.py", "import ray.train\n").env == {"RAY_DEDUP_LOGS": "0"}
+
+
 @pytest.mark.parametrize(
     ("text", "guess"),
     [
@@ -153,6 +202,7 @@ def test_checkpoints_are_sent_to_scratch_by_the_variable_that_the_script_reads()
         ("max_iters: int = 300\n", 300),
         ("max_steps = 500\nsteps = 20\n", None),
         ("save_steps = 500\n", None),
+        (ARGPARSE, 60),
         ("", None),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.loading.load import LoadedScenario, load
-from trainchaos.chaos.scenario.progress import RegexProgress
+from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress
 from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.draft import frameworks, launchers
 from trainchaos.harness.draft.decide import decide
@@ -21,7 +21,7 @@ from trainchaos.harness.draft.progress import propose
 from trainchaos.harness.draft.text import ScenarioText, shown, write
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.draft.watching.written import Listing, checkpoints, listing
-from trainchaos.harness.script.listen.trial import try_lines
+from trainchaos.harness.script.listen.trial import lines_of, try_lines
 from trainchaos.harness.script.processes.command import CommandEnded
 from trainchaos.harness.script.processes.tree import FoundRank
 
@@ -64,7 +64,7 @@ def decided(
     words, script = shlex.split(line), frameworks.ScriptText(name="train", text=text)
     recognised = frameworks.recognise(words, script)
     command = command_of(words, {}, launchers.recognise(words), recognised, script, steps)
-    proposal = propose(seen, recognised, folder, steps=steps)
+    proposal = propose(seen, recognised, steps=steps)
     return decide(command, seen, proposal, folder, steps)
 
 
@@ -233,7 +233,7 @@ def test_a_run_reads_the_steps_of_epochs_as_they_are_written(
     spec = workload(tmp_path, facts)
     assert isinstance(spec.progress, RegexProgress) and spec.steps == 15
     (tmp_path / "log").write_text("\n".join(lines) + "\n")
-    trial = try_lines(tmp_path / "log", spec.progress, spec.steps)
+    trial = try_lines(lines_of(tmp_path / "log"), spec.progress, spec.steps)
     assert (trial.steps, trial.wrong) == (list(range(1, 16)), [])
 
 
@@ -385,3 +385,59 @@ def test_the_time_of_a_run_has_the_recoveries_in_it(tmp_path: Path) -> None:
     assert least == pytest.approx(6 * (first_s + 200 * step_s))
     again_s = 3 * (first_s + (facts.at - 1) * step_s)
     assert most - least == pytest.approx(again_s + facts.hold_s + 30.0)
+
+
+def of(facts: Facts, name: str) -> str:
+    """What is said of it, and what to change."""
+    one = next(one for one in facts.findings if one.name == name)
+    return f"{one.text} -> {one.change}"
+
+
+def test_merged_lines_of_ray_are_named_with_the_next_command(tmp_path: Path) -> None:
+    merged = "(Worker pid=7) loading [repeated 3x across cluster] (Set RAY_DEDUP_LOGS=0 to disable)"
+    said = of(decided(tmp_path, "python my.py --x 1", saw([merged] * 4)), "progress")
+    assert "Ray merges lines" in said
+    assert "chaos init --env RAY_DEDUP_LOGS=0 -- python my.py --x 1" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("import lightning\n", "callbacks=[ChaosCallback()]"),
+        ("import deepspeed\n", "watch(engine)"),
+        ("import torch\n", "beacon.step(...)"),
+    ],
+)
+def test_the_line_that_helps_is_that_of_the_framework(text: str, line: str, tmp_path: Path) -> None:
+    facts = decided(tmp_path, "python train.py", saw(["hello"]), text=text)
+    assert line in of(facts, "progress")
+
+
+def test_ranks_that_were_not_seen_are_named(tmp_path: Path) -> None:
+    facts = decided(tmp_path, "torchrun --nproc-per-node 4 train.py", saw(found=2))
+    assert "not seen: 2, 3" in of(facts, "ranks") and "beacon.step" in of(facts, "ranks")
+
+
+def test_what_makes_it_print_each_step_is_said(tmp_path: Path) -> None:
+    lines = [f"iter {n}: loss 2.5, time 3ms" for n in range(0, 100, 10)]
+    text = "import torchtitan\n"
+    said = of(decided(tmp_path, "python train.py", saw(lines), text=text), "progress")
+    assert "reported every 10 steps (each with --metrics.log_freq 1)" in said
+
+
+def test_checkpoints_elsewhere_are_sent_to_scratch_by_the_next_command(tmp_path: Path) -> None:
+    saved = {tmp_path / "results" / "model.pt": (1, 1)}
+    facts = decided(
+        tmp_path, "bash run.sh", saw(saved=(), wrote=saved), text="R=${RESULTS:-results}\n"
+    )
+    again = "chaos init --force --env RESULTS='$CHAOS_SCRATCH' -- bash run.sh"
+    assert again in of(facts, "checkpoints")
+    assert [one.again for one in facts.findings if one.again] == [again]
+
+
+def test_a_preset_with_numbers_of_its_own_is_loaded(tmp_path: Path) -> None:
+    lines = [f"Epoch {e}: {n}/50 [00:01, loss=1.5]" for e in (1, 2) for n in range(51)]
+    facts = decided(tmp_path, "python train.py", saw(lines, ended=WELL))
+    spec = workload(tmp_path, facts)
+    assert spec.progress == PresetProgress(preset="lightning", epochs_from=1)
+    assert spec.steps == 100

@@ -87,8 +87,9 @@ def test_a_limit_in_steps_is_made_of_steps() -> None:
     ]
     run: Any = SimpleNamespace(slas=slas)
     in_steps, in_s = (parse_clause(f"max < 99{unit}", "s") for unit in (" steps", "s"))
-    assert _values(run, "recovery_time", in_steps) == [[40.0], [30.0]]
-    assert _values(run, "recovery_time", in_s) == [[2.0]]
+    assert _values(run, "recovery_time", in_steps, {"a", "b"}) == [[40.0], [30.0]]
+    assert _values(run, "recovery_time", in_steps, {"b"}) == [[30.0]]
+    assert _values(run, "recovery_time", in_s, {"a", "b"}) == [[2.0]]
     assert _tightened(in_steps, []) == (None, "nothing was observed of it in steps")
 
 

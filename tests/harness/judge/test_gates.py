@@ -90,6 +90,13 @@ def test_no_value_says_what_was_missing() -> None:
     assert "due at step 400" in result.detail
 
 
+def test_a_clause_for_a_kind_of_fault_holds_in_its_cells_only() -> None:
+    bounds = [{"check": "max < 2s", "fault": kind} for kind in (KILL["kind"], "process-stop")]
+    given = cell_of("hot-spare", [KILL], sla={"recovery_time": [*bounds, "max < 9s"]})
+    found = judge_slas(given, {"recovery_time": [1.0]}, {"recovery_time": [7, 8, 9]}, "")
+    assert [(one.line, one.verdict) for one in found] == [(7, "pass"), (9, "pass")]
+
+
 def test_unreadable_clause_and_unknown_metric_are_errors() -> None:
     with pytest.raises(ClauseError):
         sla("median < 2 parsecs", [1.0])

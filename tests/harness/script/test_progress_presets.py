@@ -57,6 +57,68 @@ NANOGPT = (
     "iter 0: loss 4.2654, time 385.22ms, mfu -100.00%\n"
     "iter 10: loss 3.1400, time 20.00ms, mfu 17.01%\n"
 )
+NEMO = (
+    "[default0]:Training epoch 0, iteration 0/19 | lr: 9.804e-08 | global_batch_size: 4 |"
+    " global_step: 0 | reduced_train_loss: 14.66 | train_step_timing in s: 5.276\n"
+    "[default0]:Training epoch 0, iteration 1/19 | lr: 1.961e-07 | global_batch_size: 4 |"
+    " global_step: 1 | reduced_train_loss: 15.07 | consumed_samples: 8\n"
+    "Validation: iteration 1/2\n"
+    "Training epoch 0, iteration 2/19 | lr: 1.9e-07 | reduced_train_loss: nan.0\n"
+)
+NANOTRON = (
+    "[default0]:09/19/2024 10:00:00 [INFO|DP=0|PP=0|TP=0|ip-1]: iteration: 1 / 20 |"
+    " consumed_tokens: 1.02M | elapsed_time_per_iteration_ms: 1.2K | tokens_per_sec: 12K |"
+    " global_batch_size: 512 | lm_loss: 11.2 | lr: 3e-05 | grad_norm: 4\n"
+    "[default0]: [INFO]: iteration: 2 / 20 | consumed_tokens: 2M | lm_loss: 10.2 | lr: 3e-05\n"
+)
+LITGPT = (
+    "Epoch 1 | iter 1 step 0 | loss train: 1.646, val: n/a | iter time: 820.31 ms\n"
+    "Epoch 1 | iter 2 step 1 | loss train: 1.660, val: n/a | iter time: 548.72 ms (step)\n"
+    "iter 2: val loss 1.9, val time: 100.00 ms\n"
+    "Epoch 1 | iter 4 step 2 | loss train: 1.597, val: 1.9 | iter time: 548.72 ms (step)\n"
+)
+OLMO = (
+    "2024-04-17 09:42:26 node:0 olmo.train:816 INFO [step=1/20,epoch=0]\n"
+    "    train/CrossEntropyLoss=11.25\n    train/Perplexity=76,631\n"
+    "[step=2/20]\n    train/CE loss=10.73\n"
+    "[eval_step=3/8]\n    eval/c4/CrossEntropyLoss=99.5\n"
+)
+MMENGINE = (
+    "2022/08/20 10:00:00 - mmengine - INFO - Epoch(train)   [1][ 5/10]  lr: 1.0e-03  eta: 0:00:01"
+    "  time: 0.1  data_time: 0.01  memory: 100  loss: 2.5  loss_cls: 1.5\n"
+    "Epoch(val)   [1][ 5/10]  eta: 0:00:01  loss: 9.5\n"
+    "Epoch(train)   [2][10/10]  lr: 1.0e-03  loss_cls: 1.5  loss: 2.25\n"
+    "Iter(train) [   15/20]  lr: 1.0e-03  loss: 1.0\n"
+)
+ULTRALYTICS = (
+    "        1/2      2.41G      1.215      0.395        0.9         12        640:   0%|   | 0/10"
+    " [00:00<?, ?it/s]\r"
+    "        1/2      2.41G      1.215      0.395        0.9         12        640:  90%|9  | 9/10"
+    " [00:01<00:00,  9.9it/s]\n"
+    "                 Class     Images  Instances      Box(P          R      mAP50: 100%|#| 4/4 [\n"
+    "        2/2         0G        nan      0.395        0.9         12        640: 100%|##| 10/10"
+    " [00:01<00:00,  9.9it/s]\n"
+)
+RETURNN = "".join(
+    f"ep {epoch} train, step {step}, ce 1.{step}, num_seqs 12, max_size:time 1000, mem_usage:cuda:0"
+    " 52.8GB, 0.717 sec/step, elapsed 0:06:53, exp. remaining 0:55:35, complete 11.02%\n"
+    + (step == 2)
+    * f"ep {epoch} dev eval, step 0, ce 9.5, num_seqs 3\n"
+    for epoch in (1, 2)
+    for step in range(3)
+)
+FAIRSEQ = (
+    "2025-10-15 11:33:32 | INFO | train_inner | epoch 001:    10 / 487 loss=4.655, ppl=25.19,"
+    " wps=1234, num_updates=10, lr=0.0005, gnorm=1.2\n"
+    "2025-10-15 11:33:33 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 2.001 | ppl 4"
+    " | num_updates 10\n"
+    '| train_inner | {"epoch": 1, "update": 0.02, "loss": "4.5", "num_updates": "12", "lr": "1"}\n'
+)
+IMAGENET = (
+    "Epoch: [0][  1/10]\tTime  5.2 ( 5.2)\tData  0.1 ( 0.1)\tLoss 7.0e+00 (7.1e+00)\tAcc@1 0.0\n"
+    "Test: [ 1/5]\tTime  1.2 ( 1.2)\tLoss 9.0e+00 (9.0e+00)\n"
+    "Epoch: [1][ 10/10]\tTime  5.2 ( 5.2)\tData  0.1 ( 0.1)\tLoss 6.0e+00 (7.1e+00)\n"
+)
 LINES = {
     "hf": (HF, [(2, None), (5, None), (5, 3.899), (5, None), (10, None), (10, "nan"), (20, None)]),
     "lightning": (LIGHTNING, [(2, 0.979), (13, 0.895), (20, 1.25)]),
@@ -68,6 +130,16 @@ LINES = {
         "  5%|▌ | 1/20 [00:01<00:19, 1.0it/s, loss=2.5]\r 10%|▌ | 2/20 [00:02<00:18, 1.0it/s]\n",
         [(1, 2.5), (2, None)],
     ),
+    "nemo": (NEMO, [(0, 14.66), (1, 15.07), (2, "nan")]),
+    "nanotron": (NANOTRON, [(1, 11.2), (2, 10.2)]),
+    "litgpt": (LITGPT, [(1, 1.66), (2, 1.597)]),
+    "olmo": (OLMO, [(1, None), (1, 11.25), (2, None), (2, 10.73)]),
+    "mmengine": (MMENGINE, [(5, 2.5), (20, 2.25), (15, 1.0)]),
+    "ultralytics": (ULTRALYTICS, [(9, 1.215), (20, "nan")]),
+    "returnn": (RETURNN, [(1, 1.0), (2, 1.1), (3, 1.2), (4, 1.0), (5, 1.1), (6, 1.2)]),
+    "fairseq": (FAIRSEQ, [(10, 4.655), (12, 4.5)]),
+    "imagenet": (IMAGENET, [(1, 7.0), (20, 6.0)]),
+    "torchft": ("[0] loss = 2.5\n[10] loss = 2.25\n", [(0, 2.5), (10, 2.25)]),
 }
 SCENARIO = """version: 1
 name: mine

@@ -330,6 +330,8 @@ def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, aga
     killed(done)
     listener = SimpleNamespace(
         listen=lambda to_end: None,
+        behind=False,
+        unread=(),
         hear_out=lambda over, sure: None,
         take=lambda *_, **__: [],
         overdue=lambda: False,

@@ -14,13 +14,14 @@ from tests.support import arms
 from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
 from trainchaos.harness.judge.checkers import Evidence
 from trainchaos.harness.judge.checkers.job.observed import progress
+from trainchaos.harness.judge.checkers.job.world import liveness
 from trainchaos.harness.judge.measure.incidents import recovery_of
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.order.causality import slips
 from trainchaos.harness.judge.record.lineage import history_of
-from trainchaos.harness.judge.record.observed import stride_of
+from trainchaos.harness.judge.record.observed import from_0, stride_of
 from trainchaos.harness.judge.results import Finding
-from trainchaos.harness.script.listen.observer import STALL_FLOOR_S, Observer
+from trainchaos.harness.script.listen.observer import MOST_RECORDED, STALL_FLOOR_S, Observer
 from trainchaos.harness.script.listen.progress import ProgressReport
 
 S = 1_000_000_000
@@ -125,11 +126,10 @@ class Job:
             if e.kind is Kind.FAILURE_DETECTED
         ]
 
-    def log(self, outcome: str = "completed") -> Log:
+    def log(self, outcome: str = "completed", **facts: Any) -> Log:
         self.now += S
-        self.record(
-            Kind.RUN_FINISHED, outcome=outcome, reason="", committed_step=self.observer.committed
-        )
+        facts["committed_step"] = self.observer.committed
+        self.record(Kind.RUN_FINISHED, outcome=outcome, reason="", **facts)
         return make_log(
             [ActorLog(actor=ORCHESTRATOR, events=tuple(self.events), problems=(), ended=True)]
         )
@@ -393,19 +393,31 @@ def test_a_report_from_the_future_or_the_past_is_put_in_its_place(job: Job) -> N
     assert said == sorted(said) and said[-1] == job.now
 
 
+def evidence_of(log: Log) -> Evidence:
+    """Of one arm."""
+    return Evidence(
+        arm="faulted",
+        cell=arms.cell_of("none", [], workload=COMMAND),
+        log=log,
+        control=None,
+        controls=(),
+        exact={},
+        source="a.yaml",
+        lines={"workload.progress": 8},
+    )
+
+
 def seen(job: Job) -> Finding:
     """What the progress checker says."""
-    return progress(
-        Evidence(
-            arm="faulted",
-            cell=arms.cell_of("none", [], workload=COMMAND),
-            log=job.log(),
-            control=None,
-            controls=(),
-            exact={},
-            source="a.yaml",
-            lines={"workload.progress": 8},
-        )
+    return progress(evidence_of(job.log()))
+
+
+def test_a_job_whose_lines_changed_their_form_may_have_gone_on(job: Job) -> None:
+    job.train(*range(1, 17))
+    found = liveness(evidence_of(job.log("gave-up", changed="after step 16 they changed")))
+    assert (found.verdict, found.witness) == (
+        "inconclusive",
+        "a.yaml:8 (workload.progress): after step 16 they changed",
     )
 
 
@@ -454,3 +466,38 @@ def test_steps_that_go_on_without_their_ranks(job: Job, rank: int | None) -> Non
     job.wait(2)
     job.train(*range(21, 31), rank=rank)
     assert "what was hit is not what trains" in seen(job).witness
+
+
+def test_of_a_long_job_a_part_of_the_reports_is_recorded() -> None:
+    job = Job(steps=100_000, ranks=1)
+    job.observer._every = 10
+    job.found("w0")
+    job.train(*range(1, 96), seconds=0.001, loss=1.0)
+    job.train(96, loss=float("nan"))
+    job.train(97, 98, loss=float("nan"))
+    job.lose("w0", signum=signal.SIGKILL)
+    steps = [event.step for event in job.events if event.kind is Kind.STEP_REPORTED]
+    assert steps == [1, *range(10, 100, 10), 96, 98]
+    assert job.observer.committed == 98
+    assert (
+        Observer(job.record, str, steps=600_000, deadline_s=1.0, source="output")._every
+        == 600_000 // MOST_RECORDED
+    )
+
+
+@pytest.mark.parametrize(
+    ("drawn", "steps", "from_the_first"),
+    [
+        (True, (3, 4, 5, 6), True),
+        (False, (3, 4, 5, 6), False),
+        (True, (20, 21, 22), False),
+        (True, (47, 96, 140), True),
+    ],
+)
+def test_a_bar_that_was_drawn_at_0_began_with_the_first_step(
+    drawn: bool, steps: tuple[int, ...], from_the_first: bool
+) -> None:
+    job = Job(ranks=1, steps=200)
+    job.found("w0")
+    job.train(*steps)
+    assert from_0(history_of(job.log(drawn=drawn))) is from_the_first

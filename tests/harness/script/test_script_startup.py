@@ -34,7 +34,7 @@ class Begun:
     def __init__(self, *, ranks: int = 2, steps: int = 200, progress: Any = None) -> None:
         self.now = 0
         self.listener = SimpleNamespace(
-            lines=0, last=(), recent=(), refused=0, other_total=None, waiting=False
+            lines=0, last=(), recent=(), refused=0, other_total=None, unread=(), waiting=False
         )
         self.observer = SimpleNamespace(
             reports=0,

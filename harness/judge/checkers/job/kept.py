@@ -200,7 +200,8 @@ def _begins_again(history: History) -> bool:
 
 def _limits(evidence: Evidence) -> list[Clause]:
     """The clauses that say how many steps may be lost at most."""
-    checks = evidence.cell.scenario.sla.get("steps_lost", ())
+    scenario = evidence.cell.scenario
+    checks = [one for one in scenario.sla.get("steps_lost", ()) if one.covers(scenario.faults)]
     clauses = [parse_clause(check.check, "steps") for check in checks]
     return [clause for clause in clauses if not clause.op.startswith(">")]
 

@@ -16,7 +16,7 @@ from trainchaos.harness.judge.checkers.job.jumps import jump_of
 from trainchaos.harness.judge.checkers.job.values import LEAVE_OUT, unread_shown
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
 from trainchaos.harness.judge.record.history import NS, History
-from trainchaos.harness.judge.record.observed import samples_of_steps, stride_of
+from trainchaos.harness.judge.record.observed import from_0, samples_of_steps, stride_of
 from trainchaos.harness.judge.results import Finding
 
 PROGRESS = "progress"
@@ -87,7 +87,7 @@ def progress(evidence: Evidence) -> Finding:
             " or a beacon that says it; or correct ranks"
         )
     first, stride = reports[0].step or 0, stride_of(history)
-    if first > max(stride, 1):
+    if first > max(stride, 1) and not from_0(history):
         return unknown(
             f"the first step reported was {first}: the script went on from an earlier run; give"
             " each arm a directory of its own, $CHAOS_SCRATCH"

@@ -224,6 +224,8 @@ def liveness(evidence: Evidence) -> Finding:
         return passed(f"the job stopped at {done}, as {stops[0]} is expected to make it")
     if history.info.observed and not history.runs:
         return unknown(unseen(history))
+    if history.finished and (changed := history.finished.data.get("changed")):
+        return unknown(f"{evidence.place('workload.progress')}{changed}")
     if history.outcome != "completed":
         return finished(evidence) or failed(f"the job did not finish: {history.outcome} at {done}")
     ideal, runs = evidence.measures.ideal, _healthy(evidence)

@@ -41,9 +41,10 @@ class Bar:
                 epochs_from=0,
                 steps_from=1,
                 epoch_steps=None,
+                skip=None,
             ),
         )
-        prepared: Any = SimpleNamespace(output=self.path, reports=folder / "beacon")
+        prepared: Any = SimpleNamespace(output=self.path, reports=folder / "beacon", heard=None)
         self.listener = CommandListener(spec, prepared, lambda: self.job.now)
         self.exits: list[ExitedRank] = []
         self.alive = ["w0"]

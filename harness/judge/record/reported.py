@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.record.history import History
 
+ENDED = 3
 LAST = 5
 """Last steps by which a job is judged: it is bad if most, or the very last, are not finite."""
 
@@ -81,6 +84,21 @@ def spoilt_since(history: History) -> int | None:
         (step for step in bad if step > max((g for g in good if g < bad[-1]), default=0)),
         default=bad[-1],
     )
+
+
+def gradients_spoilt_since(history: History) -> int | None:
+    """The step from which on, to the end, the reported norms of gradients are no numbers, ENDED of
+    them at least; None: not so. How far apart they are shows which reports tell of gradients: those
+    of a bar need not.
+    """
+    reports = list(history.log.of(Kind.STEP_REPORTED))
+    bad = sorted({event.step or 0 for event in reports if event.data.get("spoilt")})
+    apart = [after - before for before, after in itertools.pairwise(bad)]
+    last = max((event.step or 0 for event in reports), default=0)
+    if len(bad) < ENDED or last - bad[-1] > median(apart):
+        return None
+    gaps = [place for place, gap in enumerate(apart, start=1) if gap > median(apart)]
+    return bad[max(gaps, default=0)]
 
 
 def is_bad(event: Event) -> bool:

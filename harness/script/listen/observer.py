@@ -222,6 +222,8 @@ class Observer:
             self._other.begin(progress.rank, progress.what, progress.busy_s, now_ns)
             return
         self._other.on_step(progress.rank, now_ns)
+        if progress.alone and self.generation > 1 and self._first_step is None:
+            return  # of a new process, whose step is not known yet
         if self.reports == 0 and progress.step == 0:
             self._zero_based = True
         step = progress.step + self._zero_based
@@ -238,6 +240,7 @@ class Observer:
         self.reports += 1
         self._reports_here += 1
         odd: dict[str, Any] = {"unread": dict(progress.unread)} if progress.unread else {}
+        odd |= {"spoilt": "gradient norm"} if progress.spoilt else {}
         self._held = {
             "step": step,
             "rank": progress.rank,
@@ -248,6 +251,7 @@ class Observer:
             **odd,
         }
         finite = progress.loss is None or math.isfinite(progress.loss)
+        finite = finite and not progress.spoilt
         if step % self._every == 0 or self._reports_here == 1 or finite != self._finite:
             self._finite = finite
             self.settle()

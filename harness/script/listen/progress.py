@@ -39,7 +39,9 @@ class ProgressReport:
     """One report. ``step``: in the program's count; ``time_ns``: the reporter's monotonic clock,
     None if not given; ``busy_s``: not a step, but the maximum time that the process does other work
     (0: that is over), ``what``: its name for that work; ``unread``: name -> text that was not a
-    number; ``group``: the replica group that ``rank`` counts in.
+    number; ``group``: the replica group that ``rank`` counts in; ``spoilt``: its gradient norm is
+    no number, which some programs print beside a loss that is filtered; ``alone``: a loss in a line
+    of its own, of the step read last.
     """
 
     step: int
@@ -52,6 +54,8 @@ class ProgressReport:
     what: str = ""
     unread: Mapping[str, str] = field(default_factory=dict)
     group: int | None = None
+    spoilt: bool = False
+    alone: bool = False
 
 
 class ProgressReader(Protocol):
@@ -304,6 +308,7 @@ class RegexReader:
         if progress is None:
             self.refused += 1
             return []
+        progress = replace(progress, spoilt=rules.spoilt(text))
         step = self._step_of_run(progress.step, groups, of)
         if step <= 0 and ("of" in groups or self._epoch_steps is not None):
             self.drawn = self.drawn or self._last is None
@@ -337,7 +342,8 @@ class RegexReader:
             return []
         loss = numbers.real(found)
         unread = {"loss": loss.unread} if loss.unread else {}
-        return [replace(self._last, loss=loss.value, samples=None, unread=unread)]
+        said = replace(self._last, loss=loss.value, samples=None, unread=unread, alone=True)
+        return [replace(said, spoilt=rules.spoilt(text))]
 
 
 def parse_beacon(line: str) -> ProgressReport | None:

@@ -21,6 +21,11 @@ _WORD = re.compile(r"\[?[A-Za-z]+[\]:,]?")
 _LOSS_APART = re.compile(rf"(?<![A-Za-z]){_WORDS}(?:$|[^A-Za-z])", re.IGNORECASE)
 
 
+_SPOILT = re.compile(
+    r"grad(?:ient)?s?[ _]?norm['\"]?\s*[:=|]?\s*['\"]?[+-]?(?:nan|inf)\b", re.IGNORECASE
+)
+
+
 class Forms:
     """The forms of the lines of a step, of a scenario's progress. ``last``: the one that fitted the
     newest step.
@@ -65,6 +70,11 @@ def _front(found: re.Match[str], group: str) -> str:
 def plain(line: str) -> str:
     """A line as a person reads it."""
     return ESCAPES.sub("", line) if "\x1b" in line else line
+
+
+def spoilt(line: str) -> bool:
+    """Whether a line says that the norm of the gradients is no number."""
+    return _SPOILT.search(line) is not None
 
 
 def apart(front: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from trainchaos.harness.judge.checkers import Evidence, check_all
 from trainchaos.harness.judge.checkers.job.observed import LACKING, OBSERVABLE, unjudged
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.results import Finding
-from trainchaos.harness.script.listen import numbers
+from trainchaos.harness.script.listen import numbers, rules
 from trainchaos.harness.script.listen.progress import GrowingFile, RegexReader, parse_beacon
 from trainchaos.reports.content import metric_rows
 
@@ -380,6 +381,43 @@ def test_losses_that_stop_coming_leave_it_open(every: int, last: int, verdict: i
     said = found(job, trained())["finite-losses"]
     assert said.verdict == ("inconclusive" if verdict else "pass"), said.witness
     assert f"there is no loss since step {last}" in said.witness or not verdict
+
+
+@pytest.mark.parametrize(
+    ("every", "spoilt", "verdict"),
+    [
+        (1, range(31, 101), "fail"),
+        (10, range(40, 101, 10), "fail"),
+        (1, range(31, 60), "pass"),  # a scaler found its scale
+        (1, [100], "pass"),
+    ],
+)
+def test_gradients_that_are_no_numbers_to_the_end_fail(
+    every: int, spoilt: Sequence[int], verdict: str
+) -> None:
+    job = Job()
+    job.found("w0", "w1")
+    for step in range(every, 101, every):
+        job.train(step, loss=0.0, spoilt=step in spoilt)
+    said = found(job, trained())["finite-losses"]
+    assert said.verdict == verdict, said.witness
+    first = f"not a number from step {spoilt[0]} to the end"
+    assert (first in said.witness) == (verdict == "fail")
+
+
+@pytest.mark.parametrize(
+    ("line", "spoilt"),
+    [
+        ("{'loss': '0', 'grad_norm': 'nan', 'learning_rate': '1e-05'}", True),
+        (" iteration 6/ 10 | loss scale: 1.0 | grad norm: nan | skipped: 0 |", True),
+        ("step:  6  loss:  1.2  grad_norm:  inf  memory: 1GiB", True),
+        ("step 6 | loss 1.2 | gradient norm nan", True),
+        ("iteration 6/ 10 | grad norm: 1.2 | number of nan iterations: 0 |", False),
+        ("grad_norm: 0.5, nan_count: 3", False),
+    ],
+)
+def test_a_gradient_norm_that_is_no_number_is_seen(line: str, spoilt: bool) -> None:
+    assert rules.spoilt(line) == spoilt
 
 
 def test_without_losses_nothing_is_said_of_them() -> None:

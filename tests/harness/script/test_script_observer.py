@@ -85,13 +85,14 @@ class Job:
         rank: int | None = None,
         loss: float | None = None,
         unread: str = "",
+        **more: Any,
     ) -> None:
         for step in steps:
             self.now += int(seconds * S)
             self.observer.tick(self.now)
             odd = {"loss": unread} if unread else {}
             self.observer.on_progress(
-                ProgressReport(step=step, rank=rank, loss=loss, unread=odd), self.now
+                ProgressReport(step=step, rank=rank, loss=loss, unread=odd, **more), self.now
             )
 
     def wait(self, seconds: float) -> None:
@@ -366,6 +367,17 @@ def test_reports_every_ten_steps() -> None:
     assert recovery.first_new.committed_ns == next(
         e.time_ns for e in job.events if e.kind is Kind.STEP_REPORTED and e.step == 70
     )
+
+
+def test_a_loss_line_before_the_first_step_of_a_new_process_is_not_of_the_old_ones(
+    job: Job,
+) -> None:
+    job.train(*range(1, 31))
+    job.exit("w1", signum=signal.SIGKILL)
+    job.found("w2", "w3")
+    job.train(30, loss=2.0, alone=True)
+    job.train(*range(21, 101))
+    assert [g.resume_step for g in history_of(job.log()).generations] == [0, 20]
 
 
 def test_times_add_up_and_no_sample_is_claimed(job: Job) -> None:

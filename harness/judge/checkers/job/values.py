@@ -12,6 +12,7 @@ from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed,
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.reported import (
     LAST,
+    gradients_spoilt_since,
     losses_before,
     losses_of,
     spoilt_since,
@@ -49,7 +50,13 @@ def finite_losses(evidence: Evidence) -> Finding | None:
             if expected
             else failed(witness)
         )
-    if stopped := _stopped(history, list(losses)):
+    stopped = _stopped(history, list(losses))
+    if (spoilt := gradients_spoilt_since(history)) is not None:
+        more = f"; {stopped}" if stopped else ""
+        said = f"the norm of the gradients is not a number from step {spoilt} to the end{more}"
+        escapes = [] if evidence.is_control else evidence.expects("sdc-escape")
+        return passed(f"{said}, as {escapes[0]} may make it") if escapes else failed(said)
+    if stopped:
         return unknown(stopped)
     judged = list(losses)[-LAST:]
     if lacking := _unread(evidence.history, since=judged[0] if len(judged) == LAST else 0):

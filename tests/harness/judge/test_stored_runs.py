@@ -76,7 +76,7 @@ def as_now(before: dict[str, Any]) -> dict[str, Any]:
     now = {**before, "simulated": simulated}
     for arm in now["arms"]:
         arm["others"] = None
-    now["workload"] = {**now["workload"], "backend": "auto"}
+    now["workload"] = {**now["workload"], "backend": "auto", "children": "take"}
     for one in now["slas"]:  # no limit was in steps
         one |= {"step_s": [], "observed_s": None}
     for one in now["cells"]:  # no health detectors watched these

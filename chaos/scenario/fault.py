@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer", "checkpoint")
 Phase = Literal["data", "forward", "backward", "collective", "optimizer", "checkpoint", "any"]
@@ -252,9 +252,14 @@ class ExpectSpec(Strict):
     another, one that is ``fit`` is.
     """
 
-    outcome: ExpectedOutcome | Annotated[list[ExpectedOutcome], Field(min_length=1)] | None = Field(
-        default=None, description="one, or a list of those that are all right"
-    )
+    outcome: (
+        Annotated[
+            Annotated[ExpectedOutcome, Tag("one")]
+            | Annotated[list[ExpectedOutcome], Field(min_length=1), Tag("several")],
+            Discriminator(lambda given: "several" if isinstance(given, list) else "one"),
+        ]
+        | None
+    ) = Field(default=None, description="one, or a list of those that are all right")
     detected_by: (
         Literal["exit", "hang", "error", "nonfinite", "diverged", "notice", "warning"] | None
     ) = None

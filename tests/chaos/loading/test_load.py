@@ -474,6 +474,14 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
             "role: launcher",
             ["7:51: only a command has a launcher: target a worker, or use coordinator-kill"],
         ),
+        (
+            "role: worker}",
+            "role: worker}, expect: {outcome: [recovered, oops]}",
+            [
+                "7:90: unknown outcome 'oops'; use one of: degraded, fail-stop, hang, masked,"
+                " recovered, sdc-escape"
+            ],
+        ),
         ("role: worker", "select: {count: 5}", ["7:61: cannot select 5 of 4"]),
         (
             "role: worker",

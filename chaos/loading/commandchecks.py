@@ -154,6 +154,7 @@ def _checkpoint(tree: Mapping[str, Any], spec: FaultSpec, loc: Loc) -> Iterator[
 
 
 OF_LAUNCHERS = ("process-kill", "process-stop", "process-term")
+"""What can be done to a launcher, of which no more is known than its process."""
 
 
 def works_from_outside(model: type[Fault]) -> bool:

@@ -116,9 +116,9 @@ class Attempt:
         self._look()
         return not (self._under_way and self._beyond)
 
-    def unchanged(self, tensor: Tensor) -> bool:
-        """Whether a tensor is one that no attempt changes, as far as is known."""
-        return any(one.data_ptr() == tensor.data_ptr() for one in self._quiet)
+    def unchanged(self) -> set[int]:
+        """Where the tensors are (``data_ptr``) that no attempt changes, as far as is known."""
+        return {one.data_ptr() for one in self._quiet}
 
     def undo(self) -> None:
         """Put back what it has changed, unless it was applied. Raises LoadError."""

@@ -284,6 +284,10 @@ class JobState:
         and none is known to be wrong.
         """
         waiting = self.table.where(Health.READY)
+        for spare in waiting:
+            spare.settles = False  # who did not answer the last time is not waited for again
+        if not any(spare.live for spare in waiting):
+            return  # before the ranks are looked at: a job may have many thousands
         parked = [p for p in self.table.member_processes() if p.health is Health.PARKED]
         wrong = any(failure.cause in CORRUPTIONS for failure in self.failures.current)
         if wrong or common_step([*parked, *waiting], self.shards) is not None:

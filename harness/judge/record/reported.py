@@ -13,6 +13,9 @@ from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.record.history import History
 
 ENDED = 3
+"""Norms of gradients that are no numbers, to the end, for a job to be spoilt: a scaler of losses
+meets some on its way.
+"""
 LAST = 5
 """Last steps by which a job is judged: it is bad if most, or the very last, are not finite."""
 

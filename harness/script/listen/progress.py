@@ -308,7 +308,8 @@ class RegexReader:
         if progress is None:
             self.refused += 1
             return []
-        progress = replace(progress, spoilt=rules.spoilt(text))
+        if rules.spoilt(text):
+            progress = replace(progress, spoilt=True)
         step = self._step_of_run(progress.step, groups, of)
         if step <= 0 and ("of" in groups or self._epoch_steps is not None):
             self.drawn = self.drawn or self._last is None

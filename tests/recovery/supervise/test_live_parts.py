@@ -152,6 +152,14 @@ def test_a_spare_that_does_not_answer_is_waited_for_within_a_bound() -> None:
     assert rig.events(Kind.GENERATION_STARTED)[-1]["state"] == "checkpoint"
 
 
+def test_who_did_not_answer_once_holds_up_no_later_recovery() -> None:
+    rig = trained()
+    for name in rig.names("spare"):
+        rig.control.job.table[name].settles = True
+    lose(rig, "w1", step=10)
+    assert rig.stage is Stage.FORMING, "the others hold the state: nobody is asked"
+
+
 def test_a_spare_that_dies_before_it_answers_is_not_waited_for() -> None:
     rig = alone(None, saved=10)
     rig.die("s1")

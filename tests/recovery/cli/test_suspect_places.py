@@ -354,16 +354,23 @@ def test_a_place_of_this_machine_is_fit() -> None:
     assert done.returncode == 0 and json.loads(done.stdout) == {"fit": True, "said": []}
 
 
+def processes_on(
+    spots: list[ProcessPlacement], log: TakeoverLog | None = None, *, now_s: float = 0.0
+) -> JobProcesses:
+    """The processes of a job that has these places."""
+    host: Any = SimpleNamespace(
+        spots=lambda: spots, start=lambda name, spot, config, mode: 7, may_return=lambda: False
+    )
+    room: Any = SimpleNamespace(begins=lambda name: None)
+    return JobProcesses(host, room, log, lambda: now_s, lambda *_, **__: None)
+
+
 def test_a_process_starts_on_a_suspect_spot_only_where_there_is_no_other(tmp_path: Path) -> None:
     spots = [
         ProcessPlacement(node=0, device=device, address="", events=tmp_path, logs=None)
         for device in ("cuda:0", "cuda:1")
     ]
-    host: Any = SimpleNamespace(
-        spots=lambda: spots, start=lambda name, spot, config, mode: 7, may_return=lambda: False
-    )
-    room: Any = SimpleNamespace(begins=lambda name: None)
-    processes = JobProcesses(host, room, None, lambda: 0.0, lambda *_, **__: None)
+    processes = processes_on(spots)
     suspects = {GOOD}
     processes.doubt(suspects.__contains__)
 
@@ -388,11 +395,7 @@ def test_a_process_does_not_start_where_another_gave_wrong_values(tmp_path: Path
         ProcessPlacement(node=0, device=f"cuda:{index}", address="", events=tmp_path, logs=None)
         for index in range(3)
     ]
-    host: Any = SimpleNamespace(
-        spots=lambda: spots, start=lambda name, spot, config, mode: 7, may_return=lambda: False
-    )
-    room: Any = SimpleNamespace(begins=lambda name: None)
-    processes = JobProcesses(host, room, None, lambda: 0.0, lambda *_, **__: None)
+    processes = processes_on(spots)
 
     def start() -> str:
         config: Any = None
@@ -433,13 +436,9 @@ def test_whoever_takes_over_knows_where_processes_failed(
         ProcessPlacement(node=0, device=device, address="", events=tmp_path, logs=None)
         for device in ("cuda:0", "cuda:1")
     ]
-    host: Any = SimpleNamespace(
-        spots=lambda: spots, start=lambda name, spot, config, mode: 7, may_return=lambda: False
-    )
-    room: Any = SimpleNamespace(begins=lambda name: None)
     log = read_takeover_log(tmp_path)
     assert isinstance(log, TakeoverLog)
-    processes = JobProcesses(host, room, log, lambda: 25.0, lambda *_, **__: None)
+    processes = processes_on(spots, log, now_s=25.0)
     config: Any = None
     started = processes.start("worker", "warm", lambda *_: config, stopped=lambda: False)
     assert started.spot.device == ("cuda:1" if avoided else "cuda:0")

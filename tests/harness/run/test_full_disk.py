@@ -30,7 +30,7 @@ from trainchaos.recovery.transport import event_ring, progress_counters
 from trainchaos.recovery.transport.event_ring import CAPACITY, RingWriter
 
 ROOT = Path(__file__).resolve().parents[3]
-JOB = ROOT / "tests" / "support" / "longrun_job.py"
+JOB = ROOT / "tests/support/clusters/longrun_job.py"
 
 
 class Disk:

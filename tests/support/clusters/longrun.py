@@ -9,7 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.support.clusters.cluster import Cluster
@@ -42,11 +42,13 @@ SETTLE_LIMIT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What processes of one role hold together."""
+    """What processes of one role hold together. ``memory_kib``: resident; of the survivor what it
+    uses of its heap (``longrun_job.tell_heap``).
+    """
 
     descriptors: int
     threads: int
-    rss_kib: int
+    memory_kib: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ def held_by(pids: Sequence[int]) -> Held:
     return Held(
         descriptors=sum(held.descriptors for held in each),
         threads=sum(held.threads for held in each),
-        rss_kib=sum(held.rss_kib for held in each),
+        memory_kib=sum(held.memory_kib for held in each),
     )
 
 
@@ -80,7 +82,7 @@ def _held_by_one(pid: int) -> Held:
     return Held(
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
         threads=int(status["Threads"]),
-        rss_kib=int(status["VmRSS"].split()[0]),
+        memory_kib=int(status["VmRSS"].split()[0]),
     )
 
 
@@ -138,6 +140,7 @@ class LongRun:
     """Plays failures in one job on this machine, one after the other. ``folder``: for its logs."""
 
     def __init__(self, folder: Path, *, seed: int, spares: int = 2) -> None:
+        self._folder = folder
         self._job = self._begin(folder, "--ranks", str(RANKS), "--spares", str(spares))
         self._spares = spares
         self._random = random.Random(seed)
@@ -150,7 +153,7 @@ class LongRun:
         self.count = {kind: 0 for kind in KINDS}
 
     def _begin(self, folder: Path, *options: str) -> Running:
-        return Running(folder, *options, "--logs", folder / "logs", JOB)
+        return Running(folder, *options, "--logs", folder / "logs", JOB, folder)
 
     def _who(self) -> Mapping[str, Sequence[int]]:
         """Pids of those whose holdings are looked at, by their roles."""
@@ -227,8 +230,16 @@ class LongRun:
             seconds=time.monotonic() - self._started_s,
             step=self.step,
             keys=keys(self._port()) if keys else -1,
-            held={role: held_by(pids) for role, pids in self._who().items()},
+            held={
+                role: replace(held_by(pids), memory_kib=self._heap_kib(*pids))
+                if role == "survivor"
+                else held_by(pids)
+                for role, pids in self._who().items()
+            },
         )
+
+    def _heap_kib(self, pid: int) -> int:
+        return int((self._folder / f"heap.{pid}").read_text()) >> 10
 
     def sample_once(self, enough: Callable[[Sample], bool]) -> Sample:
         """What is held once it is ``enough``, or still at the deadline: a process that is just
@@ -279,7 +290,7 @@ class NodesRun(LongRun):
 
     def _begin(self, folder: Path, *options: str) -> Running:
         self._cluster = Cluster(folder)
-        return self._cluster.run(*options, JOB)
+        return self._cluster.run(*options, JOB, folder)
 
     def _who(self) -> Mapping[str, Sequence[int]]:
         # An agent holds more for each process of its node, and those go from one node to the other.
@@ -309,7 +320,7 @@ def curve(samples: list[Sample]) -> str:
         for role, held in one.held.items():
             row += (
                 f" | {' ' * len(role)} {held.descriptors:4d} {held.threads:7d}"
-                f" {held.rss_kib / 1024:5.1f}"
+                f" {held.memory_kib / 1024:5.1f}"
             )
         rows.append(row)
     return "\n".join(rows)

@@ -1,10 +1,15 @@
 """A tiny job that is told to fail: SIGUSR1 has the rank raise an exception, SIGUSR2 has it compute
-one NaN.
+one NaN. In the folder that it is given, if any, ``heap.PID`` says how many bytes a process uses of
+its heap.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +20,7 @@ from trainchaos.recovery.rank import generation as module
 
 COLLECTIVE_TIMEOUT_S = 20.0
 STEPS = 1_000_000_000
+BLOCK_BYTES = 64  # of Python's own small blocks, which the C library does not see; roughly
 ASKED = {"raise": False, "nan": False}
 
 
@@ -36,8 +42,34 @@ def ask(signum: int, _: object) -> None:
     ASKED["raise" if signum == signal.SIGUSR1 else "nan"] = True
 
 
+class Mallinfo2(ctypes.Structure):
+    """What the C library has given out, in bytes (mallinfo(3), glibc 2.33)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def tell_heap(at: Path) -> None:
+    """What is in use. Resident memory would count what the C library keeps of freed memory too: up
+    to 20 MiB more, as threads come and go in as many arenas.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Mallinfo2
+    found = libc.mallinfo2()
+    new = at.with_name(f"{at.name}.new")
+    small = sys.getallocatedblocks() * BLOCK_BYTES
+    new.write_text(str(found.uordblks + found.hblkhd + small))
+    new.rename(at)
+
+
 def main() -> None:
     """Train until somebody ends it."""
+    heaps = [Path(folder, f"heap.{os.getpid()}") for folder in sys.argv[1:]]
     module.Group = HastyGroup  # type: ignore[misc]
     signal.signal(signal.SIGUSR1, ask)
     signal.signal(signal.SIGUSR2, ask)
@@ -54,6 +86,8 @@ def main() -> None:
                 ASKED["nan"], loss = False, loss * float("nan")
             step.backward(loss * len(step.samples))
             step.commit()
+        for heap in heaps:
+            tell_heap(heap)
 
 
 if __name__ == "__main__":

@@ -219,7 +219,7 @@ def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> 
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
 def analyze(run: Path, form: str, quiet: bool, verbose: bool) -> int:
     """Judge a stored run again from its event logs alone, and rewrite its results.json."""
-    directory, results = _judged(run)
+    directory, results = _judged(run, quiet=quiet)
     _show(results, directory, form=form, quiet=quiet, verbose=verbose)
     return results.exit_code
 
@@ -233,7 +233,7 @@ def report(run: Path, quiet: bool) -> int:
     """
     from trainchaos.reports import render_all
 
-    directory, results = _judged(run)
+    directory, results = _judged(run, quiet=quiet)
     for path in render_all(directory, results):
         if not quiet:
             say(str(path))
@@ -350,13 +350,16 @@ def _warn(warnings: Sequence[str], quiet: bool) -> None:
         say(str(warning), err=True)
 
 
-def _judged(path: Path) -> tuple[RunDirectory, Results]:
+def _judged(path: Path, *, quiet: bool) -> tuple[RunDirectory, Results]:
     """Judge a stored run and keep the results in its directory."""
     from trainchaos.harness.gating.looks import note
     from trainchaos.harness.host.rundir import open_run
     from trainchaos.harness.judge.verdict.judge import judge, write_results
+    from trainchaos.harness.run.progress import tell_judging
 
     directory = open_run(path)
+    if not quiet:
+        tell_judging(directory)
     results = judge(directory)
     note(directory, results)
     write_results(directory, results)

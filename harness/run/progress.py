@@ -12,6 +12,7 @@ from trainchaos.chaos.columns import NO_BREAK, fold
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.planning.load import used
 from trainchaos.chaos.scenario.model import Cell
+from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 
@@ -19,6 +20,7 @@ _LINES_EVERY_S = 5.0
 _WIDE = 100  # columns from which a bar is long
 _KEPT_FREE = 6  # lines of a terminal above the bars
 _HANG = " " * 6
+_LARGE_BYTES = 16 << 20  # of logs, from which judging takes longer than a moment
 
 
 _AGAIN = MappingProxyType(
@@ -118,6 +120,14 @@ def _named(what: str, which: Any) -> str:
     if isinstance(which, list | tuple):
         return f"{what} {', '.join(map(str, which))}"
     return f"{which} {what}" if which == "the job's" else f"{what} {which}"
+
+
+def tell_judging(run: RunDirectory) -> None:
+    """A line on standard error before logs are judged that take a while."""
+    size = sum(path.stat().st_size for path in (run.root / "events").rglob("*.jsonl"))
+    if size > _LARGE_BYTES:
+        with suppress(OSError):
+            print(f"judging {size >> 20} MiB of logs ...", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -47,6 +47,7 @@ from trainchaos.harness.launch.requirements import lacking, refuse_impossible
 from trainchaos.harness.launch.workload import DataInfo, Workload
 from trainchaos.harness.run import heal, interrupts
 from trainchaos.harness.run.orchestrator import Orchestrator
+from trainchaos.harness.run.progress import SilentWatcher, progress, tell_judging
 from trainchaos.harness.run.timeouts import refuse_clashing
 from trainchaos.harness.script.arm import ScriptArm
 from trainchaos.harness.script.check import refuse_unstartable
@@ -114,6 +115,8 @@ def run_scenario(
                     _play(run, runnable, data, base_seed, shown, stop)
                 except Exception as error:
                     problem = error
+    if live:
+        tell_judging(run)
     results = _or_broken(_or_interrupted(_judged(run), stop), problem)
     judge.write_results(run, results)
     if problem is not None and not isinstance(problem, ChaosError):
@@ -343,8 +346,6 @@ def _sessions(cells: Sequence[Cell], run: RunDirectory) -> Iterator[dict[str, Se
 def _watching(
     watcher: Watcher | None, live: bool, loaded: LoadedScenario, cells: Sequence[Cell]
 ) -> Iterator[Watcher]:
-    from trainchaos.harness.run.progress import SilentWatcher, progress
-
     if watcher is not None:
         yield watcher
     elif live:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
-from trainchaos.harness.run.progress import describe
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.run.progress import describe, tell_judging
 
 
 @pytest.mark.parametrize(
@@ -81,3 +83,16 @@ def test_a_keeper_that_ends_by_itself_is_said() -> None:
     assert describe(Event(**exited, data=data)) is None, (
         "what a rank's end means is said by the failure"
     )
+
+
+def test_that_large_logs_are_judged_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(root=tmp_path)
+    log = run.events("arm") / "rank.jsonl"
+    log.parent.mkdir(parents=True)
+    for size, said in ((1 << 20, ""), (40 << 20, "judging 40 MiB of logs ...\n")):
+        with log.open("wb") as stream:
+            stream.truncate(size)
+        tell_judging(run)
+        assert capsys.readouterr().err == said

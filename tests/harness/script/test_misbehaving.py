@@ -47,7 +47,7 @@ BEGUN_AGAIN = "began again from step 1, and"
 OTHER_WEIGHTS = "as if it had begun with other weights"
 STILL = "the loss was 1.0 in each of"
 ENDED = "the command ended with exit code 0 at step 20 of 30"
-NOT_EITHER = "and the control arm did not either"
+NOT_EITHER = "gave-up at step 20 of 30, and the control arm did not either"
 FEWER = "1 of 2 ranks at the end: "
 BY_NOBODY = "steps 12 to 25 were reported by nobody"
 

@@ -1,7 +1,7 @@
 """How long a process group takes to form: the job's own over gloo, and that of torch 2.14 and newer
 with new members (``_reconfigure``), in turns.
 
-``python -m benchmarks.forming --ranks 4 --rounds 50``, nothing else running.
+``python -m benchmarks.loops.forming --ranks 4 --rounds 50``, nothing else running.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.process.local import start_store
 
 LIMIT_S = 60.0
 WARM = 3  # rounds that are not counted
@@ -49,7 +50,7 @@ def ours(rank: int, ranks: int, port: int) -> Callable[[int, Meeting], float]:
 
     def form(number: int, meeting: Meeting) -> float:
         for group in held:
-            group.abort()
+            group.leave()
         held.clear()
         group = Group(
             generation=number,
@@ -105,6 +106,7 @@ def play(rank: int, ranks: int, port: int, rounds: int, into: Path) -> None:
     for number in range(1, rounds + WARM + 1):
         for name, form in kinds.items():
             took[name].append(form(number, meeting))
+            meeting.share(f"{name}-{number}-formed", "")  # nobody leaves before all have it
     (into / f"{rank}.json").write_text(json.dumps(took))
     meeting.share("end", "")
     os._exit(0)  # as ranks do: groups that are left need no goodbye
@@ -116,16 +118,17 @@ def main() -> None:
     usage.add_argument("--ranks", type=int, default=4)
     usage.add_argument("--rounds", type=int, default=50)
     given = usage.parse_args()
-    store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    store, port = start_store()
     context = multiprocessing.get_context("spawn")
     with TemporaryDirectory() as folder:
-        args = (given.ranks, store.port, given.rounds, Path(folder))
+        args = (given.ranks, port, given.rounds, Path(folder))
         each = [context.Process(target=play, args=(rank, *args)) for rank in range(given.ranks)]
         for process in each:
             process.start()
         for process in each:
             process.join(LIMIT_S + given.rounds)
             process.kill()
+        del store
         told = [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {platform.machine()}, gloo")
     print(f"| {given.ranks} ranks, the slowest of each round | n | median ms | from | to |")

@@ -75,9 +75,10 @@ def _unseen(facts: Facts, seen: Sighting) -> Finding:
     proposal, known = facts.proposal, facts.command.frameworks
     text = f"no step was seen in {_count(seen.count, 'line')} within {seen.seconds:.0f} s"
     hook = next((f"for {one.name}, {one.hook}" for one in known if one.hook), "")
+    every = next((f"for {one.name}, {one.every}, " for one in known if one.every), "")
     change = (
-        f"{longer(seen, proposal)}, {hook or f'call {BEACON} after each step'}, or give progress:"
-        " {regex: ...} and try it with chaos try-progress"
+        f"{longer(seen, proposal)}, {every}{hook or f'call {BEACON} after each step'}, or give"
+        " progress: {regex: ...} and try it with chaos try-progress"
     )
     if any(_MERGED.search(line) for _, line in seen.lines):
         text += "; Ray merges lines that look alike"

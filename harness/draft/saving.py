@@ -108,10 +108,7 @@ def _again(paths: Sequence[Path], directory: Path, command: Command) -> str:
     elsewhere, or else if it can be started there; else "".
     """
     rest = shlex.join(command.words)
-    if words := _started_there(command, directory):
-        elsewhere = f"chaos init --force -- {shlex.join(words)}"
-    else:
-        elsewhere = ""
+    there = _started_there(command, directory)
     places = [path.relative_to(directory) for path in paths if path.is_relative_to(directory)]
 
     def names(default: str) -> bool:
@@ -125,7 +122,7 @@ def _again(paths: Sequence[Path], directory: Path, command: Command) -> str:
         option = Argument(name=head.rstrip("= "), value=default, index=0, head=head)
         if names(default) and (words := added(command.words, option, SCRATCH)):
             return f"chaos init --force -- {shlex.join(words)}"
-    return elsewhere
+    return f"chaos init --force -- {shlex.join(there)}" if there else ""
 
 
 def _started_there(command: Command, directory: Path) -> list[str]:

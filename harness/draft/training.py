@@ -141,6 +141,9 @@ def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
         facts.steps = guess[0]
         text = f"a guess by the script's text: {guess[1]}"
         change = "correct it if that is another number"
+    elif steps and str(max(steps)) in words:
+        facts.steps, text = max(steps), "the last that was seen, and the command line names it"
+        change = "correct it if it goes on"
     elif (quiet_s := _quiet_s(seen, proposal)) is not None:
         facts.steps, text = max(steps), f"none came for {quiet_s:.0f} s after these"
         change = "correct it if it goes on"

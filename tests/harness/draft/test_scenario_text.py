@@ -173,6 +173,7 @@ PLAIN = [f"step {n} loss {1 / n:.3f}" for n in range(1, 21)]
         ("python t.py --max-steps 50", "", PLAIN, None, None, 50, True),
         ("python t.py --max-steps 50", "", PLAIN, None, 70, 70, True),
         ("python t.py", "", PLAIN, WELL, None, 20, True),
+        ("python t.py 20 8", "", PLAIN, None, None, 20, True),
         ("python t.py", "max_steps = 40\n", PLAIN, None, None, 40, True),
         ("python t.py", "", PLAIN, None, None, 200, False),
         ("python t.py --max-steps 10", "", PLAIN, None, None, 10, False),

@@ -161,7 +161,8 @@ FRAMEWORKS = (
             ),
             Form(
                 step=r"Epoch (?P<epoch>\d+)/-?\d+ .*?\s(?P<step>\d+)/(?P<of>\d+|--) +\d+:\d\d:\d\d"
-                rf"(?:.*?{_LOSS_KEY}: *(?P<loss>\S+))?",
+                # without a newline, what is printed next follows at once
+                rf"(?:.*?{_LOSS_KEY}: *(?P<loss>[^\s`\[]+))?",
                 source=f"{_LIGHTNING}callbacks/progress/rich_progress.py",
             ),
         ),

@@ -38,7 +38,7 @@ _OPTION = re.compile(
     r"(?P<rest>(?:[^()]|\([^()]*\))*)\)"
 )
 """An option that a script declares to argparse or click."""
-_DEFAULT = re.compile(r"\bdefault\s*=\s*(?:['\"]([^'\"]*)['\"]|(\d[\d_]*))")
+_DEFAULT = re.compile(r"\bdefault\s*=\s*(?:(?:\w+\.)?Path\()?(?:['\"]([^'\"]*)['\"]|(\d[\d_]*))")
 _GLOBAL = re.compile(
     r"(?m)^(?P<name>[a-z]\w*)\s*=\s*(?:['\"]([^'\"\n]*)['\"]|(\d[\d_]*))\s*(?:#.*)?$"
 )

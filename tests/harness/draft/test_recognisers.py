@@ -170,6 +170,11 @@ parser.add_argument('-o', '--output_dir', type=str, default='out/a')
             '@click.option("--save-dir", default="x")',
             ["--save-dir", f"{SCRATCH}/x"],
         ),
+        (
+            "python t.py",
+            'p.add_argument("--project_dir", type=Path, default=Path("runs"))',
+            ["--project_dir", f"{SCRATCH}/runs"],
+        ),
         ("bash -c 'python t.py'", ARGPARSE, []),
         ("python t.py --output_dir $CHAOS_SCRATCH/b", ARGPARSE, []),
         ("bash run.sh", 'OUT="${OUT:-out}"\nlog=${TIMEOUT:-5}\n', []),

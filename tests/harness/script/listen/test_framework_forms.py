@@ -57,6 +57,13 @@ BAR = "|##        | {} [00:01<00:04, 12.7it/s, v_num=0, {}]\r"
         ),
         (
             "lightning",
+            60,  # resumed in epoch 1, which states one step less than it does
+            "Epoch 0/-2 ━━ 30/30 0:00:02 • 0:00:00 9.08it/s train_loss: 1.4[rank1]: Traceback\n"
+            "Epoch 1/-2 ━━ 1/29 0:00:02 • 0:00:00 9.08it/s train_loss: 1.3`Trainer.fit` stopped\n",
+            [(30, 1.4), (31, 1.3)],
+        ),
+        (
+            "lightning",
             60,
             "Epoch 0/-2 ━╸━━━ 3/30 0:00:00 • 0:00:03 9.08it/s train_loss: 1.402\n",  # by max_steps
             [(3, 1.402)],

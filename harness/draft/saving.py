@@ -153,18 +153,18 @@ def _find_resume(facts: Facts, kept: Path, scratch: Path | None) -> None:
     place = SCRATCH
     if scratch is not None and kept.is_relative_to(scratch):
         place = str(Path(SCRATCH) / kept.relative_to(scratch).parent)
-    option = told[0] + (told[1] if told[0].endswith("=") else "")
-    option += f" {told[1]}" if told[1] and not told[0].endswith("=") else ""
+    option = "".join(told) if told[0].endswith("=") else " ".join(told).rstrip()
     line = f'test "$(ls -A {place})" && set -- {option}; exec {_line(command.words)} "$@"'
+    again = f"chaos init --force -- {shlex.join(['bash', '-c', line])}"
     facts.findings.append(
         Finding(
             name="resume",
             text=f"the script has {told[0].rstrip('=')}, which the command does not give: if it"
             " goes on from a checkpoint only with it, each fault fails a run",
             key="command",
-            change=f"have it given once there is one: chaos init --force --"
-            f" {shlex.join(['bash', '-c', line])}",
+            change=f"have it given once there is one: {again}",
             found=False,
+            again=again,
         )
     )
 

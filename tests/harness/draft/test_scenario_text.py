@@ -338,7 +338,9 @@ def test_a_script_that_resumes_only_when_told_is_said_how(
     facts = decided(tmp_path, line, seen, text=text)
     assert ("resume" in [one.name for one in facts.findings]) is bool(option)
     if option:
-        _, command = of(facts, "resume").split("chaos init --force -- ")
+        (again,) = (one.again for one in facts.findings if one.again)
+        command = again.removeprefix("chaos init --force -- ")
+        assert again in of(facts, "resume")
         *_, inner = shlex.split(command)
         head = f'test "$(ls -A $CHAOS_SCRATCH/out)" && set -- {option}; exec python t.py '
         assert inner.startswith(head) and inner.endswith(' "$@"')

@@ -52,6 +52,9 @@ _TOTAL = re.compile(
     r"(?P<call>int\()?[^\n\d]{0,60}?(?P<number>\d{1,12})\b",
     re.IGNORECASE,
 )
+_RANGE = re.compile(
+    r"\bfor (?:\w*step\w*|it|iter\w*) in range\((?:(?P<first>\d{1,12}),\s*)?(?P<end>\d{1,12})\)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +118,8 @@ class ScriptText:
         whose default it is; None if there is none, or if there are several.
         """
         found = {int(one["number"]): one[0].strip(" ,({\n") for one in _TOTAL.finditer(self.text)}
+        for one in _RANGE.finditer(self.text):
+            found[int(one["end"]) - int(one["first"] or 0)] = one[0]
         option = arguments.declared(self.options, arguments.STEPS)
         if not found and option is not None and option.value.isdigit():
             found = {int(option.value): f"the default of {option.name}"}

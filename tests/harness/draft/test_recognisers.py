@@ -214,6 +214,8 @@ def test_the_output_of_ray_is_not_merged() -> None:
         ("trainer = Trainer(devices=2, max_steps=60)\n", 60),
         ('config={"lr": 0.1, "num_steps": 60}\n', 60),
         ("Trainer(save_steps=500)\n", None),
+        ("for step in range(1, 61):\n", 60),
+        ("for step in range(60):\n", 60),
         (ARGPARSE, 60),
         ("", None),
     ],

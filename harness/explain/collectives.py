@@ -2,8 +2,8 @@
 log holds of them: who waits in which, and who has not begun it.
 
 All is taken from ``collectives_dumped`` (``recovery.detection.flight_recorder`` says what torch
-writes, ``recovery.detection.ras`` what NCCL's RAS says); the numbers of collectives are alike on all ranks of a group, as every rank has to call the
-same ones in the same order.
+writes, ``recovery.detection.ras`` what NCCL's RAS says); the numbers of collectives are alike on
+all ranks of a group, as every rank has to call the same ones in the same order.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class FlightRecord:
-    """Of one rank. ``role``: hung, peer, stuck or ras (``chaos.events.kinds``); ``rank``: None if it
-    did not say; ``why``: there are no entries; of ras, what it says.
+    """Of one rank. ``role``: hung, peer, stuck or ras (``chaos.events.kinds``); ``rank``: None if
+    it did not say; ``why``: there are no entries; of ras, what it says.
     """
 
     process: str

@@ -149,7 +149,8 @@ def ask(address: str, *, limit_s: float = LIMIT_S) -> RasFinding:
     end_s = time.monotonic() + limit_s
     try:
         for _ in range(TRIES):
-            with socket.create_connection((host.strip("[]"), int(port)), limit_s) as connection:
+            left_s = max(GREET_S, end_s - time.monotonic())
+            with socket.create_connection((host.strip("[]"), int(port)), left_s) as connection:
                 asking = _Asking(connection, end_s)
                 if asking.greets():
                     return read_json(asking.status())
@@ -220,7 +221,7 @@ class _Asking:
 
 # ---- the JSON answer
 
-_Name = Annotated[str, Field(pattern=r"^[\w.:%-]{0,255}$")]
+_Name = Annotated[str, Field(pattern="^[A-Za-z0-9_.:%-]*$", max_length=255)]
 
 
 class _Read(BaseModel):

@@ -20,6 +20,7 @@ _RANK = re.compile(
     r"^ *Rank (\d{1,9})\b.{0,80}? -- GPU .{1,40} managed by process (\d{1,9}) on node (\S{1,255})"
 )
 _PROCESS = re.compile(r"^ *Process (\d{1,9}) on node (\S{1,255}) managing GPU")
+_KEYS = ('"nccl_version"', '"communicators"')
 _JOB = "Job summary"
 _RUNNING = ("INIT", "RUNNING")
 LOOKED_AT = 40
@@ -32,7 +33,7 @@ def is_answer(head: Iterable[str]) -> bool:
     if not lines:
         return False
     if lines[0].startswith("{"):
-        return any('"nccl_version"' in line for line in lines)
+        return all(any(key in line for line in lines) for key in _KEYS)
     return _JOB in lines and lines[0].startswith(("NCCL version ", _JOB))
 
 

@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainchaos.chaos.errors import ChaosError
 
-LIMIT_S = 5.0  # of one request, all of it
-COLLECT_S = 3  # that RAS waits for processes that do not answer it, whole seconds
+LIMIT_S = 7.0  # of one request, all of it
+COLLECT_S = 3  # that RAS waits for processes that do not answer it, whole; it may take longer
 GREET_S = 0.25  # a process answers at once, if it is not stopped
 TRIES = 6  # connections: each may land at a stopped process, as all listen at one port
 MOST_BYTES = 32 << 20  # of an answer: a communicator of 4,096 ranks has about 3 MB

@@ -92,6 +92,8 @@ class HangEvidence:
         """These members are silent for part of their limit: ask them, and for contrast the first
         member that waits in a collective. ``marks``: of all members at work, in order of rank.
         """
+        if names:
+            self._ask_ras(names, marks)
         new = [name for name in marks if name in names and self._may(name, marks[name])]
         if not new:
             return
@@ -113,20 +115,20 @@ class HangEvidence:
         for gone in self._asked_s.keys() - marks.keys():
             del self._asked_s[gone]
             self._recalled.pop(gone, None)
-        self._ask_ras(marks)
 
-    def _ask_ras(self, marks: Mapping[str, Mark]) -> None:
-        """What it says of the processes of this machine; it knows the pids of others too, but not
-        whose they are.
+    def _ask_ras(self, names: Collection[str], marks: Mapping[str, Mark]) -> None:
+        """Once for each silence: what it says of the processes of this machine. It knows the pids
+        of others too, but not whose they are.
         """
         if not self._ras.may_ask(self._hands.now_s()):
+            return
+        if all((asked := self._ras_asked.get(n)) and asked[1] == marks.get(n) for n in names):
             return
         pids = {name: self._hands.pid(name) for name in marks}
         self._ras_asked = {n: (pid, marks[n]) for n, pid in pids.items() if pid is not None}
         self._ras_due = False
-        if self._ras_asked:
-            here = {pid: name for name, (pid, _) in self._ras_asked.items()}
-            self._ras.ask(here, self._hands.now_s())
+        here = {pid: name for name, (pid, _) in self._ras_asked.items()}
+        self._ras.ask(here, self._hands.now_s())
 
     def recalled(self, name: str, message: Recalled) -> None:
         """A process says which collectives it stands in."""
@@ -204,7 +206,7 @@ class HangEvidence:
         """A process is declared to hang: write down its stacks, and those of who was asked with it.
         ``mark``: its own now; if it has moved since it was asked, its answer is of another time.
         """
-        self._ras_due = True
+        self._ras_due = self._ras_asked.get(blamed, (0, None))[1] == mark
         asked = self._asked.pop(blamed, None)
         if asked is not None and asked.mark == mark:
             self._late[blamed] = (asked, self._hands.now_s() + LATE_S)
@@ -238,7 +240,7 @@ class HangEvidence:
             asked = self._asked.pop(name)
             if asked.told:
                 self._tell(name, "stuck", asked)
-        self._ras_due = True
+        self._ras_due = any(marks.get(n) == mark for n, (_, mark) in self._ras_asked.items())
         self._tell_ras()
 
     def _tell_ras(self) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from trainchaos.recovery.detection.ras import RasError, RasFinding, ask
 from trainchaos.recovery.process.local import ras_address
 
-EVERY_S = 10.0
-"""Shortest time between two requests: each has every process of the job answer."""
+EVERY_S = 2.0
+"""Shortest time between two requests: each has every process of the job answer, all of them on this
+machine.
+"""
 
 
 class RasWatch:
@@ -31,10 +33,9 @@ class RasWatch:
         return not self.under_way and (self._asked_s is None or now_s >= self._asked_s + EVERY_S)
 
     def ask(self, pids: Mapping[int, str], now_s: float) -> None:
-        """Begin to ask about these processes of this machine."""
-        address = self._address()
+        """Begin to ask about these processes of this machine; nobody is asked about none."""
         self._asked_s, self._found = now_s, None
-        if address:
+        if pids and (address := self._address()):
             self._thread = threading.Thread(
                 target=self._ask, args=(address, dict(pids)), name="ras", daemon=True
             )

@@ -511,6 +511,7 @@ def test_a_shell_completes_its_forms(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "explain" in completions("expl")
     assert completions("explain", "x") >= {"xid"}
     assert completions("explain", "si") >= {"signal"}
+    assert completions("explain", "ra") >= {"ras"}
     assert completions("explain", "runs/t") == {"runs/told/one"}
 
 
@@ -519,7 +520,7 @@ def test_the_page_says_what_the_command_does() -> None:
     for word in ("`chaos explain`", *(f"`{action.value}`" for action in words.ABOUT)):
         assert word in page
     examples = [line for line in page.splitlines() if line.startswith("chaos explain ")]
-    assert len(examples) == 7
+    assert len(examples) == 8
 
 
 def test_what_the_page_shows_of_the_programs_interface_is_so() -> None:

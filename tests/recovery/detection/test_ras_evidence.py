@@ -136,6 +136,13 @@ def test_a_hang_that_has_a_name_keeps_it_and_has_a_witness() -> None:
     assert evidence.named(other, MARKS) == other
 
 
+def test_what_was_said_of_an_earlier_silence_is_not_written() -> None:
+    hands, evidence = suspected(Ras())
+    evidence.hung("w1", WAITING._replace(step=6))
+    evidence.stuck({name: WAITING._replace(step=6) for name in MARKS})
+    assert not [one for one in hands.records if one["role"] == "ras"]
+
+
 def test_another_jobs_processes_are_passed_over() -> None:
     others = read_json(document(communicator([rank(0, pid=7), rank(1, 40, pid=8)])))
     hands, evidence = suspected(Ras(others))

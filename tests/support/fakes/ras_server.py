@@ -8,7 +8,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tests.support.running import LIMIT_S
@@ -86,13 +86,19 @@ def document(*communicators: dict[str, Any]) -> str:
 
 
 class RasServer:
-    """``answer``: to VERBOSE STATUS; ``knows``: False: of an NCCL that knows no JSON; ``mute``: so
-    many connections are answered by nobody first, as where they land at a stopped process;
-    ``first``: what is said to the first command, in place of the protocol's number.
+    """``answer``: to VERBOSE STATUS, or what makes it; ``knows``: False: of an NCCL that knows no
+    JSON; ``mute``: so many connections are answered by nobody first, as where they land at a
+    stopped process; ``first``: what is said to the first command, in place of the protocol's
+    number.
     """
 
     def __init__(
-        self, answer: str = "", *, knows: bool = True, mute: int = 0, first: str = ""
+        self,
+        answer: str | Callable[[], str] = "",
+        *,
+        knows: bool = True,
+        mute: int = 0,
+        first: str = "",
     ) -> None:
         self._answer, self._knows, self._mute = answer, knows, mute
         self._first = first or "SERVER PROTOCOL 2\n"
@@ -124,7 +130,8 @@ class RasServer:
                 command = line.strip()
                 self.heard[-1].append(command)
                 if command == "VERBOSE STATUS":
-                    connection.sendall(self._answer.encode())
+                    said = self._answer if isinstance(self._answer, str) else self._answer()
+                    connection.sendall(said.encode())
                     return
                 connection.sendall(self._said(command).encode())
 
@@ -145,7 +152,7 @@ class RasServer:
 
 
 @contextlib.contextmanager
-def ras_server(answer: str = "", **how: Any) -> Iterator[RasServer]:
+def ras_server(answer: str | Callable[[], str] = "", **how: Any) -> Iterator[RasServer]:
     """A server while it is needed; see RasServer."""
     server = RasServer(answer, **how)
     try:

@@ -285,7 +285,7 @@ class RegexReader:
         return [progress for line in lines for progress in self.parse(line)]
 
     def parse(self, line: str) -> list[ProgressReport]:
-        """What one line reports: one report at the most, or none."""
+        """What one line reports: none, one, or one of each rank that wrote into it."""
         found = self._parse(line)
         if found:
             self.unread.clear()
@@ -308,6 +308,8 @@ class RegexReader:
         if progress is None:
             self.refused += 1
             return []
+        if "loss" in progress.unread and (parts := rules.parted(match)):
+            return [one for part in parts for one in self._parse(part)]
         if rules.spoilt(text):
             progress = replace(progress, spoilt=True)
         step = self._step_of_run(progress.step, groups, of)

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainchaos.chaos.errors import ChaosError
+from trainchaos.chaos.errors import EXIT_USAGE, ChaosError
 
 LIMIT_S = 7.0  # of one request, all of it
 COLLECT_S = 3  # that RAS waits for processes that do not answer it, whole; it may take longer
@@ -45,6 +45,8 @@ different counts by right.
 
 class RasError(ChaosError):
     """RAS did not answer, or not in a form that is known here."""
+
+    exit_code = EXIT_USAGE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,10 +148,10 @@ def test_a_job_that_is_well_by_ras(explain: Explain) -> None:
 def test_no_answer_of_ras(explain: Explain, tmp_path: Path) -> None:
     with ras_server(knows=False) as server:
         code, out, err = explain("ras", server.address)
-    assert (code, out) == (4, "") and "NCCL 2.28.7" in err
-    assert explain("ras", "nowhere")[0] == 4
+    assert (code, out) == (2, "") and "NCCL 2.28.7" in err
+    assert explain("ras", "nowhere")[0] == 2
     (tmp_path / "cut.json").write_text(RAS_JSON[:400])
-    assert explain(tmp_path / "cut.json")[0] == 4
+    assert explain(tmp_path / "cut.json")[0] == 2
 
 
 def test_of_many_ranks_some_are_said(explain: Explain) -> None:

@@ -209,7 +209,8 @@ class Rank:
         return plan
 
     def _reconfigure(self, uuid: int, handles: list[str]) -> None:
-        c10d._reconfigure(uuid, handles, timeout=timedelta(seconds=self.timeout)).wait()
+        limit = timedelta(seconds=self.timeout)
+        c10d._reconfigure(uuid, handles, timeout=limit).wait(limit)
 
     def _receive(self, plan: Mapping[str, Any]) -> None:
         """The state of the rank with the most steps, in one broadcast."""

@@ -210,7 +210,7 @@ class Rank:
 
     def _reconfigure(self, uuid: int, handles: list[str]) -> None:
         limit = timedelta(seconds=self.timeout)
-        c10d._reconfigure(uuid, handles, timeout=limit).wait(limit)
+        c10d._reconfigure(uuid, handles, timeout=limit).wait()
 
     def _receive(self, plan: Mapping[str, Any]) -> None:
         """The state of the rank with the most steps, in one broadcast."""

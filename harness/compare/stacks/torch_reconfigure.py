@@ -36,7 +36,7 @@ class TorchReconfigure(Stack):
     advised: ClassVar[Mapping[str, Value]] = {GROUP: 0.25, REFORM: 2, JOIN: 0.25}
     grid: ClassVar[Mapping[str, tuple[Value, ...]]] = {
         GROUP: (0.1, 0.15, 0.25),
-        JOIN: (0.05, 0.1),
+        JOIN: (0.1,),
     }
     tuned_because: ClassVar[str] = (
         "torch has no page about it yet: its docstrings (torch.distributed._reconfigure,"

@@ -150,7 +150,7 @@ class Rank:
             enable_reconfigure=True,
         )
         self.device = next(training.model.parameters()).device
-        self.backend: Any = dist.get_backend_impl(dist.group.WORLD, self.device)
+        self.backend: Any = c10d.get_backend_impl(dist.group.WORLD, self.device)
         self.group = self.attempts = 0
         self.step, self.tried, self.loss = training.load(), (0, 0), 0.0
 

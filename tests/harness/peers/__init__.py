@@ -1,1 +1,1 @@
-"""Tests of ``harness/compare``."""
+"""Tests of ``harness/peers``."""

@@ -226,6 +226,7 @@ class FakeRank(Rank):
         self.step, self.tried, self.loss = 0, (3, 5), 0.0
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_rank_that_is_behind_gets_all_state_and_reports_the_step_it_took_part_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

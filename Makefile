@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= $(shell echo $$(( $$(nproc) + 1 )))
 PYTEST_N := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
-.PHONY: run test test-all test-rest test-busy test-gpu bench-gpu test-docker test-slurm test-stacks test-search test-load test-frameworks lint check format fuzz scenarios docs bench bench-hangs bench-load bench-planted schema clean help
+.PHONY: run test test-all test-rest test-busy test-gpu bench-gpu test-docker test-slurm test-stacks test-search test-load test-frameworks test-torch lint check format fuzz scenarios docs bench bench-hangs bench-load bench-planted schema clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -108,6 +108,20 @@ $(FRAMEWORKS_STAMP): pyproject.toml examples/frameworks/constraints.txt
 
 test-frameworks: $(FRAMEWORKS_STAMP) ## callbacks of Lightning, Hugging Face and others in real training, and torchtitan; installs them (four to eight minutes, and three to install)
 	$(FRAMEWORKS)/bin/python -m pytest $(PLAYED) -m "frameworks or not real" tests/chaos/integrations
+
+# Another torch, in an environment of its own. PIP_CONSTRAINT is emptied where a machine holds pip to an older one.
+VERSION ?= 2.15.0
+TORCH := .venv-torch-$(VERSION)
+
+$(TORCH)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TORCH)
+	grep -v '^torch==' constraints.txt > $(TORCH)/constraints.txt
+	PIP_CONSTRAINT= $(TORCH)/bin/pip install --quiet --disable-pip-version-check --constraint $(TORCH)/constraints.txt torch==$(VERSION) --editable '.[dev]'
+	touch $@
+
+test-torch: $(TORCH)/.installed ## with another torch (VERSION=2.15.0, 3 GB): private names, kill-one-rank, and the recovery tests, or a PART of them
+	$(TORCH)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PLAYED) -m "not long and not ($(OTHERS))" tests/recovery
+	$(TORCH)/bin/chaos run scenarios/kill-one-rank.yaml
 
 scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)
 	for file in scenarios/*.yaml scenarios/*/*.yaml; do \

@@ -94,6 +94,9 @@ class NoJob:
         """A pulse without processor starvation."""
         return Pulse(starved_s=0.0)
 
+    def pid(self, process: str) -> None:
+        """They are no processes."""
+
     def ask_stacks(self, process: str) -> None:
         """Do nothing."""
 

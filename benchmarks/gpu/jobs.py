@@ -319,10 +319,8 @@ def _steps(job: GpuJob) -> list[float]:
 # ---- the page
 
 
-def why_not(row: GpuRow, gpus: int, sharding: str) -> str:
-    """Why a job cannot be run here; else empty. ``sharding``: why this torch cannot shard
-    a model.
-    """
+def why_not(row: GpuRow, gpus: int) -> str:
+    """Why a job cannot be run here; else empty."""
     if row.gpus > gpus:
         return f"it needs {row.gpus} GPUs, there {'is' if gpus == 1 else 'are'} {gpus}"
-    return sharding if row.shards > 1 else ""
+    return ""

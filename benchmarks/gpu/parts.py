@@ -69,9 +69,8 @@ def group_of(device: torch.device, generation: int, port: int, check: Callable[[
 
 
 def machine(device: torch.device, size: str) -> Figures:
-    """Facts about the machine. ``sharding``: why this torch cannot shard a model; else empty."""
+    """Facts about the machine."""
     found: Figures = {
-        "sharding": "",
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "parameters": sum(p.numel() for p in make_model(size).parameters()),
@@ -83,14 +82,6 @@ def machine(device: torch.device, size: str) -> Figures:
             "cuda": str(torch.version.cuda),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
-    from trainchaos.recovery.collectives.sharding import (
-        require_torch,
-    )  # takes seconds, and is needed only here
-
-    try:
-        require_torch()
-    except RuntimeError as error:
-        found["sharding"] = str(error)
     return found
 
 

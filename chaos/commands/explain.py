@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -18,18 +19,22 @@ from trainchaos.chaos.commands.shared.options import FORMAT, RUN
 from trainchaos.chaos.commands.shared.say import say
 
 if TYPE_CHECKING:
+    from trainchaos.recovery.detection.ras import RasFinding
     from trainchaos.recovery.playbook.book import Playbook
     from trainchaos.recovery.playbook.entry import Entry
 
 NUMBERS = ("xid", "sxid", "signal", "exit")
 TEXT = "text"
+RAS = "ras"
+MOST_RANKS = 20  # said of an answer of NCCL's RAS; --format json has all
 STANDARD_INPUT = "-"
 MOST_AT_ONCE = 1 << 20  # bytes of a line; a longer one is read as several
+MOST_LINES = 1_000_000  # of an answer of NCCL's RAS
 LOOKED_AT = 1 << 16  # bytes at the beginning of a file, to tell text from other data
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    words = [word for word in (*NUMBERS, TEXT) if word.startswith(incomplete)]
+    words = [word for word in (*NUMBERS, TEXT, RAS) if word.startswith(incomplete)]
     return [*map(CompletionItem, words), *RUN.shell_complete(ctx, param, incomplete)]
 
 
@@ -47,6 +52,7 @@ def explain(what: tuple[str, ...], form: str) -> int:
     chaos explain exit 137              of a process; -9 as torchrun writes it
     chaos explain text "NCCL WARN ..."  an error's words
     chaos explain train.log             what a log says, best first; - reads standard input
+    chaos explain ras 127.0.0.1:28028   who is dead or lags, by NCCL's RAS; or what ncclras printed
     chaos explain runs/NAME/latest      the incidents of a stored run
 
     Exit code 1: nothing in the text or log is in the playbook; 2: no such number, file or run.
@@ -59,12 +65,16 @@ def explain(what: tuple[str, ...], form: str) -> int:
         return _lines(" ".join(words).split("\n"), "the text", form)
     if kind in NUMBERS and words:
         return _numbers(kind, words, form)
+    if kind == RAS and len(words) == 1 and not _exists(Path(words[0])):
+        return _asked_ras(words[0], form)
+    if kind == RAS and len(words) == 1:
+        kind, words = words[0], ()
     path = Path(kind)
     if kind in (*NUMBERS, TEXT) and not _exists(path):
         raise click.UsageError(f"{kind!r} needs {'the words' if kind == TEXT else 'a number'}")
     if words:
         raise click.UsageError(
-            f"one file or run at a time, or first one of: {', '.join((*NUMBERS, TEXT))}"
+            f"one file or run at a time, or first one of: {', '.join((*NUMBERS, TEXT, RAS))}"
         )
     if kind == STANDARD_INPUT:
         return _lines(_text_of(sys.stdin.buffer, "standard input"), "standard input", form)
@@ -153,7 +163,7 @@ def _file(path: Path, form: str) -> int:
         with open_regular(path, follow=True) as stream:
             return _lines(_text_of(stream, str(path)), str(path), form)
     except OSError as error:
-        hint = "explain a log, a run directory, or one of: " + ", ".join((*NUMBERS, TEXT))
+        hint = "explain a log, a run directory, or one of: " + ", ".join((*NUMBERS, TEXT, RAS))
         raise errors.ScenarioError(
             f"{path}: cannot be read: {error.strerror}", hint=hint
         ) from error
@@ -162,9 +172,15 @@ def _file(path: Path, form: str) -> int:
 def _lines(lines: Iterator[str] | Sequence[str], what: str, form: str) -> int:
     """What lines say. Exit code 1 if the playbook knows none of it."""
     from trainchaos.harness.explain.text import match_json, match_lines
+    from trainchaos.recovery.detection import ras_text
     from trainchaos.recovery.playbook.book import match_text
     from trainchaos.recovery.playbook.entry import Tells
 
+    lines = iter(lines)
+    head = [*islice(lines, ras_text.LOOKED_AT)]
+    lines = chain(head, lines)
+    if ras_text.is_answer(head):
+        return _ras(ras_text.read_answer(islice(lines, MOST_LINES)), what, form)
     read = 0
 
     def counted() -> Iterator[str]:
@@ -184,6 +200,42 @@ def _lines(lines: Iterator[str] | Sequence[str], what: str, form: str) -> int:
         return errors.EXIT_PASS
     why = f"{read} lines, and the playbook knows none of them" if read > 1 else "nothing known"
     say(f"{what}: {why if read else 'is empty'}", err=True)
+    return errors.EXIT_FAIL
+
+
+def _asked_ras(address: str, form: str) -> int:
+    from trainchaos.recovery.detection.ras import ask
+
+    return _ras(ask(address), address, form)
+
+
+def _ras(found: RasFinding, what: str, form: str) -> int:
+    """What NCCL's RAS says. Exit code 1 if it complains of nobody."""
+    from trainchaos.harness.explain.text import entry_json, entry_lines
+    from trainchaos.recovery.playbook.book import playbook
+
+    dead = [one for one in found.missing if one.dead]
+    silent = [one for one in found.missing if not one.dead]
+    kinds = (("dead", dead), ("missing", silent), ("behind", found.behind))
+    entries = {
+        name: entry
+        for name, ranks in kinds
+        if ranks and (entry := playbook().by_id(f"nccl-ras-{name}"))
+    }
+    if form == "json":
+        rows = {name: [asdict(one) for one in ranks] for name, ranks in kinds}
+        told = [entry_json(entry) for entry in entries.values()]
+        say(json.dumps({"communicators": found.communicators, **rows, "entries": told}, indent=2))
+    elif said := found.sentences:
+        lines = [f"{what}: NCCL's RAS, communicators: {found.communicators}"]
+        lines += [f"  {one}" for one in said[:MOST_RANKS]]
+        lines += [f"  and {len(said) - MOST_RANKS} more"] if len(said) > MOST_RANKS else []
+        for name, entry in entries.items():
+            lines += ["", *entry_lines(entry, name)]
+        _say_folded(lines)
+    if entries:
+        return errors.EXIT_PASS
+    say(f"{what}: by NCCL's RAS no rank is named as dead, missing or behind", err=True)
     return errors.EXIT_FAIL
 
 

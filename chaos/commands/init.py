@@ -111,7 +111,8 @@ def _draft(
         correct = f"correct {', '.join(drafted.needs)} in {target}, then chaos run {target}"
         say(f"next    {drafted.again}, or {correct}" if drafted.again else f"next    {correct}")
         return errors.EXIT_INCONCLUSIVE
-    say(f"next    chaos run {target}")
+    first = f"{drafted.again}, or " if drafted.again else ""
+    say(f"next    {first}chaos run {target}")
     return errors.EXIT_PASS
 
 

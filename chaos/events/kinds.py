@@ -203,7 +203,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # (exit|hang|error|nonfinite|diverged|start-timeout|unfit|notice); process and rank blamed.
         # For a hang (missing in older logs): silent_s: time without a heartbeat, more than limit_s;
         # last_seq: of the last event it had written; stopped: the kernel showed it as stopped for
-        # all of silent_s. applied: the state already holds the refused values
+        # all of silent_s; ras: what NCCL's RAS had said of it by then, where it had. applied: the
+        # state already holds the refused values
         Kind.FAILURE_DETECTED: frozenset({"failure", "cause", "process", "rank", "detail"}),
         # after a hang was declared: what a process did when it, or the one that it waited for,
         # was suspected. role: hung|peer (waited in a collective)|stuck (all waited, nobody was
@@ -214,7 +215,8 @@ REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
         # with stacks_dumped, of the same processes: in which collectives a rank stood by torch's
         # flight recorder. entries: [{group, seq, op, sizes, state: done|started|scheduled}], of
         # each group of its generation the last finished and the first unfinished; why: there are
-        # none; rank: its own word, None without an answer
+        # none; rank: its own word, None without an answer. role ras: without entries, and why is
+        # what NCCL's RAS says of the process, as soon as it answers
         Kind.COLLECTIVES_DUMPED: frozenset({"process", "role", "rank", "entries", "why"}),
         # a supervisor took the job over from one that was lost. down_s: time without a supervisor;
         # events: number of log lines from which it learned the job's state; stage: of the lost

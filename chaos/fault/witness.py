@@ -14,6 +14,7 @@ from trainchaos.chaos.fault.base import Landed, Occurrence
 
 ENDED = ("exited", "dead", "removed")
 """States in which a machine counts as ended."""
+MARKS = "supervisor: progress marks"
 
 
 def exit_of(
@@ -81,9 +82,9 @@ def raised_and_exited(
 def stood_still(
     occurrence: Occurrence, events: Sequence[Event], at_least_s: float | None
 ) -> Landed | None:
-    """The supervisor declared the process hung because of its progress marks; or, given
-    ``at_least_s``, the process itself reported a step that long after the fault acted, or wrote
-    nothing for that long.
+    """The supervisor declared the process hung because of its progress marks, and NCCL's RAS may
+    have seen it missing or behind by then; or, given ``at_least_s``, the process itself reported a
+    step that long after the fault acted, or wrote nothing for that long.
     """
     next_line = next((e for e in events if _is_later_line(occurrence, e)), None)
     for event in events:
@@ -91,9 +92,10 @@ def stood_still(
             continue
         hang = event.kind is Kind.FAILURE_DETECTED and event.data["cause"] == "hang"
         if hang and event.data["process"] == occurrence.process:
-            return Landed(
-                witness="supervisor: progress marks", evidence={"seen": event.data["detail"]}
-            )
+            seen = {"seen": event.data["detail"]}
+            if ras := event.data.get("ras"):
+                return Landed(witness=f"NCCL: RAS; {MARKS}", evidence={**seen, "ras": ras})
+            return Landed(witness=MARKS, evidence=seen)
         commits = event.kind is Kind.STEP_COMMITTED and event.actor == occurrence.process
         if at_least_s is not None and commits and sum(event.data["seconds"].values()) >= at_least_s:
             seconds = round(sum(event.data["seconds"].values()), 3)

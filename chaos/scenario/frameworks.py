@@ -160,14 +160,17 @@ FRAMEWORKS = (
                 source="the same: the bar of an epoch that a resumed job is in the middle of",
             ),
             Form(
-                step=r"Epoch (?P<epoch>\d+)/\d+ .*?\s(?P<step>\d+)/(?P<of>\d+|--) +\d+:\d\d:\d\d"
-                rf"(?:.*?{_LOSS_KEY}: *(?P<loss>\S+))?",
+                step=r"Epoch (?P<epoch>\d+)/-?\d+ .*?\s(?P<step>\d+)/(?P<of>\d+|--) +\d+:\d\d:\d\d"
+                # without a newline, what is printed next follows at once
+                rf"(?:.*?{_LOSS_KEY}: *(?P<loss>[^\s`\[]+))?",
                 source=f"{_LIGHTNING}callbacks/progress/rich_progress.py",
             ),
         ),
         epochs_from=None,
         bars=True,
         every="callbacks=[TQDMProgressBar(refresh_rate=1)]",
+        # https://rich.readthedocs.io/en/stable/console.html#interactive-mode
+        env=MappingProxyType({"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"}),
         hook=f"{_HOOK.format('lightning', 'ChaosCallback')}; {_CALLBACK}",
     ),
     Framework(
@@ -177,7 +180,8 @@ FRAMEWORKS = (
         hidden=True,
         # https://docs.ray.io/en/latest/ray-observability/user-guides/configure-logging.html
         env=MappingProxyType({"RAY_DEDUP_LOGS": "0"}),
-        note="Ray's workers do not descend from the command: their ranks are not found",
+        note="workers of a cluster that runs already do not descend from the command: their ranks"
+        " are not found",
     ),
     Framework(
         name="Hugging Face Trainer",
@@ -210,7 +214,7 @@ FRAMEWORKS = (
                 source="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/utils/timer.py",
             ),
         ),
-        every='"steps_per_print": 1 in its configuration',
+        every='"steps_per_print": 1 and "log_level": "info" in its configuration',
         hook=f"{_HOOK.format('deepspeed', 'watch')}; watch(engine)",
     ),
     Framework(

@@ -59,10 +59,26 @@ CHECKPOINTS = frozenset(
         "default-root-dir",
         "dump-folder",
         "run-dir",
+        "project-dir",
+        "storage-path",
         "hydra.run.dir",
     }
 )
 """Options for the place of checkpoints; a new one is one line."""
+
+RESUME = frozenset(
+    {
+        "resume",
+        "auto-resume",
+        "resume-training",
+        "resume-from",
+        "resume-from-checkpoint",
+        "init-from",
+        "load",
+        "load-checkpoint",
+    }
+)
+"""Options that have a script go on from a checkpoint; a new one is one line."""
 
 _OPTION = re.compile(r"(?:--?)?(?P<name>[A-Za-z][\w.-]*)(?:=(?P<value>.*))?", re.DOTALL)
 
@@ -130,6 +146,11 @@ def number(words: Sequence[str], names: Collection[str]) -> int | None:
     """The whole number that an option gives."""
     found = find(words, names, r"\d{1,12}")
     return int(found.value) if found else None
+
+
+def names(name: str, known: Collection[str]) -> bool:
+    """Whether an option, as it is written in front of a value, is one of these."""
+    return _among(name.strip("-= "), known)
 
 
 def _among(name: str, names: Collection[str]) -> bool:

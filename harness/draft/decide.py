@@ -79,6 +79,12 @@ def _ranks(facts: Facts, seen: Sighting) -> None:
             text = "no process names a rank, so the command is taken for the only one"
         facts.findings.append(Finding(name="ranks", text=text, value="1", key="ranks"))
         return
+    if hidden and seen.alike and said in (None, seen.alike):
+        facts.ranks = seen.alike
+        text = "processes that were started alike and meet each other; nothing names their ranks,"
+        text += " so they are numbered in the order in which they started"
+        facts.findings.append(Finding(name="ranks", text=text, value=str(seen.alike), key="ranks"))
+        return
     # with one, a run would take what starts the ranks for the only rank
     facts.ranks = said or max(2, len(facts.proposal.ranks))
     facts.findings.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +66,9 @@ class Command:
 
 @dataclass(kw_only=True)
 class Facts:
-    """All that the scenario says, and the findings in the order in which they are shown."""
+    """All that the scenario says, and the findings in the order in which they are shown. ``saves``:
+    a checkpoint was seen.
+    """
 
     command: Command
     proposal: Proposal
@@ -73,6 +76,7 @@ class Facts:
     steps: int = 1
     restarts: int = 0
     group: str = ""
+    saves: bool = True
     at: int = 1
     hold_s: float = LEAST_HOLD_S
     deadline_s: float = LEAST_DEADLINE_S
@@ -82,10 +86,18 @@ class Facts:
     @property
     def most_lost(self) -> int:
         """Steps that a fault may cost: fewer than were done when it hit, however late it comes. A
-        job that goes on from a checkpoint loses those since then.
+        job that goes on from a checkpoint loses those since then; one that saves none loses all.
         """
+        if not self.saves:
+            return max(self.steps, FEW_STEPS)
         done = self.at - 1  # the fault is due as soon as step ``at`` is under way
         return max(done - 1, FEW_STEPS)
+
+    @property
+    def recovery_limit_s(self) -> float:
+        """How long a recovery may take; with all steps once more where no checkpoint was seen."""
+        again_s = 0.0 if self.saves else (self.proposal.step_s or 0.0) * self.at
+        return 2 * (self.deadline_s + math.ceil(again_s))
 
     @property
     def arm_s(self) -> float | None:

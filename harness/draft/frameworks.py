@@ -23,9 +23,9 @@ GROUP = next(one.group for one in FRAMEWORKS if one.group)
 """Variable that names replica groups, also where the framework is not recognised."""
 
 PLACE = re.compile(
-    r"environ(?:\.get\(|\[)\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*)['\"]"
-    r"|getenv\(\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*)['\"]"
-    r"|\$\{((?:\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT)\w*|(?:\w+_)?(?:OUT|RUN)(?:_?DIR)?)):?[-=]"
+    r"environ(?:\.get\(|\[)\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT|STORAGE)\w*)['\"]"
+    r"|getenv\(\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT|STORAGE)\w*)['\"]"
+    r"|\$\{((?:\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT|STORAGE)\w*|(?:\w+_)?(?:OUT|RUN)(?:_?DIR)?)):?[-=]"
 )
 """A variable from which a script, or a script of a shell, reads where its checkpoints go."""
 _READ = re.compile(
@@ -38,7 +38,7 @@ _OPTION = re.compile(
     r"(?P<rest>(?:[^()]|\([^()]*\))*)\)"
 )
 """An option that a script declares to argparse or click."""
-_DEFAULT = re.compile(r"\bdefault\s*=\s*(?:['\"]([^'\"]*)['\"]|(\d[\d_]*))")
+_DEFAULT = re.compile(r"\bdefault\s*=\s*(?:(?:\w+\.)?Path\()?(?:['\"]([^'\"]*)['\"]|(\d[\d_]*))")
 _GLOBAL = re.compile(
     r"(?m)^(?P<name>[a-z]\w*)\s*=\s*(?:['\"]([^'\"\n]*)['\"]|(\d[\d_]*))\s*(?:#.*)?$"
 )
@@ -47,9 +47,13 @@ _NO_PLACE = re.compile(r"EVERY|INTERVAL|STEPS|FREQ|KEEP|LIMIT|LEVEL")
 _NAMES = re.compile(r"[^\s'\"=;|&<>()]+\.(?:py|sh)(?![\w.])")
 """Scripts in a word of a command, which may be a line for a shell."""
 _TOTAL = re.compile(
-    r"(?m)^\s*(?:max_|num_|total_|n_)?(?:train_)?(?:steps|iters|iterations)\s*(?::\s*int\s*)?=\s*"
+    r"(?m)(?:^\s*|[(,{]\s*['\"]?)(?:max_|num_|total_|n_)?(?:train_)?(?:steps|iters|iterations)"
+    r"(?:\s*(?::\s*int\s*)?=\s*|['\"]:\s*)"
     r"(?P<call>int\()?[^\n\d]{0,60}?(?P<number>\d{1,12})\b",
     re.IGNORECASE,
+)
+_RANGE = re.compile(
+    r"\bfor (?:\w*step\w*|it|iter\w*) in range\((?:(?P<first>\d{1,12}),\s*)?(?P<end>\d{1,12})\)"
 )
 
 
@@ -86,11 +90,36 @@ class ScriptText:
         return found
 
     @property
+    def resume(self) -> tuple[str, str] | None:
+        """An option that has it go on from a checkpoint, as it is written in front of a value, and
+        the value ("": it takes none); None if there is none that says which.
+        """
+        for one in _OPTION.finditer(self.text):
+            if arguments.names(one["name"], arguments.RESUME):
+                if "store_true" in one["rest"]:
+                    return one["name"], ""
+                if value := self._latest(one["name"]):
+                    return one["name"], value
+        for head in self.options:
+            value = self._latest(head.strip("-= "))
+            if head.endswith("=") and value and arguments.names(head, arguments.RESUME):
+                return head, value
+        return None
+
+    def _latest(self, option: str) -> str:
+        """The word with which a script compares the option's value, if it says to go on."""
+        name = option.lstrip("-").replace("-", "_")
+        found = re.search(rf"\b{name}\s*==\s*['\"](resume|latest|last|auto)['\"]", self.text)
+        return found[1] if found else ""
+
+    @property
     def steps_guess(self) -> tuple[int, str] | None:
         """A number that looks like the number of steps, and the line that says so, or the option
         whose default it is; None if there is none, or if there are several.
         """
-        found = {int(one["number"]): one[0].strip() for one in _TOTAL.finditer(self.text)}
+        found = {int(one["number"]): one[0].strip(" ,({\n") for one in _TOTAL.finditer(self.text)}
+        for one in _RANGE.finditer(self.text):
+            found[int(one["end"]) - int(one["first"] or 0)] = one[0]
         option = arguments.declared(self.options, arguments.STEPS)
         if not found and option is not None and option.value.isdigit():
             found = {int(option.value): f"the default of {option.name}"}

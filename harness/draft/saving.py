@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.draft.watching.written import checkpoints
 
 SHOWN = 3
+_PLAIN = re.compile(r"[\w@%+=:,./$-]+")
 
 
 def find_checkpoints(facts: Facts, seen: Sighting, directory: Path) -> None:
@@ -33,8 +35,11 @@ def find_checkpoints(facts: Facts, seen: Sighting, directory: Path) -> None:
     elif beside or told:
         finding = _outside(beside, told, directory, command)
     else:
+        facts.saves = False
         finding = _none(seen, facts.proposal, command)
     facts.findings.append(finding)
+    if kept or scratch:
+        _find_resume(facts, (kept or scratch[0].paths)[0], seen.scratch)
     shown = {*beside, *(path for one in told for path in one.paths)}
     others = [path for path in sorted(changed - shown) if path.is_relative_to(directory)]
     if others:
@@ -100,9 +105,10 @@ def _outside(
 
 def _again(paths: Sequence[Path], directory: Path, command: Command) -> str:
     """The next command, if a variable or an option whose default is their place can send them
-    elsewhere; else "".
+    elsewhere, or else if it can be started there; else "".
     """
     rest = shlex.join(command.words)
+    there = _started_there(command, directory)
     places = [path.relative_to(directory) for path in paths if path.is_relative_to(directory)]
 
     def names(default: str) -> bool:
@@ -116,11 +122,55 @@ def _again(paths: Sequence[Path], directory: Path, command: Command) -> str:
         option = Argument(name=head.rstrip("= "), value=default, index=0, head=head)
         if names(default) and (words := added(command.words, option, SCRATCH)):
             return f"chaos init --force -- {shlex.join(words)}"
-    return ""
+    return f"chaos init --force -- {shlex.join(there)}" if there else ""
+
+
+def _started_there(command: Command, directory: Path) -> list[str]:
+    """The command started in $CHAOS_SCRATCH, with whole paths; [] if a variable sends them there,
+    or if a shell reads its words.
+    """
+    if command.script.place_variables or "-c" in command.words[:2]:
+        return []
+    words = [
+        str(directory / word) if (directory / word).exists() else word for word in command.words
+    ]
+    return ["bash", "-c", f"cd {SCRATCH} && exec {_line(words)}"]
+
+
+def _line(words: Sequence[str]) -> str:
+    """The words for a shell, with $CHAOS_SCRATCH as it is."""
+    return " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in words)
+
+
+def _find_resume(facts: Facts, kept: Path, scratch: Path | None) -> None:
+    """That the command may go on from a checkpoint only if it is told to, which a restart does not
+    do. ``kept``: a checkpoint.
+    """
+    command = facts.command
+    told = command.script.resume
+    if not told or any(told[0].rstrip("=") in word for word in [*command.words, *command.inner]):
+        return
+    place = SCRATCH
+    if scratch is not None and kept.is_relative_to(scratch):
+        place = str(Path(SCRATCH) / kept.relative_to(scratch).parent)
+    option = "".join(told) if told[0].endswith("=") else " ".join(told).rstrip()
+    line = f'test "$(ls -A {place})" && set -- {option}; exec {_line(command.words)} "$@"'
+    again = f"chaos init --force -- {shlex.join(['bash', '-c', line])}"
+    facts.findings.append(
+        Finding(
+            name="resume",
+            text=f"the script has {told[0].rstrip('=')}, which the command does not give: if it"
+            " goes on from a checkpoint only with it, each fault fails a run",
+            key="command",
+            change=f"have it given once there is one: {again}",
+            found=False,
+            again=again,
+        )
+    )
 
 
 def _none(seen: Sighting, proposal: Proposal, command: Command) -> Finding:
-    text = "none was written while it was watched"
+    text = "none was written while it was watched, so a run asks for none"
     text += f" (they are sent to {SCRATCH} {command.sent})" if command.sent else ""
     more = longer(seen, proposal)
     if seen.ended is not None and proposal.distinct:
@@ -128,9 +178,9 @@ def _none(seen: Sighting, proposal: Proposal, command: Command) -> Finding:
     return Finding(
         name="checkpoints",
         text=text,
-        key="checkpoints",
-        change=f"{more}; without one the job begins again from step 1 after each fault, which"
-        " fails a run",
+        key="lost",
+        change=f'{more}, and say steps_lost: ["max <= N"]: as it is, the limit of lost steps'
+        " allows a job to begin again from step 1 after a fault, as one without checkpoints does",
         found=False,
     )
 

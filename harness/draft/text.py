@@ -152,11 +152,11 @@ def _faults(out: _Writer, facts: Facts) -> None:
     out.add("sla:", key="sla")
     out.add("  recovery_time:", comment="from the fault to the first new step")
     for kind, *_ in rows:
-        out.add(f'    - {{check: "max < {2 * facts.deadline_s:g}s", fault: {kind}}}')
-    out.add(
-        f'  steps_lost: ["max <= {facts.most_lost}"]',
-        comment="fewer than are done by then: a job that begins again from step 1 loses more",
-    )
+        out.add(f'    - {{check: "max < {facts.recovery_limit_s:g}s", fault: {kind}}}')
+    comment = "fewer than are done by then: a job that begins again from step 1 loses more"
+    if not facts.saves:
+        comment = "all: no checkpoint was seen, so it may begin again from step 1"
+    out.add(f'  steps_lost: ["max <= {facts.most_lost}"]', key="lost", comment=comment)
 
 
 def _progress_value(progress: Progress | None) -> str:

@@ -75,9 +75,10 @@ def _unseen(facts: Facts, seen: Sighting) -> Finding:
     proposal, known = facts.proposal, facts.command.frameworks
     text = f"no step was seen in {_count(seen.count, 'line')} within {seen.seconds:.0f} s"
     hook = next((f"for {one.name}, {one.hook}" for one in known if one.hook), "")
+    every = next((f"for {one.name}, {one.every}, " for one in known if one.every), "")
     change = (
-        f"{longer(seen, proposal)}, {hook or f'call {BEACON} after each step'}, or give progress:"
-        " {regex: ...} and try it with chaos try-progress"
+        f"{longer(seen, proposal)}, {every}{hook or f'call {BEACON} after each step'}, or give"
+        " progress: {regex: ...} and try it with chaos try-progress"
     )
     if any(_MERGED.search(line) for _, line in seen.lines):
         text += "; Ray merges lines that look alike"
@@ -140,6 +141,9 @@ def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
         facts.steps = guess[0]
         text = f"a guess by the script's text: {guess[1]}"
         change = "correct it if that is another number"
+    elif steps and str(max(steps)) in words:
+        facts.steps, text = max(steps), "the last that was seen, and the command line names it"
+        change = "correct it if it goes on"
     elif (quiet_s := _quiet_s(seen, proposal)) is not None:
         facts.steps, text = max(steps), f"none came for {quiet_s:.0f} s after these"
         change = "correct it if it goes on"

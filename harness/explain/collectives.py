@@ -2,8 +2,8 @@
 log holds of them: who waits in which, and who has not begun it.
 
 All is taken from ``collectives_dumped`` (``recovery.detection.flight_recorder`` says what torch
-writes); the numbers of collectives are alike on all ranks of a group, as every rank has to call the
-same ones in the same order.
+writes, ``recovery.detection.ras`` what NCCL's RAS says); the numbers of collectives are alike on
+all ranks of a group, as every rank has to call the same ones in the same order.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from trainchaos.chaos.events.log import Log
 MOST_ENTRIES = 64  # read of one record
 MOST_SAID = 6  # lines about one hang
 MOST_TEXT = 80
+MOST_WHY = 400  # of RAS
 SAME_SIZES = frozenset({"all_reduce", "broadcast"})
 """Collectives whose tensors have the same size on every rank. Of others, such as ``gather`` or
 ``all_to_all``, sizes may differ by right.
 """
 DONE = "done"
+RAS = "ras"
+"""The role of what NCCL's RAS says of a process, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +45,8 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class FlightRecord:
-    """Of one rank. ``role``: hung, peer or stuck (``chaos.events.kinds``); ``rank``: None if it did
-    not say; ``why``: there are no entries.
+    """Of one rank. ``role``: hung, peer, stuck or ras (``chaos.events.kinds``); ``rank``: None if
+    it did not say; ``why``: there are no entries; of ras, what it says.
     """
 
     process: str
@@ -66,7 +69,7 @@ def records_between(log: Log, start_ns: float, end_ns: float) -> tuple[FlightRec
             role=str(event.data["role"])[:MOST_TEXT],
             rank=rank if type(rank := event.data["rank"]) is int else None,
             entries=tuple(_entries(event.data["entries"])),
-            why=str(event.data["why"])[:MOST_TEXT],
+            why=str(event.data["why"])[: MOST_WHY if event.data["role"] == RAS else MOST_TEXT],
         )
         for event in log.of(Kind.COLLECTIVES_DUMPED)
         if start_ns <= event.time_ns <= end_ns
@@ -86,17 +89,18 @@ def standing(records: Sequence[FlightRecord]) -> list[str]:
     """What the records of the ranks that were asked for one hang say together, for people; at most
     MOST_SAID lines, the most telling first. Pure.
     """
-    told = {record.process: record for record in records}  # the last of each
+    seen = [(_RAS, f"{r.process}, by NCCL's RAS: {r.why}") for r in records if r.role == RAS]
+    told = {r.process: r for r in records if r.role != RAS}  # the last of each
     groups = dict.fromkeys(entry.group for record in told.values() for entry in record.entries)
     found = [line for group in groups for line in _of_group(group, [*told.values()])]
     found.sort(key=lambda line: line[0])
     if not found and any(record.entries for record in told.values()):
         found = [(_QUIET, "no collective was under way in any rank that was asked")]
     silent = [(_SILENT, f"{r.who} gave no record: {r.why}") for r in told.values() if not r.entries]
-    return [text for _, text in (found + silent)[:MOST_SAID]]
+    return [text for _, text in (found + seen + silent)[:MOST_SAID]]
 
 
-_MISMATCH, _BEHIND, _THROUGH, _ALIKE, _QUIET, _SILENT = range(6)
+_MISMATCH, _BEHIND, _THROUGH, _ALIKE, _QUIET, _RAS, _SILENT = range(7)
 
 
 def _of_group(group: str, records: Sequence[FlightRecord]) -> Iterator[tuple[int, str]]:

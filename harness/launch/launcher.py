@@ -301,6 +301,9 @@ class Cluster(Protocol):
     def os_state(self, name: str) -> str:
         """R, S, D, T, Z, or X if gone."""
 
+    def pid(self, name: str) -> int | None:
+        """Its pid, where it is a process of this machine that was started here; else None."""
+
     def stacks(self, name: str) -> str | None:
         """What a process wrote since it was sent ``recovery.process.stacks.STACK_SIGNAL``; None:
         nothing can be read, as of a simulated one.

@@ -247,6 +247,10 @@ class LocalCluster:
         """From /proc."""
         return self._node.os_state(name)
 
+    def pid(self, name: str) -> int | None:
+        """Its pid."""
+        return self.pids.get(name)
+
     def stacks(self, name: str) -> str | None:
         """What it wrote into memory."""
         return self._node.stacks(name)

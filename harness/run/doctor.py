@@ -25,6 +25,7 @@ from trainchaos.harness.launch.devices import cuda_devices, memory_gib
 State = Literal["ready", "missing", "broken"]
 """``missing``: something that some runs need; ``broken``: nothing works without it."""
 LEAST_PYTHON = (3, 11)
+TRIED_TORCH = ("2.11", "2.13", "2.14", "2.15")
 LEAST_MEMORY_GIB = 3.0
 LEAST_DISK_GIB = 2.0
 NEEDED = (
@@ -111,9 +112,9 @@ def _torch() -> MachineFinding:
             said="it is not installed",
             todo="install chaos with its dependencies",
         )
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or not (2, 11) <= (int(found[1]), int(found[2])) < (2, 14):
-        todo = "chaos is tried with torch 2.11 to 2.13"
+    found = re.match(r"\d+\.\d+", version)
+    if found is None or found[0] not in TRIED_TORCH:
+        todo = f"never tried: chaos was with torch {', '.join(TRIED_TORCH)} (docs/torch.md)"
         return MachineFinding(name="torch", state="missing", said=f"torch {version}", todo=todo)
     return MachineFinding(name="torch", state="ready", said=f"torch {version}")
 

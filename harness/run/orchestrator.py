@@ -353,6 +353,10 @@ class Orchestrator:
         """Avoid its device."""
         self._roster.distrust(process)
 
+    def pid(self, process: str) -> int | None:
+        """Of a process that its launcher starts on this machine."""
+        return self._cluster.pid(process)
+
     def ask_stacks(self, process: str) -> None:
         """Ask for its stacks."""
         self._cluster.signal(process, STACK_SIGNAL)

@@ -75,6 +75,10 @@ class RevocableHands:
         """See Hands."""
         return self._hands.pulse(process)
 
+    def pid(self, process: str) -> int | None:
+        """See Hands."""
+        return self._hands.pid(process)
+
     def ask_stacks(self, process: str) -> None:
         """See Hands."""
         self._check()

@@ -59,6 +59,7 @@ class RankWatch:
         self._scan_ns = 0
         self._gone: list[ExitedRank] = []  # noticed, and not yet recorded
         self._members: dict[int, str] = {}
+        self._most: dict[int, str] = {}  # of all that were found at once
         self._missing = True
         self._generation = 0
 
@@ -108,6 +109,7 @@ class RankWatch:
             self._missing = unsettled
             return True
         self._members = members
+        self._most = max(self._most, members, key=len)
         self._missing = (
             unsettled or not members or len(members) < (self._ranks.world or self._spec.ranks)
         )
@@ -128,9 +130,7 @@ class RankWatch:
         reports of these processes.
         """
         if self._missing and self._listener.overdue():
-            if self._members and not self._observer.generation:
-                self._observer.on_ranks(self._members, self._now_ns())  # the ranks found so far
-            self._missing = False
+            self._miss_no_more(self._members)
         if self._missing:
             return
         before = (self._observer.generation, self._observer.committed)
@@ -145,13 +145,19 @@ class RankWatch:
         if (self._observer.generation, self._observer.committed) != before:
             self.sign_ns = self.progress_ns = self._now_ns()
 
+    def _miss_no_more(self, members: dict[int, str]) -> None:
+        """Make do with the ranks that were found."""
+        if members and not self._observer.generation:
+            self._observer.on_ranks(members, self._now_ns())
+        self._missing = False
+
     def take_last_words(self, *, well: bool) -> None:
         """The command has ended: process all its output, whether or not its ranks were found.
         ``well``: without an error.
         """
         self.wait(0.0)
+        self._miss_no_more(self._most)
         self.take_exits()
-        self._missing = False
         while self._listener.behind:
             self._listener.listen()
             self.take_progress()

@@ -9,6 +9,7 @@ from pathlib import Path
 from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.script.listen.progress import ProgressReport
 from trainchaos.harness.script.processes import tree
+from trainchaos.harness.script.processes.alike import Alike
 from trainchaos.harness.script.processes.command import Command
 from trainchaos.harness.script.processes.trainer import Trainer
 from trainchaos.harness.script.processes.tree import FoundRank
@@ -19,7 +20,7 @@ class RollCall:
 
     def __init__(self, spec: WorkloadSpec, output: Path) -> None:
         self._spec, self._output = spec, output
-        self._trainer = Trainer()
+        self._trainer, self._alike = Trainer(), Alike()
         self._ranks: dict[int, int] = {}  # by pid, for all processes found
         self._size = 1
 
@@ -36,6 +37,7 @@ class RollCall:
             command.pid,
             group=self._spec.group,
             choose=lambda top, rows: self._trainer.of(top, rows, self._printed(), settled=spoken),
+            alike=lambda rows: self._alike.of(rows, self._spec.ranks, settled=spoken),
         )
         self._ranks |= {one.pid: rank for rank, one in found.items()}
         self._size = max((one.size for one in found.values()), default=self._size)

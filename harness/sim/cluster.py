@@ -165,6 +165,10 @@ class SimCluster:
         """S, T, Z or X."""
         return self._ranks[name].process.state
 
+    def pid(self, name: str) -> int | None:
+        """None: it is no process."""
+        return None
+
     def stacks(self, name: str) -> str | None:
         """Nothing: simulated ranks have no stacks."""
         return None

@@ -343,6 +343,11 @@ class Supervisor:
         """Avoid its spot."""
         self._processes.distrust(process)
 
+    def pid(self, process: str) -> int | None:
+        """Of a process of this machine, where the job runs on no other."""
+        here = isinstance(self._host, LocalProcessHost)
+        return self._processes.pids.get(process) if here else None
+
     def ask_stacks(self, process: str) -> None:
         """Ask for its stacks."""
         self._host.signal(process, STACK_SIGNAL)

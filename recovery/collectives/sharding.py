@@ -53,10 +53,7 @@ def shard_model(
 ) -> None:
     """Keep one part of each parameter, in place, of those along ``mesh``. What is in no unit makes
     one of its own.
-
-    Raises RuntimeError when torch is too old to recover.
     """
-    require_torch()
     for module in [*units, model]:
         fully_shard(module, mesh=mesh)
     connect(model, exchange)
@@ -81,7 +78,7 @@ def connect(model: nn.Module, exchange: ShardExchange) -> None:
 def rehearse(shards: int, device: str) -> None:
     """Shard and train a small model that is thrown away, alone: what torch does the first time only
     takes a quarter of a second, in which all others would wait for a spare that takes a place.
-    Raises RuntimeError as ``shard_model``, and when the process is in a process group already.
+    Raises RuntimeError when the process is in a process group already.
     """
     require_no_group()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -108,23 +105,47 @@ def reset(model: nn.Module) -> None:
     """
     for module in _fsdp(model):
         state: Any = module._get_fsdp_state()
-        for group in state._fsdp_param_groups:
+        for group in _groups(state):
             for each in group.fsdp_params:
-                # Torch keeps those of passes whose gradients are not reduced yet, as in a pipeline.
-                each.unsharded_accumulated_grad = None
+                # Torch keeps those of passes whose gradients are not reduced yet, as in a pipeline;
+                # since 2.15 with the parameter.
+                if "unsharded_accumulated_grad" in vars(each):
+                    each.unsharded_accumulated_grad = None
                 if hasattr(each, "_unsharded_param"):
                     each._unsharded_param.grad = None
         if state._is_root:  # None before the first pass, when torch has nothing to reset
-            module.reset_iter_state()
+            if hasattr(module, "reset_iter_state"):
+                module.reset_iter_state()
+            else:
+                _reset_before_2_13(state)
 
 
-def require_torch() -> None:
-    """Raise RuntimeError if this torch cannot go on after a broken pass."""
-    if not hasattr(FSDPModule, "reset_iter_state"):
-        raise RuntimeError(
-            f"torch {torch.__version__} cannot use a sharded model again after a step that failed "
-            "(FSDPModule.reset_iter_state): use torch 2.13, or one shard"
-        )
+def _groups(state: Any) -> list[Any]:
+    """Parameters that are gathered together; torch 2.11 has one group at most."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return [*state._fsdp_param_groups]
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
+def _reset_before_2_13(root: Any) -> None:
+    """Forget a pass that was broken off, as ``FSDPModule.reset_iter_state`` does since 2.13."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # in place of the events that are forgotten
+    comms, passes = root._comm_ctx, root._state_ctx
+    comms.all_gather_state = comms.reduce_scatter_state = None
+    comms.post_forward_order.clear()
+    for state in passes.all_states:
+        state._modules_to_run_forward.clear()
+        state._training_state = type(state._training_state).IDLE
+        for group in _groups(state):
+            group._all_gather_result = group._reshard_after_forward_event = None
+            group._post_reduce_event = group._all_reduce_state = None
+            group._partial_reduce_output = None
+            group._post_forward_indices.clear()
+            group._training_state = type(group._training_state).IDLE
+            group._to_sharded()
+    passes.iter_forward_root = None
+    passes.post_backward_final_callback_queued = False
 
 
 def _fsdp(model: nn.Module) -> Iterator[FSDPModule]:

@@ -1,6 +1,6 @@
-"""Asks ranks for their stacks, and for the collectives they stand in, while they are only suspected
-to hang, so that the answers are there when the limit is over, and the answer to a hang waits for
-nothing.
+"""Asks ranks for their stacks, and for the collectives they stand in, and NCCL's RAS for who lags,
+while they are only suspected to hang, so that the answers are there when the limit is over, and the
+answer to a hang waits for nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.detection.absent import absence
 from trainchaos.recovery.detection.hangs import Hang
+from trainchaos.recovery.detection.ras import Behind
+from trainchaos.recovery.detection.ras_watch import RasWatch
 from trainchaos.recovery.process.stacks import training_frames
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Message, Recall, Recalled
@@ -32,11 +34,17 @@ MOST_RECALLED = 1024
 """And for their collectives: who has left one out is found only among those that are asked."""
 
 
+MOST_SAID = 2  # sentences of RAS about one process
+
+
 class Witness(Protocol):
     """The part of ``recovery.supervise.supervision.Hands`` that is needed here."""
 
     def now_s(self) -> float:
         """Monotonic seconds."""
+
+    def pid(self, process: str) -> int | None:
+        """See Hands."""
 
     def ask_stacks(self, process: str) -> None:
         """See Hands."""
@@ -69,8 +77,11 @@ class _Asked:
 class HangEvidence:
     """Who was asked, in which silence."""
 
-    def __init__(self, hands: Witness) -> None:
+    def __init__(self, hands: Witness, ras: RasWatch | None = None) -> None:
         self._hands = hands
+        self._ras = ras or RasWatch()
+        self._ras_asked: dict[str, tuple[int, Mark]] = {}  # the last time: pid, and mark then
+        self._ras_due = False  # its answer is to be written
         self._asked: dict[str, _Asked] = {}
         self._asked_s: dict[str, float] = {}
         self._numbers = 0
@@ -81,6 +92,8 @@ class HangEvidence:
         """These members are silent for part of their limit: ask them, and for contrast the first
         member that waits in a collective. ``marks``: of all members at work, in order of rank.
         """
+        if names:
+            self._ask_ras(names, marks)
         new = [name for name in marks if name in names and self._may(name, marks[name])]
         if not new:
             return
@@ -103,6 +116,20 @@ class HangEvidence:
             del self._asked_s[gone]
             self._recalled.pop(gone, None)
 
+    def _ask_ras(self, names: Collection[str], marks: Mapping[str, Mark]) -> None:
+        """Once for each silence: what it says of the processes of this machine. It knows the pids
+        of others too, but not whose they are.
+        """
+        if not self._ras.may_ask(self._hands.now_s()):
+            return
+        if all((asked := self._ras_asked.get(n)) and asked[1] == marks.get(n) for n in names):
+            return
+        pids = {name: self._hands.pid(name) for name in marks}
+        self._ras_asked = {n: (pid, marks[n]) for n, pid in pids.items() if pid is not None}
+        self._ras_due = False
+        here = {pid: name for name, (pid, _) in self._ras_asked.items()}
+        self._ras.ask(here, self._hands.now_s())
+
     def recalled(self, name: str, message: Recalled) -> None:
         """A process says which collectives it stands in."""
         if name in self._asked_s:
@@ -110,14 +137,16 @@ class HangEvidence:
 
     def named(self, hang: Hang, marks: Mapping[str, Mark]) -> Hang:
         """A hang of all, as that of the one that has not begun what others wait in; as it is, where
-        their answers do not tell. ``marks``: of all members at work, now; who has moved since it
-        was asked may have begun it.
+        neither their answers nor RAS tell. One of a process, with what RAS says of it. ``marks``:
+        of all members at work, now; who has moved since it was asked may have begun it.
         """
+        if hang.process:
+            return self._seen_by_ras(hang, marks)
         still = {n: asked for n, asked in self._asked.items() if marks.get(n) == asked.mark}
         told = {name: said for name in still if (said := self._answer(name, still[name]))}
         found = absence(told)
         if found is None:
-            return hang
+            return self._named_by_ras(hang, marks)
         mark, name = marks[found.process], found.process
         self._asked[name] = replace(still[name], peers=found.waiting[:1], told=True)
         self._asked[found.waiting[0]] = replace(still[found.waiting[0]], told=True)
@@ -129,6 +158,37 @@ class HangEvidence:
             left_out=found.what,
             last_seq=mark.last_seq,
         )
+
+    def _named_by_ras(self, hang: Hang, marks: Mapping[str, Mark]) -> Hang:
+        """A hang of all, as that of the one process that is missing or behind by RAS, if that has
+        not moved since.
+        """
+        found = self._ras.found
+        culprit = found.culprit if found is not None else None
+        for name, (pid, mark) in self._ras_asked.items():
+            if found is None or pid != culprit or marks.get(name) != mark:
+                continue
+            if (asked := self._asked.get(name)) is not None:
+                self._asked[name] = replace(asked, told=True)
+            first = found.about(pid)[0]
+            return replace(
+                hang,
+                process=name,
+                phase=mark.phase,
+                step=mark.step,
+                left_out=first.awaited if isinstance(first, Behind) else "",
+                last_seq=mark.last_seq,
+                ras=str(first),
+            )
+        return hang
+
+    def _seen_by_ras(self, hang: Hang, marks: Mapping[str, Mark]) -> Hang:
+        """With what RAS says of its process, if that has not moved since."""
+        asked, found = self._ras_asked.get(hang.process), self._ras.found
+        if found is None or asked is None or marks.get(hang.process) != asked[1]:
+            return hang
+        said = found.about(asked[0])
+        return replace(hang, ras=str(said[0])) if said else hang
 
     def _answer(self, name: str, asked: _Asked) -> Recalled | None:
         """What a process says to the last request."""
@@ -146,6 +206,7 @@ class HangEvidence:
         """A process is declared to hang: write down its stacks, and those of who was asked with it.
         ``mark``: its own now; if it has moved since it was asked, its answer is of another time.
         """
+        self._ras_due = self._ras_asked.get(blamed, (0, None))[1] == mark
         asked = self._asked.pop(blamed, None)
         if asked is not None and asked.mark == mark:
             self._late[blamed] = (asked, self._hands.now_s() + LATE_S)
@@ -153,6 +214,7 @@ class HangEvidence:
             for name in asked.peers:
                 if (peer := self._asked.get(name)) is not None:
                     self._tell(name, "peer", peer)
+        self._tell_ras()
 
     @property
     def awaited(self) -> bool:
@@ -168,6 +230,7 @@ class HangEvidence:
             if found is None or found[0] or self._hands.now_s() >= until_s:
                 del self._late[name]
                 self._write(name, "hung", asked, found)
+        self._tell_ras()
 
     def stuck(self, marks: Mapping[str, Mark]) -> None:
         """No process can be blamed: write down what those say that have not moved since they were
@@ -177,6 +240,24 @@ class HangEvidence:
             asked = self._asked.pop(name)
             if asked.told:
                 self._tell(name, "stuck", asked)
+        self._ras_due = any(marks.get(n) == mark for n, (_, mark) in self._ras_asked.items())
+        self._tell_ras()
+
+    def _tell_ras(self) -> None:
+        """After a hang was declared: write down what RAS says of who is missing or behind, as soon
+        as it is there. A stopped process is missing after two seconds only.
+        """
+        if not self._ras_due or self._ras.under_way:
+            return
+        self._ras_due, found = False, self._ras.found
+        if found is None:
+            return
+        said = {name: found.about(pid) for name, (pid, _) in self._ras_asked.items()}
+        for name in [name for name, about in said.items() if about][:MOST_ASKED]:
+            why = "; ".join(map(str, said[name][:MOST_SAID]))
+            self._hands.record(
+                Kind.COLLECTIVES_DUMPED, process=name, role="ras", rank=None, entries=[], why=why
+            )
 
     def _tell(self, name: str, role: str, asked: _Asked) -> None:
         self._write(name, role, asked, self._hands.stacks(name))

@@ -40,8 +40,8 @@ class Hang:
     """A process that does not move; ``""`` when all wait for each other. ``silent_s``: how long
     already; ``missed``: collectives of its step that others have entered, and it has not, though it
     waits in one; ``left_out``: the collective that it has not begun, for people, where its own
-    answer tells it; ``last_seq``: the last event it had noted before; ``stopped``: the kernel
-    showed it as stopped, for so long.
+    answer or RAS tells it; ``last_seq``: the last event it had noted before; ``stopped``: the
+    kernel showed it as stopped, for so long; ``ras``: what NCCL's RAS says of it, for people.
     """
 
     process: str
@@ -55,11 +55,13 @@ class Hang:
     busy: bool = False
     last_seq: int = -1
     stopped: bool = False
+    ras: str = ""
 
     @property
     def measured(self) -> dict[str, Any]:
         """For the record: lets others check whether it can have been silent for so long."""
-        return measured_of(self.silent_s, self.deadline_s, self.last_seq, stopped=self.stopped)
+        measured = measured_of(self.silent_s, self.deadline_s, self.last_seq, stopped=self.stopped)
+        return {**measured, "ras": self.ras} if self.ras else measured
 
     @property
     def detail(self) -> str:

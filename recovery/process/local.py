@@ -5,6 +5,7 @@ progress marks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import select
@@ -52,6 +53,10 @@ NCCL_WATCHDOG = {
 RECORDER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """How many collectives torch's flight recorder keeps; the first that is set counts, the second is
 its older name (torch 2.11 to 2.13, FlightRecorder.hpp).
+"""
+RAS_ADDRESS = "NCCL_RAS_ADDR"
+"""Where the processes of a job on a machine answer as NCCL's RAS; NCCL's own default is one port
+for all jobs.
 """
 RECORDER = "256"  # unless the user says how many; torch's own default is 2000
 
@@ -389,12 +394,38 @@ def ask_store(port: int, *, timeout_s: float, host: str = LOOPBACK) -> float | N
         return None
 
 
+def ras_address() -> str:
+    """Where the ranks that this process starts answer as NCCL's RAS (``host:port``), as the user
+    says, else at a port of their own; empty where there is no port.
+    """
+    return os.environ.get(RAS_ADDRESS) or _held_address()
+
+
+@functools.cache
+def _held_address() -> str:
+    """A port of the loopback interface that no other program gets while this process lives: it is
+    bound here, without being listened to, and NCCL's processes share it (SO_REUSEPORT).
+    """
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((LOOPBACK, 0))
+        port = held.getsockname()[1]
+    except OSError:
+        held.close()
+        return ""
+    held.detach()  # open until this process ends
+    return f"{LOOPBACK}:{port}"
+
+
 def rank_environment() -> Mapping[str, str]:
     """Environment of rank processes: one thread each, and gloo on the loopback interface, unless
-    the user sets something else. Torch's watchdog of NCCL never ends them, whatever the user sets:
-    that decision is their supervisor's.
+    the user sets something else; NCCL's RAS at an address of their own. Torch's watchdog of NCCL
+    never ends them, whatever the user sets: that decision is their supervisor's.
     """
     ours = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     if not any(name in os.environ for name in RECORDER_SIZES):
         ours[RECORDER_SIZES[0]] = RECORDER
+    if address := ras_address():
+        ours[RAS_ADDRESS] = address
     return {**ours, **os.environ, **NCCL_WATCHDOG}

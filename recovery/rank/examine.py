@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.collectives.reducer import Reducer
@@ -118,7 +117,7 @@ def _statistics_stand_still(model: nn.Module) -> Iterator[None]:
     """Layers that normalise by the statistics of a batch use those they have learned: a batch of
     one has none. All else computes as in training.
     """
-    layers = [m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+    layers = [m for m in model.modules() if getattr(m, "track_running_stats", False)]
     training = [layer for layer in layers if layer.training]
     for layer in training:
         layer.eval()

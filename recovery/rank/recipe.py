@@ -57,7 +57,7 @@ class ModelRecipe:
 
     def check(self, *, shards: int, mesh: Mesh | None = None) -> None:
         """Raise TypeError where the script has made what only the job can make, or has not said how
-        its model is cut up, RuntimeError for a torch that is too old.
+        its model is cut up.
         """
         if mesh is not None and not mesh.plain and self.parallelize is None:
             raise TypeError(
@@ -73,10 +73,8 @@ class ModelRecipe:
                 " DistributedDataParallel: attach the model itself"
             )
         from trainchaos.recovery.collectives.buckets import check_types
-        from trainchaos.recovery.collectives.sharding import FSDPModule, require_torch
+        from trainchaos.recovery.collectives.sharding import FSDPModule
 
-        if mesh is None or mesh.shard > 1:
-            require_torch()
         check_types(dict(self.model.named_parameters()))
         if any(isinstance(module, FSDPModule) for module in self.model.modules()):
             raise TypeError(

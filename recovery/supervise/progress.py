@@ -103,9 +103,7 @@ class ProgressWatch:
             others_done=others_done,
         )
         self.evidence.suspect(self.detector.suspects, marks)
-        if hang is not None and not hang.process:
-            return self.evidence.named(hang, marks)
-        return hang
+        return self.evidence.named(hang, marks) if hang is not None else None
 
     def aborted(self, least_s: float) -> None:
         """The members of a generation have to leave it; each has at least ``least_s`` seconds for

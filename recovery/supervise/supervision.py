@@ -53,6 +53,9 @@ class Hands(Protocol):
     def pulse(self, process: str) -> Pulse:
         """How much CPU time the process got."""
 
+    def pid(self, process: str) -> int | None:
+        """Its pid on this machine; None: it runs on another one, or in memory only."""
+
     def ask_stacks(self, process: str) -> None:
         """Have a process write down the stacks of its threads, if it can."""
 

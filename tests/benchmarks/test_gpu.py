@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import jobs, parts
@@ -70,11 +69,7 @@ def test_a_page_keeps_what_was_written_by_hand() -> None:
 def test_what_this_torch_and_this_machine_cannot_do_is_named_and_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with monkeypatch.context() as old:
-        old.delattr(FSDPModule, "reset_iter_state")
-        about = parts.machine(torch.device("cpu"), "tiny")
-    assert "use torch 2.13" in about["sharding"]
-    assert parts.machine(torch.device("cpu"), "tiny")["sharding"] == ""
+    about = parts.machine(torch.device("cpu"), "tiny")
     played: list[jobs.GpuRow] = []
 
     def play(row: jobs.GpuRow, *_: object) -> jobs.GpuMeasured:
@@ -88,11 +83,11 @@ def test_what_this_torch_and_this_machine_cannot_do_is_named_and_no_failure(
     )
     page = tmp_path / "page.md"
     assert program.main(["--out", str(page)]) == 0
-    assert {(row.gpus, row.shards) for row in played} == {(1, 1)}
+    assert {row.gpus for row in played} == {1}
     text = page.read_text()
     for row in jobs.ROWS:
         assert (f"- Not run: {row.name}: " in text) == (row not in played) and row.name in text
-    assert text.count("use torch 2.13") == 1 and text.count("it needs 2 GPUs, there is 1") == 2
+    assert text.count("it needs 2 GPUs, there is 1") == 2
 
 
 @pytest.mark.slow
@@ -103,10 +98,11 @@ def test_every_fault_that_changes_a_tensor_lands_here_too() -> None:
 
 @pytest.mark.real
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_rehearsal_on_the_cpu_fills_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     assert (
-        program.main(["--device", "cpu", "--size", "tiny", "--minutes", "4", "--out", str(page)])
+        program.main(["--device", "cpu", "--size", "tiny", "--minutes", "12", "--out", str(page)])
         == 0
     )
     assert page.read_text().count("SIGKILL") == 3

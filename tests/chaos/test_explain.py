@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands.unreported import unreported
+from tests.support.fakes.ras_server import communicator, document, missing, rank, ras_server
 from trainchaos.chaos import cli
 from trainchaos.harness.explain import text as words
 from trainchaos.recovery.playbook import book
@@ -45,6 +46,44 @@ LOG = """\
 RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:26483
 kernel: NVRM: Xid (PCI:0000:5a:00): 79, pid=3, GPU has fallen off the bus.
 """
+RAS_JSON = document(communicator([rank(0), rank(1, 40), rank(2)], [missing(3, dead=True)]))
+RAS_TEXT = """\
+NCCL version 2.28.9 compiled with CUDA 13.0
+CUDA runtime version 13000, driver version 13000
+
+Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      1          4            1          4        4
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         1         3         4         3   RUNNING  INCOMPLETE,MISMATCH
+
+Errors
+======
+
+DEAD
+  1 job process is considered dead (unreachable via the RAS network)
+  Process 4243 on node 10.0.0.1 managing GPU 3
+
+#0-0 (27a079b828ff1a75) INCOMPLETE
+  Missing communicator data from 1 rank
+  Rank 3 -- GPU 3 managed by process 4243 on node 10.0.0.1
+
+Warnings
+========
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  2 ranks have launched up to operation 41
+  Rank 1 has launched up to operation 40 -- GPU 1 managed by process 4241 on node 10.0.0.1
+"""
 Explain = Callable[..., tuple[int, str, str]]
 
 
@@ -68,6 +107,64 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = unreported(["run", str(place / "told.yaml"), "--runs", str(place / "runs"), "-q"])
     assert code == 3, "a fault that never fired is inconclusive"
     return place / "runs" / "told" / "latest"
+
+
+# --- NCCL's RAS
+
+
+@pytest.mark.parametrize("text", [RAS_JSON, RAS_TEXT])
+def test_an_answer_of_ras_says_who_is_gone_and_who_lags(
+    explain: Explain, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "ras.txt").write_text(text)
+    code, out, err = explain(tmp_path / "ras.txt")
+    assert (code, err) == (0, "") and "NCCL's RAS, communicators: 1" in out
+    folded = " ".join(out.split())
+    assert "rank 3 (process 4243 on 10.0.0.1) is considered dead" in folded
+    assert "rank 1 (process 4241 on 10.0.0.1) lags: it has launched AllReduce 40 times" in folded
+    assert "dead: NCCL's RAS has given a process up" in folded
+    assert "to do restart: restart what failed" in folded
+    assert "behind: A rank has launched fewer collectives" in folded
+    assert explain("ras", tmp_path / "ras.txt")[1] == out
+    _, out, _ = explain(tmp_path / "ras.txt", "--format", "json")
+    found = json.loads(out)
+    assert [one["rank"] for one in found["dead"]] == [3] and found["missing"] == []
+    assert [one["others"] for one in found["behind"]] == [41]
+    assert [one["id"] for one in found["entries"]] == ["nccl-ras-dead", "nccl-ras-behind"]
+
+
+def test_ras_is_asked_where_an_address_is_given(explain: Explain) -> None:
+    with ras_server(RAS_JSON) as server:
+        code, out, _ = explain("ras", server.address)
+    assert code == 0 and out.startswith(f"{server.address}: NCCL's RAS, communicators: 1")
+
+
+def test_a_job_that_is_well_by_ras(explain: Explain) -> None:
+    with ras_server(document(communicator([rank(0), rank(1)]))) as server:
+        code, out, err = explain("ras", server.address)
+    assert (code, out) == (1, "") and "no rank is named as dead, missing or behind" in err
+
+
+def test_no_answer_of_ras(explain: Explain, tmp_path: Path) -> None:
+    with ras_server(knows=False) as server:
+        code, out, err = explain("ras", server.address)
+    assert (code, out) == (4, "") and "NCCL 2.28.7" in err
+    assert explain("ras", "nowhere")[0] == 4
+    (tmp_path / "cut.json").write_text(RAS_JSON[:400])
+    assert explain(tmp_path / "cut.json")[0] == 4
+
+
+def test_of_many_ranks_some_are_said(explain: Explain) -> None:
+    many = document(communicator([rank(0), *(rank(n, 40) for n in range(1, 100))]))
+    with ras_server(many) as server:
+        _, out, _ = explain("ras", server.address)
+    assert out.count("lags:") == 20 and "and 79 more" in out
+
+
+def test_ras_in_the_middle_of_a_log(explain: Explain, tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(f"step 1\nstep 2\n{RAS_TEXT}")
+    code, out, _ = explain(tmp_path / "train.log")
+    assert code == 0 and "nccl-ras-dead:" in out and "nccl-ras-behind:" in out
 
 
 # --- numbers
@@ -414,6 +511,7 @@ def test_a_shell_completes_its_forms(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "explain" in completions("expl")
     assert completions("explain", "x") >= {"xid"}
     assert completions("explain", "si") >= {"signal"}
+    assert completions("explain", "ra") >= {"ras"}
     assert completions("explain", "runs/t") == {"runs/told/one"}
 
 
@@ -422,7 +520,7 @@ def test_the_page_says_what_the_command_does() -> None:
     for word in ("`chaos explain`", *(f"`{action.value}`" for action in words.ABOUT)):
         assert word in page
     examples = [line for line in page.splitlines() if line.startswith("chaos explain ")]
-    assert len(examples) == 7
+    assert len(examples) == 8
 
 
 def test_what_the_page_shows_of_the_programs_interface_is_so() -> None:

@@ -21,6 +21,7 @@ from trainchaos.harness.draft.watching.written import Listing, listing, open_for
 from trainchaos.harness.script.listen.outputlog import OutputLog
 from trainchaos.harness.script.listen.progress import BeaconReader, GrowingFile, ProgressReport
 from trainchaos.harness.script.processes import tree
+from trainchaos.harness.script.processes.alike import busiest
 from trainchaos.harness.script.processes.command import Command, CommandEnded
 from trainchaos.harness.script.processes.environment import PreparedCommand
 from trainchaos.harness.script.processes.leftovers import CommandLeftovers
@@ -47,7 +48,8 @@ what has to be seen of the steps.
 class Sighting:
     """What was seen. ``lines``: the newest, each with the seconds since the start at which it came;
     ``count``: of all; ``ranks``: the most that were there at once; ``hinted``: they were known by
-    their beacons alone; ``grouped``: by their replica groups; ``opened``: files open for writing at
+    their beacons alone; ``alike``: how many that nothing names were started alike and meet each
+    other; ``grouped``: by their replica groups; ``opened``: files open for writing at
     some time; ``before``, ``after``: the working directory; ``files``: those that changed, there,
     in scratch and in places that the command line names; ``printed``: bytes; ``ran``: command
     lines of its processes; ``together``: how many different ones were there at last; ``meets``:
@@ -61,6 +63,7 @@ class Sighting:
     first_report_s: float | None = None
     ranks: dict[int, FoundRank] = field(default_factory=dict)
     hinted: bool = False
+    alike: int = 0
     grouped: bool = False
     opened: set[Path] = field(default_factory=set)
     before: Listing = field(default_factory=lambda: Listing(files={}))
@@ -110,6 +113,7 @@ class Watch:
         self._beacon = BeaconReader(self._beacon_file)
         self._leftovers = CommandLeftovers()
         self._hints: dict[int, int] = {}
+        self._ticks = 0  # of the processes alike that have worked most
         # Of two looks: in the last one a shell may be alone whose only child has just ended.
         self._counts: deque[int] = deque(maxlen=2)
         self.seen = Sighting(before=listing(prepared.directory), scratch=prepared.scratch)
@@ -221,6 +225,9 @@ class Watch:
         found = tree.find_ranks(
             command.guard_pid, 0, hints, command.pid, group=self._group if grouped else None
         )
+        group, ticks = busiest(rows) if not found else ([], 0)
+        if ticks > self._ticks:
+            self._ticks, seen.alike = ticks, len(group)
         if len(found) >= len(seen.ranks) and found:
             seen.ranks, seen.grouped = found, grouped
             seen.hinted = all(one.pid in hints and one.world is None for one in found.values())

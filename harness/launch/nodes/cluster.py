@@ -252,6 +252,10 @@ class NodesCluster:
         """Its last reported kernel state."""
         return self._fleet.os_state(name)
 
+    def pid(self, name: str) -> int | None:
+        """None: it runs on another machine, or in another container."""
+        return None
+
     def stacks(self, name: str) -> str | None:
         """What its agent sent."""
         return self._fleet.stacks(name)

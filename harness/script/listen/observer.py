@@ -9,7 +9,8 @@ progress by one set of rank processes. A new one starts when
   it (``shrunk``);
 - the same after a rank's script reported that it raised, or on any step of that rank, if all ranks
   are alive (``resumed``);
-- a rank reports a step below its last one: the script itself went back (``rollback``).
+- a rank reports a step below its last one, which it had reported before: the script itself went
+  back (``rollback``).
 
 A failure must be visible from outside: a rank that exits with an error, or well after a fault told
 it to end, a rank whose script reported at its point that it raises, or no step for longer than the
@@ -37,6 +38,7 @@ STALL_MEDIANS = 20.0
 STALL_LONGEST = 4.0
 LEARNED_FROM = 3
 SAME_BLOW_S = 2.0
+LATE_LINES = 20  # of a rank, among which one may come after those of later steps
 MOST_RECORDED = 20_000
 """Reports that are recorded of an arm, about: of a job with more steps, those of every so many, the
 same in each arm, and those that a failure or a loss that is no number makes count.
@@ -78,6 +80,7 @@ class Observer:
         self._lost: set[str] = set()
         self._noticed: set[str] = set()  # told to end since the command was started
         self._steps_of: dict[int, int] = {}  # by rank, in this generation
+        self._newest: dict[int, deque[int]] = {}  # reports, by rank, in this generation
         self._first_step: int | None = None  # of this generation
         self._last_step: int | None = None
         self._reports_here = 0
@@ -260,7 +263,8 @@ class Observer:
         if self._first_step is None:
             self._first_step = step
         if progress.rank is not None:
-            self._steps_of[progress.rank] = step
+            self._steps_of[progress.rank] = max(step, self._steps_of.get(progress.rank, 0))
+            self._newest.setdefault(progress.rank, deque(maxlen=LATE_LINES)).append(step)
         if self._last_step is None or step > self._last_step:
             if self._last_step is not None:
                 if not self._paused:
@@ -324,8 +328,9 @@ class Observer:
         if last is None:
             return
         own = None if rank is None else self._steps_of.get(rank)
+        late = rank is not None and self._comes_late(rank, step)
         living = {r: name for r, name in self.members.items() if name not in self._lost}
-        if own is not None and step < own:
+        if own is not None and step < own and not late:
             self._begin("rollback", living, now_ns)
         elif self._cause == "hang" and step > last:
             self._begin("resumed", living, now_ns)
@@ -342,11 +347,17 @@ class Observer:
                     "shrunk" if len(living) < len(self.members) else "resumed", living, now_ns
                 )
 
+    def _comes_late(self, rank: int, step: int) -> bool:
+        """Whether a rank's lines come in another order: who goes back does steps once more."""
+        own, newest = self._steps_of.get(rank, 0), self._newest.get(rank, ())
+        return step not in newest and own - step < LATE_LINES // 2 * self._stride
+
     def _begin(self, cause: str, members: Mapping[int, str], now_ns: int) -> None:
         self.settle()
         self.generation += 1
         self.members = dict(sorted(members.items()))
         self._steps_of, self._last_ns, self._reports_here = {}, now_ns, 0
+        self._newest = {}
         self._first_step = self._last_step = None
         self._cause, self._late = "", []
         self._record(

@@ -266,7 +266,7 @@ class RegexReader:
         self._epoch_steps = progress.epoch_steps
         self._last: ProgressReport | None = None
         self._epoch, self._high, self._longest = progress.epochs_from, 0, 0
-        self._total: int | None = None
+        self._total = 0
         self.stated = self.drawn = False
         self.unread: deque[str] = deque(maxlen=RECENT_LINES)
         self.refused = 0
@@ -285,7 +285,7 @@ class RegexReader:
         return [progress for line in lines for progress in self.parse(line)]
 
     def parse(self, line: str) -> list[ProgressReport]:
-        """What one line reports: one report at the most, or none."""
+        """What one line reports: none, one, or one of each rank that wrote into it."""
         found = self._parse(line)
         if found:
             self.unread.clear()
@@ -308,6 +308,8 @@ class RegexReader:
         if progress is None:
             self.refused += 1
             return []
+        if "loss" in progress.unread and (parts := rules.parted(match)):
+            return [one for part in parts for one in self._parse(part)]
         if rules.spoilt(text):
             progress = replace(progress, spoilt=True)
         step = self._step_of_run(progress.step, groups, of)
@@ -321,7 +323,8 @@ class RegexReader:
 
     def _step_of_run(self, step: int, groups: Mapping[str, str | None], of: int | None) -> int:
         """The step of the whole run, from 1. A line may leave out which epoch it is in, or how many
-        steps that has: then it is the one before, and as many as an epoch had that was seen.
+        steps that has: then it is the one before, and as many as an epoch had that was seen. A
+        resumed epoch may state what is left of it: most that was stated counts.
         """
         if "epoch" not in groups:
             return step if of is None else step - self._steps_from + 1
@@ -330,8 +333,8 @@ class RegexReader:
             self._longest = max(self._longest, self._high)
             self._epoch, self._high = epoch, 0
         self._high = max(self._high, step - self._steps_from + 1)
-        self._total = of or self._total
-        each = of or self._epoch_steps or self._total or self._longest
+        self._total = max(of or 0, self._total)
+        each = self._total or self._epoch_steps or self._longest
         epochs = self._epoch - self._epochs_from
         if epochs and not each:
             return step

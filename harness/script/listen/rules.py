@@ -19,8 +19,8 @@ _APART = re.compile(
 )
 _WORD = re.compile(r"\[?[A-Za-z]+[\]:,]?")
 _LOSS_APART = re.compile(rf"(?<![A-Za-z]){_WORDS}(?:$|[^A-Za-z])", re.IGNORECASE)
-
-
+_DIGIT = re.compile(r"\d")
+_WHOLE_LOSS = re.compile(r"[+-]?(?:\d+\.(\d+)|nan|inf)", re.IGNORECASE)
 _SPOILT = re.compile(
     r"grad(?:ient)?s?[ _]?norm['\"]?\s*[:=|]?\s*['\"]?[+-]?(?:nan|inf)\b", re.IGNORECASE
 )
@@ -61,6 +61,28 @@ class Forms:
     def _apart(self, found: re.Match[str], group: str) -> bool:
         front = _front(found, group)
         return self._skips and (apart(front) or (group == "loss" and loss_apart(front)))
+
+
+def parted(found: re.Match[str]) -> tuple[str, str] | None:
+    """The two lines that ranks wrote at once into that in which a step was found, if they did:
+    where nothing is buffered, print writes the end of a line by itself, and another rank's line may
+    come before it. That begins as the first does, but for digits, and its loss has as many
+    decimals: else the first may have been cut in its loss.
+    """
+    text, front, begins = found.string, found.string[: found.start()], found.start("loss")
+    second = found.re.search(text, begins)
+    cut = second.start() - len(front) if second is not None else 0
+    if (
+        second is None
+        or cut <= begins
+        or _DIGIT.sub("0", text[cut : second.start()]) != _DIGIT.sub("0", front)
+    ):
+        return None
+    mine = _WHOLE_LOSS.fullmatch(text, begins, cut)
+    other = _WHOLE_LOSS.match(text, second.start("loss"))
+    if mine is None or other is None or len(mine[1] or "") != len(other[1] or ""):
+        return None
+    return text[:cut], text[cut:]
 
 
 def _front(found: re.Match[str], group: str) -> str:

@@ -160,10 +160,15 @@ class Ranks:
         others = self._hit(rank, whole=True).values()
         return next((other.state for other in others if other.state not in "TtZX"), row.state)
 
-    @staticmethod
-    def _hit(rank: Rank, *, whole: bool) -> dict[int, tree.ProcessRow]:
+    def _hit(self, rank: Rank, *, whole: bool) -> dict[int, tree.ProcessRow]:
+        """The processes that are hit with a rank: of those below it, none of another rank."""
         if not rank.alone:
-            return tree.struck_with(rank.found, whole=whole)
+            hit = tree.struck_with(rank.found, whole=whole)
+            others = {r.found.top for r in self._ranks.values() if r.pidfd >= 0 and r is not rank}
+            for top in (others & hit.keys()) - {rank.found.pid, rank.found.top}:
+                for pid in (top, *tree.below(top)):
+                    hit.pop(pid, None)
+            return hit
         row = tree.process(rank.found.pid)
         return {} if row is None else {rank.found.pid: row}
 

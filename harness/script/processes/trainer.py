@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainchaos.harness.script.processes.tree import PLUMBING, ProcessRow
+from trainchaos.harness.script.processes.tree import PLUMBING, ProcessRow, command_line
 
 HELPERS = ("multiprocessing", "compile_worker")
 """Words in the command lines of helper processes that Python starts for a program."""
@@ -95,7 +95,11 @@ def _below(
 def _passes_on(reader: int, writer: int) -> bool:
     """Whether a process forwards another program's output."""
     pipe = _link(f"/proc/{writer}/fd/1")
-    if not pipe.startswith("pipe:") or _is_helper(writer) or _words(reader) == _words(writer):
+    if (
+        not pipe.startswith("pipe:")
+        or _is_helper(writer)
+        or command_line(reader) == command_line(writer)
+    ):
         return False
     try:
         held = os.listdir(f"/proc/{reader}/fd")
@@ -112,14 +116,7 @@ def _readable(pid: int, fd: str) -> bool:
 
 
 def _is_helper(pid: int) -> bool:
-    return any(word in _words(pid) for word in HELPERS)
-
-
-def _words(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-    except OSError:
-        return ""
+    return any(word in command_line(pid) for word in HELPERS)
 
 
 def _link(path: str) -> str:

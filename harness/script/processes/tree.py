@@ -136,15 +136,18 @@ def find_ranks(
     *,
     group: str | None = None,
     choose: Choose | None = None,
+    alike: Callable[[Mapping[int, ProcessRow]], dict[int, FoundRank]] | None = None,
 ) -> dict[int, FoundRank]:
     """Rank -> its process, among the descendants of ``root``.
 
     A rank is the topmost process with that rank in its environment, or the child of a wrapper that
-    is. ``hints``: pid -> rank, from the processes' own reports, which take precedence. If a command
-    of one rank names none in its environment, its process, or the one that ``choose`` returns, is
-    the rank; ``command``: its process, whose death leaves no rank. Of two processes with one rank
-    (an old one is exiting) the younger counts. ``group``: variable with a process's replica group,
-    if each group counts its ranks from 0.
+    is; rank 0 may be the program that started itself again for the others. ``hints``: pid -> rank,
+    from the processes' own reports, which take precedence. If a command of one rank names none in
+    its environment, its process, or the one that ``choose`` returns, is the rank; ``command``: its
+    process, whose death leaves no rank. Of two processes with one rank (an old one is exiting) the
+    younger counts. ``group``: variable with a process's replica group, if each group counts its
+    ranks from 0. ``alike``: finds the ranks of a command that nothing names
+    (``harness.script.processes.alike``).
     """
     rows = below(root)
     said = {pid: _said(pid, group) for pid in rows}
@@ -154,6 +157,8 @@ def find_ranks(
         if rank is None or rank == said.get(row.parent, _NO_RANK)[0]:
             continue
         _take(found, rank, world, rows[behind(row.pid, rows)[0]], top=row.pid, size=size)
+    if (first := _starter(found, rows, said)) is not None:
+        _take(found, 0, found[1].world, rows[first], top=first)
     tops = [row for row in rows.values() if row.parent == root and command in (None, row.pid)]
     if not found and expected == 1 and tops:
         top = min(tops, key=lambda row: (row.started, row.pid)).pid
@@ -161,6 +166,8 @@ def find_ranks(
         trains = choose(front, rows) if choose is not None else front
         if trains is not None:
             _take(found, 0, 1, rows[trains], top=top if trains == front else trains, sure=False)
+    if not found and not hints and expected > 1 and alike is not None:
+        found = alike(rows)
     spoken: dict[int, FoundRank] = {}
     for pid, word in hints.items():
         rank = said.get(pid, _NO_RANK)[0] if group is not None else word
@@ -177,6 +184,38 @@ def find_ranks(
                 size=known.size if known else 1,
             )
     return found | spoken
+
+
+def _starter(
+    found: Mapping[int, FoundRank],
+    rows: Mapping[int, ProcessRow],
+    said: Mapping[int, tuple[int | None, int | None, int]],
+) -> int | None:
+    """The process that started all other ranks, each with its own command line, as Lightning's
+    launcher does; None where rank 0 is another one or missing.
+    """
+    parents = {rows[one.top].parent for one in found.values() if one.top in rows}
+    if 0 in found or 1 not in found or len(parents) != 1:
+        return None
+    first = parents.pop()
+    same = first in said and said[first][0] is None
+    return first if same and all(_argv(one.pid) == _argv(first) for one in found.values()) else None
+
+
+def _argv(pid: int) -> list[str]:
+    """A process's command line, whatever the place of its program and script, without flags of the
+    interpreter.
+    """
+    words = command_line(pid).split("\0")
+    return [os.path.basename(word) for word in words[1:] if not re.fullmatch(r"-[A-Za-z]+", word)]
+
+
+def command_line(pid: int) -> str:
+    """The words of a process's command, each ended by a null byte; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 _NO_RANK: tuple[int | None, int | None, int] = (None, None, 1)

@@ -36,15 +36,20 @@ def _for_jobs(original: Any, instead: Callable[..., Any]) -> Any:
         return original
 
     def either(*given: Any, **named: Any) -> Any:
-        group = named.get("group", given[-1] if given else None) or _c10d._get_default_group()
+        groups = [one for one in (named.get("group"), *given) if isinstance(one, dist.ProcessGroup)]
+        group = groups[0] if groups else _c10d._get_default_group()
         return (instead if isinstance(group, LastingGroup) else original)(*given, **named)
 
     either.of_jobs = True  # type: ignore[attr-defined]
     return either
 
 
-def _to_tensor(value: Any, device: Any, group: Any) -> tuple[Tensor, Tensor]:
-    """The bytes of ``value`` and their number. Raises TypeError for what is not sent."""
+def _to_tensor(
+    value: Any, device: Any, group: Any, weights_only: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The bytes of ``value`` and their number. ``weights_only``: torch 2.15 asks so that nothing is
+    unpickled, which nothing is. Raises TypeError for what is not sent.
+    """
     try:
         _require_plain(value, "the object")
         form = json.dumps(typed.encode(value, "the object")).encode()
@@ -59,7 +64,7 @@ def _to_tensor(value: Any, device: Any, group: Any) -> tuple[Tensor, Tensor]:
     return data, torch.tensor([data.numel()], dtype=torch.int64, device=device)
 
 
-def _to_object(tensor: Tensor, size: Any, group: Any) -> Any:
+def _to_object(tensor: Tensor, size: Any, group: Any, weights_only: bool = False) -> Any:
     """Tensors in it are on the CPU. Raises ValueError for what ``_to_tensor`` never makes."""
     raw = tensor.cpu().numpy().tobytes()[: int(size)]
     try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from tests.harness.script.test_points import at, done, heard, points  # noqa: F4
 from tests.harness.script.test_script_points import play
 from tests.recovery.detection.test_silences import Watched, ranks
 from tests.support.decided import decided
+from tests.support.fault_fakes import OCCURRENCE, declared
 from tests.support.search.simulate import cell_of
 from tests.support.search.simulate import play as simulate
 from trainchaos import beacon
 from trainchaos.chaos import plugins
 from trainchaos.chaos.events.log import Event, Kind, read_log
 from trainchaos.chaos.fault.base import Fault, Fidelity, Occurrence
+from trainchaos.chaos.fault.witness import stuck
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY
 from trainchaos.harness.judge.results import Results
@@ -290,3 +293,15 @@ def test_a_script_hangs_and_the_kernel_bears_witness(how: str, tmp_path: Path) -
     )
     incident = play(tmp_path, fault)["hit"]
     assert (incident.witness, incident.evidence["script"]) == ("kernel: processor time", "hang")
+
+
+def test_nccls_ras_bears_witness_beside_the_marks() -> None:
+    said = "rank 1 (process 7 on 10.0.0.1) lags"
+    hang = declared("hang")
+    seen = replace(hang, data={**hang.data, "ras": said})
+    found = stuck(OCCURRENCE, [seen], None)
+    assert found is not None and found.witness == "NCCL: RAS; supervisor: progress marks"
+    assert found.evidence == {"seen": "x", "ras": said}
+    alone = stuck(OCCURRENCE, [hang], None)
+    assert alone is not None and alone.witness == "supervisor: progress marks"
+    assert "ras" not in alone.evidence

@@ -104,6 +104,17 @@ def test_a_script_with_odd_lines_has_a_scenario_that_passes_and_is_tightened(
     assert left(folder) == []
 
 
+@pytest.mark.slow
+def test_the_next_command_has_a_script_resume_that_does_so_only_when_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "odd.py").write_text(f'# add_argument("--resume", action="store_true")\n{ODD}')
+    assert invoke(["init", "--", sys.executable, "odd.py"]) == EXIT_PASS
+    said = capsys.readouterr().out
+    assert "next    chaos init --force -- bash -c " in said
+    assert said.endswith(", or chaos run chaos-odd.yaml\n")
+
+
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)

@@ -118,6 +118,7 @@ def test_steps_that_are_asked_for_go_into_the_argument_that_says_them() -> None:
             f"trainer.default_root_dir={SCRATCH}/run",
         ),
         ("python t.py --save .", SCRATCH),
+        ("accelerate launch t.py --project_dir runs", f"{SCRATCH}/runs"),
         ("python t.py --save $CHAOS_SCRATCH/a", f"{SCRATCH}/a"),
     ],
 )
@@ -143,6 +144,9 @@ def test_checkpoints_are_sent_to_scratch_by_the_variable_that_the_script_reads()
     )
     assert command("python t.py", text).env == {"MY_CKPT_DIR": SCRATCH, "OUTPUT_DIR": SCRATCH}
     assert command("python t.py --save x", text).env == {}
+    assert command("python t.py", 'os.environ.get("STORAGE_PATH", x)').env == {
+        "STORAGE_PATH": SCRATCH
+    }
 
 
 ARGPARSE = """
@@ -165,6 +169,11 @@ parser.add_argument('-o', '--output_dir', type=str, default='out/a')
             "torchrun t.py",
             '@click.option("--save-dir", default="x")',
             ["--save-dir", f"{SCRATCH}/x"],
+        ),
+        (
+            "python t.py",
+            'p.add_argument("--project_dir", type=Path, default=Path("runs"))',
+            ["--project_dir", f"{SCRATCH}/runs"],
         ),
         ("bash -c 'python t.py'", ARGPARSE, []),
         ("python t.py --output_dir $CHAOS_SCRATCH/b", ARGPARSE, []),
@@ -202,6 +211,11 @@ def test_the_output_of_ray_is_not_merged() -> None:
         ("max_iters: int = 300\n", 300),
         ("max_steps = 500\nsteps = 20\n", None),
         ("save_steps = 500\n", None),
+        ("trainer = Trainer(devices=2, max_steps=60)\n", 60),
+        ('config={"lr": 0.1, "num_steps": 60}\n', 60),
+        ("Trainer(save_steps=500)\n", None),
+        ("for step in range(1, 61):\n", 60),
+        ("for step in range(60):\n", 60),
         (ARGPARSE, 60),
         ("", None),
     ],

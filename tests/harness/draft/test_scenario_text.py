@@ -173,6 +173,7 @@ PLAIN = [f"step {n} loss {1 / n:.3f}" for n in range(1, 21)]
         ("python t.py --max-steps 50", "", PLAIN, None, None, 50, True),
         ("python t.py --max-steps 50", "", PLAIN, None, 70, 70, True),
         ("python t.py", "", PLAIN, WELL, None, 20, True),
+        ("python t.py 20 8", "", PLAIN, None, None, 20, True),
         ("python t.py", "max_steps = 40\n", PLAIN, None, None, 40, True),
         ("python t.py", "", PLAIN, None, None, 200, False),
         ("python t.py --max-steps 10", "", PLAIN, None, None, 10, False),
@@ -292,8 +293,73 @@ def test_checkpoints_beside_the_script_are_named_with_what_to_do(tmp_path: Path)
 def test_a_job_without_checkpoints_is_told_what_that_means(tmp_path: Path) -> None:
     facts = decided(tmp_path, "python train.py", saw(saved=()))
     (finding,) = (one for one in facts.findings if not one.found)
-    assert finding.name == "checkpoints" and "begins again from step 1" in finding.change
+    assert finding.name == "checkpoints" and "begin again from step 1" in finding.change
     assert not finding.needed and "watch longer (--for 5m)" in finding.change
+
+
+def test_a_job_without_checkpoints_has_a_scenario_that_it_can_pass(tmp_path: Path) -> None:
+    """To begin again costs all steps that are done, and the time that they take."""
+    facts = decided(tmp_path, "python train.py", saw(saved=(), every_s=2.0))
+    scenario, written = loaded(tmp_path, facts)
+    sla = scenario.cells[0].scenario.sla
+    assert sla["steps_lost"][0].check == "max <= 200"
+    seconds = float(sla["recovery_time"][0].check.removeprefix("max < ").removesuffix("s"))
+    assert seconds >= 2 * (facts.deadline_s + 2.0 * facts.at)
+    row = written.text.split("\n")[written.lines["lost"] - 1]
+    assert row == '  steps_lost: ["max <= 200"]' or "no checkpoint was seen" in row
+
+
+RESUMES = 'p.add_argument("--resume", action="store_true")\n'
+INIT_FROM = """
+out_dir = 'out'
+init_from = 'scratch' # 'scratch' or 'resume'
+exec(open('configurator.py').read())
+if init_from == 'resume':
+    load()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "option"),
+    [
+        (RESUMES, "python t.py", "--resume"),
+        (RESUMES, "python t.py --resume", ""),
+        (INIT_FROM, "python t.py", "--init_from=resume"),
+        (INIT_FROM, "python t.py --init_from=resume", ""),
+        ('p.add_argument("--resume", default="auto")\n', "python t.py", ""),
+        ("", "python t.py", ""),
+    ],
+)
+def test_a_script_that_resumes_only_when_told_is_said_how(
+    tmp_path: Path, text: str, line: str, option: str
+) -> None:
+    seen = saw(saved=("out/ckpt.pt",))
+    seen.scratch = Path("/scratch")
+    facts = decided(tmp_path, line, seen, text=text)
+    assert ("resume" in [one.name for one in facts.findings]) is bool(option)
+    if option:
+        (again,) = (one.again for one in facts.findings if one.again)
+        command = again.removeprefix("chaos init --force -- ")
+        assert again in of(facts, "resume")
+        *_, inner = shlex.split(command)
+        head = f'test "$(ls -A $CHAOS_SCRATCH/out)" && set -- {option}; exec python t.py '
+        assert inner.startswith(head) and inner.endswith(' "$@"')
+
+
+def test_a_script_that_nothing_sends_elsewhere_is_started_in_scratch(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    saved = {tmp_path / "checkpoints" / "model.pt": (1, 1)}
+    facts = decided(tmp_path, "python train.py --lr 1", saw(saved=(), wrote=saved))
+    again = f"bash -c 'cd $CHAOS_SCRATCH && exec python {tmp_path}/train.py --lr 1'"
+    assert f"chaos init --force -- {again} sends them" in of(facts, "checkpoints")
+
+
+def test_ranks_that_nothing_names_are_those_started_alike(tmp_path: Path) -> None:
+    seen = saw()
+    seen.alike = 3
+    facts = decided(tmp_path, "python train.py", seen, text="mp.spawn(main, nprocs=3)\n")
+    assert facts.ranks == 3 and missing(facts) == ["restarts"]
+    assert decided(tmp_path, "python train.py", seen).ranks == 1, "its workers, perhaps"
 
 
 def test_a_command_that_ended_is_not_to_be_watched_longer(tmp_path: Path) -> None:
@@ -405,6 +471,7 @@ def test_merged_lines_of_ray_are_named_with_the_next_command(tmp_path: Path) -> 
     [
         ("import lightning\n", "callbacks=[ChaosCallback()]"),
         ("import deepspeed\n", "watch(engine)"),
+        ("import deepspeed\n", '"log_level": "info" in its configuration'),
         ("import torch\n", "beacon.step(...)"),
     ],
 )

@@ -55,6 +55,14 @@ def test_ranks_in_different_collectives_do_not_match() -> None:
     assert "do not match" in found, "one is through with another collective of that number"
 
 
+def test_what_ras_says_stands_beside_a_record_and_is_no_record() -> None:
+    said = of(2, why="rank 2 lags", role="ras")
+    found = standing([of(2, done(40), role="hung"), of(0, done(40), open_(41)), said])
+    assert found[0].startswith("rank 2 (w2) has not begun all_reduce 41")
+    assert found[1:] == ["w2, by NCCL's RAS: rank 2 lags"]
+    assert standing([said]) == ["w2, by NCCL's RAS: rank 2 lags"]
+
+
 def test_all_may_wait_in_one() -> None:
     assert standing([of(1, open_(5)), of(0, open_(5))]) == [
         "rank 1 (w1), rank 0 (w0) wait in all_reduce 5 (8 Float) of generation-1; none of them is"

@@ -331,6 +331,12 @@ def test_going_back_without_new_processes_is_a_generation(job: Job) -> None:
     assert [run.step for run in history.runs if not run.survives] == list(range(21, 31))
 
 
+def test_lines_of_a_rank_in_another_order_are_no_rollback(job: Job) -> None:
+    job.train(*(step for last in range(2, 101, 2) for step in (last, last - 1)), rank=0)
+    assert job.causes() == ["start"] and job.observer.finished
+    assert len(history_of(job.log()).lineage) == 100
+
+
 def test_the_same_line_from_every_rank_is_no_rollback(job: Job) -> None:
     for step in range(1, 31):
         job.train(step, step, step - 1)
@@ -478,6 +484,19 @@ def test_steps_that_go_on_without_their_ranks(job: Job, rank: int | None) -> Non
     job.wait(2)
     job.train(*range(21, 31), rank=rank)
     assert "what was hit is not what trains" in seen(job).witness
+
+
+@pytest.mark.parametrize("last", [24, 100])
+def test_steps_that_are_printed_when_all_ranks_are_gone(job: Job, last: int) -> None:
+    job.train(*range(1, 21))
+    for name in ("w0", "w1"):
+        job.exit(name, signum=signal.SIGKILL)
+        job.record(Kind.PROCESS_EXITED, process=name, exit_code=None, signal=9, last_seq=None)
+    job.train(*range(21, last + 1), seconds=0.001)
+    log = job.log() if last == 100 else job.log("gave-up")
+    said = progress(evidence_of(log))
+    assert (said.verdict == "pass") == (last < 100), "a few may have been on their way"
+    assert last < 100 or "w0 ended, yet the steps went on to 100" in said.witness
 
 
 def test_of_a_long_job_a_part_of_the_reports_is_recorded() -> None:

@@ -30,9 +30,13 @@ class Hands:
         self.records: list[dict[str, Any]] = []
         self.recalls: list[tuple[str, int]] = []
         self.hears = True
+        self.pids: dict[str, int] = {}
 
     def now_s(self) -> float:
         return self.now
+
+    def pid(self, process: str) -> int | None:
+        return self.pids.get(process)
 
     def ask_stacks(self, process: str) -> None:
         self.asked.append(process)

@@ -101,6 +101,9 @@ class FakeHands:
     def pulse(self, process: str) -> Pulse:
         return Pulse(starved_s=self.now if process in self.starved else 0.0)
 
+    def pid(self, process: str) -> None:
+        return None
+
     def ask_stacks(self, process: str) -> None:
         self.asked.append(process)
 

@@ -22,6 +22,7 @@ from trainchaos.harness.judge.results import Finding
 PROGRESS = "progress"
 REPEATED = 3  # steps; fewer may be a line that was printed twice
 ECHO_S = 1.0  # how long a process's output may be in flight
+ECHOES = 5  # steps of a job that completes without any of its ranks: more than are in flight
 LACKING: Mapping[str, str] = MappingProxyType(
     {
         "sample-accounting": "which samples each step trained on",
@@ -190,6 +191,7 @@ def _outlived(history: History, stride: int) -> str:
     """Steps that went on after the ranks that make them had ended, with no replacement seen."""
     log = history.log
     ended = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
+    badly = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if e.data["exit_code"] != 0}
     for failure in log.of(Kind.FAILURE_DETECTED):
         generation = history.generation(failure.generation)
         if failure.data["cause"] != "exit" or generation is None:
@@ -204,18 +206,23 @@ def _outlived(history: History, stride: int) -> str:
         since = (
             max([failure.time_ns, *(when for when in gone if when)]) if alone else failure.time_ns
         )
+        beyond = {e.step for e in mine if e.time_ns > since and (e.step or 0) > before + stride}
+        nobody = after is None and badly >= set(generation.members)
+        nobody = nobody and history.outcome == "completed" and len(beyond) >= ECHOES
+        echo_s = 0.0 if nobody else ECHO_S
         for event in mine:
             # surviving ranks may be renumbered, but never to a number as high as this one
             own = (
                 failure.data["rank"] is not None
                 and event.data["rank"] == failure.data["rank"] >= left
             )
-            late = event.time_ns > since + ECHO_S * NS and (event.step or 0) > before + stride
+            late = event.time_ns > since + echo_s * NS and (event.step or 0) > before + stride
             if late and (own or alone):
-                who = failure.data["process"]
+                who, last = failure.data["process"], max(e.step or 0 for e in mine)
                 return (
-                    f"{who} ended, yet the steps went on to {event.step} and no process had been"
+                    f"{who} ended, yet the steps went on to {last} and no process had been"
                     " started in its place: what was hit is not what trains; give each training"
-                    " process RANK in its environment, or a beacon"
+                    " process RANK in its environment, or a beacon; else they were printed and not"
+                    " trained"
                 )
     return ""

@@ -57,7 +57,7 @@ def finite_losses(evidence: Evidence) -> Finding | None:
         escapes = [] if evidence.is_control else evidence.expects("sdc-escape")
         return passed(f"{said}, as {escapes[0]} may make it") if escapes else failed(said)
     if stopped:
-        return unknown(stopped)
+        return unknown(_unread(history, since=max(losses) + 1) or stopped)
     judged = list(losses)[-LAST:]
     if lacking := _unread(evidence.history, since=judged[0] if len(judged) == LAST else 0):
         return unknown(lacking)

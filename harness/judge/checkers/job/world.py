@@ -309,20 +309,25 @@ def finished(evidence: Evidence) -> Finding | None:
     if history.info.observed and not history.runs:
         return None  # no step was seen; ``progress`` reports that
     observed = history.info.observed
-    why = f": {history.finished.data['reason']}" if observed and history.finished else ""
-    done = (
+    stopped = (
         f"the job did not finish: {history.outcome} at step {history.committed_step} of"
-        f" {history.info.steps}{why}"
+        f" {history.info.steps}"
     )
+    done = f"{stopped}{_reason(history) if observed else ''}"
     if observed and history.finished and history.finished.data.get("miscounted"):
         return unknown(done)  # the harness stopped it, as it cannot see all of it
     control = history if evidence.is_control else evidence.control_history
     if observed and control is not None and control.unfinished:
         alone = "" if evidence.is_control else ", and the control arm did not either"
         return unknown(
-            f"{done}{alone}: correct the command first, until it ends well without a fault"
+            f"{stopped}{alone}: correct the command first, until it ends well without a fault"
+            f"{_reason(control)}"
         )
     return failed(done)
+
+
+def _reason(history: History) -> str:
+    return f": {history.finished.data['reason']}" if history.finished else ""
 
 
 def _step_s(history: History, runs: Sequence[StepRun]) -> float:

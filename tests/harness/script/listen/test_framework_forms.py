@@ -55,6 +55,19 @@ BAR = "|##        | {} [00:01<00:04, 12.7it/s, v_num=0, {}]\r"
             "Epoch 0/9 ━━━━╺━━ 15/60 0:00:01 • 0:00:03 12.7it/s v_num: 0 train_loss: 2.66\n",
             [(15, 2.66)],
         ),
+        (
+            "lightning",
+            60,  # resumed in epoch 1, which states one step less than it does
+            "Epoch 0/-2 ━━ 30/30 0:00:02 • 0:00:00 9.08it/s train_loss: 1.4[rank1]: Traceback\n"
+            "Epoch 1/-2 ━━ 1/29 0:00:02 • 0:00:00 9.08it/s train_loss: 1.3`Trainer.fit` stopped\n",
+            [(30, 1.4), (31, 1.3)],
+        ),
+        (
+            "lightning",
+            60,
+            "Epoch 0/-2 ━╸━━━ 3/30 0:00:00 • 0:00:03 9.08it/s train_loss: 1.402\n",  # by max_steps
+            [(3, 1.402)],
+        ),
         ("lightning", 60, "Validation DataLoader 0: " + BAR.format("5/60", "val_loss=2"), []),
         ("hf", 60, "Evaluating: 50%|#####     | 30/60 [00:00<00:00]\r", []),
         ("tqdm", 60, "train: 3/60 [00:00<00:05, 10it/s, train/loss=2.5, val/loss=9]\r", [(3, 2.5)]),

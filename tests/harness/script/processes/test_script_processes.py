@@ -15,6 +15,7 @@ import pytest
 from tests.support.running import LIMIT_S
 from trainchaos.harness.host import processes
 from trainchaos.harness.script.processes import tree
+from trainchaos.harness.script.processes.alike import Alike
 from trainchaos.harness.script.processes.command import Command
 from trainchaos.harness.script.processes.environment import MARK
 from trainchaos.harness.script.processes.ranks import ExitedRank, Ranks
@@ -126,6 +127,85 @@ def test_a_daemon_left_behind_is_not_the_rank(started: list[Command], tmp_path: 
         command.look()
     assert tree.below(command.guard_pid)
     assert tree.find_ranks(command.guard_pid, 1, {}, command.pid) == {}
+
+
+ITSELF = """
+import os, subprocess, sys, threading
+if "LOCAL_RANK" not in os.environ:
+    for n in (1, 2):
+        subprocess.Popen([sys.executable, *sys.argv], env=os.environ | {"LOCAL_RANK": str(n)})
+threading.Event().wait(300)
+"""
+
+
+def test_who_starts_itself_again_for_the_others_is_rank_0(
+    started: list[Command], tmp_path: Path
+) -> None:
+    """As Lightning's launcher does; and a kill of rank 0 is none of the ranks below it."""
+    (tmp_path / "itself.py").write_text(ITSELF)
+    command = start(started, tmp_path, f'exec "{sys.executable}" -u itself.py')
+    found = find(command, 3, expected=3)
+    assert found[0].pid == command.pid
+    ranks = Ranks()
+    members, _ = ranks.hold(found)
+    ranks.signal(members[0], signal.SIGKILL)
+    assert await_exit(ranks).name == members[0]
+    assert sorted(ranks.living()) == sorted([members[1], members[2]])
+    ranks.close()
+
+
+def test_a_launcher_whose_rank_0_is_gone_is_not_rank_0(
+    started: list[Command], tmp_path: Path
+) -> None:
+    command = start(started, tmp_path, f"RANK=1 {IDLE} & wait")
+    assert list(find(command, 1)) == [1]
+
+
+MEETS = """
+import os, socket, sys, threading, time
+server = socket.create_server(("127.0.0.1", 0))
+count = int(sys.argv[1])
+for n in range(count):
+    if os.fork() == 0:
+        talk = socket.create_connection(server.getsockname()) if sys.argv[2] == "meet" else None
+        until = time.process_time() + 0.05
+        while time.process_time() < until:
+            pass
+        threading.Event().wait(300)
+talks = [server.accept() for _ in range(count)] if sys.argv[2] == "meet" else []
+threading.Event().wait(300)
+"""
+
+
+def test_ranks_that_nothing_names_were_started_alike_and_meet(
+    started: list[Command], tmp_path: Path
+) -> None:
+    (tmp_path / "meets.py").write_text(MEETS)
+    command = start(started, tmp_path, f'exec "{sys.executable}" meets.py 3 meet')
+    alike, deadline = Alike(), time.monotonic() + LIMIT_S
+
+    def look(count: int = 3, *, settled: bool = True) -> dict[int, tree.FoundRank]:
+        return alike.of(tree.below(command.guard_pid), count, settled=settled)
+
+    assert look(settled=False) == {}, "who has worked most is not known before the first step"
+    while len(found := look()) < 3 and time.monotonic() < deadline:
+        signal.sigtimedwait([], 0.02)
+    assert [found[n].pid for n in range(3)] == sorted(one.pid for one in found.values())
+    assert command.pid not in [one.pid for one in found.values()]
+    os.kill(found[1].pid, signal.SIGKILL)
+    while len(left := look()) == 3 and time.monotonic() < deadline:
+        signal.sigtimedwait([], 0.02)
+    assert left == {0: found[0], 2: found[2]}, "the others keep their numbers"
+
+
+def test_workers_that_meet_nobody_are_no_ranks(started: list[Command], tmp_path: Path) -> None:
+    (tmp_path / "meets.py").write_text(MEETS)
+    command = start(started, tmp_path, f'exec "{sys.executable}" meets.py 2 alone')
+    deadline = time.monotonic() + LIMIT_S
+    while len(tree.below(command.guard_pid)) < 3 and time.monotonic() < deadline:
+        signal.sigtimedwait([], 0.02)
+    signal.sigtimedwait([], 0.3)
+    assert Alike().of(tree.below(command.guard_pid), 2, settled=True) == {}
 
 
 def test_a_rank_that_says_so_itself(started: list[Command], tmp_path: Path) -> None:

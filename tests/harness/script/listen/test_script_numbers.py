@@ -163,6 +163,22 @@ def test_what_an_expression_finds_and_cannot_be_read_is_kept(tmp_path: Path) -> 
     assert reader.refused == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "losses"),
+    [
+        ("[d0]:step 5 loss 0.25[d1]:step 5 loss 0.75", [0.25, 0.75]),
+        ("[d0]:step 5 loss 0.25[d1]:step 5 loss 0.75[d2]:step 5 loss -1.50", [0.25, 0.75, -1.5]),
+        ("step 5 loss infstep 5 loss inf", [math.inf, math.inf]),
+        ("[d0]:step 5 loss 0.2[d1]:step 5 loss 0.25", [None]),  # was it cut?
+        ("step 5 loss 4.step 5 loss 4.5", [None]),
+        ("step 5 loss 0.25eval step 5 loss 0.75", [None]),
+    ],
+)
+def test_lines_that_ranks_wrote_at_once_are_read(line: str, losses: list[float | None]) -> None:
+    reader = RegexReader(None, RegexProgress(regex=r"step (?P<step>\d+) loss (?P<loss>\S+)"), 100)
+    assert [one.loss for one in reader.parse(line)] == losses
+
+
 def test_a_loss_that_the_beacon_cannot_say_does_not_cost_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +397,16 @@ def test_losses_that_stop_coming_leave_it_open(every: int, last: int, verdict: i
     said = found(job, trained())["finite-losses"]
     assert said.verdict == ("inconclusive" if verdict else "pass"), said.witness
     assert f"there is no loss since step {last}" in said.witness or not verdict
+
+
+def test_losses_that_stop_being_read_are_not_said_to_stop() -> None:
+    job = Job()
+    job.found("w0", "w1")
+    job.train(*range(1, 31), loss=4.5)
+    job.train(*range(31, 101), unread="4,47")
+    said = found(job, trained())["finite-losses"]
+    assert said.verdict == "inconclusive"
+    assert said.witness.startswith("70 losses could not be read, such as '4,47'")
 
 
 @pytest.mark.parametrize(

@@ -126,12 +126,12 @@ class PeerLauncher:
             else:
                 path.unlink(missing_ok=True)
 
-    def _look(self, pid: int) -> bool:
+    def _look(self, pid: int, limit_s: float = LOOK_S) -> bool:
         """Wait for a moment, or an end; whether that child has ended."""
         self._reap()
         if pid in self._ended:
             return True
-        told = signal.sigtimedwait(self._signals, LOOK_S)
+        told = signal.sigtimedwait(self._signals, limit_s)
         if told is not None and told.si_signo in ORDERS:
             raise LauncherStopped(128 + told.si_signo)
         return False

@@ -39,6 +39,9 @@ UNBOUNDED = {
         "torchft's timeout, which is the stack's to choose"
     ),
     "harness/peers/torchft_train.py: self.manager.allreduce(flat).wait()": "the same",
+    "harness/peers/torch_reconfigure.py: c10d._reconfigure(uuid, handles, timeout=limit).wait()": (
+        "the timeout given; this work refuses another one"
+    ),
 }
 """Waits without a bound of their own -> what bounds them."""
 

@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.running import until
-from trainchaos import beacon
+from tests.support.stack_jobs import output, reported, start
 from trainchaos.chaos.home import HOME
-from trainchaos.harness.compare.environments import environments
 from trainchaos.harness.compare.environments.stack import CommonJob, Settings, Stack
 from trainchaos.harness.compare.stacks.nvrx_ft_launcher import NvrxFtLauncher
 from trainchaos.harness.compare.stacks.nvrx_inprocess import NvrxInprocess
 from trainchaos.harness.compare.stacks.torchft import Torchft
 from trainchaos.harness.peers import supervise
-from trainchaos.harness.script.listen.progress import ProgressReport, parse_beacon
+from trainchaos.harness.script.listen.progress import ProgressReport
 
 LIMIT_S = 60.0
 TRAIN_LIMIT_S = 240.0
@@ -255,49 +254,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def interpreter(name: str) -> Path:
-    """Of a stack's environment; skips the test where there is none."""
-    python = environments.python_of(name)
-    if python is None:
-        pytest.skip(f"{environments.look(name).why}: chaos stacks install {name}")
-    return python
-
-
-def start(
-    name: str, settings: Settings, data: Path, scratch: Path, *, ranks: int = 2, steps: int = 6
-) -> subprocess.Popen[bytes]:
-    """Start a stack as a comparison does; its output goes to a file in ``scratch``."""
-    python = interpreter(name)
-    scratch.mkdir()
-    (scratch / "beacon").touch()
-    job = CommonJob(
-        size="nano", ranks=ranks, steps=steps, global_batch=8, every=2, seed=3, data=data
-    )
-    drive = environments.made(name, settings).drive(job, python)
-    told = {"CHAOS_SCRATCH": str(scratch), beacon.VARIABLE: str(scratch / "beacon")}
-    with (scratch / "output").open("wb") as output:
-        return subprocess.Popen(
-            drive.argv,
-            env={**os.environ, **drive.env, **told},
-            cwd=scratch,
-            stdout=output,
-            stderr=output,
-        )
-
-
-def reported(scratch: Path) -> list[ProgressReport]:
-    """What ranks have said so far, in order."""
-    said = [
-        parse_beacon(line) for line in (scratch / "beacon").read_text().splitlines(keepends=False)
-    ]
-    return [one for one in said if one is not None]
-
-
-def output(scratch: Path) -> str:
-    """The end of what the command has written."""
-    return (scratch / "output").read_text(errors="replace")[-3000:]
-
-
 def train_under(
     name: str, settings: Settings, data: Path, scratch: Path
 ) -> dict[int, float | None]:
@@ -313,7 +269,9 @@ def train_under(
 @pytest.mark.real
 @pytest.mark.long
 @pytest.mark.parametrize("settings", ["default", "tuned"])
-@pytest.mark.parametrize("name", ["torchft", "nvrx-inprocess", "nvrx-ft-launcher"])
+@pytest.mark.parametrize(
+    "name", ["torchft", "nvrx-inprocess", "nvrx-ft-launcher", "torch-reconfigure"]
+)
 def test_losses_are_those_of_plain_training_while_nothing_happens(
     name: str, settings: Settings, data: Path, tmp_path: Path
 ) -> None:
@@ -324,7 +282,7 @@ def test_losses_are_those_of_plain_training_while_nothing_happens(
 
 @pytest.mark.real
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["torchft", "nvrx-ft-launcher"])
+@pytest.mark.parametrize("name", ["torchft", "nvrx-ft-launcher", "torch-reconfigure"])
 def test_training_goes_on_after_a_kill(name: str, data: Path, tmp_path: Path) -> None:
     scratch, steps = tmp_path / name, 40
     job = start(name, "tuned", data, scratch, ranks=3, steps=steps)
@@ -345,5 +303,5 @@ def test_training_goes_on_after_a_kill(name: str, data: Path, tmp_path: Path) ->
         job.wait()
     later = reported(scratch)[before:]
     assert max(one.step for one in later) == steps
-    if name == "torchft":  # the launcher goes back to a checkpoint
+    if name != "nvrx-ft-launcher":  # that goes back to a checkpoint
         assert min(one.step for one in later) >= max(one.step for one in reported(scratch)[:before])

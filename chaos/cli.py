@@ -28,6 +28,7 @@ from trainchaos.chaos.commands.shared.options import (
     TAINTS,
     complete_cell,
     complete_launcher,
+    seal_options,
     use_taints,
 )
 from trainchaos.chaos.commands.shared.plugins import with_plugins
@@ -214,26 +215,28 @@ def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> 
 
 @cli.command()
 @_RUN
+@seal_options
 @FORMAT
 @_QUIET
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
-def analyze(run: Path, form: str, quiet: bool, verbose: bool) -> int:
+def analyze(run: Path, unsealed: bool, root: str, form: str, quiet: bool, verbose: bool) -> int:
     """Judge a stored run again from its event logs alone, and rewrite its results.json."""
-    directory, results = _judged(run, quiet=quiet)
+    directory, results = _judged(run, quiet=quiet, unsealed=unsealed, root=root)
     _show(results, directory, form=form, quiet=quiet, verbose=verbose)
     return results.exit_code
 
 
 @cli.command()
 @_RUN
+@seal_options
 @_QUIET
-def report(run: Path, quiet: bool) -> int:
+def report(run: Path, unsealed: bool, root: str, quiet: bool) -> int:
     """Write all reports of a stored run again: report.html, summary.md, junit.xml, metrics.prom,
     trace.json.
     """
     from trainchaos.reports import render_all
 
-    directory, results = _judged(run, quiet=quiet)
+    directory, results = _judged(run, quiet=quiet, unsealed=unsealed, root=root)
     for path in render_all(directory, results):
         if not quiet:
             say(str(path))
@@ -350,7 +353,7 @@ def _warn(warnings: Sequence[str], quiet: bool) -> None:
         say(str(warning), err=True)
 
 
-def _judged(path: Path, *, quiet: bool) -> tuple[RunDirectory, Results]:
+def _judged(path: Path, *, quiet: bool, unsealed: bool, root: str) -> tuple[RunDirectory, Results]:
     """Judge a stored run and keep the results in its directory."""
     from trainchaos.harness.gating.looks import note
     from trainchaos.harness.host.rundir import open_run
@@ -360,7 +363,7 @@ def _judged(path: Path, *, quiet: bool) -> tuple[RunDirectory, Results]:
     directory = open_run(path)
     if not quiet:
         tell_judging(directory)
-    results = judge(directory)
+    results = judge(directory, unsealed=unsealed, root=root)
     note(directory, results)
     write_results(directory, results)
     return directory, results

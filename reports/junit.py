@@ -185,6 +185,7 @@ def _suites(run: RunDirectory, results: Results, *, allow_inconclusive: bool) ->
         "reason": results.reason,
         "run": results.run_id,
         "seed": results.seed,
+        "seal": results.seal.said,
         "reproduce": results.reproduce,
         "analyze": analyze_command(run, results),
         "system": results.system,

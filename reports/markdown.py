@@ -95,6 +95,8 @@ def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> It
         *code_lines(results.reproduce),
         *code_lines(analyze_command(run, results)),
         "```",
+        "",
+        f"Seal of the record: {escape(results.seal.said)}",
     )
 
 

@@ -25,11 +25,11 @@ def otel(run: Path) -> int:
     is not installed.
     """
     from trainchaos.harness.host.rundir import open_run
-    from trainchaos.harness.judge.verdict.judge import judge
+    from trainchaos.harness.judge.verdict.judge import judge_whole
     from trainchaos.reports.outlets import opentelemetry
 
     directory = open_run(run)
-    results = judge(directory)
+    results = judge_whole(directory)
     found, left_out = opentelemetry.spans(directory, results)
     sent = opentelemetry.export(found, results)
     say(f"{sent} spans of {len(found)} arms")

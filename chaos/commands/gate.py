@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainchaos.chaos import columns, errors
-from trainchaos.chaos.commands.shared.options import FORMAT, PATH, RUN
+from trainchaos.chaos.commands.shared.options import FORMAT, PATH, RUN, seal_options
 from trainchaos.chaos.commands.shared.say import say
 
 if TYPE_CHECKING:
@@ -78,9 +78,10 @@ def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @click.argument("run", type=RUN)
 @gate_options
+@seal_options
 @FORMAT
 @click.option("-q", "--quiet", is_flag=True, help="Print less.")
-def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
+def gate(run: Path, unsealed: bool, root: str, form: str, quiet: bool, **choices: Any) -> int:
     """Judge a stored run by confidence bounds, for continuous integration; see docs/ci.md.
 
     Fails only if a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md into
@@ -90,7 +91,7 @@ def gate(run: Path, form: str, quiet: bool, **choices: Any) -> int:
     from trainchaos.harness.judge.verdict.judge import judge
 
     directory = open_run(run)
-    results = judge(directory)
+    results = judge(directory, unsealed=unsealed, root=root)
     return _conclude(results, directory, choices, form=form, quiet=quiet, gating=True, err=False)
 
 
@@ -182,7 +183,7 @@ def _conclude(
             decided.exit_code,
             directory.root / "gate.md",
         )
-        allowed = bool(choices["allow_inconclusive"])
+        allowed = bool(choices["allow_inconclusive"]) and not results.refused
         junit.write(directory, shown, directory.root / "gate.xml", allow_inconclusive=allowed)
         markdown.write(directory, shown, summary, decided.notes)
         html.render(directory, results, shown)
@@ -306,10 +307,10 @@ def save(run: Path, output: Path | None) -> int:
     from trainchaos.harness.gating.baseline import baseline_of
     from trainchaos.harness.gating.baseline import save as keep
     from trainchaos.harness.host.rundir import open_run
-    from trainchaos.harness.judge.verdict.judge import judge
+    from trainchaos.harness.judge.verdict.judge import judge_whole
 
     directory = open_run(run)
-    found = baseline_of(directory, judge(directory))
+    found = baseline_of(directory, judge_whole(directory))
     path = output if output is not None else Path("baselines") / f"{found.scenario}.json"
     keep(found, path)
     simulated = ", simulated" if found.simulated else ""

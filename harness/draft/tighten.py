@@ -24,7 +24,7 @@ from trainchaos.harness.draft.facts import FEW_STEPS
 from trainchaos.harness.host.rundir import open_run, read_resolved
 from trainchaos.harness.judge.measure.catalogue import METRICS
 from trainchaos.harness.judge.results import Results
-from trainchaos.harness.judge.verdict.judge import judge
+from trainchaos.harness.judge.verdict.judge import judge_whole
 
 TIMES = 2.0
 """A limit of time or of lost steps, as a multiple of the worst observed: machines differ from day
@@ -60,7 +60,7 @@ def tighten(path: Path, out: Path | None, *, load: Load) -> Tightened:
     Raises ScenarioError if the run cannot say what is usual, or is one of another scenario.
     """
     run = open_run(path)
-    resolved, results = read_resolved(run), judge(run)
+    resolved, results = read_resolved(run), judge_whole(run)
     _refuse(path, results)
     source = out if out is not None and out.exists() else Path(resolved.source)
     if not source.is_file():

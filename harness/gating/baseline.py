@@ -128,7 +128,7 @@ def load(path: Path) -> Baseline:
     """
     if path.is_dir():
         run = open_run(path)
-        return baseline_of(run, judge.judge(run))
+        return baseline_of(run, judge.judge_whole(run))
     again = "save it again: chaos baseline save RUN"
     try:
         data = read_json(path, follow=True)

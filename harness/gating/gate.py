@@ -67,6 +67,7 @@ class GateResult(Model):
     warnings: list[str]
     clauses: list[GateClause]
     simulated: bool = False
+    unsealed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +112,8 @@ def gate(
     clauses = [_sla(results, sla, share, level, repeats.get(sla.cell, 1)) for sla in results.slas]
     clauses += [_compared(pair, share, level, repeats[pair.cell]) for pair in pairs]
     verdict, reason = _verdict(results, clauses, against)
+    if results.refused:
+        verdict, reason = results.verdict, results.reason
     return GateResult(
         scenario=results.scenario,
         run_id=results.run_id,
@@ -132,6 +135,7 @@ def gate(
         warnings=[*(against.warnings if against else ()), *warnings],
         clauses=clauses,
         simulated=results.simulated,
+        unsealed=results.unsealed,
     )
 
 
@@ -166,7 +170,7 @@ def write(run: RunDirectory, decided: GateResult) -> Path:
 def as_text(decided: GateResult, source: str) -> str:
     """The gate as text: one line for it, one per clause that did not pass, notes and warnings."""
     code = "" if decided.exit_code == 0 else f" (exit {decided.exit_code})"
-    title = titled(decided.verdict, simulated=decided.simulated)
+    title = titled(decided.verdict, simulated=decided.simulated, unsealed=decided.unsealed)
     lines = [f"gate {title}{code}   {decided.reason}"]
     for clause in decided.clauses:
         if clause.verdict != "pass":

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_serializer, field_validator
 
 from trainchaos.chaos.events.figures import counted, with_unit
+from trainchaos.harness.host.seal import Sealed
 from trainchaos.harness.judge.figures import Metric, Model, _from_json, _to_json
 from trainchaos.harness.judge.in_steps import beside, error_in_steps
 from trainchaos.harness.judge.incident import Incident
@@ -244,9 +245,9 @@ class Skip(Model):
     reason: str
 
 
-def titled(verdict: str, *, simulated: bool) -> str:
-    """A verdict as every output shows it: ``PASS``, ``FAIL, simulated``."""
-    return verdict.upper() + (", simulated" if simulated else "")
+def titled(verdict: str, *, simulated: bool, unsealed: bool = False) -> str:
+    """A verdict as every output shows it: ``PASS``, ``FAIL, simulated``, ``PASS, unsealed``."""
+    return verdict.upper() + ", simulated" * simulated + ", unsealed" * unsealed
 
 
 class Results(Model):
@@ -274,11 +275,22 @@ class Results(Model):
     simulated: bool = Field(
         default=False, description="nothing is real: ranks, times and results are simulated"
     )
+    seal: Sealed = Field(
+        default=Sealed(state="none"), description="whether the files are as the run wrote them"
+    )
+    unsealed: bool = Field(
+        default=False, description="judged although the seal is broken, as --unsealed says"
+    )
+
+    @property
+    def refused(self) -> bool:
+        """Whether the verdict is open because the seal is broken."""
+        return self.seal.state == "broken" and not self.unsealed
 
     @property
     def title(self) -> str:
         """The verdict as every output shows it."""
-        return titled(self.verdict, simulated=self.simulated)
+        return titled(self.verdict, simulated=self.simulated, unsealed=self.unsealed)
 
     @property
     def timed(self) -> list[CellResult]:

@@ -17,7 +17,7 @@ from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.harness.host.rundir import open_run, read_resolved
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import ArmResult, Results
-from trainchaos.harness.judge.verdict.judge import judge
+from trainchaos.harness.judge.verdict.judge import judge_whole
 from trainchaos.harness.projection.arrivals import Law, Poisson, Weibull
 from trainchaos.harness.projection.costs import PUBLISHED, alone, stall_of
 from trainchaos.harness.projection.parallel import in_processes
@@ -151,7 +151,7 @@ def law_of_failures(cell: Cell) -> Law:
 
 def _read_one(path: Path, each: Callable[[float], None]) -> Stored:
     run = open_run(path)
-    results = judge(run)
+    results = judge_whole(run)
     each(1.0)
     broken = [
         arm.id

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from trainchaos.harness.host.rundir import (
     point_latest,
     write_resolved,
 )
+from trainchaos.harness.host.seal import Sealer
 from trainchaos.harness.host.slurm_facts import end_notice
 from trainchaos.harness.judge.results import Results
 from trainchaos.harness.judge.verdict import judge
@@ -106,15 +107,17 @@ def run_scenario(
         sla_lines=loaded.sla_lines,
         lines=loaded.lines,
     )
-    stop, problem = StopFlag(), None
+    stop, problem, sealer = StopFlag(), None, Sealer(run)
     with interrupts.stop_on_signal(stop, run), heal.guarded(run):
         data = _prepare(run, runnable, resolved, busy)
         if runnable:
             with _watching(watcher, live, loaded, runnable) as shown:
                 try:
-                    _play(run, runnable, data, base_seed, shown, stop)
+                    _play(run, runnable, data, base_seed, shown, stop, sealer)
                 except Exception as error:
                     problem = error
+    with suppress(OSError):  # a full disk, of which the run says enough
+        sealer.close()
     if live:
         tell_judging(run)
     results = _or_broken(_or_interrupted(_judged(run), stop), problem)
@@ -206,6 +209,7 @@ def _play(
     base_seed: int,
     watcher: Watcher,
     stop: StopFlag,
+    sealer: Sealer,
 ) -> None:
     """Play every arm, one after the other; launchers stay open for the whole run."""
     kinds = plugins.load(plugins.FAULTS, Fault)
@@ -254,6 +258,8 @@ def _play(
                 pressure.follow_built_in(played.scene, cluster)
                 played.run()
             ledger.undone(checkpoints, KEPT if kept else _discard_checkpoints(run, name))
+            with suppress(OSError):
+                sealer.arm(name)
 
 
 def _strategy(cell: Cell) -> Strategy:

@@ -207,4 +207,7 @@ def _kept(results: Results, run: RunDirectory) -> list[str]:
 
 def _next(results: Results, run: RunDirectory) -> str:
     report = shown_path(latest_or_own(run) / "report.html")
-    return f"report  {report}\nagain   {results.reproduce}\njudge   {analyze_command(run, results)}"
+    return (
+        f"report  {report}\nagain   {results.reproduce}\njudge   {analyze_command(run, results)}"
+        f"\nseal    {results.seal.said}"
+    )

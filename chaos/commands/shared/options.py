@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +159,21 @@ def complete_cell(
         except ScenarioError:
             continue
     return []
+
+
+_SEAL = (
+    click.option("--unsealed", is_flag=True, help="Judge a run although its seal is broken."),
+    click.option(
+        "--root",
+        default="",
+        metavar="DIGEST",
+        help="The root digest that the run's seal must have, as the run printed it.",
+    ),
+)
+
+
+def seal_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of commands that judge a stored run."""
+    for option in reversed(_SEAL):
+        command = option(command)
+    return command

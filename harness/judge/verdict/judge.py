@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainchaos.chaos.errors import InfrastructureError, LogError
+from trainchaos.chaos.errors import DamagedRun, InfrastructureError, LogError
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, Log
 from trainchaos.chaos.fault.base import Fault, Fidelity
 from trainchaos.chaos.fault.build import build
 from trainchaos.chaos.files import write_whole
 from trainchaos.chaos.plugins import FAULTS, LAUNCHERS, load
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
+from trainchaos.harness.host import seal
 from trainchaos.harness.host.rundir import RunDirectory, read_resolved, read_system
 from trainchaos.harness.judge.checkers.job import observed
 from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher
@@ -55,12 +56,39 @@ class _JudgedCell:
     slas: list[SlaResult]
 
 
-def judge(run: RunDirectory) -> Results:
-    """Judge a run. Raises DamagedRun for an unreadable scenario, ScenarioError for its launcher."""
+def judge(run: RunDirectory, *, unsealed: bool = False, root: str = "") -> Results:
+    """Judge a run. Where its seal is broken the verdict is inconclusive, whatever the logs say.
+
+    ``unsealed``: judge such a run all the same; ``root``: the root digest that its seal must have.
+    Raises DamagedRun for an unreadable scenario, ScenarioError for its launcher.
+    """
+    sealed = seal.check(run, root=root)
     resolved = read_resolved(run)
     refuse_unknown_launcher(resolved)
     with logs_of(run, resolved) as (logs, unread):
-        return _results(run, resolved, logs, unread)
+        results = _results(run, resolved, logs, unread)
+    broken = sealed.state == "broken"
+    results = results.model_copy(update={"seal": sealed, "unsealed": broken and unsealed})
+    if not results.refused:
+        return results
+    said = f"the record is not whole: {sealed.reason}; --unsealed judges it all the same"
+    return results.model_copy(
+        update={
+            "verdict": "inconclusive",
+            "exit_code": gates.EXIT_CODES["inconclusive"],
+            "reason": said,
+        }
+    )
+
+
+def judge_whole(run: RunDirectory) -> Results:
+    """Judge a run whose figures are to be used elsewhere. Raises DamagedRun where its seal is
+    broken, and what ``judge`` raises.
+    """
+    results = judge(run)
+    if results.refused:
+        raise DamagedRun(f"{run.root}: {results.reason}")
+    return results
 
 
 def _results(

@@ -1,0 +1,180 @@
+"""Seals a run: a digest of each file that its verdict is derived from, and a root digest over all.
+
+Written as each arm ends and once more as the run ends, so that an interrupted run is sealed as far
+as it got. Who makes a run can make another one, and seal it too: a root digest shows that the files
+are those of the run whose digest was printed, published or required beforehand, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainchaos.chaos.errors import DamagedRun
+from trainchaos.chaos.files import open_regular, read_model, reason, write_whole
+from trainchaos.harness.host.rundir import RunDirectory
+
+FILE = "seal.json"
+MOST_NAMED = 5  # files in one reason
+_BLOCK = 1 << 20
+
+
+class SealedFile(BaseModel):
+    """The first ``size`` bytes of a file; all of it, but for the undo ledger, to which a later
+    ``chaos heal`` adds lines.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: int = Field(ge=0)
+    sha256: str
+
+
+class Seal(BaseModel):
+    """``run``: random, another for each run; ``complete``: the run has ended; ``files``: by their
+    paths in the run directory.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: Literal[1] = 1
+    run: str
+    complete: bool
+    files: dict[str, SealedFile]
+    root: str
+
+    def rooted(self) -> str:
+        """What ``root`` has to be: SHA-256 over all else, as sorted JSON."""
+        said = self.model_dump(mode="json", exclude={"root"})
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+class Sealed(BaseModel):
+    """What is known of a run's seal. ``state``: ``none``: it has none, as runs of before have;
+    ``partial``: the harness ended before the run did; ``broken``: see ``problems``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state: Literal["whole", "partial", "broken", "none"]
+    root: str = ""
+    problems: list[str] = []
+
+    @property
+    def said(self) -> str:
+        """One line for people."""
+        if self.state == "none":
+            return "not sealed: nothing shows that these files are as the run wrote them"
+        if self.state == "broken":
+            return f"broken: {self.reason}"
+        return f"sha256:{self.root}{' (of a run that had not ended)' * (self.state == 'partial')}"
+
+    @property
+    def reason(self) -> str:
+        """The problems, a few of them."""
+        more = len(self.problems) - MOST_NAMED
+        return "; ".join(self.problems[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+class Sealer:
+    """Seals one run while it is played."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._token = secrets.token_hex(16)
+        self._files: dict[str, SealedFile] = {}
+
+    def arm(self, name: str) -> None:
+        """An arm has ended: nobody writes its logs any more. Raises OSError."""
+        self._take(_logs(self._run.events(name)))
+        self._write(complete=False)
+
+    def close(self) -> None:
+        """The run has ended. Raises OSError."""
+        self._take(sealed_paths(self._run))
+        self._write(complete=True)
+
+    def _take(self, paths: Iterator[Path]) -> None:
+        for path in paths:
+            self._files[_name(self._run, path)] = digest_of(path)
+
+    def _write(self, *, complete: bool) -> None:
+        files = dict(sorted(self._files.items()))
+        seal = Seal(run=self._token, complete=complete, files=files, root="")
+        seal = seal.model_copy(update={"root": seal.rooted()})
+        write_whole(
+            self._run.root / FILE, json.dumps(seal.model_dump(mode="json"), indent=1) + "\n"
+        )
+
+
+def check(run: RunDirectory, *, root: str = "") -> Sealed:
+    """Hold a run's files against its seal: what was changed, is missing, or was added. ``root``:
+    the digest that the seal must have, with or without ``sha256:``; empty: any.
+    """
+    path = run.root / FILE
+    try:
+        seal = read_model(path, Seal)
+    except FileNotFoundError:
+        if root:
+            return Sealed(state="broken", problems=[f"it has no seal, and {root} is required"])
+        return Sealed(state="none")
+    except (OSError, ValueError, DamagedRun) as error:
+        return Sealed(state="broken", problems=[f"{FILE} is damaged: {reason(error)}"])
+    if seal.root != seal.rooted():
+        return Sealed(state="broken", root=seal.root, problems=[f"{FILE} was changed"])
+    if root and root.removeprefix("sha256:") != seal.root:
+        wrong = f"its root digest is sha256:{seal.root}, and {root} is required"
+        return Sealed(state="broken", root=seal.root, problems=[wrong])
+    there = {_name(run, one): one for one in sealed_paths(run)}
+    problems = [
+        f"{name} {wrong}" for name, told in seal.files.items() if (wrong := _wrong(run, name, told))
+    ]
+    if seal.complete:
+        problems += [f"{name} was added" for name in there if name not in seal.files]
+    state: Literal["broken", "whole", "partial"] = "whole" if seal.complete else "partial"
+    return Sealed(state="broken" if problems else state, root=seal.root, problems=problems)
+
+
+def sealed_paths(run: RunDirectory) -> Iterator[Path]:
+    """All files that a verdict is derived from."""
+    for path in (run.resolved, run.system, run.ledger):
+        if path.exists():
+            yield path
+    yield from _logs(run.root / "events")
+
+
+def digest_of(path: Path, size: int | None = None) -> SealedFile:
+    """Of all of a file, or of its first ``size`` bytes. Raises OSError."""
+    found, count = hashlib.sha256(), 0
+    with open_regular(path) as stream:
+        while block := stream.read(_BLOCK if size is None else min(_BLOCK, size - count)):
+            found.update(block)
+            count += len(block)
+    return SealedFile(size=count, sha256=found.hexdigest())
+
+
+def _wrong(run: RunDirectory, name: str, told: SealedFile) -> str:
+    path = run.root / name
+    grows = path == run.ledger
+    try:
+        if path.is_symlink() or not path.resolve().is_relative_to(run.root.resolve()):
+            return "leads out of the run directory"
+        return "" if digest_of(path, told.size if grows else None) == told else "was changed"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def _logs(folder: Path) -> Iterator[Path]:
+    yield from sorted(path for path in folder.rglob("*") if not path.is_dir())
+
+
+def _name(run: RunDirectory, path: Path) -> str:
+    return path.relative_to(run.root).as_posix()

@@ -1,0 +1,157 @@
+"""A run is judged only if its files are as the run wrote them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainchaos.chaos.cli import invoke
+from trainchaos.harness.host import seal
+from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.results import Results
+
+SCENARIO = """
+version: 1
+name: sealed
+seed: 5
+workload: {kind: gpt, ranks: 2, steps: 20}
+recovery: {strategy: hot-spare}
+faults: [{id: k, kind: process-kill, target: {rank: 1}, at: {step: 8}}]
+launcher: {kind: sim}
+"""
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A simulated run."""
+    folder = tmp_path_factory.mktemp("sealed")
+    (folder / "s.yaml").write_text(SCENARIO)
+    assert invoke(["run", str(folder / "s.yaml"), "--runs", str(folder / "runs"), "--quiet"]) == 0
+    return (folder / "runs/sealed/latest").resolve()
+
+
+@pytest.fixture
+def run(played: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(played, tmp_path / played.name))
+
+
+def judged(run: Path, *options: str) -> tuple[int, Results]:
+    code = invoke(["analyze", str(run), "--quiet", *options])
+    return code, Results.model_validate_json((run / "results.json").read_text())
+
+
+def a_log(run: Path) -> Path:
+    return sorted(run.glob("events/*faulted/orchestrator.jsonl"))[0]
+
+
+def edit(path: Path) -> None:
+    text = path.read_text()
+    path.write_text(text[:-2] + ("1" if text[-2] != "1" else "2") + text[-1])
+
+
+def double(path: Path) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:3], *lines[2:]]))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a value": (lambda run: edit(a_log(run)), "orchestrator.jsonl was changed"),
+    "a line twice": (lambda run: double(a_log(run)), "orchestrator.jsonl was changed"),
+    "half a log": (lambda run: cut(a_log(run)), "orchestrator.jsonl was changed"),
+    "a log gone": (lambda run: a_log(run).unlink(), "orchestrator.jsonl is missing"),
+    "a log more": (
+        lambda run: a_log(run).with_name("w9.jsonl").write_text("") and None,
+        "w9.jsonl was added",
+    ),
+    "an arm more": (
+        lambda run: shutil.copytree(a_log(run).parent, run / "events/recovery.r9.faulted") and None,
+        "was added",
+    ),
+    "the scenario": (
+        lambda run: (
+            (run / "scenario.resolved.yaml").write_text(
+                (run / "scenario.resolved.yaml").read_text() + "\n"
+            )
+            and None
+        ),
+        "scenario.resolved.yaml was changed",
+    ),
+    "the machine": (lambda run: (run / "system.json").unlink(), "system.json is missing"),
+    "the ledger": (lambda run: cut(run / "ledger.jsonl"), "ledger.jsonl was changed"),
+    "the seal": (
+        lambda run: (
+            (run / "seal.json").write_text(
+                (run / "seal.json").read_text().replace('"complete": true', '"complete": false')
+            )
+            and None
+        ),
+        "seal.json was changed",
+    ),
+    "half a seal": (lambda run: cut(run / "seal.json"), "seal.json is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_record_is_not_judged(run: Path, name: str) -> None:
+    change, said = CHANGES[name]
+    change(run)
+    code, results = judged(run)
+    assert (code, results.verdict) == (3, "inconclusive")
+    assert results.reason.startswith("the record is not whole: ") and said in results.reason
+    assert invoke(["gate", str(run), "--quiet", "--allow-inconclusive"]) == 3
+    assert invoke(["baseline", "save", str(run), "-o", str(run / "b.json")]) == 2
+    _, results = judged(run, "--unsealed")
+    assert results.title.endswith(", simulated, unsealed")
+    for name_of in ("report.html", "summary.md", "junit.xml"):
+        invoke(["report", str(run), "--quiet", "--unsealed"])
+        assert said.split()[0] in (run / name_of).read_text()
+
+
+def test_a_record_that_is_whole(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["analyze", str(run)]) == 0
+    root = json.loads((run / "seal.json").read_text())["root"]
+    assert f"seal    sha256:{root}" in capsys.readouterr().out
+    assert judged(run, "--root", f"sha256:{root}")[0] == judged(run, "--root", root)[0] == 0
+    code, results = judged(run, "--root", "0" * 64)
+    assert code == 3 and f"its root digest is sha256:{root}" in results.reason
+
+
+def test_what_a_later_heal_adds_to_the_ledger_breaks_no_seal(run: Path) -> None:
+    with (run / "ledger.jsonl").open("a") as stream:
+        stream.write("\n")
+    assert seal.check(RunDirectory(run)).state == "whole"
+
+
+def test_a_run_without_a_seal_is_judged_and_says_so(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "seal.json").unlink()
+    assert invoke(["analyze", str(run)]) == 0
+    assert "seal    not sealed" in capsys.readouterr().out
+    assert judged(run, "--root", "0" * 64)[0] == 3
+
+
+def test_a_seal_names_no_file_outside(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    (run / "events/link.jsonl").symlink_to(tmp_path / "secret")
+    found = seal.check(RunDirectory(run))
+    assert found.state == "broken" and "events/link.jsonl was added" in found.reason
+
+
+def test_a_run_that_was_interrupted_is_sealed_as_far_as_it_got(run: Path) -> None:
+    whole = seal.Seal.model_validate_json((run / "seal.json").read_text())
+    sealer = seal.Sealer(RunDirectory(run))
+    sealer.arm(a_log(run).parent.name)
+    found = seal.check(RunDirectory(run))
+    assert found.state == "partial" and found.root != whole.root
+    edit(a_log(run))
+    assert seal.check(RunDirectory(run)).state == "broken"

@@ -11,6 +11,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -70,7 +71,7 @@ class Sealed(BaseModel):
     def said(self) -> str:
         """One line for people."""
         if self.state == "none":
-            return "not sealed: nothing shows that these files are as the run wrote them"
+            return "none: its files may have been changed since"
         if self.state == "broken":
             return f"broken: {self.reason}"
         return f"sha256:{self.root}{' (of a run that had not ended)' * (self.state == 'partial')}"
@@ -83,7 +84,9 @@ class Sealed(BaseModel):
 
 
 class Sealer:
-    """Seals one run while it is played."""
+    """Seals one run while it is played. Where the disk refuses, the run stays sealed as it was
+    before, and its verdict says so.
+    """
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
@@ -91,18 +94,18 @@ class Sealer:
         self._files: dict[str, SealedFile] = {}
 
     def arm(self, name: str) -> None:
-        """An arm has ended: nobody writes its logs any more. Raises OSError."""
-        self._take(_logs(self._run.events(name)))
-        self._write(complete=False)
+        """An arm has ended: nobody writes its logs any more."""
+        self._seal(_logs(self._run.events(name)), complete=False)
 
     def close(self) -> None:
-        """The run has ended. Raises OSError."""
-        self._take(sealed_paths(self._run))
-        self._write(complete=True)
+        """The run has ended."""
+        self._seal(sealed_paths(self._run), complete=True)
 
-    def _take(self, paths: Iterator[Path]) -> None:
-        for path in paths:
-            self._files[_name(self._run, path)] = digest_of(path)
+    def _seal(self, paths: Iterator[Path], *, complete: bool) -> None:
+        with suppress(OSError):
+            for path in paths:
+                self._files[_name(self._run, path)] = digest_of(path)
+            self._write(complete=complete)
 
     def _write(self, *, complete: bool) -> None:
         files = dict(sorted(self._files.items()))

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -116,8 +116,7 @@ def run_scenario(
                     _play(run, runnable, data, base_seed, shown, stop, sealer)
                 except Exception as error:
                     problem = error
-    with suppress(OSError):  # a full disk, of which the run says enough
-        sealer.close()
+    sealer.close()
     if live:
         tell_judging(run)
     results = _or_broken(_or_interrupted(_judged(run), stop), problem)
@@ -258,8 +257,7 @@ def _play(
                 pressure.follow_built_in(played.scene, cluster)
                 played.run()
             ledger.undone(checkpoints, KEPT if kept else _discard_checkpoints(run, name))
-            with suppress(OSError):
-                sealer.arm(name)
+            sealer.arm(name)
 
 
 def _strategy(cell: Cell) -> Strategy:

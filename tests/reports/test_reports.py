@@ -321,8 +321,8 @@ def test_summary_of_an_interrupted_run_does_not_list_what_was_not_reached(
     cut = [arm.model_copy(update={"outcome": "interrupted"}) for arm in results.arms]
     lines = summary(stopped.model_copy(update={"arms": cut, "slas": []}), run).splitlines()
     assert lines[0].startswith("verdict INTERRUPTED (exit 130)")
-    assert [line.split()[0] for line in lines[-3:]] == ["report", "again", "judge"]
-    assert all("failed: " in line or "skipped: " in line for line in lines[1:-3])
+    assert [line.split()[0] for line in lines[-4:]] == ["report", "again", "judge", "seal"]
+    assert all("failed: " in line or "skipped: " in line for line in lines[1:-4])
 
 
 def test_summary_prefers_the_latest_link(finished: Finished) -> None:

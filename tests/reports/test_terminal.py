@@ -15,7 +15,7 @@ from trainchaos.reports import html, markdown
 from trainchaos.reports.outlets.terminal import summary
 
 pytestmark = pytest.mark.slow
-TO_COPY = ("report  ", "again   ", "judge   ", "to install")
+TO_COPY = ("report  ", "again   ", "judge   ", "seal    ", "to install")
 """Lines with a command or a path, which stay whole."""
 
 

@@ -136,7 +136,7 @@ def test_a_run_without_a_seal_is_judged_and_says_so(
 ) -> None:
     (run / "seal.json").unlink()
     assert invoke(["analyze", str(run)]) == 0
-    assert "seal    not sealed" in capsys.readouterr().out
+    assert "seal    none: " in capsys.readouterr().out
     assert judged(run, "--root", "0" * 64)[0] == 3
 
 

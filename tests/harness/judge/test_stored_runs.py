@@ -65,15 +65,16 @@ KEPT = {
 
 def as_now(before: dict[str, Any]) -> dict[str, Any]:
     """What results say since then: whether they are those of a simulation, and that nobody but the
-    simulation bore witness there; whether a command began again, beside a limit of lost steps; and
-    limits in steps.
+    simulation bore witness there; whether it is sealed; whether a command began again, beside a
+    limit of lost steps; and limits in steps.
     """
     simulated = any(line.startswith("sim: ") for line in before["fidelity"])
     for fault in before["faults"] if simulated else ():
         fault["witness"] = f"simulated {fault['witness']}"
     for fault in before["faults"]:  # progress was not seen in steps of several
         fault["steps_lost_unsure"] = None
-    now = {**before, "simulated": simulated}
+    none = {"state": "none", "root": "", "problems": []}
+    now = {**before, "simulated": simulated, "seal": none, "unsealed": False}
     for arm in now["arms"]:
         arm["others"] = None
     now["workload"] = {**now["workload"], "backend": "auto", "children": "take"}

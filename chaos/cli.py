@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,8 +221,16 @@ def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> 
 @_QUIET
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
 def analyze(run: Path, unsealed: bool, root: str, form: str, quiet: bool, verbose: bool) -> int:
-    """Judge a stored run again from its event logs alone, and rewrite its results.json."""
+    """Judge a stored run again from its event logs alone, and rewrite its results.json; where that
+    changes, its reports too.
+    """
+    from trainchaos.harness.host.rundir import open_run
+    from trainchaos.reports import render_all
+
+    before = _text(open_run(run).results)
     directory, results = _judged(run, quiet=quiet, unsealed=unsealed, root=root)
+    if before and before != _text(directory.results):
+        render_all(directory, results)
     _show(results, directory, form=form, quiet=quiet, verbose=verbose)
     return results.exit_code
 
@@ -351,6 +360,15 @@ def _warn(warnings: Sequence[str], quiet: bool) -> None:
 
     for warning in () if quiet else (*warnings, *plugins.left_out()):
         say(str(warning), err=True)
+
+
+def _text(path: Path) -> str:
+    """Of a file that may be missing or damaged."""
+    from trainchaos.chaos.files import read_bytes
+
+    with suppress(OSError, ValueError):
+        return read_bytes(path).decode()
+    return ""
 
 
 def _judged(path: Path, *, quiet: bool, unsealed: bool, root: str) -> tuple[RunDirectory, Results]:

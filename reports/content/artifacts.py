@@ -27,6 +27,7 @@ OF_A_RUN = (
     "gate.json",
     "gate.xml",
     "scenario.resolved.yaml",
+    "seal.json",
     "system.json",
 )
 MAX_LINKS = 300

@@ -109,14 +109,14 @@ $(FRAMEWORKS_STAMP): pyproject.toml examples/frameworks/constraints.txt
 test-frameworks: $(FRAMEWORKS_STAMP) ## callbacks of Lightning, Hugging Face and others in real training, and torchtitan; installs them (four to eight minutes, and three to install)
 	$(FRAMEWORKS)/bin/python -m pytest $(PLAYED) -m "frameworks or not real" tests/chaos/integrations
 
-# Another torch, in an environment of its own. PIP_CONSTRAINT is emptied where a machine holds pip to an older one.
+# Another torch, in an environment of its own, whatever torch the machine holds pip to.
 VERSION ?= 2.15.0
 TORCH := .venv-torch-$(VERSION)
 
 $(TORCH)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(TORCH)
 	grep -v '^torch==' constraints.txt > $(TORCH)/constraints.txt
-	PIP_CONSTRAINT= $(TORCH)/bin/pip install --quiet --disable-pip-version-check --constraint $(TORCH)/constraints.txt torch==$(VERSION) --editable '.[dev]'
+	PIP_CONSTRAINT=/dev/null $(TORCH)/bin/pip install --quiet --disable-pip-version-check --constraint $(TORCH)/constraints.txt torch==$(VERSION) --editable '.[dev]'
 	touch $@
 
 test-torch: $(TORCH)/.installed ## with another torch (VERSION=2.15.0, 3 GB): private names, kill-one-rank, and the recovery tests, or a PART of them

@@ -26,6 +26,8 @@ from trainchaos.harness.compare.result.model import Comparison, FaultFreeSummary
 from trainchaos.harness.compare.result.runs import log_in, read_results
 from trainchaos.harness.compare.result.trials import TrialSource, trial_of
 from trainchaos.harness.host.rundir import RunDirectory, arm_id, open_run, read_resolved
+from trainchaos.harness.host.seal import refuse_broken
+from trainchaos.harness.judge.evidence.absent import refuse_wrong_params
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.results import ArmResult, Results
@@ -121,11 +123,13 @@ def _part(path: Path) -> StoredPart:
         raise NoRun(
             f"{path} has no results.json that can be read", hint=f"chaos analyze {path} writes it"
         )
+    refuse_broken(run)
     return _of_run(path, run, results)
 
 
 def _of_run(path: Path, run: RunDirectory, results: Results) -> StoredPart:
     resolved = read_resolved(run)
+    refuse_wrong_params(resolved, run.resolved)
     cells = {cell.id: cell for cell in resolved.cells if cell.exact_for is None}
     names = labels(
         CellIdentity(id=c.id, strategy=_program(c), params=c.params) for c in cells.values()

@@ -144,6 +144,15 @@ def check(run: RunDirectory, *, root: str = "") -> Sealed:
     return Sealed(state="broken" if problems else state, root=seal.root, problems=problems)
 
 
+def refuse_broken(run: RunDirectory) -> None:
+    """Raise DamagedRun where the figures of a run are to be used and its seal is broken."""
+    found = check(run)
+    if found.state == "broken":
+        raise DamagedRun(
+            f"{run.root}: the record is not whole: {found.reason}", hint="chaos analyze says more"
+        )
+
+
 def sealed_paths(run: RunDirectory) -> Iterator[Path]:
     """All files that a verdict is derived from."""
     for path in (run.resolved, run.system, run.ledger):

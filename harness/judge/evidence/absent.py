@@ -1,14 +1,26 @@
-"""Plugins that a stored run was played with and that are not here."""
+"""Plugins that a stored run was played with and that are not here, or refuse its parameters."""
 
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
+from typing import Any
 
-from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.errors import DamagedRun, ScenarioError
 from trainchaos.chaos.fault.base import Fault
-from trainchaos.chaos.plugins import FAULTS, LAUNCHERS, OPTION, STRATEGIES, load, named_in
+from trainchaos.chaos.files import reason
+from trainchaos.chaos.plugins import (
+    FAULTS,
+    LAUNCHERS,
+    OPTION,
+    STRATEGIES,
+    WORKLOADS,
+    load,
+    named_in,
+)
 from trainchaos.chaos.scenario.model import ResolvedRun, Scenario
 from trainchaos.harness.launch.launcher import Launcher
+from trainchaos.harness.launch.workload import Workload
 from trainchaos.recovery.policy.strategy import Strategy
 
 
@@ -32,6 +44,26 @@ def refuse_unknown_launcher(resolved: ResolvedRun) -> None:
     for cell in resolved.cells:
         if cell.scenario.launcher.kind not in launchers:
             raise ScenarioError(_said(resolved, "launcher", cell.scenario.launcher.kind))
+
+
+def refuse_wrong_params(resolved: ResolvedRun, path: Path) -> None:
+    """Raise DamagedRun for parameters that no workload, strategy or launcher of that name takes: a
+    run writes none. ``path``: of the resolved scenario.
+    """
+    for cell in resolved.cells:
+        spec = cell.scenario
+        if spec.workload.command is not None:
+            continue
+        for what, base, name, params in (
+            (WORKLOADS, Workload, spec.workload.kind, spec.workload.params),
+            (STRATEGIES, Strategy, spec.recovery.strategy, spec.recovery.params),
+            (LAUNCHERS, Launcher, spec.launcher.kind, spec.launcher.params),
+        ):
+            kind: Any = load(what, base).get(name)
+            try:
+                kind and kind(**params)
+            except (TypeError, ValueError) as error:
+                raise DamagedRun(f"{path} is damaged: params of {name}: {reason(error)}") from error
 
 
 def _said(resolved: ResolvedRun, what: str, name: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainchaos.chaos.errors import DamagedRun, InfrastructureError, LogError
+from trainchaos.chaos.errors import InfrastructureError, LogError
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, Log
 from trainchaos.chaos.fault.base import Fault, Fidelity
 from trainchaos.chaos.fault.build import build
@@ -22,7 +22,7 @@ from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.harness.host import seal
 from trainchaos.harness.host.rundir import RunDirectory, read_resolved, read_system
 from trainchaos.harness.judge.checkers.job import observed
-from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher
+from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher, refuse_wrong_params
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.flops import mfu, work_of
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels
@@ -65,6 +65,7 @@ def judge(run: RunDirectory, *, unsealed: bool = False, root: str = "") -> Resul
     sealed = seal.check(run, root=root)
     resolved = read_resolved(run)
     refuse_unknown_launcher(resolved)
+    refuse_wrong_params(resolved, run.resolved)
     with logs_of(run, resolved) as (logs, unread):
         results = _results(run, resolved, logs, unread)
     broken = sealed.state == "broken"
@@ -85,10 +86,8 @@ def judge_whole(run: RunDirectory) -> Results:
     """Judge a run whose figures are to be used elsewhere. Raises DamagedRun where its seal is
     broken, and what ``judge`` raises.
     """
-    results = judge(run)
-    if results.refused:
-        raise DamagedRun(f"{run.root}: {results.reason}")
-    return results
+    seal.refuse_broken(run)
+    return judge(run)
 
 
 def _results(

@@ -101,14 +101,21 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_record_is_not_judged(run: Path, name: str) -> None:
+def test_a_changed_record_is_not_judged(
+    run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     change, said = CHANGES[name]
     change(run)
     code, results = judged(run)
     assert (code, results.verdict) == (3, "inconclusive")
     assert results.reason.startswith("the record is not whole: ") and said in results.reason
     assert invoke(["gate", str(run), "--quiet", "--allow-inconclusive"]) == 3
-    assert invoke(["baseline", "save", str(run), "-o", str(run / "b.json")]) == 2
+    capsys.readouterr()
+    for argv in (["compare", run, run, "--runs", run / "both"], ["baseline", "save", run]):
+        assert invoke([*map(str, argv)]) == 2
+        assert f"the record is not whole: {results.reason.split(': ')[1].split(';')[0]}" in (
+            capsys.readouterr().err
+        )
     reports = [run / name for name in ("report.html", "summary.md", "junit.xml")]
     assert all(said.split()[0] in path.read_text() for path in reports)
     _, results = judged(run, "--unsealed")

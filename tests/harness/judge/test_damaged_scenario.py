@@ -23,6 +23,7 @@ SPOIL: dict[str, Callable[[str], str]] = {
     "a number": lambda text: "7\n",
     "no YAML": lambda text: "{\0[",
     "cells of another type": lambda text: text.replace("cells:", "cells: 3\nothers:"),
+    "a size that no model has": lambda text: text.replace("params: {}", "params: {size: 7b}"),
     "a word for a seed": lambda text: text.replace("seed: ", "seed: many #"),
 }
 COMMANDS = (
@@ -44,6 +45,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("played")
     (place / "small.yaml").write_text(SCENARIO)
     assert invoke(["run", str(place / "small.yaml"), "--runs", str(place), "-q"]) == 0
+    (place / "small/latest/seal.json").unlink()
     return (place / "small" / "latest").resolve()
 
 

@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -167,10 +167,7 @@ def find_ranks(
     (``harness.script.processes.alike``).
     """
     rows = below(root)
-    said = {pid: _said(pid, group) for pid in rows}
-    launched = launched or any(one.in_group and not is_helper(pid) for pid, one in said.items())
-    if launched:
-        said = {pid: one for pid, one in said.items() if one.in_group}
+    said = _all_said(rows, group, launched=launched)
     found: dict[int, FoundRank] = {}
     for row in rows.values():
         own = said.get(row.pid, _NO_RANK)
@@ -236,6 +233,14 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     except OSError:
         return ""
+
+
+def _all_said(pids: Iterable[int], group: str | None, *, launched: bool) -> dict[int, _Said]:
+    """What each process says that is no launcher of a group. See ``find_ranks``."""
+    said = {pid: _said(pid, group) for pid in pids}
+    if launched or any(one.in_group and not is_helper(pid) for pid, one in said.items()):
+        said = {pid: one for pid, one in said.items() if one.in_group}
+    return said
 
 
 def _said(pid: int, group: str | None) -> _Said:

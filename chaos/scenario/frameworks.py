@@ -44,7 +44,8 @@ class Framework:
     they are drawn before the first step as well; ``every``: what makes it print each step;
     ``hook``: the line that has it report to the beacon; ``group``: variable that names a replica
     group; ``hidden``: the environment of its ranks does not say their ranks; ``env``: variables
-    that its output needs to be read; ``note``: for people.
+    that its output needs to be read; ``unset``: variables of a launcher with which its ranks do not
+    start; ``note``: for people.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Framework:
     group: str = ""
     hidden: bool = False
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    unset: frozenset[str] = frozenset()
     note: str = ""
 
     def shown_by(self, text: str, words: str) -> bool:
@@ -95,6 +97,9 @@ FRAMEWORKS = (
             ),
         ),
         group="REPLICA_GROUP_ID",
+        # its Manager connects to the store of torchrun, and opens none:
+        # https://github.com/pytorch/torchft/blob/main/torchft/manager.py
+        unset=frozenset({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}),
     ),
     Framework(
         name="torchtitan",

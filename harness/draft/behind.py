@@ -38,14 +38,13 @@ def behind(command: Command, ran: Ran) -> Command:
         name=command.script.name, text="\n".join(one.text for one in texts)
     )
     known = frameworks.recognise([*command.words, *inner], script)
-    kind = launched.kind
     return replace(
         command,
         launched=launched,
         frameworks=known,
         script=script,
         inner=inner,
-        env=dict(kind.env if kind else {}) | command.env,
+        env=launched.env(known) | command.env,
     )
 
 

@@ -44,7 +44,7 @@ def decide(
 
 def _launcher(command: Command, seen: Sighting) -> Finding:
     names = ", ".join(one.name for one in command.frameworks)
-    kind = command.launched.kind
+    kind, needed = command.launched.kind, command.launched.env(command.frameworks)
     text = command.launched.name
     text += f", started by {command.launched.by}" if command.launched.by else ""
     if seen.meets and not (kind and kind.ranks):
@@ -54,7 +54,7 @@ def _launcher(command: Command, seen: Sighting) -> Finding:
         name="launcher",
         text=text + (f"; the script uses {names}" if names else ""),
         key="command",
-        change=f"{' and '.join(kind.env)} is set: {kind.note}" if kind and kind.env else "",
+        change=f"{' and '.join(needed)} is set: {kind.note}" if kind and needed else "",
     )
 
 

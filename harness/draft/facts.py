@@ -127,7 +127,7 @@ def command_of(
     """The command to start: ``steps`` in the argument that says them, checkpoints sent to
     $CHAOS_SCRATCH where an option or a variable of the script names their place.
     """
-    new, needed = list(words), dict(launched.kind.env if launched.kind else {})
+    new, needed = list(words), launched.env(frameworks)
     for one in frameworks:
         needed |= one.env
     options = script.options

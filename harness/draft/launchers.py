@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from trainchaos.chaos.scenario.frameworks import Framework
 from trainchaos.harness.draft.arguments import number
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -103,6 +104,12 @@ class Launched:
     def name(self) -> str:
         """Of the launcher, for people."""
         return self.kind.name if self.kind else "a program of its own"
+
+    def env(self, frameworks: Iterable[Framework]) -> dict[str, str]:
+        """Variables that it needs under faults, but those with which a framework does not start."""
+        unset = {variable for one in frameworks for variable in one.unset}
+        needed = self.kind.env if self.kind else {}
+        return {variable: value for variable, value in needed.items() if variable not in unset}
 
 
 def recognise(words: Sequence[str]) -> Launched:

@@ -22,7 +22,7 @@ class RollCall:
         self._spec, self._output = spec, output
         self._trainer, self._alike = Trainer(), Alike()
         self._ranks: dict[int, int] = {}  # by pid, for all processes found
-        self._size = 1
+        self._size, self._launched = 1, False
 
     def find(
         self, command: Command, hints: Mapping[int, int], *, spoken: bool
@@ -36,9 +36,11 @@ class RollCall:
             hints,
             command.pid,
             group=self._spec.group,
+            launched=self._launched,
             choose=lambda top, rows: self._trainer.of(top, rows, self._printed(), settled=spoken),
             alike=lambda rows: self._alike.of(rows, self._spec.ranks, settled=spoken),
         )
+        self._launched = self._launched or any(one.in_group for one in found.values())
         self._ranks |= {one.pid: rank for rank, one in found.items()}
         self._size = max((one.size for one in found.values()), default=self._size)
         return found

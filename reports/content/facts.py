@@ -16,7 +16,14 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import PHASE_NAMES, Incident
 from trainchaos.harness.judge.results import ArmResult, CellResult, Results, SlaResult
-from trainchaos.reports.content.figures import count_of, median_of, number, plural, range_of
+from trainchaos.reports.content.figures import (
+    MISSING,
+    count_of,
+    median_of,
+    number,
+    plural,
+    range_of,
+)
 
 VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
 
@@ -24,7 +31,7 @@ VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
 @dataclass(frozen=True, kw_only=True)
 class StrategyFacts:
     """One line of the comparison of strategies; ``note`` names a cost that the numbers alone do not
-    show.
+    show; ``at_most``: the lost steps of an incident are not known more exactly.
     """
 
     cell: CellResult
@@ -40,6 +47,13 @@ class StrategyFacts:
     provisioned: int | None
     never: int
     note: str
+    at_most: bool = False
+
+    @property
+    def lost(self) -> str:
+        """The median of the lost steps; as a bound where that of an incident is one."""
+        text = median_of(self.steps_lost)
+        return f"≤ {text}" if self.at_most and text != MISSING else text
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -51,7 +65,7 @@ class StrategyFacts:
             median_of(self.full_rate),
             median_of(self.redundancy),
             median_of(self.cost),
-            median_of(self.steps_lost),
+            self.lost,
             median_of(self.samples_lost),
             median_of(self.goodput),
             number(self.badput_s),
@@ -113,6 +127,7 @@ def _strategy(results: Results, cell: CellResult, label: str) -> StrategyFacts:
         goodput=cell.metrics.get("goodput"),
         badput_s=statistics.median(badput) if badput else None,
         provisioned=ranks,
+        at_most=any(i.steps_lost_unsure == "at most" for i in incidents_of(results, cell.id)),
         never=sum(i.recovery_time == float("inf") for i in incidents_of(results, cell.id)),
         note="spares count as provisioned: the time they wait lowers goodput" if waiting else "",
     )

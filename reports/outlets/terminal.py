@@ -182,7 +182,7 @@ def _row(entry: StrategyFacts) -> tuple[str, ...]:
         median_of(entry.recovery, unit=True) + (f" ({entry.never} never)" if entry.never else ""),
         median_of(entry.full_rate, unit=True),
         median_of(entry.redundancy, unit=True),
-        median_of(entry.steps_lost),
+        entry.lost,
         median_of(entry.samples_lost),
         median_of(entry.goodput) + ("*" if entry.note else ""),
         entry.cell.exactness,

@@ -76,6 +76,15 @@ def test_the_summary_in_a_file_is_as_wide_as_it_needs(tmp_path: Path) -> None:
             assert failing in flat
 
 
+def test_steps_lost_that_are_a_bound_are_shown_as_one(tmp_path: Path) -> None:
+    run, results = build(tmp_path / "run")
+    unsure = [i.model_copy(update={"steps_lost_unsure": "at most"}) for i in results.faults]
+    bounds = results.model_copy(update={"faults": unsure})
+    for text in (summary, lambda *given: markdown.render(given[1], given[0]).read_text()):
+        assert re.search(r"≤ \d", text(bounds, run))
+        assert not re.search(r"≤ \d", text(results, run))
+
+
 @pytest.mark.parametrize("others", ["", "other programs used 1.8 of 2 cores as it began"])
 def test_a_busy_machine_is_named_beside_the_verdict(tmp_path: Path, others: str) -> None:
     update = {"system": {"busy": others}, "verdict": "fail"}

@@ -313,9 +313,11 @@ class RegexReader:
         if rules.spoilt(text):
             progress = replace(progress, spoilt=True)
         step = self._step_of_run(progress.step, groups, of)
-        if step <= 0 and ("of" in groups or self._epoch_steps is not None):
-            self.drawn = self.drawn or self._last is None
-            return []  # a bar is drawn before the first step is done
+        bar = "of" in groups or self._epoch_steps is not None
+        in_epoch = step if "epoch" not in groups else progress.step - self._steps_from + 1
+        if bar and min(step, in_epoch) <= 0:  # drawn before the first step, or the epoch's, is done
+            self.drawn = self.drawn or (step <= 0 and self._last is None)
+            return []
         if step != progress.step:
             progress = replace(progress, step=step)
         self._last = progress

@@ -15,10 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainchaos.harness.script.processes.tree import PLUMBING, ProcessRow, command_line
-
-HELPERS = ("multiprocessing", "compile_worker")
-"""Words in the command lines of helper processes that Python starts for a program."""
+from trainchaos.harness.script.processes.tree import PLUMBING, ProcessRow, command_line, is_helper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +94,7 @@ def _passes_on(reader: int, writer: int) -> bool:
     pipe = _link(f"/proc/{writer}/fd/1")
     if (
         not pipe.startswith("pipe:")
-        or _is_helper(writer)
+        or is_helper(writer)
         or command_line(reader) == command_line(writer)
     ):
         return False
@@ -113,10 +110,6 @@ def _readable(pid: int, fd: str) -> bool:
         return bool(os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & stat.S_IRUSR)
     except OSError:
         return False
-
-
-def _is_helper(pid: int) -> bool:
-    return any(word in command_line(pid) for word in HELPERS)
 
 
 def _link(path: str) -> str:

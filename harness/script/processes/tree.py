@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -38,6 +38,8 @@ PLUMBING = frozenset(
     }
 )
 """Programs that a shell runs beside a rank, to process its output or to wait."""
+HELPERS = ("multiprocessing", "compile_worker")
+"""Words in the command lines of helper processes that Python starts for a program."""
 _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, struct pidfd_info) with its first 64 bytes
 _PIDFD_INFO_EXIT = 1 << 3
 
@@ -58,9 +60,10 @@ class FoundRank:
     """A process that is a rank. ``world``: number of ranks in its environment; None if not given.
 
     ``top``: the wrapper in front of it that has its rank, or else the process itself. ``sure``: its
-    environment or its reports name its rank; otherwise it is only the one rank of a command.
-    ``direct``: there is no wrapper, whose helpers could be mistaken for it. ``size``: ranks in its
-    replica group, if there are groups.
+    environment or its reports name its rank; otherwise it is only the one rank of a command, or of
+    a replica group. ``direct``: there is no wrapper, whose helpers could be mistaken for it.
+    ``size``: ranks in its replica group, if there are groups; ``in_group``: its environment names
+    its rank in that.
     """
 
     rank: int
@@ -71,8 +74,20 @@ class FoundRank:
     sure: bool = True
     direct: bool = True
     size: int = 1
+    in_group: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Said:
+    """What an environment says of a rank; fields as of ``FoundRank``."""
+
+    rank: int | None = None
+    world: int | None = None
+    size: int = 1
+    in_group: bool = False
+
+
+_NO_RANK = _Said()
 Choose = Callable[[int, Mapping[int, ProcessRow]], int | None]
 """(a process, all processes) -> the one at or below it that is the only rank; see
 ``harness.script.processes.trainer``.
@@ -135,6 +150,7 @@ def find_ranks(
     command: int | None = None,
     *,
     group: str | None = None,
+    launched: bool = False,
     choose: Choose | None = None,
     alike: Callable[[Mapping[int, ProcessRow]], dict[int, FoundRank]] | None = None,
 ) -> dict[int, FoundRank]:
@@ -146,50 +162,51 @@ def find_ranks(
     its environment, its process, or the one that ``choose`` returns, is the rank; ``command``: its
     process, whose death leaves no rank. Of two processes with one rank (an old one is exiting) the
     younger counts. ``group``: variable with a process's replica group, if each group counts its
-    ranks from 0. ``alike``: finds the ranks of a command that nothing names
+    ranks from 0: who names no rank is its only one, or its launcher if anyone in a group names one,
+    or did (``launched``). ``alike``: finds the ranks of a command that nothing names
     (``harness.script.processes.alike``).
     """
     rows = below(root)
-    said = {pid: _said(pid, group) for pid in rows}
+    said = _all_said(rows, group, launched=launched)
     found: dict[int, FoundRank] = {}
     for row in rows.values():
-        rank, world, size = said[row.pid]
-        if rank is None or rank == said.get(row.parent, _NO_RANK)[0]:
+        own = said.get(row.pid, _NO_RANK)
+        if own.rank is None or own.rank == said.get(row.parent, _NO_RANK).rank:
             continue
-        _take(found, rank, world, rows[behind(row.pid, rows)[0]], top=row.pid, size=size)
+        sure = group is None or own.in_group
+        _take(found, own.rank, own, rows[behind(row.pid, rows)[0]], top=row.pid, sure=sure)
     if (first := _starter(found, rows, said)) is not None:
-        _take(found, 0, found[1].world, rows[first], top=first)
+        _take(found, 0, _Said(world=found[1].world), rows[first], top=first)
     tops = [row for row in rows.values() if row.parent == root and command in (None, row.pid)]
     if not found and expected == 1 and tops:
         top = min(tops, key=lambda row: (row.started, row.pid)).pid
         front = behind(top, rows)[0]
         trains = choose(front, rows) if choose is not None else front
         if trains is not None:
-            _take(found, 0, 1, rows[trains], top=top if trains == front else trains, sure=False)
+            top = top if trains == front else trains
+            _take(found, 0, _Said(world=1), rows[trains], top=top, sure=False)
     if not found and not hints and expected > 1 and alike is not None:
         found = alike(rows)
     spoken: dict[int, FoundRank] = {}
     for pid, word in hints.items():
-        rank = said.get(pid, _NO_RANK)[0] if group is not None else word
+        rank = said.get(pid, _NO_RANK).rank if group is not None else word
         if rank is None or pid not in rows:
             continue
         known = found.get(rank)
         if known is None or not known.sure or _is_below(pid, known.top, rows):
-            _take(
-                spoken,
-                rank,
-                known.world if known else None,
-                rows[pid],
-                top=pid,
+            own = _Said(
+                world=known.world if known else None,
                 size=known.size if known else 1,
+                in_group=known.in_group if known else False,
             )
+            _take(spoken, rank, own, rows[pid], top=pid)
     return found | spoken
 
 
 def _starter(
     found: Mapping[int, FoundRank],
     rows: Mapping[int, ProcessRow],
-    said: Mapping[int, tuple[int | None, int | None, int]],
+    said: Mapping[int, _Said],
 ) -> int | None:
     """The process that started all other ranks, each with its own command line, as Lightning's
     launcher does; None where rank 0 is another one or missing.
@@ -198,7 +215,7 @@ def _starter(
     if 0 in found or 1 not in found or len(parents) != 1:
         return None
     first = parents.pop()
-    same = first in said and said[first][0] is None
+    same = first in said and said[first].rank is None
     return first if same and all(_argv(one.pid) == _argv(first) for one in found.values()) else None
 
 
@@ -218,11 +235,16 @@ def command_line(pid: int) -> str:
         return ""
 
 
-_NO_RANK: tuple[int | None, int | None, int] = (None, None, 1)
+def _all_said(pids: Iterable[int], group: str | None, *, launched: bool) -> dict[int, _Said]:
+    """What each process says that is no launcher of a group. See ``find_ranks``."""
+    said = {pid: _said(pid, group) for pid in pids}
+    if launched or any(one.in_group and not is_helper(pid) for pid, one in said.items()):
+        said = {pid: one for pid, one in said.items() if one.in_group}
+    return said
 
 
-def _said(pid: int, group: str | None) -> tuple[int | None, int | None, int]:
-    """(rank, number of ranks, ranks in its group) from a process's environment."""
+def _said(pid: int, group: str | None) -> _Said:
+    """What a process's environment says."""
     env = environment(pid)
     rank, world = next(
         (
@@ -233,11 +255,16 @@ def _said(pid: int, group: str | None) -> tuple[int | None, int | None, int]:
         (None, None),
     )
     if group is None:
-        return rank, world, 1
+        return _Said(rank=rank, world=world)
     index, size = group_number(env.get(group)), world or 1
     if index is None or (whole := index * size + (rank or 0)) >= MOST_RANKS:
         return _NO_RANK
-    return whole, None, size
+    return _Said(rank=whole, size=size, in_group=rank is not None)
+
+
+def is_helper(pid: int) -> bool:
+    """Whether Python started it to help a program."""
+    return any(word in command_line(pid) for word in HELPERS)
 
 
 def group_number(text: str | None) -> int | None:
@@ -303,24 +330,24 @@ def _is_below(pid: int, top: int, rows: Mapping[int, ProcessRow]) -> bool:
 def _take(
     found: dict[int, FoundRank],
     rank: int,
-    world: int | None,
+    said: _Said,
     row: ProcessRow,
     *,
     top: int,
     sure: bool = True,
-    size: int = 1,
 ) -> None:
     known = found.get(rank)
     if known is None or row.started >= known.started:
         found[rank] = FoundRank(
             rank=rank,
-            world=world,
+            world=said.world,
             pid=row.pid,
             started=row.started,
             top=top,
             sure=sure,
             direct=top == row.pid and not _is_wrapper(row),
-            size=size,
+            size=said.size,
+            in_group=said.in_group,
         )
 
 

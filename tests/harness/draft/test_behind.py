@@ -82,6 +82,12 @@ def test_torchrun_behind_a_script_has_the_variable_that_it_needs(tmp_path: Path)
     assert found.env == {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "A": "1"}
 
 
+def test_torchft_behind_a_script_keeps_the_store_of_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("from torchft import Manager\n")
+    found = seen_behind("bash train.sh", tmp_path, "torchrun --nproc-per-node 1 job.py")
+    assert found.env == {"A": "1"}
+
+
 def test_the_kernel_says_what_ran_and_where_ranks_meet(tmp_path: Path) -> None:
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
     words = [sys.executable, "-c", "import sys; sys.stdin.read()", "--x", "a b", ""]

@@ -229,8 +229,8 @@ def test_epochs_and_steps_count_from_0_or_1(
 def test_a_bar_of_each_epoch_may_count_epochs_from_1(tmp_path: Path) -> None:
     lines = [f"Epoch {e}: {n}/5 [00:01, loss=1.5]" for e in (1, 2) for n in range(6)]
     got = proposed("\n".join(lines), tmp_path)
-    # that of 0 is drawn before the first step, or after the last one of the epoch before
-    assert [step for _, step in got.steps] == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10]
+    # that of 0 is drawn before the first step of its epoch, and is none
+    assert [step for _, step in got.steps] == list(range(1, 11))
 
 
 def test_the_first_epoch_is_not_known_of_the_end_of_a_log(tmp_path: Path) -> None:

@@ -86,6 +86,12 @@ def missing(facts: Facts) -> list[str]:
     return [one.name for one in facts.findings if not one.found]
 
 
+def test_a_variable_with_which_a_framework_does_not_start_is_not_set(tmp_path: Path) -> None:
+    facts = decided(tmp_path, "torchrun train.py", saw(found=1), text="import torchft\n")
+    assert workload(tmp_path, facts).env == {}
+    assert "is set" not in " ".join(one.change for one in facts.findings)
+
+
 def test_a_scenario_says_all_that_was_seen(tmp_path: Path) -> None:
     facts = decided(
         tmp_path,

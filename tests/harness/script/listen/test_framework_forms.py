@@ -137,6 +137,26 @@ def test_a_resumed_lightning_job_goes_on_in_the_epoch_that_it_was_in(tmp_path: P
     assert reports("".join(lines), tmp_path, "lightning", 120) == [(60, 2.5), (75, 2.25), (71, 2.0)]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Epoch {}/-2 ━━━━╺━━ {}/30 0:00:02 • 0:00:01 9.08it/s train_loss: 1.4\n",
+        "Epoch {}: " + BAR.format("{}/30", "train_loss=1.4"),
+    ],
+    ids=["rich", "tqdm"],
+)
+def test_a_bar_at_0_of_a_later_epoch_is_no_step(line: str, tmp_path: Path) -> None:
+    drawn = ((0, 30), (1, 0), (1, 1), (1, 2))
+    text = "".join(line.format(*one) for one in drawn)
+    assert [step for step, _ in reports(text, tmp_path, "lightning", 60)] == [30, 31, 32]
+
+
+def test_a_job_that_begins_behind_an_epoch_says_not_that_no_step_was_done(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("Epoch 1: " + BAR.format("0/30", "v_num=0"))
+    reader = RegexReader(GrowingFile(tmp_path / "log"), PRESETS["lightning"], 60)
+    assert (reader.read(), reader.drawn) == ([], False)
+
+
 def test_an_epoch_without_a_total_is_as_long_as_one_before(tmp_path: Path) -> None:
     lines = [f"Epoch {e}: {n}it [00:01, 2it/s]\r" for e in (0, 1, 2) for n in range(8)]
     found = [step for step, _ in reports("".join(lines), tmp_path, "lightning", 30)]

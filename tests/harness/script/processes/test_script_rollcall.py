@@ -38,12 +38,17 @@ def found_in(
     monkeypatch: pytest.MonkeyPatch, *env: Mapping[str, str], **more: Any
 ) -> dict[int, tree.FoundRank]:
     """Ranks among processes 10, 11 ... below a launcher, each with an environment."""
+    parents = more.pop("parents", {})
     rows = {
         LAUNCHER: tree.ProcessRow(pid=LAUNCHER, parent=GUARD, started=1, state="S", name="launch")
     }
     rows |= {
         10 + n: tree.ProcessRow(
-            pid=10 + n, parent=LAUNCHER, started=2 + n, state="S", name="python"
+            pid=10 + n,
+            parent=parents.get(10 + n, LAUNCHER),
+            started=2 + n,
+            state="S",
+            name="python",
         )
         for n, _ in enumerate(env)
     }
@@ -77,6 +82,33 @@ def test_a_replica_without_a_rank_is_its_only_one(monkeypatch: pytest.MonkeyPatc
         monkeypatch, {"GROUP": "0"}, {"GROUP": "1"}, {"RANK": "0"}, {"GROUP": "x"}, group="GROUP"
     )
     assert {rank: one.pid for rank, one in found.items()} == {0: 10, 1: 11}
+
+
+def test_the_launcher_of_a_group_is_no_rank(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launchers: list[dict[str, str]] = [{"GROUP": "0"}, {"GROUP": "1"}]
+    early = found_in(monkeypatch, *launchers, group="GROUP")
+    assert not any(one.sure for one in early.values()), "they may be launchers"
+    roll = RollCall(spec_of(4, group="GROUP"), tmp_path / "output.log")
+    command: Any = SimpleNamespace(guard_pid=GUARD, pid=LAUNCHER)
+    ranks = [replica(str(group), rank, 2) for group in (0, 1) for rank in (0, 1)]
+    for envs, due in (
+        ((*launchers, *ranks), {0: 12, 1: 13, 2: 14, 3: 15}),
+        ((*launchers, {}, {}, *ranks[2:]), {2: 14, 3: 15}),  # those of a group have ended
+    ):
+        parents = {12: 10, 13: 10, 14: 11, 15: 11}
+        found_in(monkeypatch, *envs, parents=parents, group="GROUP")
+        found = roll.find(command, {}, spoken=True)
+        assert {rank: one.pid for rank, one in found.items()} == due
+
+
+def test_a_helper_that_has_the_rank_of_its_trainer_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tree, "is_helper", lambda pid: pid == 11)
+    found = found_in(monkeypatch, {"GROUP": "0"}, replica("0"), parents={11: 10}, group="GROUP")
+    assert {rank: one.pid for rank, one in found.items()} == {0: 10}
 
 
 def test_who_says_rank_0_in_its_group_is_the_rank_of_its_group(

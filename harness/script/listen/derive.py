@@ -244,10 +244,23 @@ def grows(values: Sequence[int]) -> bool:
 def begins_again(values: Sequence[int]) -> bool:
     """Whether these go back to where they began, as the steps of epochs do."""
     low = high = values[0]
-    for value in values:
-        if value <= low and high - low >= LEAST - 1:
+    for place, value in enumerate(values):
+        far = value <= low and high - low >= LEAST - 1
+        if far and not _of_another_rank(values[place:], high):
             return True
         high = max(high, value)
+    return False
+
+
+def _of_another_rank(values: Sequence[int], high: int) -> bool:
+    """Whether these, which begin low, are of a rank that lags: the others go on beyond ``high``
+    before it has come there.
+    """
+    come = values[0]
+    for value in values:
+        if value > high:
+            return come < high
+        come = max(come, value)
     return False
 
 

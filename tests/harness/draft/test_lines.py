@@ -100,6 +100,13 @@ def test_ranks_may_all_print_their_steps() -> None:
     assert found(lines)[0] == [n for n in STEPS for _ in (0, 1)]
 
 
+@pytest.mark.parametrize("lag", [1, 3, 7])
+def test_a_rank_that_lags_begins_no_epoch(lag: int) -> None:
+    steps = [n for at in range(1, 20) for n in (at, at - lag) if 1 <= n <= 12]
+    one = derive([f"step {n}" for n in steps])
+    assert one is not None and not one.epochs
+
+
 @pytest.mark.parametrize(
     "lines",
     [

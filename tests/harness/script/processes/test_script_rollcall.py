@@ -154,7 +154,11 @@ def test_who_speaks_before_it_knows_its_rank_is_known_by_its_process(
 # ---- the one that trains
 
 HEAD = "import os, subprocess, sys, threading, time\n"
-STEPS = "print('step 1 of many, and what else it says', flush=True)\nsum(range(2000000))\n"
+# who trains has used more of a processor than who has only imported Python's library
+STEPS = (
+    "while time.process_time() < 0.3: pass\n"
+    "print('step 1 of many, and what else it says', flush=True)\n"
+)
 TRAINER = HEAD + STEPS + "threading.Event().wait(300)\n"
 LAUNCHERS = {
     "waits": "subprocess.run([sys.executable, 'train.py'])\n",

@@ -28,6 +28,7 @@ from trainchaos.recovery.collectives import sharding
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "torch.md"
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+PUBLIC: Any = dist
 C10D: Any = dist.distributed_c10d
 LIBRARY: Any = torch._C._distributed_c10d
 NORM: Any = nn.BatchNorm1d(2)
@@ -169,6 +170,12 @@ NAMES: dict[str, Callable[[], bool]] = {
     **{f"FSDPParamGroup.{name}": is_reset(group_of, name) for name in OF_GROUP},
     "tensor._utils.compute_local_shape_and_global_offset": lambda: takes(
         _utils.compute_local_shape_and_global_offset, "global_shape", "mesh", "placements"
+    ),
+    "distributed._reconfigure": lambda: (
+        VERSION < (2, 14) or takes(PUBLIC._reconfigure, "uuid", "handles", "group", "timeout")
+    ),
+    "distributed._get_reconfigure_handle": lambda: (
+        VERSION < (2, 14) or takes(PUBLIC._get_reconfigure_handle, "group")
     ),
     "torch._dynamo": lambda: bool(__import__("torch._dynamo")),
     "StatefulDataLoader._iterator": lambda: bool(torchdata_loader()),

@@ -74,6 +74,7 @@ def test_a_record_that_cannot_be_counts_for_nothing(first: Path, tmp_path: Path,
     shutil.copytree(first, path)
     (log,) = path.glob(f"events/*hot-spare*r0.{arm}/orchestrator.jsonl")
     log.write_text(log.read_text().replace('"repeat":0', '"repeat":1', 1))
+    (path / "seal.json").unlink()
     made = compared(path)
     (trial,) = [one for one in made.trials if "identity" in one.witness + one.note]
     assert trial.label == "hot-spare" and (trial.outcome == "refuted") == (arm == "faulted")

@@ -379,8 +379,10 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 def test_children_of_a_killed_rank_are_taken_along_or_left(tmp_path: Path, children: str) -> None:
     (tmp_path / "forks.py").write_text(FORKS)
     rank = f"{PYTHON} {tmp_path}/forks.py '{TRAINER}' --steps 30 --late-s 0.15"
-    lives = "grep -q 'State:.[RSD]' /proc/$(cat $CHAOS_SCRATCH/child)/status && echo LIVES"
-    shell = f"RANK=0 WORLD_SIZE=1 {rank}; {lives}; exit 1"
+    lives = "grep -q 'State:.[RSD]' /proc/$(cat $CHAOS_SCRATCH/child)/status"
+    # whoever is taken along ends a moment after the rank
+    waits = f"for n in $(seq 20); do {lives} || break; sleep 0.1; done; {lives} && echo LIVES"
+    shell = f"RANK=0 WORLD_SIZE=1 {rank}; {waits}; exit 1"
     scenario = write(
         tmp_path / "s.yaml",
         ["bash", "-c", shell],

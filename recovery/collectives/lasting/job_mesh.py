@@ -8,6 +8,7 @@ keeps it: the numbers in the mesh are therefore places in a replica, which a pro
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import wraps
 from typing import Any, NoReturn
 
 import torch
@@ -122,6 +123,7 @@ def _number_by_place(cell: int) -> None:
     def get_rank(group: Any = None) -> int:
         return cell if group is None and is_a_jobs() else dist.get_rank(group)
 
+    @wraps(_set_up_as_torch_does)
     def set_up(mesh: DeviceMesh) -> Any:
         if is_a_jobs():
             _refuse_new_group()

@@ -8,6 +8,7 @@ import json
 import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy
@@ -35,6 +36,7 @@ def _for_jobs(original: Any, instead: Callable[..., Any]) -> Any:
     if getattr(original, "of_jobs", False):
         return original
 
+    @wraps(original)
     def either(*given: Any, **named: Any) -> Any:
         groups = [one for one in (named.get("group"), *given) if isinstance(one, dist.ProcessGroup)]
         group = groups[0] if groups else _c10d._get_default_group()

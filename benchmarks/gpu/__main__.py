@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     batch = 8
     about, reason = part("machine", given.device, given.size, until_s)
     jobs: dict[str, GpuMeasured] = {}
-    skipped = {row.name: why for row in ROWS if (why := why_not(row, count))}
+    skipped = {row.name: why for row in ROWS if (why := why_not(row, count, given.device))}
     only: list[str] = given.only
     rows = [row for row in ROWS if row.name not in skipped]
     rows = [row for row in rows if not only or any(text in row.name for text in only)]

@@ -319,8 +319,10 @@ def _steps(job: GpuJob) -> list[float]:
 # ---- the page
 
 
-def why_not(row: GpuRow, gpus: int) -> str:
+def why_not(row: GpuRow, gpus: int, device: str) -> str:
     """Why a job cannot be run here; else empty."""
+    if row.backend == "nccl" and device == "cpu":
+        return "NCCL needs a GPU"
     if row.gpus > gpus:
         return f"it needs {row.gpus} GPUs, there {'is' if gpus == 1 else 'are'} {gpus}"
     return ""

@@ -45,7 +45,7 @@ class Meeting:
 
 
 def ours(rank: int, ranks: int, port: int) -> Callable[[int, Meeting], float]:
-    """Forms the group of a new generation; the one before is aborted first."""
+    """Forms the group of a new generation; the one before is left first."""
     held: list[Group] = []
 
     def form(number: int, meeting: Meeting) -> float:
@@ -118,7 +118,7 @@ def main() -> None:
     usage.add_argument("--ranks", type=int, default=4)
     usage.add_argument("--rounds", type=int, default=50)
     given = usage.parse_args()
-    store, port = start_store()
+    store, port = start_store()  # it is there as long as it is held
     context = multiprocessing.get_context("spawn")
     with TemporaryDirectory() as folder:
         args = (given.ranks, port, given.rounds, Path(folder))

@@ -25,8 +25,8 @@ from trainchaos.harness.compare.result.gather import gather
 from trainchaos.harness.compare.result.model import Comparison, FaultFreeSummary, StackInfo, Trial
 from trainchaos.harness.compare.result.runs import log_in, read_results
 from trainchaos.harness.compare.result.trials import TrialSource, trial_of
+from trainchaos.harness.host import seal
 from trainchaos.harness.host.rundir import RunDirectory, arm_id, open_run, read_resolved
-from trainchaos.harness.host.seal import refuse_broken
 from trainchaos.harness.judge.evidence.absent import refuse_wrong_params
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels
 from trainchaos.harness.judge.record.lineage import history_of
@@ -123,7 +123,7 @@ def _part(path: Path) -> StoredPart:
         raise NoRun(
             f"{path} has no results.json that can be read", hint=f"chaos analyze {path} writes it"
         )
-    refuse_broken(run)
+    seal.refuse_broken(run, seal.check(run))
     return _of_run(path, run, results)
 
 

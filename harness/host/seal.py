@@ -135,7 +135,7 @@ def check(run: RunDirectory, *, root: str = "") -> Sealed:
     if root and root.removeprefix("sha256:") != seal.root:
         wrong = f"its root digest is sha256:{seal.root}, and {root} is required"
         return Sealed(state="broken", root=seal.root, problems=[wrong])
-    there = {_name(run, one): one for one in sealed_paths(run)}
+    there = [_name(run, path) for path in sealed_paths(run)]
     problems = [
         f"{name} {wrong}" for name, told in seal.files.items() if (wrong := _wrong(run, name, told))
     ]
@@ -145,9 +145,10 @@ def check(run: RunDirectory, *, root: str = "") -> Sealed:
     return Sealed(state="broken" if problems else state, root=seal.root, problems=problems)
 
 
-def refuse_broken(run: RunDirectory) -> None:
-    """Raise DamagedRun where the figures of a run are to be used and its seal is broken."""
-    found = check(run)
+def refuse_broken(run: RunDirectory, found: Sealed) -> None:
+    """Raise DamagedRun where the figures of a run are to be used and its seal is broken. ``found``:
+    by ``check``.
+    """
     if found.state == "broken":
         raise DamagedRun(
             f"{run.root}: the record is not whole: {found.reason}", hint="chaos analyze says more"

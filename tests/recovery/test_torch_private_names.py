@@ -91,7 +91,8 @@ def state_of(layer: Any) -> Any:
 def group_of(layer: Any) -> Any:
     """What torch keeps of parameters that are gathered together."""
     state = layer._get_fsdp_state()
-    return state._fsdp_param_groups[0] if VERSION >= (2, 12) else state._fsdp_param_group
+    several = hasattr(state, "_fsdp_param_groups")
+    return state._fsdp_param_groups[0] if several else state._fsdp_param_group
 
 
 def is_reset(owner: Callable[[Any], Any], name: str) -> Callable[[], bool]:
@@ -156,7 +157,7 @@ NAMES: dict[str, Callable[[], bool]] = {
     "Reducer._rebuild_buckets": lambda: callable(dist.Reducer._rebuild_buckets),
     "FSDPModule._get_fsdp_state": lambda: bool(sharded()._get_fsdp_state()),
     "FSDPState._fsdp_param_groups": lambda: (
-        VERSION < (2, 12) or len(sharded()._get_fsdp_state()._fsdp_param_groups) == 1
+        VERSION < (2, 13) or len(sharded()._get_fsdp_state()._fsdp_param_groups) == 1
     ),
     "FSDPState._fsdp_param_group": lambda: bool(group_of(sharded())),
     "FSDPState._is_root": lambda: sharded()._get_fsdp_state()._is_root is True,

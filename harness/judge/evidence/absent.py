@@ -60,8 +60,10 @@ def refuse_wrong_params(resolved: ResolvedRun, path: Path) -> None:
             (LAUNCHERS, Launcher, spec.launcher.kind, spec.launcher.params),
         ):
             kind: Any = load(what, base).get(name)
+            if kind is None:
+                continue  # what is said of it is said elsewhere
             try:
-                kind and kind(**params)
+                kind(**params)
             except (TypeError, ValueError) as error:
                 raise DamagedRun(f"{path} is damaged: params of {name}: {reason(error)}") from error
 

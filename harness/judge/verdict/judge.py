@@ -86,8 +86,9 @@ def judge_whole(run: RunDirectory) -> Results:
     """Judge a run whose figures are to be used elsewhere. Raises DamagedRun where its seal is
     broken, and what ``judge`` raises.
     """
-    seal.refuse_broken(run)
-    return judge(run)
+    results = judge(run)
+    seal.refuse_broken(run, results.seal)
+    return results
 
 
 def _results(

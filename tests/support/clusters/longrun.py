@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -276,7 +277,10 @@ class LongRun:
     def _port(self) -> int:
         """Where the supervisor's store listens, and nobody else does."""
         folder = Path(f"/proc/{self._job.process.pid}/fd")
-        sockets = {os.readlink(path) for path in folder.iterdir()}
+        sockets = set[str]()
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                sockets.add(os.readlink(path))
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             words = line.split()
             port = int(words[1].split(":")[1], 16)

@@ -125,7 +125,7 @@ test-torch: $(TORCH)/.installed ## with another torch (VERSION=2.15.0, 3 GB): pr
 
 scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do are skipped)
 	for file in scenarios/*.yaml scenarios/*/*.yaml; do \
-	  case $$file in *.loader.yaml|*.judge.yaml) continue;; esac; \
+	  case $$file in *.loader.yaml|*.damage.yaml) continue;; esac; \
 	  $(BIN)/chaos run $$file; code=$$?; [ $$code -eq 0 ] || [ $$code -eq 7 ] || exit $$code; done
 
 docs: $(STAMP) ## build the site of the documentation into build/site; a link that leads nowhere is an error

@@ -113,6 +113,8 @@ class Budget:
             made = {names[key]: value for key, value in pairs}
         except KeyError:
             made = {self._name(key): value for key, value in pairs}
+        if len(made) < len(pairs):
+            raise ValueError("a key is there twice")
         return made
 
     def _name(self, name: str) -> str:

@@ -135,13 +135,15 @@ class Clocks:
         offset = machine.offset_ns(event.time_ns + machine.measured[0].offset_ns)[0]
         return machine.offset_ns(event.time_ns + offset)[1]
 
-    def problems(self) -> list[str]:
-        """Processes whose clock was never measured, and clocks that contradict themselves."""
-        unmeasured = [
-            f"{name} ran on node {machine.node} ({machine.host}), whose clock was never measured"
-            for name, machine in self._home.items()
-            if not machine.measured
-        ]
-        return unmeasured + [
-            problem for machine in self._machines.values() for problem in machine.problems()
-        ]
+    def unsure(self) -> dict[str, str]:
+        """Process -> why its times cannot be compared with others: its clock was never measured, or
+        measurements contradict each other.
+        """
+        found = {}
+        for name, machine in self._home.items():
+            if not machine.measured:
+                where = f"node {machine.node} ({machine.host})"
+                found[name] = f"{name} ran on {where}, whose clock was never measured"
+            elif problems := machine.problems():
+                found[name] = problems[0]
+        return found

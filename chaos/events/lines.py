@@ -42,6 +42,8 @@ _SIZES = {float: 24, int: 32}
 long, for which the line is charged.
 """
 _CONTAINERS = frozenset({list, dict})
+_NAMED = b'":'
+_OWN_KEYS = 7  # of an event
 _Data = dict[str, Any]
 _set_actor = Event.__dict__["actor"].__set__  # events are frozen
 
@@ -68,6 +70,12 @@ def _decoded(raws: Sequence[bytes]) -> list[Event | None]:
         if len(raws) == 1:
             return [None]
     return [event for raw in raws for event in _decoded([raw])]
+
+
+def _named_in(data: _Data) -> int:
+    """How many keys a mapping and those in it have."""
+    inner = (value for value in data.values() if type(value) is dict)
+    return len(data) + sum(map(_named_in, inner))
 
 
 def _size_of_short(lists: Sequence[list[Any]]) -> int:
@@ -109,6 +117,8 @@ class KnownLines:
         for place, event in enumerate(events):
             if event is None or event.actor != actor or place in doubtful:
                 continue
+            if raws[place].count(_NAMED) != _OWN_KEYS + _named_in(event.data):
+                continue  # a key may be there twice, of which msgspec keeps the last
             numbers = event.seq | event.time_ns | event.generation | (event.step or 0)
             if not 0 <= numbers <= _LARGEST:
                 continue

@@ -117,42 +117,9 @@ class Log:
         return next(self.of(kind), None)
 
     @property
-    def problems(self) -> tuple[str, ...]:
-        """All problems of the files: gaps, torn or foreign lines, unexplained ends, unmeasured
-        clocks.
-        """
-        return (
-            *(problem for log in self.actors.values() for problem in log.problems),
-            *(
-                f"{len(event.data['files'])} files ({event.data['bytes']} bytes) were dropped:"
-                f" {event.data['why']}"
-                for event in self.of(Kind.FILES_DROPPED)
-            ),
-            *self.clocks.problems(),
-        )
-
-    @property
     def unread(self) -> str:
         """Why a file was not read, in which case nothing is judged; "": all files were read."""
         return next((log.problems[0] for log in self.actors.values() if log.unread), "")
-
-    @property
-    def missing_actors(self) -> tuple[str, ...]:
-        """Processes that were ready and whose log is missing, in the order of their start; what
-        they did not say then proves nothing.
-        """
-        ready = (event.data["process"] for event in self.of(Kind.PROCESS_READY))
-        return tuple(dict.fromkeys(name for name in ready if name not in self.actors))
-
-    @property
-    def has_dropped(self) -> bool:
-        """Whether events or files were dropped for lack of space; a missing event then proves
-        nothing.
-        """
-        return (
-            self.first(Kind.EVENTS_DROPPED) is not None
-            or self.first(Kind.FILES_DROPPED) is not None
-        )
 
     @cached_property
     def clock_bounds_s(self) -> Mapping[str, float]:
@@ -292,7 +259,7 @@ def make_log(actors: Iterable[ActorLog]) -> Log:
             for name, log in logs.items()
         }
     made = Log(actors=logs, events=tuple(_merged(logs)), clocks=clocks)
-    exits = {e.data["process"]: e.data["last_seq"] for e in made.of(Kind.PROCESS_EXITED)}
+    exits = {e.data["process"]: e.data for e in made.of(Kind.PROCESS_EXITED)}
     for name, log in logs.items():
         problem = _unexplained_end(log, exits)
         if problem:
@@ -320,13 +287,16 @@ def _in_order(log: ActorLog) -> bool:
     return own and all(map(lt, numbers, numbers[1:]))
 
 
-def _unexplained_end(log: ActorLog, exits: Mapping[str, int | None]) -> str | None:
+def _unexplained_end(log: ActorLog, exits: Mapping[str, Mapping[str, Any]]) -> str | None:
     last = log.events[-1].seq if log.events else -1
-    claimed = exits.get(log.actor)
+    exited = exits.get(log.actor)
+    claimed = exited["last_seq"] if exited is not None else None
     if claimed is not None and last < claimed:
-        return f"{log.actor}: log ends at seq {last}, but the process had written {claimed}"
-    if not log.ended and log.actor not in exits:
-        return f"{log.actor}: no end mark, and the exit of the process was not recorded"
+        return f"{log.actor}.jsonl: ends at seq {last}, but the process had written {claimed}"
+    if not log.ended and exited is None:
+        return f"{log.actor}.jsonl: no end mark, and the exit of the process was not recorded"
+    if not log.ended and exited is not None and exited["exit_code"] == 0:
+        return f"{log.actor}.jsonl: no end mark, though the process ended well"
     return None
 
 
@@ -352,13 +322,6 @@ def read_log(directory: Path, budget: Budget | None = None) -> Log:
             f"what {directory} holds makes no sense: {type(error).__name__}: {error}"[:MOST_SAID],
             hint="it was changed, or is of another version",
         ) from error
-
-
-def broken_logs(log: Log) -> list[str]:
-    """The actors whose logs have holes, torn or foreign lines, or no end: what they do not say
-    proves nothing.
-    """
-    return [name for name, actor in log.actors.items() if actor.problems]
 
 
 def _refuse_newer(log: Log, directory: Path) -> None:

@@ -13,7 +13,7 @@ from trainchaos.chaos.scenario.sla import nearest
 from trainchaos.chaos.source.source import read_document
 
 PREFIX = "builtin:"
-NO_SCENARIOS = (".loader.yaml", ".judge.yaml")
+NO_SCENARIOS = (".loader.yaml", ".damage.yaml")
 """Suffixes of other files that ``chaos fuzz`` keeps beside scenarios: invalid scenarios, and
 changed logs.
 """

@@ -18,10 +18,9 @@ from typing import Any, Literal
 
 from trainchaos.chaos.scenario.catalogue import Catalogue
 from trainchaos.harness.fuzz.again import RealSearch
+from trainchaos.harness.fuzz.damage import DamageSearch
 from trainchaos.harness.fuzz.draw.draw import World
 from trainchaos.harness.fuzz.draw.scale import for_real
-from trainchaos.harness.fuzz.judge.bench import JudgeBench
-from trainchaos.harness.fuzz.judge.judge import JudgeSearch
 from trainchaos.harness.fuzz.loader.loader import LoaderSearch
 from trainchaos.harness.fuzz.loader.reading import ScenarioReader
 from trainchaos.harness.fuzz.play.child import tied, undisturbed
@@ -90,9 +89,7 @@ def _simulated(
         )
     player = SimPlayer(catalogue=catalogue, root=root)
     if what == "judge":
-        return JudgeSearch(
-            world=world, player=player, bench=JudgeBench(root=root), seed=seed, until_s=until_s
-        )
+        return DamageSearch(world=world, player=player, seed=seed, until_s=until_s)
     return Search(world=world, player=player, seed=seed, until_s=until_s)
 
 

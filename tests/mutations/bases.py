@@ -162,6 +162,24 @@ def base(name: str) -> Base:
     return MAKERS[name]()
 
 
+def evidence_of(name: str, arm: str, log: Log | None = None) -> Evidence:
+    """What a checker gets of one arm of a base. ``log``: instead of its own."""
+    made = base(name)
+    own = log or Tape.of(getattr(made, arm)).log()
+    if arm == "control":
+        return _control(made, own)
+    paired = () if made.alone else (Tape.of(made.control).log(),)
+    return Evidence(
+        arm="faulted",
+        cell=made.cell,
+        log=own,
+        control=next(iter(paired), None),
+        controls=paired,
+        exact=EXACT,
+        expected=_expected(made, made.cell, "faulted"),
+    )
+
+
 @cache
 def _controls_findings(name: str) -> dict[str, Finding]:
     made = base(name)

@@ -10,10 +10,12 @@ from typing import Any
 from tests.support.logs import BATCH, EVERY, MS, RANKS, STEP_MS, STEPS, Script
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.model import Cell, Scenario
-from trainchaos.harness.judge.checkers import CHECKERS, Evidence
+from trainchaos.harness.judge.checkers import CHECKERS, OF_SUPERVISOR, Evidence, check
 from trainchaos.harness.judge.results import Finding
 
 FAIL, OPEN = "fail", "inconclusive"
+LEFT_OPEN = {name: OPEN for name in CHECKERS if name not in OF_SUPERVISOR}
+"""What is said where the record of a rank is not whole."""
 EXACT = {"checkpoint-restart": True, "hot-spare": True, "drop-replica": False, "none": True}
 SLOWER = 1.5
 KILL = {
@@ -348,8 +350,8 @@ def evidence_of(
 
 
 def judged(evidence: Evidence) -> dict[str, Finding]:
-    """Every checker's answer, undecorated."""
-    return {name: checker(evidence) for name, checker in CHECKERS.items()}
+    """What every checker says."""
+    return {name: check(checker, evidence) for name, checker in CHECKERS.items()}
 
 
 def red(evidence: Evidence) -> dict[str, str]:

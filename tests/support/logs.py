@@ -333,9 +333,12 @@ class Script:
         head = Line(
             ORCHESTRATOR, Kind.ACTOR_STARTED, 0, 0, None, {"pid": 1, "host": "here", "wall_ns": 0}
         )
-        tail = Line(ORCHESTRATOR, Kind.ACTOR_ENDED, self.now, 0, None, {})
+        end = max([self.now, *(line.time_ns for line in ordered)])
+        tail = Line(ORCHESTRATOR, Kind.ACTOR_ENDED, end, 0, None, {})
         for line in (head, *ordered, tail):
             data = dict(line.data)
+            if line.kind is Kind.ACTOR_STARTED:
+                data["wall_ns"] = data["wall_ns"] or line.time_ns
             if line.kind is Kind.PROCESS_EXITED:
                 data["last_seq"] = totals.get(data["process"], -1)
             mine = actors.setdefault(line.actor, [])

@@ -21,8 +21,6 @@ SEEN_FROM_OUTSIDE = (
     "landing",
     "detection",
     "liveness",
-    "happens-before",
-    "lifecycle",
     "recovery-shown",
     "identity",
     "ending",

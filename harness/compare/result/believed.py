@@ -1,28 +1,29 @@
 """Decides whether an arm's record is credible. It is judged again whenever a comparison is read;
 stored verdicts are not used. Pure.
 
-A failure of a checker in ``CONTRADICTS`` is not a property of a stack: the log belongs to another
-arm, or is impossible. Its times are then ignored, whichever side they favour. Failures of other
-checkers concern the job, the subject of the comparison, and inconclusive findings prove nothing
-against a record.
+A record that is not whole, and a failure of a checker in ``CONTRADICTS``, are no property of a
+stack: the log is damaged, belongs to another arm, or contradicts itself. Its times are then
+ignored, whichever side they favour. Failures of other checkers concern the job, the subject of the
+comparison, and other inconclusive findings prove nothing against a record.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from trainchaos.chaos.events.log import Kind, Log
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.harness.judge.checkers import CHECKERS, Evidence, check, check_all
-from trainchaos.harness.judge.evidence.expected import expected_of, twins_of
+from trainchaos.harness.judge.evidence.expected import expected_of
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.observed import samples_of_steps
+from trainchaos.harness.judge.record.whole import broken
 from trainchaos.harness.judge.results import Finding, merge
 
-CONTRADICTS = ("identity", "landing", "happens-before", "lifecycle", "recovery-shown")
+CONTRADICTS = ("identity", "landing", "recovery-shown")
 THREE = ("pass", "inconclusive", "fail")
 
 
@@ -30,7 +31,7 @@ THREE = ("pass", "inconclusive", "fail")
 class ArmRecord:
     """The log of one arm, with the plan it must match. ``arm``: kind in its run, ``faulted`` or
     ``control``; ``name`` of its scenario and ``seed`` of its run as the comparison planned them,
-    empty and None without a plan; ``twins``: other arms whose log has the same content.
+    empty and None without a plan.
     """
 
     log: Log
@@ -41,11 +42,12 @@ class ArmRecord:
     control: Log | None = None
     name: str = ""
     seed: int | None = None
-    twins: Sequence[str] = field(default=())
 
     @cached_property
     def contradictions(self) -> list[str]:
         """Why the record is not credible; empty: no contradiction was found."""
+        if lost := broken(self.log):
+            return [f"the record is not whole: {why}" for why in lost.values()]
         found = ((name, check(CHECKERS[name], self._evidence)) for name in CONTRADICTS)
         failing = [
             f"{name}: {finding.witness}" for name, finding in found if finding.verdict == "fail"
@@ -86,7 +88,6 @@ class ArmRecord:
 
     @cached_property
     def _evidence(self) -> Evidence:
-        expected = expected_of(self.resolved, self.cell, self.repeat, self.arm)
         controls = () if self.control is None else (self.control,)
         return Evidence(
             arm=self.arm,
@@ -94,7 +95,7 @@ class ArmRecord:
             log=self.log,
             control=self.control,
             controls=controls,
-            expected=replace(expected, twins=tuple(self.twins)),
+            expected=expected_of(self.resolved, self.cell, self.repeat, self.arm),
         )
 
     def _of_another(self) -> Iterator[str]:
@@ -137,17 +138,3 @@ def _same_words(said: object, planned: Sequence[str]) -> bool:
     if not isinstance(said, list) or len(said) != len(planned):
         return False
     return all("$" in word or mine == word for mine, word in zip(said, planned, strict=True))
-
-
-def without_twins(records: Mapping[str, ArmRecord]) -> dict[str, ArmRecord]:
-    """The records, each with the arms that have the same log; two real arms never have identical
-    times.
-    """
-    simulated = {
-        name: (
-            one.cell.scenario.launcher.kind == "sim" and one.cell.scenario.workload.command is None
-        )
-        for name, one in records.items()
-    }
-    twins = twins_of({name: one.log for name, one in records.items()}, simulated)
-    return {name: replace(one, twins=twins.get(name, ())) for name, one in records.items()}

@@ -41,7 +41,6 @@ def gather(directory: Directory) -> Comparison:
     plan = directory.read_plan()
     played = directory.played()
     runs = ComparedRuns(directory=directory, played=played)
-    runs.set_apart()
     trials = [
         trial_of(source)
         for arm in plan.arms

@@ -12,7 +12,7 @@ from trainchaos.chaos.events.log import Kind, Log, read_log
 from trainchaos.chaos.files import read_model
 from trainchaos.harness.compare.plan.directory import Directory, PlayedArm
 from trainchaos.harness.compare.plan.plan import Arm
-from trainchaos.harness.compare.result.believed import ArmRecord, without_twins
+from trainchaos.harness.compare.result.believed import ArmRecord
 from trainchaos.harness.host.rundir import RunDirectory, read_resolved
 from trainchaos.harness.judge.results import Results
 
@@ -52,14 +52,6 @@ class ComparedRuns:
     def trusted(self, arm: Arm | None) -> Log | None:
         """The log of an arm if its record is credible."""
         return None if self.contradictions(arm) else self.log(arm)
-
-    def set_apart(self) -> None:
-        """Mark arms whose log equals that of another arm played."""
-        known = {
-            arm.id: (arm, record) for arm in self.played if (record := self.record(arm)) is not None
-        }
-        marked = without_twins({name: record for name, (_, record) in known.items()})
-        self.records |= {known[name][0]: record for name, record in marked.items()}
 
     def _run(self, arm: Arm) -> RunDirectory:
         return RunDirectory(self.directory.root / self.played[arm].run)

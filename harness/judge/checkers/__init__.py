@@ -1,13 +1,15 @@
 """Invariants: pure functions of one arm's evidence, each answering pass, fail with a witness, or
-inconclusive.
+inconclusive. They see nothing of records that are not whole (``record/whole.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
+from trainchaos.chaos.events.log import ORCHESTRATOR
 from trainchaos.chaos.scenario.model import InvariantExclusion
 from trainchaos.harness.judge.checkers.faults import alarms, containment, landing, rejoins
 from trainchaos.harness.judge.checkers.faults import noticed as faults
@@ -26,11 +28,10 @@ from trainchaos.harness.judge.checkers.job import (
 from trainchaos.harness.judge.checkers.job.ending import ending
 from trainchaos.harness.judge.checkers.job.recovery_shown import recovery_shown
 from trainchaos.harness.judge.checkers.record import records
-from trainchaos.harness.judge.checkers.record.happens_before import happens_before
 from trainchaos.harness.judge.checkers.record.identity import identity
-from trainchaos.harness.judge.checkers.record.lifecycle import lifecycle
-from trainchaos.harness.judge.evidence.evidence import Checker, Evidence, unknown
+from trainchaos.harness.judge.evidence.evidence import Checker, Evidence, some, unknown
 from trainchaos.harness.judge.record.strength import half_known
+from trainchaos.harness.judge.record.whole import broken, whole
 from trainchaos.harness.judge.results import Finding
 
 CHECKERS: Mapping[str, Checker] = MappingProxyType(
@@ -48,9 +49,6 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
         "liveness": world.liveness,
         "membership": world.membership,
         "step-arithmetic": data.step_arithmetic,
-        "time-closure": records.time_closure,
-        "happens-before": happens_before,
-        "lifecycle": lifecycle,
         "recovery-shown": recovery_shown,
         "identity": identity,
         "ending": ending,
@@ -71,9 +69,11 @@ OTHERWISE_OF_COMMANDS: Mapping[str, Checker] = MappingProxyType(
     {"loss-equality": values.loss_equality, "no-orphans": leftovers.no_orphans}
 )
 """Checkers of a command that replace the one of the same name: a command leaves other evidence."""
-NEED_EVERY_LOG = ("sample-accounting", "step-arithmetic", "lifecycle")
-"""What these find lacking may be in the log of a process, if that is missing. Others fail for what
-the logs that are there say.
+OF_SUPERVISOR = ("identity", "no-orphans")
+"""Those that need the supervisor's record alone. All others need those of the ranks too."""
+RETIRED = ("happens-before", "lifecycle", "time-closure")
+"""Names that stored scenarios may list, and that nothing is judged by any more: they held lines of
+one log against each other, which a seal makes needless (docs/verdicts.md).
 """
 ALWAYS = "fault-landed"
 EXPECTATION = "expectation"
@@ -113,37 +113,27 @@ def names_of(
         return list(CHECKERS)
     if isinstance(invariants, InvariantExclusion):
         return [name for name in CHECKERS if name == ALWAYS or name not in invariants.leave_out]
-    unknown_names = [name for name in invariants if name not in NAMES]
+    unknown_names = [name for name in invariants if name not in (*NAMES, *RETIRED)]
     if unknown_names:
         raise KeyError(", ".join(unknown_names))
-    listed = [name for name in invariants if name != ALWAYS and name not in OF_COMMANDS]
+    aside = (ALWAYS, *OF_COMMANDS, *RETIRED)
+    listed = [name for name in invariants if name not in aside]
     return [ALWAYS, *listed] if invariants else []
 
 
 def check(checker: Checker, evidence: Evidence) -> Finding:
-    """Run one checker. An exception makes the finding inconclusive; so does a pass on a log with
-    holes, a failure on a log that dropped lines, and one of NEED_EVERY_LOG where one is missing.
+    """Run one checker on the part of the record that is whole. Inconclusive where it needs another
+    part, and where it raises.
     """
+    lost = broken(evidence.log)
+    alone = any(checker is CHECKERS[name] for name in OF_SUPERVISOR)
+    needed = lost.keys() & {ORCHESTRATOR} if alone else lost.keys()
+    if needed:
+        return unknown(f"the record is not whole: {some([lost[name] for name in sorted(needed)])}")
     try:
-        finding = checker(evidence)
+        return checker(replace(evidence, log=whole(evidence.log)) if lost else evidence)
     except Exception as error:
         return unknown(f"the checker could not work on this log: {type(error).__name__}: {error}")
-    if finding.verdict == "fail" and evidence.log.has_dropped:
-        return unknown(
-            "parts of the log were dropped for want of room, so that this proves nothing:"
-            f" {finding.witness}"
-        )
-    needs_all = any(checker is CHECKERS[name] for name in NEED_EVERY_LOG)
-    if finding.verdict == "fail" and needs_all and (missing := evidence.log.missing_actors):
-        return unknown(
-            f"there is no log of {', '.join(missing)}, so that this proves nothing:"
-            f" {finding.witness}"
-        )
-    if finding.verdict == "pass" and evidence.log.problems:
-        return unknown(
-            f"holds as far as the log goes, but the log is incomplete: {evidence.log.problems[0]}"
-        )
-    return finding
 
 
 def _of_a_command(name: str, evidence: Evidence) -> Finding:
@@ -201,8 +191,7 @@ def check_all(evidence: Evidence) -> dict[str, Finding]:
         )
     else:
         findings = {name: check(_ALL[name], evidence) for name in names}
-    unfinished = world.finished(evidence)
-    if unfinished is not None and "liveness" not in findings:
+    if "liveness" not in findings and (unfinished := _if_any(world.finished, evidence)) is not None:
         findings[FINISHED] = unfinished
     expected = any(
         fault.expect.outcome or fault.expect.blame for fault in evidence.cell.scenario.faults

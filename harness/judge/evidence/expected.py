@@ -4,14 +4,11 @@ processes, faults.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.plugins import FAULTS, STRATEGIES, load
 from trainchaos.chaos.scenario.model import Cell, FaultSpec, ResolvedRun, TargetSpec
@@ -22,8 +19,6 @@ from trainchaos.harness.judge.evidence.absent import absent_plugin
 from trainchaos.recovery.policy.strategy import Strategy
 
 Facts = Mapping[str, Any]
-_DONE = (Kind.STEP_COMMITTED, Kind.STEP_REPORTED)
-_RESULTS = (Kind.STEP_COMMITTED, Kind.STATE_DIGEST, Kind.BATCH_TAKEN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +27,7 @@ class Expected:
     ``spares``: the strategy's number; ``plan``: fault -> announcement due in the log, as made by
     ``harness.inject.occurrence.announcement``; ``most``: fault -> largest allowed number of
     injections; ``or_else``: fault that hits a whole replica in ``plan`` -> its announcement if it
-    hits one rank of it; ``twins``: other arms whose log has the same content; ``problem``: why a
-    part of this could not be derived.
+    hits one rank of it; ``problem``: why a part of this could not be derived.
     """
 
     repeat: int | None = None
@@ -42,7 +36,6 @@ class Expected:
     plan: Mapping[str, Facts] | None = None
     most: Mapping[str, int] | None = None
     or_else: Mapping[str, Facts] = field(default_factory=dict)
-    twins: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -113,67 +106,3 @@ def _most(planned: PlannedFault) -> int:
         len(planned.ranks) + len(planned.spares), len(planned.nodes), len(planned.links), 1
     )
     return triggers * targets * planned.max_fires
-
-
-def twins_of(logs: Mapping[str, Log], simulated: Mapping[str, bool]) -> dict[str, tuple[str, ...]]:
-    """Arm -> arms whose log is the same except for the names in it; ``simulated``: arm -> whether
-    it was simulated.
-
-    Two real arms never share nanoseconds. Simulated arms do if everything that decides is equal:
-    the seed, and all settings that matter, even if the cell or the kind of arm differs (a bound, a
-    description, a fault that does not occur).
-    """
-    outlines: dict[tuple[Any, ...], list[str]] = {}
-    for name, log in logs.items():
-        if log.first(Kind.RUN_STARTED) is not None and any(True for _ in log.of(*_DONE)):
-            outlines.setdefault(_outline(log), []).append(name)
-    alike: dict[str, list[str]] = {}
-    for names in outlines.values():
-        for name in names if len(names) > 1 else ():
-            alike.setdefault(_content(logs[name], simulated=simulated[name]), []).append(name)
-    found: dict[str, tuple[str, ...]] = {}
-    for names in alike.values():
-        for one, other in itertools.permutations(names, 2):
-            if not (simulated[one] and simulated[other] and _may_be_alike(logs[one], logs[other])):
-                found[one] = (*found.get(one, ()), other)
-    return found
-
-
-def _may_be_alike(one: Log, other: Log) -> bool:
-    first, second = (log.first(Kind.RUN_STARTED) for log in (one, other))
-    assert first is not None and second is not None
-    same = all(first.data[key] == second.data[key] for key in ("repeat", "seed"))
-    return same and any(first.data[key] != second.data[key] for key in ("cell", "arm"))
-
-
-def _outline(log: Log) -> tuple[Any, ...]:
-    """What logs with the same content have in common, and few others: the last times of actors."""
-    started = log.first(Kind.RUN_STARTED)
-    start_ns = started.time_ns if started else 0
-    return tuple(
-        (name, len(actor.events), *(last.time_ns - start_ns for last in actor.events[-1:]))
-        for name, actor in sorted(log.actors.items())
-    )
-
-
-def _content(log: Log, *, simulated: bool) -> str:
-    """A digest of what happened when; in a simulation, where times alone prove nothing, also of the
-    results.
-    """
-    started = log.first(Kind.RUN_STARTED)
-    start_ns = started.time_ns if started else 0
-    found = hashlib.blake2b(digest_size=16)
-    for name, actor in sorted(log.actors.items()):
-        found.update(f"{name}:{len(actor.events)}\n".encode())
-        for event in actor.events:
-            found.update(_line(event, start_ns, simulated=simulated))
-    return found.hexdigest()
-
-
-def _line(event: Event, start_ns: int, *, simulated: bool) -> bytes:
-    content = (
-        repr(sorted(event.data.items(), key=lambda item: item[0]))
-        if simulated and event.kind in _RESULTS
-        else ""
-    )
-    return f"{event.kind.value} {event.time_ns - start_ns} {event.step} {content}\n".encode()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from trainchaos.chaos.events.log import Kind, Log, broken_logs
+from trainchaos.chaos.events.log import Kind, Log
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.acts import acts_of, incidents_of
 from trainchaos.harness.judge.measure.catalogue import METRICS, MetricDef
@@ -290,8 +290,8 @@ def _add_arm(
     step_time: float | None,
 ) -> None:
     samples = sum(run.commits[0].data["samples"] for run in history.lineage.values())
-    if not history.info.observed and not history.log.has_dropped:
-        _add_accounting(values, history)  # a dropped line would count as lost samples
+    if not history.info.observed:
+        _add_accounting(values, history)
     values["saves_failed"].append(float(sum(1 for _ in history.log.of(Kind.CHECKPOINT_FAILED))))
     values["checkpoint_stall"].extend(checkpoint_stalls(history).values())
     if step_time is not None:
@@ -310,8 +310,6 @@ def _add_accounting(values: dict[str, list[float]], history: History) -> None:
         if history.cut_short
         else (history.info.steps - history.committed_step) * history.info.global_batch
     )
-    if accounting.lost + unused and broken_logs(history.log):
-        return  # what a damaged log does not say would count as lost samples
     values["samples_lost"].append(float(accounting.lost + unused))
     values["samples_skipped"].append(float(accounting.skipped))
     values["samples_duplicated"].append(float(accounting.duplicated))

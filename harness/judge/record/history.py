@@ -251,6 +251,14 @@ class History:
         """Step runs of one generation in step order."""
         return self._runs.get(generation, ())
 
+    def run_of(self, generation: int, step: int) -> StepRun | None:
+        """A generation's run of a step, or None."""
+        return self._run_of.get((generation, step))
+
+    @cached_property
+    def _run_of(self) -> Mapping[tuple[int, int], StepRun]:
+        return {(run.generation, run.step): run for run in self.runs}
+
     @cached_property
     def _runs(self) -> Mapping[int, Sequence[StepRun]]:
         found: dict[int, list[StepRun]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from trainchaos.chaos.events.log import Log
@@ -13,12 +13,11 @@ from trainchaos.harness.host.rundir import arm_id
 from trainchaos.harness.judge.checkers import Evidence, check_all
 from trainchaos.harness.judge.checkers.job.loss import compare
 from trainchaos.harness.judge.evidence.absurd import absurdity
-from trainchaos.harness.judge.evidence.expected import expected_of, twins_of
+from trainchaos.harness.judge.evidence.expected import expected_of
 from trainchaos.harness.judge.measure.measure import ArmMeasures
 from trainchaos.harness.judge.record.lineage import history_of
-from trainchaos.harness.judge.results import (
-    Finding,
-)
+from trainchaos.harness.judge.record.whole import broken
+from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.policy.strategy import Strategy
 
 MOST_SAID = 500
@@ -37,6 +36,11 @@ class JudgedArm:
     measures: ArmMeasures
     findings: Mapping[str, Finding]
     exactness: str
+
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """Actor -> why its record is not whole; figures are taken from arms without such alone."""
+        return broken(self.evidence.log)
 
 
 def planned_arms(cell: Cell) -> list[tuple[str, int, Literal["faulted", "control"]]]:
@@ -58,19 +62,12 @@ def judge_arms(
     arms: list[JudgedArm] = []
     senseless = _senseless(resolved, logs)  # includes control arms, which others are compared with
     logs = {name: log for name, log in logs.items() if name not in senseless}
-    simulated = {
-        name: cell.scenario.launcher.kind == "sim" and cell.scenario.workload.command is None
-        for cell in resolved.cells
-        for name, _, _ in planned_arms(cell)
-    }
-    twins = twins_of(logs, simulated)
     for cell in resolved.cells:
         controls = _controls(resolved, cell, logs)
         for name, repeat, arm in planned_arms(cell):
             if name not in logs:
                 continue
             control = logs.get(arm_id(cell.id, repeat, "control")) if arm == "faulted" else None
-            expected = replace(expected_of(resolved, cell, repeat, arm), twins=twins.get(name, ()))
             try:
                 evidence = Evidence(
                     arm=arm,
@@ -81,7 +78,7 @@ def judge_arms(
                     exact=exact,
                     source=resolved.source,
                     lines=resolved.lines,
-                    expected=expected,
+                    expected=expected_of(resolved, cell, repeat, arm),
                 )
                 one = JudgedArm(
                     id=name,
@@ -95,7 +92,7 @@ def judge_arms(
                 )
                 complete(one)
             except Exception as error:
-                senseless[name] = _no_sense(error)
+                senseless[name] = _no_sense(error, logs[name])
             else:
                 arms.append(one)
     return arms, senseless
@@ -110,31 +107,39 @@ def _senseless(resolved: ResolvedRun, logs: Mapping[str, Log]) -> dict[str, str]
                     raise ValueError(absurd)
                 history_of(logs[name])
             except Exception as error:
-                found[name] = _no_sense(error)
+                found[name] = _no_sense(error, logs[name])
     return found
 
 
-def _no_sense(error: Exception) -> str:
+def _no_sense(error: Exception, log: Log) -> str:
+    for why in broken(log).values():
+        return f"the record is not whole: {why}"
     return f"what it holds makes no sense: {type(error).__name__}: {error}"[:MOST_SAID]
 
 
 def _usable(control: Log | None) -> Log | None:
-    """The control, or None if it committed nothing to compare with."""
-    return control if control is not None and history_of(control).committed_step else None
+    """The control, or None if its record is not whole or it committed nothing to compare with."""
+    if control is None or broken(control) or not history_of(control).committed_step:
+        return None
+    return control
 
 
 def _controls(resolved: ResolvedRun, cell: Cell, logs: Mapping[str, Log]) -> tuple[Log, ...]:
     """Control arms of every cell with the same workload."""
     alike = [other for other in resolved.cells if other.scenario.workload == cell.scenario.workload]
     names = [name for other in alike for name, _, arm in planned_arms(other) if arm == "control"]
-    return tuple(logs[name] for name in names if name in logs)
+    return tuple(logs[name] for name in names if name in logs and not broken(logs[name]))
 
 
 def _exactness(evidence: Evidence) -> str:
     """How the arm's result compares with its control's. A job that did not finish has no result,
     and a command does not show its own.
     """
-    if evidence.history.outcome != "completed" or evidence.history.info.observed:
+    if (
+        broken(evidence.log)
+        or evidence.history.outcome != "completed"
+        or evidence.history.info.observed
+    ):
         return "not compared"
     try:
         return compare(evidence)[0]

@@ -107,16 +107,18 @@ def _results(
         _judge_cell(cell, names[cell.id], arms, resolved, system, unread) for cell in resolved.cells
     ]
     cells, slas = [one.result for one in judged], [sla for one in judged for sla in one.slas]
-    incidents = [i for arm in arms if arm.arm == "faulted" for i in arm.measures.incidents]
+    whole = [arm for arm in arms if not arm.lost]
+    incidents = [i for arm in whole if arm.arm == "faulted" for i in arm.measures.incidents]
     # a killed harness logs no end: missing evidence, not a verdict on the machine
-    ended = {arm.id: arm.measures.history for arm in arms if arm.measures.history.finished}
+    supervised = [arm for arm in arms if ORCHESTRATOR not in arm.lost]
+    ended = {arm.id: arm.measures.history for arm in supervised if arm.measures.history.finished}
     outcomes = {name: (history.outcome, _end_reason(history)) for name, history in ended.items()}
     fired = [incident for incident in incidents if incident.occurrence != NEVER_FIRED]
     gate = gates.judge_run(
         cells,
         slas,
         outcomes,
-        [*_unsafe(arms), *_not_undone(run)],
+        [*_unsafe(supervised), *_not_undone(run)],
         (sum(i.landed and i.healed for i in fired), len(fired)),
         [f"{skip.cell}: {skip.reason}" for skip in resolved.skipped],
     )
@@ -181,12 +183,12 @@ def _judge_cell(
     mine = [arm for arm in arms if arm.cell.id == cell.id]
     faulted = [arm for arm in mine if arm.arm == "faulted"]
     work = work_of(cell.scenario, system)
-    whole = [arm for arm in faulted if not arm.evidence.log.missing_actors]
+    whole = [arm for arm in faulted if not arm.lost]
     values, owners = _values(whole, work)
     bounds = {
-        name: max((arm.measures.bounds[name] for arm in faulted), default=0.0) for name in METRICS
+        name: max((arm.measures.bounds[name] for arm in whole), default=0.0) for name in METRICS
     }
-    struck, tried = [arm.measures.incidents for arm in faulted], bool(cell.scenario.faults)
+    struck, tried = [arm.measures.incidents for arm in whole], bool(cell.scenario.faults)
     possible = {name: chances(name, struck, cell.scenario.repeat, tried) for name in METRICS}
     invariants = _merge_findings(mine)
     left_out = observed.unjudged(cell.scenario, invariants)
@@ -224,7 +226,7 @@ def _judge_cell(
         },
         invariants=invariants,
         exactness=_worst_exactness([arm.exactness for arm in faulted]),
-        reliability=_reliability(mine),
+        reliability=_reliability([arm for arm in mine if not arm.lost]),
         absent={"mfu": work} if isinstance(work, str) else {},
         unjudged=left_out,
     )
@@ -254,14 +256,12 @@ def _steps(arms: Sequence[JudgedArm]) -> dict[int, float]:
 
 
 def _why_no_value(faulted: Sequence[JudgedArm], invariants: Mapping[str, Finding]) -> str:
-    """Why a metric may have no value: a log is missing, no step of the job was seen, or a fault did
-    not land.
+    """Why a metric may have no value: a record is not whole, no step of the job was seen, or a
+    fault did not land.
     """
     for arm in faulted:
-        if silent := arm.evidence.log.missing_actors:
-            return f"{arm.id}: there is no log of {', '.join(silent)}"
-        if arm.evidence.log.has_dropped:
-            return f"{arm.id}: parts of the log were dropped for want of room"
+        for why in arm.lost.values():
+            return f"{arm.id}: the record is not whole: {why}"
     for name in ("progress", "fault-landed"):
         found = invariants.get(name)
         if found is not None and found.verdict == "inconclusive":
@@ -323,7 +323,7 @@ def _arm_result(arm: JudgedArm) -> ArmResult:
         wall_s=history.wall_s,
         committed_step=history.committed_step,
         steps=history.info.steps,
-        goodput=goodput_of(history, split),
+        goodput=None if arm.lost else goodput_of(history, split),
         badput=dict(split.badput),
         useful_s=split.useful_s,
         residual_s=split.residual_s,

@@ -11,6 +11,7 @@ from trainchaos.chaos.events.budget import Budget
 from trainchaos.chaos.events.log import Kind, Log, SenselessLog, read_log
 from trainchaos.chaos.scenario.model import ResolvedRun
 from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.judge.record.whole import broken
 from trainchaos.harness.judge.verdict.arms import planned_arms
 
 
@@ -58,4 +59,6 @@ def _read(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log], dic
                 unread[name] = log.unread
             elif log.first(Kind.RUN_STARTED) is not None:
                 logs[name] = log
+            elif lost := broken(log):
+                unread[name] = f"the record is not whole: {next(iter(lost.values()))}"
     return logs, unread

@@ -4,7 +4,6 @@ order of an arm.
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from typing import Any
 
@@ -17,7 +16,6 @@ from trainchaos.harness.judge.checkers.job.observed import progress
 from trainchaos.harness.judge.checkers.job.world import liveness
 from trainchaos.harness.judge.measure.incidents import recovery_of
 from trainchaos.harness.judge.measure.measure import measure
-from trainchaos.harness.judge.order.causality import slips
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.record.observed import from_0, stride_of
 from trainchaos.harness.judge.results import Finding
@@ -214,11 +212,6 @@ def test_a_hang_is_declared_with_how_long_it_took_and_never_sooner(job: Job) -> 
     job.wait(STALL_FLOOR_S + 1)
     (failure,) = (e for e in job.events if e.kind is Kind.FAILURE_DETECTED)
     assert failure.data["silent_s"] > failure.data["limit_s"] == STALL_FLOOR_S
-    assert slips(history_of(job.log())) == []
-    place = job.events.index(failure)
-    job.events[place] = dataclasses.replace(failure, time_ns=failure.time_ns - S)
-    (slip,) = [slip for slip in slips(history_of(job.log())) if "silent" in slip.text]
-    assert slip.sure and abs(slip.by_s - 1) < 0.1
 
 
 def test_a_process_that_says_it_is_busy_does_not_hang_within_its_limit(job: Job) -> None:

@@ -103,7 +103,6 @@ MUTATIONS = [
         in_both(_started(evaluate={"every": 1, "takes": 9})),
         identity=FAIL,
     ),
-    Mutation("a spare that nobody declared", "hot-spare", _one_more_spare, identity=FAIL),
     Mutation("spares are declared away", "hot-spare", in_both(_started(spares=0)), identity=FAIL),
     Mutation("the arms are swapped", "hot-spare", _swapped, identity=FAIL),
     Mutation(
@@ -146,37 +145,15 @@ MUTATIONS = [
         identity=FAIL,
     ),
     Mutation("it hit another node, it is said", "node", _on_node(0), identity=FAIL),
-    Mutation(
-        "it hit a process of another node", "node", _with_processes("w2", "w3", "w0"), identity=FAIL
-    ),
     Mutation("a node was hit in another step", "node", at_step(9), identity=FAIL),
     Mutation(
         "it hit another member than the rank's", "straggler", _of_another_member, identity=FAIL
     ),
     Mutation("it acted in another phase", "hot-spare", injected(phase="forward"), identity=FAIL),
-    Mutation("an older checkpoint was hit", "rot", _older, identity=FAIL),
     Mutation(
         "a spare was hit instead",
         "straggler",
         injected(target={"process": "w2", "rank": None}),
-        identity=FAIL,
-    ),
-    Mutation(
-        "two acts are said to be one",
-        "two acts",
-        edit(Kind.FAULT_INJECTED, {"act": 0}),
-        identity=FAIL,
-    ),
-    Mutation(
-        "one act is said to be two",
-        "two acts",
-        edit(Kind.FAULT_INJECTED, {"act": 1}, occurrence=1),
-        identity=FAIL,
-    ),
-    Mutation(
-        "an act that came after its hit",
-        "hang",
-        edit(Kind.FAULT_INJECTED, {"act": 3}),
         identity=FAIL,
     ),
 ]

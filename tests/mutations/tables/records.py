@@ -257,13 +257,7 @@ MUTATIONS = [
         each(COMMIT, _put(lr=9.0), since=25),
         step_arithmetic=FAIL,
     ),
-    Mutation("a clock runs backwards", "drop-replica", _runs_back, time_closure=FAIL),
-    Mutation(
-        "a rank accounts for too much time",
-        "hot-spare",
-        edit(COMMIT, {"seconds": {"forward": 1.0}}, actor="w0"),
-        time_closure=FAIL,
-    ),
+    Mutation("a clock runs backwards", "drop-replica", _runs_back, evidence_complete=OPEN),
     Mutation(
         "shared memory is left",
         "hot-spare",

@@ -7,11 +7,9 @@ from typing import Any
 from tests.mutations.tape import (
     FAIL,
     OPEN,
-    Change,
     Mutation,
     Row,
     Tape,
-    all_of,
     drop,
     edit,
     in_control,
@@ -30,11 +28,6 @@ _SURE = (
     Kind.LEFTOVERS,
     Kind.RUN_FINISHED,
 )
-
-
-def _undecided(tape: Tape) -> None:
-    """Nobody decided what is done about the failure."""
-    tape.drop(tape.find(DECIDED)[:1])
 
 
 def _declared(tape: Tape) -> None:
@@ -72,10 +65,6 @@ def _nothing_follows(tape: Tape) -> None:
     drop(Kind.COMMAND_ENDED)(tape)
 
 
-def _never_left() -> Change:
-    return all_of(drop(Kind.PARKED, generation=1), drop(Kind.SURVIVORS_PARKED, generation=1))
-
-
 def _of_a_command(base: str) -> list[Mutation]:
     old: dict[str, Any] = {"members": ["w0", "w1"]}
     return [
@@ -83,12 +72,6 @@ def _of_a_command(base: str) -> list[Mutation]:
             f"{base}: who had ended is started again",
             base,
             edit(STARTED, old, generation=2),
-            recovery_shown=FAIL,
-        ),
-        Mutation(
-            f"{base}: nobody was started for the restart",
-            base,
-            all_of(*(drop(Kind.PROCESS_SPAWNED, process=name) for name in ("w2", "w3"))),
             recovery_shown=FAIL,
         ),
         Mutation(
@@ -102,11 +85,6 @@ def _of_a_command(base: str) -> list[Mutation]:
 
 
 MUTATIONS = [
-    Mutation("hot-spare: nobody decided on a spare", "hot-spare", _undecided, recovery_shown=FAIL),
-    *(
-        Mutation(f"{base}: nobody decided on the recovery", base, _undecided, recovery_shown=FAIL)
-        for base in BUILT_IN
-    ),
     *(
         Mutation(f"{base}: no generation follows a failure", base, _unanswered, recovery_shown=FAIL)
         for base in BUILT_IN
@@ -114,10 +92,6 @@ MUTATIONS = [
     *(
         Mutation(f"{base}: no step follows a recovery", base, _no_step, recovery_shown=FAIL)
         for base in ("hot-spare", "checkpoint-restart", "takeover", "hang", "agents")
-    ),
-    *(
-        Mutation(f"{base}: survivors never left", base, _never_left(), recovery_shown=FAIL)
-        for base in ("drop-replica", "hot-spare", "takeover", "agents")
     ),
     Mutation(
         "a failure is not answered, and the job is done",

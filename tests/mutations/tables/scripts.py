@@ -20,7 +20,6 @@ from tests.mutations.tape import (
     edit,
     in_both,
     in_control,
-    move,
     the_injection,
 )
 from trainchaos.chaos.events.log import Kind
@@ -180,14 +179,6 @@ def _of_the_plan(mutation: Callable[..., Mutation]) -> list[Mutation]:
         mutation("the job gave up", edit(Kind.RUN_FINISHED, {"outcome": "gave-up"}), liveness=FAIL),
         mutation("the other rank is blamed", _first_blames("w0", 0), detection=FAIL),
         mutation("a failure without a fault", _declared, detection=FAIL),
-        mutation(
-            "the fault is healed before it is injected",
-            move(Kind.FAULT_HEALED, -9000),
-            happens_before=FAIL,
-        ),
-        mutation(
-            "the fault landed before it was injected", move(LANDED, -9000), happens_before=FAIL
-        ),
         mutation("another seed", edit(Kind.RUN_STARTED, {"seed": 99}), identity=FAIL),
         mutation("more steps than asked for", edit(Kind.RUN_STARTED, {"steps": 41}), identity=FAIL),
         mutation(
@@ -243,7 +234,7 @@ MUTATIONS = [
         edit(Kind.COMMAND_ENDED, {"exit_code": 0}, attempt=1),
         ending=FAIL,
     ),
-    Mutation("lines are written in another order", "script", _runs_back, time_closure=FAIL),
+    Mutation("lines are written in another order", "script", _runs_back, evidence_complete=OPEN),
     Mutation(
         "an alarm in the control arm",
         "script",

@@ -41,6 +41,8 @@ def on_nodes(
     for line in script.lines:
         if line.kind is Kind.PROCESS_SPAWNED:
             line.data["node"] = int(line.data["process"][1:]) // 2
+        if line.kind is Kind.ACTOR_STARTED:
+            line.data["wall_ns"] = line.time_ns
         if line.actor != ORCHESTRATOR:
             line.time_ns = clock.at(line.time_ns)
     for node in (0, 1, 2, 3):

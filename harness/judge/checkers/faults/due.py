@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.fault import PHASES, FaultSpec, TraceSpec
-from trainchaos.harness.inject.occurrence import LET_GO
 from trainchaos.harness.judge.evidence.evidence import Evidence
-from trainchaos.harness.judge.record.episode import Episode, processes_hit
+from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import NS
 
-SAVE = "checkpoint"
+SAVE = PHASES.index("checkpoint")
 RUN_ENDED = "the run ended"
 """Prefix of the injector's reason for an occurrence whose effect the run was too short to show."""
+STEPS_TO_ACT = 2
+"""Steps that begin after an arrival and within which it acts: some faults wait for a rank's next
+one.
+"""
+EARLY_NS = 100_000_000
+"""How much earlier than by the log an arrival may be due: training begins between two lines."""
 
 
 def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
     """What is missing when a fault fired ``fired`` times; None if it fired as often as planned.
 
-    Arrivals (``mtbf``, ``weibull``, a trace of times) are due only while the arm lasted, and one
-    that the blast radius refused is not missing if another one fired.
+    Arrivals (``mtbf``, ``weibull``, a trace of times) are due only while the arm trained; each that
+    was due fired, or the injector says why it did not. One that the blast radius refused is not
+    missing if another one fired.
     """
     at = _planned_at(evidence, fault)
     refused = refusals(evidence, fault.id)
@@ -57,7 +64,7 @@ def all_declined(evidence: Evidence) -> bool:
 
 
 def refusals(evidence: Evidence, fault: str) -> list[Event]:
-    """Occurrences that were due but not injected, because the blast radius refused them."""
+    """Occurrences that were due but not injected, each with the injector's reason."""
     injected = {
         (e.data["fault"], e.data["occurrence"]) for e in evidence.log.of(Kind.FAULT_INJECTED)
     }
@@ -88,29 +95,52 @@ def _arrives(fault: FaultSpec) -> bool:
 
 
 def _arrivals(
-    evidence: Evidence, fault: FaultSpec, times: list[float], fired: int, refused: list[Event]
+    evidence: Evidence, fault: FaultSpec, times_s: list[float], fired: int, refused: list[Event]
 ) -> str | None:
-    if fired:
-        return None
-    if refused:
-        return f"{fault.id}: {refused[0].data['reason']}"
-    lasted = _trained_s(evidence)
-    if not times:
+    if not times_s:
         return f"{fault.id}: its probability ruled out every arrival"
+    if not fired and refused:
+        return f"{fault.id}: {refused[0].data['reason']}"
+    history = evidence.history
+    began = min((g.ready_ns for g in history.generations if g.ready_ns), default=history.end_ns)
+    if not fired and times_s[0] > (history.end_ns - began) / NS:
+        return (
+            f"{fault.id} was first due {times_s[0]:g} s after the first step, and training lasted"
+            f" {(history.end_ns - began) / NS:.1f} s: raise workload.steps or shorten the mean time"
+        )
+    due, missing = _due(evidence, fault.id, [began + round(time_s * NS) for time_s in times_s])
+    if len(missing) <= len(refused):
+        return None
     return (
-        f"{fault.id} was first due {times[0]:g} s after the first step, and training lasted"
-        f" {lasted:.1f} s: raise workload.steps or shorten the mean time"
+        f"{fault.id}: {due} arrivals were due, and {len(missing) - len(refused)} of them never"
+        f" fired, without a reason; one of them {(missing[0] - began) / NS:.1f} s after the first"
+        " step"
     )
 
 
-def _trained_s(evidence: Evidence) -> float:
-    history = evidence.history
-    began = min((g.ready_ns for g in history.generations if g.ready_ns), default=history.end_ns)
-    return (history.end_ns - began) / NS
+def _due(evidence: Evidence, fault: str, arrivals_ns: list[int]) -> tuple[int, list[int]]:
+    """How many arrivals were due, and those of them at which nothing was injected."""
+    acted = sorted(
+        e.time_ns
+        for e in evidence.log.of(Kind.FAULT_INJECTED, Kind.FAULT_FAILED)
+        if e.data["fault"] == fault
+    )
+    runs = sorted(evidence.history.runs, key=lambda run: run.start_ns)
+    starts = [run.start_ns for run in runs]
+    due, missing = 0, []
+    for at_ns in arrivals_ns:
+        following = runs[bisect_left(starts, at_ns) :][:STEPS_TO_ACT]
+        if len(following) < STEPS_TO_ACT:
+            continue
+        due += 1
+        place = bisect_left(acted, at_ns - EARLY_NS)
+        if place == len(acted) or acted[place] > max(run.end_ns for run in following):
+            missing.append(at_ns)
+    return due, missing
 
 
 def _times(fault: FaultSpec, at: dict[str, Any]) -> int:
-    if "points" not in at:  # an older log
+    if "points" not in at:
         return max(1, len(fault.at.all_steps()))
     by_event = at.get("event") is not None and not at.get("declined")
     return len(at["points"]) + len(at.get("times_s") or ()) + int(by_event)
@@ -121,123 +151,24 @@ def _later(fault: FaultSpec) -> bool:
     return fault.at.event is not None and fault.retrigger != "once"
 
 
-def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
-    """Why a step that was committed had no fault."""
-    ranks = planned.get("ranks") or ()
-    worlds = [run.world for run in evidence.history.runs if run.step == step]
-    if ranks and worlds and max(worlds) <= min(ranks):
-        return f"and there was no rank {min(ranks)} in it: {max(worlds)} ranks made it"
-    if lost := _lost_before(evidence, planned, step):
-        process, fault = lost
-        return f"and {process}, which it was for, had been lost to {fault} before it came there"
-    if (other := _held_before(evidence, planned, step)) is not None:
-        return f"and the generation was lost whose ranks held there for {other}"
-    return "but was never injected"
-
-
-def _held_before(evidence: Evidence, planned: dict[str, Any], step: int) -> str | None:
-    """Another fault for which ranks held in the same step, at or before the planned phase, when
-    their generation was lost: none of them came to this fault, and no later generation made the
-    step again. None: there was no such fault.
+def _came_there(evidence: Evidence, planned: dict[str, Any], step: int) -> bool:
+    """Whether a rank that a fault was planned for got past its point of a step: it committed the
+    step, or, for a fault in its save, took the batch of the next one after it had saved.
     """
-    there = _phases(planned, step)
-    let_go = {
-        str(event.data["fault"])
-        for event in evidence.log.of(Kind.FAULT_FAILED)
-        if event.step == step and str(event.data["reason"]).endswith(LET_GO)
-    }
-    for other in evidence.cell.scenario.faults if there else ():
-        held_at = _phases(_planned_at(evidence, other), step)
-        if other.id not in let_go or not held_at or min(held_at) > max(there):
-            continue
-        lost = _lost_at(evidence, step, min(held_at))
-        if lost is not None and not _made_again(evidence, planned, step, lost):
-            return other.id
-    return None
-
-
-def _lost_at(evidence: Evidence, step: int, phase: int) -> int | None:
-    """The first generation that came to this place of a step, as far as its ranks tell, and that
-    was lost. None: there is none.
-
-    Which one ranks held in is not in the log: the injector says that they did when it closes.
-    """
-    history, log = evidence.history, evidence.log
-    kind, done = (Kind.BATCH_TAKEN, step) if phase else (Kind.STEP_COMMITTED, step - 1)
-    if phase == PHASES.index(SAVE):
-        kind = Kind.STEP_COMMITTED
-    came = {event.generation for event in log.of(kind) if event.step == done}
-    if not phase:
-        came |= {row.number for row in history.generations if row.resume_step == step - 1}
-    failed = {event.generation for event in log.of(Kind.FAILURE_DETECTED)}
-    ended = (row.number for row in history.generations if row.fenced_ns or row.number in failed)
-    return next((number for number in ended if number in came), None)
-
-
-def _made_again(evidence: Evidence, planned: dict[str, Any], step: int, lost: int) -> bool:
-    """Whether a rank that a fault was planned for made the step again, up to the fault's phase,
-    after a generation was lost. One that only completes the step it had reduced does not.
-    """
-    log, ranks = evidence.log, set(planned.get("ranks") or ())
-    taken = {
-        (event.actor, event.generation)
-        for event in log.of(Kind.BATCH_TAKEN)
-        if event.step == step and event.generation > lost
-    }
-    made = {
-        (event.actor, event.generation)
-        for event in log.of(Kind.STEP_COMMITTED)
-        if event.step == step and (not ranks or event.data["rank"] in ranks)
-    }
-    made &= taken
-    if _phases(planned, step) == [PHASES.index(SAVE)]:  # ranks that do not save never come there
-        saves = log.of(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_PART)
-        made &= {(event.actor, event.generation) for event in saves if event.step == step}
-    return bool(made)
-
-
-def _phases(planned: dict[str, Any], step: int) -> list[int]:
-    """The phases of a step for which a fault was planned, as their places in PHASES."""
-    there = (phase for at, phase in planned.get("points") or () if at == step)
-    return [PHASES.index(phase) for phase in there if phase in PHASES]
-
-
-def _lost_before(evidence: Evidence, planned: dict[str, Any], step: int) -> tuple[str, str] | None:
-    """A target process of a planned fault, and the other fault that removed it first; or None.
-
-    The other fault hit it in the same step, at or before the planned phase, and the job lost the
-    process. No targeted rank reached the planned point in any generation: the other ranks had done
-    the step, and it was not repeated.
-    """
+    phases = {PHASES.index(phase) for at, phase in planned.get("points") or () if at == step}
     ranks, log = set(planned.get("ranks") or ()), evidence.log
-    phases = _phases(planned, step)
-    lost = {e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.step == step}
-    made = [e for e in log.of(Kind.STEP_COMMITTED) if e.step == step and e.data["rank"] in ranks]
-    if phases == [PHASES.index(SAVE)]:  # ranks that do not save never come there
-        saves = log.of(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_PART)
-        savers = {e.actor for e in saves if e.step == step}
-        made = [e for e in made if e.actor in savers]
-    for event in log.of(Kind.FAULT_INJECTED) if phases else ():
-        phase = event.data.get("phase")
-        mine = [name for name in _hit_ranks(evidence, event, ranks) if name in lost]
-        if event.step != step or phase not in PHASES or PHASES.index(phase) > max(phases):
-            continue
-        for process in mine:
-            # A step is committed before it is saved: a rank lost at its save has committed it.
-            if not any(e.actor != process or phase != SAVE for e in made):
-                return process, str(event.data["fault"])
-    return None
-
-
-def _hit_ranks(evidence: Evidence, injected: Event, ranks: set[int]) -> list[str]:
-    """Processes that a fault hit as it was injected, or the whole node they were on, and that held
-    one of these ranks.
-    """
-    generation = evidence.history.generation(injected.generation)
-    members = generation.members if generation else ()
-    return [
-        name for name in processes_hit(injected) if name in members and members.index(name) in ranks
-    ]
+    kind, done = (Kind.BATCH_TAKEN, step + 1) if phases == {SAVE} else (Kind.STEP_COMMITTED, step)
+    saved = {
+        (e.actor, e.generation)
+        for e in log.of(Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_PART)
+        if e.step == step
+    }
+    return any(
+        event.step == done
+        and (not ranks or event.data["rank"] in ranks)
+        and (phases != {SAVE} or (event.actor, event.generation) in saved)
+        for event in log.of(kind)
+    )
 
 
 def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired: int) -> int:
@@ -252,42 +183,13 @@ def _first_missing(evidence: Evidence, fault: FaultSpec, steps: list[int], fired
     return steps[min(fired, len(steps) - 1)] if None in acts or not missing else missing[0]
 
 
-def _seen_by_supervisor(evidence: Evidence) -> int | None:
-    """The last step that the supervisor knew to be made when the job ended; None if its log does
-    not say.
-    """
-    ended = evidence.log.first(Kind.RUN_FINISHED)
-    step = ended.data.get("committed_step") if ended is not None else None
-    return step if type(step) is int else None
-
-
 def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired: int) -> str:
-    done, history = evidence.history.committed_step, evidence.history
-    cure = "lower at.{} or raise workload.steps"
-    steps = sorted(int(point[0]) for point in at.get("points") or ()) or list(fault.at.all_steps())
+    history = evidence.history
+    steps = sorted(int(point[0]) for point in at.get("points") or ()) or [*fault.at.all_steps()]
     if steps:
         due = _first_missing(evidence, fault, steps, fired)
-        if due > done and history.cut_short:
-            return (
-                f"{fault.id} was due at step {due}, the arm was cut short at {done}: run it again"
-            )
-        if due > done:
-            early = evidence.history.outcome != "completed"
-            why = "see why it ended there" if early else cure.format("step")
-            return f"{fault.id} was due at step {due}, the run ended at {done}: {why}"
-        seen = _seen_by_supervisor(evidence)
-        if seen is not None and due > seen + 1:
-            return (
-                f"{fault.id} was due at step {due}, the supervisor saw the end of step {seen} as"
-                " the last: the ranks' progress was hidden from it"
-            )
-        if evidence.cell.scenario.workload.points:
-            return (
-                f"{fault.id} was due at step {due}, and no rank it was for reached its point: call"
-                " beacon.point there, in the process of the rank, with the step as it is"
-                " reported"
-            )
         return f"{fault.id} was due at step {due}, {_why_not(evidence, at, due)}"
+    cure = "lower at.{} or raise workload.steps"
     if fault.at.time is not None:
         return (
             f"{fault.id} was due {fault.at.time:g} s after the first step, the run took "
@@ -297,3 +199,29 @@ def _never_fired(evidence: Evidence, fault: FaultSpec, at: dict[str, Any], fired
         f"{fault.id} waited for {fault.at.event} number {fault.at.nth}, which never came:"
         f" {cure.format('nth')}"
     )
+
+
+def _why_not(evidence: Evidence, planned: dict[str, Any], step: int) -> str:
+    """Why a fault did not act in a step."""
+    history = evidence.history
+    done = history.committed_step
+    if step > done and history.cut_short:
+        return f"the arm was cut short at {done}: run it again"
+    if step > done:
+        early = history.outcome != "completed"
+        cure = "see why it ended there" if early else "lower at.step or raise workload.steps"
+        return f"the run ended at {done}: {cure}"
+    seen = history.finished.data.get("committed_step") if history.finished else None
+    if isinstance(seen, int) and step > seen + 1:
+        return (
+            f"the supervisor saw the end of step {seen} as the last: the ranks' progress was hidden"
+            " from it"
+        )
+    if evidence.cell.scenario.workload.points:
+        return (
+            "and no rank it was for reached its point: call beacon.point there, in the process of"
+            " the rank, with the step as it is reported"
+        )
+    if _came_there(evidence, planned, step):
+        return "but was never injected"
+    return "and no rank that it was for came there"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from trainchaos.chaos.events.log import Event, Kind
@@ -20,7 +21,7 @@ from trainchaos.harness.judge.measure.incidents import recovery_of
 from trainchaos.harness.judge.record.command_end import follows
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import Generation
-from trainchaos.harness.judge.record.kept_in_memory import lost_keepers
+from trainchaos.harness.judge.record.kept_in_memory import keepers, lost_keepers
 from trainchaos.harness.judge.record.lost_node_evidence import taken_away
 from trainchaos.harness.judge.record.split import changed_by, outvoted
 from trainchaos.harness.judge.results import Finding
@@ -81,8 +82,9 @@ def _lateness(episode: Episode, before: str = "") -> str:
 
 
 def detection(evidence: Evidence) -> Finding:
-    """Every declared failure blames a process that a fault hit, for the expected cause. Without a
-    fault there is no failure, and no checkpoint keeper ends. A node that was taken away, and by no
+    """Every declared failure blames a process that a fault hit, for the expected cause; and every
+    end that nobody asked for is declared, and no silence before its limit. Without a fault there is
+    no failure, and no checkpoint keeper ends. A node that was taken away, and by no
     fault, is neither a false alarm nor what was to be tested.
     """
     episodes = evidence.measures.episodes
@@ -123,11 +125,13 @@ def _detection(evidence: Evidence, failures: list[Event]) -> Finding:
         alarms = [f"false alarm: {_describe(event)}" for event in failures] + lost_keepers(
             evidence.log, ()
         )
+        alarms += _undeclared(evidence)
         return verdict_of(alarms, "no failure was declared in the control arm")
     problems = [
         f"{one}, and no fault explains it"
         for one in lost_keepers(evidence.log, evidence.measures.episodes)
     ]
+    problems += [*_undeclared(evidence), *_hasty(failures)]
     claimed: dict[int, Episode] = {
         id(failure): e
         for e in evidence.measures.episodes
@@ -157,6 +161,31 @@ def _detection(evidence: Evidence, failures: list[Event]) -> Finding:
     if not failures and not problems:
         return passed("no failure was declared and none was due")
     return verdict_of(problems, some([_describe(event) for event in failures]))
+
+
+def _undeclared(evidence: Evidence) -> list[str]:
+    """Ends of processes that nobody asked for, and that no failure declares."""
+    history, log = evidence.history, evidence.log
+    if history.info.observed or history.outcome not in ("completed", "gave-up"):
+        return []
+    declared = {
+        e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "exit"
+    }
+    return [
+        f"{e.data['process']} ended unasked, and no failure is said to be its exit"
+        for e in log.of(Kind.PROCESS_EXITED)
+        if not e.data["expected"] and e.data["process"] not in declared | keepers(log).keys()
+    ]
+
+
+def _hasty(failures: list[Event]) -> list[str]:
+    """Silences that were declared before they had lasted as long as their limit."""
+    return [
+        f"{_describe(e)} is declared silent after {e.data['silent_s']:.3f} s, the limit is"
+        f" {e.data['limit_s']:.3f} s"
+        for e in failures
+        if e.data.get("silent_s", math.inf) < e.data.get("limit_s", 0.0)
+    ]
 
 
 def _follows(evidence: Evidence, episode: Episode, event: Event) -> bool:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, passed, verdict_of
 from trainchaos.harness.judge.measure.digests import diverged
-from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.history import History, StepRun
 from trainchaos.harness.judge.record.split import agreed_before, left_uncompared
 from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.checkpoint.memory.header import is_memory
+from trainchaos.recovery.policy.interval import steps_of
 
 _KNOWN_SINCE = (
     Kind.CHECKPOINT_COMMITTED,
@@ -35,12 +36,12 @@ _CONCERNS = (
 def checkpoint_integrity(evidence: Evidence) -> Finding:
     """A corrupt or doubtful checkpoint is never restored; every restored one was committed before.
     The last good one and the newest that the replicas agreed on are not deleted, and at least
-    ``keep`` are left. A failed save ends no rank.
+    ``keep`` are left. A save that is due begins, and one that fails ends no rank.
     """
     custody = _Custody(evidence=evidence, agreements=_agreements(evidence))
     for event in evidence.log.of(*_CONCERNS):
         custody.see(event)
-    problems = [*custody.problems, *_ended_by_a_save(evidence)]
+    problems = [*custody.problems, *_ended_by_a_save(evidence), *_not_begun(evidence)]
     counts = custody.counts
     if not any(counts.values()) and not problems:
         return passed("nothing to check: no checkpoint was restored, refused or deleted")
@@ -263,6 +264,43 @@ def _ended_by_a_save(evidence: Evidence) -> list[str]:
                     f"{name} ended because {event.data['checkpoint']} could not be saved"
                 )
     return problems
+
+
+def _not_begun(evidence: Evidence) -> Iterator[str]:
+    """Saves that were due after a step, and that a rank went on without: the first rank's on disk
+    (but for async saves, which a busy disk postpones), those in memory of the first replica.
+    """
+    history, spec = evidence.history, evidence.cell.scenario.workload.checkpoint
+    started = history.log.first(Kind.RUN_STARTED)
+    on_disk = steps_of(started.data.get("checkpoint_every") or "") if started else None
+    in_memory = spec.in_memory.steps if spec.in_memory is not None else None
+    begun: dict[bool, set[tuple[str, int, int | None]]] = {False: set(), True: set()}
+    for event in history.log.of(Kind.CHECKPOINT_SAVING):
+        place = is_memory(str(event.data["checkpoint"]))
+        begun[place].add((event.actor, event.generation, event.step))
+    for run in history.runs:
+        generation = history.generation(run.generation)
+        members = generation.members if generation is not None else ()
+        went_on = _went_on(history, run)
+        if on_disk and not run.step % on_disk and spec.mode != "async":
+            for name in set(members[:1]) & went_on:
+                if (name, run.generation, run.step) not in begun[False]:
+                    yield f"{name} committed step {run.step}, and no checkpoint of it was begun"
+        if in_memory and not run.step % in_memory:
+            for name in sorted({*members[: history.shards]} & went_on):
+                if (name, run.generation, run.step) not in begun[True]:
+                    yield f"{name} committed step {run.step}, and began no save of it in memory"
+
+
+def _went_on(history: History, run: StepRun) -> set[str]:
+    """Ranks that made a step, and went on past the save after it."""
+    later = history.run_of(run.generation, run.step + 1)
+    if later is not None:
+        return {event.actor for event in run.batches} & set(later.taken.actors)
+    if run.step < history.info.steps or history.outcome != "completed":
+        return set()
+    ended = {name for name, log in history.log.actors.items() if log.ended}
+    return {event.actor for event in run.batches} & set(run.done.actors) & ended
 
 
 def _wrongly_restored(

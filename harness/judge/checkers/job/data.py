@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from trainchaos.chaos.events.log import Kind, broken_logs
+from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.evidence.evidence import (
     Evidence,
     failed,
     passed,
-    some,
     unknown,
     verdict_of,
 )
@@ -67,13 +66,12 @@ def sample_accounting(evidence: Evidence) -> Finding:
             " world"
         )
     first = min(full or found.lost_in)
-    if all(_may_lack_lines(evidence, lineage.get(step)) for step in full or found.lost_in):
-        return unknown(f"{numbers}; but from step {first} on the log of a rank is cut off")
     return failed(f"{numbers}; first at step {first}")
 
 
 def step_arithmetic(evidence: Evidence) -> Finding:
-    """Committed steps, optimizer and scheduler steps, sample counts and learning rates agree.
+    """Each generation makes one step after the other from where it resumed, also those that a
+    rollback discards; optimizer and scheduler steps, sample counts and learning rates agree.
 
     The learning rate is compared with the control arm's at the same step, if there is one.
     """
@@ -81,10 +79,10 @@ def step_arithmetic(evidence: Evidence) -> Finding:
     if not history.runs:
         return unknown("no step was committed")
     lineage = history.lineage
-    unseen = [
+    problems = [
         f"step {s} is missing" for s in range(1, history.committed_step + 1) if s not in lineage
     ]
-    problems: list[str] = []
+    problems += _gaps(history)
     for run in history.runs:
         problems += _counters(run)
         problems += _sample_count(evidence, run)
@@ -92,16 +90,27 @@ def step_arithmetic(evidence: Evidence) -> Finding:
         claimed = history.finished.data["committed_step"]
         unknown_to_it = _hidden(evidence, claimed) or _before_a_takeover(evidence, claimed)
         if claimed != history.committed_step and not unknown_to_it:
-            (unseen if claimed > history.committed_step else problems).append(
+            problems.append(
                 f"run_finished claims step {claimed}, the ranks committed {history.committed_step}"
             )
         if history.outcome == "completed" and history.committed_step != history.info.steps:
-            unseen.append(f"completed at step {history.committed_step} of {history.info.steps}")
+            problems.append(f"completed at step {history.committed_step} of {history.info.steps}")
     problems += _learning_rates(evidence)
-    if unseen and not problems and broken_logs(evidence.log):
-        return unknown(f"{some(unseen)}; but the log of a rank is damaged")
-    problems = [*unseen, *problems]
     return verdict_of(problems, f"{len(history.runs)} executions of {len(lineage)} steps agree")
+
+
+def _gaps(history: History) -> list[str]:
+    """Steps that a generation left out."""
+    found = []
+    for generation in history.worked:
+        last = generation.resume_step or 0
+        for run in history.runs_of(generation.number):
+            if run.step != last + 1:
+                found.append(
+                    f"generation {generation.number} made step {run.step} after step {last}"
+                )
+            last = run.step
+    return found
 
 
 def _before_a_takeover(evidence: Evidence, claimed: int) -> bool:
@@ -186,20 +195,6 @@ def _unjustified(history: History, times: int) -> list[str]:
     ]
 
 
-def _may_lack_lines(evidence: Evidence, run: StepRun | None) -> bool:
-    """Whether samples of a step may seem lost because a log has a hole or no end: those of a step
-    that nobody seems to have committed, or of members without a batch record.
-    """
-    return bool(broken_logs(evidence.log)) if run is None else _cut_off(evidence, run)
-
-
-def _cut_off(evidence: Evidence, run: StepRun) -> bool:
-    """Whether the batch record of a member may be missing because its log has a hole or no end."""
-    takers = {event.actor for event in run.batches}
-    broken = any(log.problems for name, log in evidence.log.actors.items() if name not in takers)
-    return broken and len(takers) < run.world
-
-
 def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
     info, skips = evidence.history.info, skips_of(evidence.history, run.generation)
     due = len(_without(info, run.step, skips)) if skips else info.global_batch
@@ -211,7 +206,7 @@ def _sample_count(evidence: Evidence, run: StepRun) -> list[str]:
     if taken == due and run.done.all_say("samples", taken):
         return problems
     for count in run.done.said["samples"]:
-        if count != taken and not _cut_off(evidence, run):
+        if count != taken:
             problems.append(f"step {run.step} reduced {count} samples, the ranks took {taken}")
         elif count == taken != due and not (
             evidence.shrinks_batch and run.world < evidence.history.info.ranks

@@ -1,4 +1,4 @@
-"""How the arm ended: every process's exit status, the job's final size, and whether it learned."""
+"""How the arm ended: every process's exit status, and the job's final size."""
 
 from __future__ import annotations
 
@@ -9,21 +9,14 @@ from dataclasses import dataclass
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.checkers.job.refilled import too_small
-from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from trainchaos.harness.judge.measure.digests import sound_digests
+from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some
 from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
-
-LEARNING_STEPS = 10
-"""A constant loss or a zero learning rate over this many steps is not training."""
-OURS = ("gpt", "mlp")
-"""Workloads known to learn in every step; for a script this is unknown."""
 
 
 def ending(evidence: Evidence) -> Finding:
     """Every process ended as requested or as a fault explains, and no survivor raised an error. A
-    job that ended too small left no spare waiting or unstarted that could have filled it. The job
-    learned: gradients, learning rates, losses and parameters are those of a job that trains. For a
+    job that ended too small left no spare waiting or unstarted that could have filled it. For a
     command: a completed job's last attempt ended well.
     """
     history = evidence.history
@@ -31,12 +24,8 @@ def ending(evidence: Evidence) -> Finding:
         return _of_a_command(evidence)
     ends = _ends(evidence)
     sure = [*_exits(evidence, ends), *_errors(evidence, ends), *too_small(evidence)]
-    idle = list(_learned_nothing(evidence))
-    ours = evidence.cell.scenario.workload.kind in OURS
-    if sure or (idle and ours):
-        return failed(some([*sure, *idle]))
-    if idle:
-        return unknown(f"{some(idle)}: whether the script trains anything is not known")
+    if sure:
+        return failed(some(sure))
     world = history.worked[-1].world if history.worked else 0
     size = (
         f"{world} of {history.info.ranks} ranks at the end" if world else "no generation was formed"
@@ -118,24 +107,12 @@ def _exit_text(event: Event) -> str:
 
 
 def _exits(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
-    log, history = evidence.log, evidence.history
-    adopted = (
-        log.first(Kind.COORDINATOR_ADOPTED) is not None
-    )  # after a takeover the coordinator knows which processes died, not which were asked to end
-    gone = {e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] == "exit"}
+    history = evidence.history
     storage = any(
         episode.injected and not episode.processes for episode in evidence.measures.episodes
     )
     for name, end in ends.items():
         data, how = end.event.data, _exit_text(end.event)
-        if data["expected"] and not adopted:
-            if end.asked_ns is None and ("asked_ns" in data or name in gone):
-                yield (
-                    f"{name} ended with {how}, which is said to be expected, but it had not been"
-                    " asked to"
-                )
-            elif end.asked_ns is not None and end.asked_ns > end.event.time_ns:
-                yield f"{name} ended with {how} before it was asked to"
         if not data["expected"] and end.asked_ns is None and not end.hit and not history.cut_short:
             yield f"{name} ended with {how}; no fault explains it, and it was not declared failed"
         odd = data["exit_code"] not in (None, 0) or data["signal"] not in (
@@ -173,52 +150,3 @@ def _errors(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
                 asked or history.cut_short or history.unfinished or (end is not None and end.hit)
             ):
                 yield f"{what}, and no fault explains it"
-
-
-def _learned_nothing(evidence: Evidence) -> Iterator[str]:
-    history = evidence.history
-    runs = list(history.lineage.values())
-    spoilt = [e.injected.time_ns for e in evidence.measures.episodes if e.injected and e.corrupts]
-    clean = [run for run in runs if run.end_ns < min(spoilt, default=2**63)]
-    for run in clean:
-        norms = set(run.done.said["grad_norm"])
-        if norms & {None, 0.0}:
-            yield (
-                f"step {run.step} was committed with gradient norm"
-                f" {next(iter(norms & {None, 0.0}))}"
-            )
-            break
-    if len(clean) >= LEARNING_STEPS:
-        if all(rate == 0 for run in clean for rate in run.done.said["lr"]):
-            yield f"the learning rate is zero in all of {len(clean)} steps"
-        loss = repr(clean[0].loss)
-        if all(repr(run.loss) == loss for run in clean):
-            yield f"the loss is {loss} in all of {len(clean)} steps"
-    yield from _constant(evidence)
-
-
-def _constant(evidence: Evidence) -> Iterator[str]:
-    """Parameters or optimizer state of a rank that are bit-identical after two different steps of
-    one generation.
-    """
-    history, spec = evidence.history, evidence.cell.scenario.workload
-    # Plain gradient descent has no state; what a script's optimizer keeps is unknown.
-    stateful = spec.kind in OURS and spec.params.get("momentum") != 0
-    watched = {"parameters": "parameters", **({"optimizer": "optimizer state"} if stateful else {})}
-    rates = {run.step: float(run.commits[0].data["lr"] or 0) for run in history.lineage.values()}
-    before: dict[tuple[int, int], Event] = {}
-    for event in sound_digests(history):
-        key, step = (event.generation, event.data["rank"]), event.step or 0
-        earlier = before.get(key)
-        if earlier is not None and (earlier.step or 0) < step:
-            same = [
-                word for part, word in watched.items() if earlier.data[part] == event.data[part]
-            ]
-            moved = any(rates.get(number) for number in range((earlier.step or 0) + 1, step + 1))
-            if same and moved:
-                yield (
-                    f"{event.actor} holds the same {same[0]} after step {step} as after step"
-                    f" {earlier.step}"
-                )
-                return
-        before[key] = event

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.harness.judge.lifecycle.places import followed
 from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.harness.judge.record.kept_in_memory import PLACE, REMEMBERED, keepers
 
@@ -24,7 +23,11 @@ def without_need(history: History, generation: Generation) -> str:
         for event in history.log.of(Kind.PROCESS_SPAWNED)
         if event.data["role"] == "spare"
     ][:spares]
-    part = followed(history, generation.started_ns)  # nothing that was told later helped it
+    part = {  # nothing that was told later helped it
+        str(event.data["process"]): int(event.data["shard"])
+        for event in history.log.of(Kind.SPARE_PLACED)
+        if event.time_ns < generation.started_ns
+    }
     placed = bool(part)
     for row in history.generations:
         part |= {name: row.shard_of(rank) for rank, name in enumerate(row.members)}

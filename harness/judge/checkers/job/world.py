@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.checkers.job.lost import without_need
 from trainchaos.harness.judge.evidence import busy
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
-from trainchaos.harness.judge.lifecycle.places import places
 from trainchaos.harness.judge.measure.digests import diverged, final_digests, sound_digests
 from trainchaos.harness.judge.measure.pauses import pauses
-from trainchaos.harness.judge.measure.pressure import TOO_BUSY
+from trainchaos.harness.judge.measure.pressure import TOO_BUSY, others_of
 from trainchaos.harness.judge.measure.refused import refused_at, refused_states
 from trainchaos.harness.judge.record.history import Generation, History, StepRun
 from trainchaos.harness.judge.record.observed import unseen
 from trainchaos.harness.judge.results import Finding
 
+ALIKE = ("loss", "lr", "grad_norm", "optimizer_step", "scheduler_step")
+"""What all ranks say alike of a step."""
+OURS = ("gpt", "mlp")
+"""Workloads known to learn in every step."""
+STILL_S, STILL = 10.0, 20.0
+"""A step that took so long, and so many times as long as usual, is a standstill."""
 STARVED_STEPS = 20  # of ranks that other programs hold up: one step differs much from the next
 HEALTHY_STEPS = 5
 _NOBODY = object()
@@ -29,7 +34,7 @@ HEALTHY_RATE = 0.5
 
 def membership(evidence: Evidence) -> Finding:
     """Generations have the members, ranks and sizes that they announce; ranks and spares are as
-    provisioned, and each spare that follows a part of the model was told one that it could.
+    provisioned.
 
     A strategy that promises an exact result keeps the full world until it has lost more members
     than it had spares, of some part of the model where each spare follows one.
@@ -47,8 +52,6 @@ def membership(evidence: Evidence) -> Finding:
         problems += _announced(evidence, generation)
     problems += [p for run in history.runs for p in _claimed(history, run)]
     problems += _ranks_taken(history)
-    live = evidence.cell.scenario.recovery.params.get("sync") == "live"
-    problems += places(history, live=live)
     sizes = " -> ".join(str(generation.world) for generation in history.generations)
     return verdict_of(problems, f"world size {sizes}, {history.info.spares} spares")
 
@@ -135,7 +138,8 @@ def _wrong_rank(generation: Generation, event: Event) -> list[str]:
 
 def replica_equality(evidence: Evidence) -> Finding:
     """All ranks that hold the same part of the model hold the same parameters, optimizer and
-    scheduler state after a step, and all report the same loss. Buffers and registered objects may
+    scheduler state after a step, and all report the same loss, learning rate, gradient norm and
+    step counters. Buffers and registered objects may
     differ: loss-equality compares them with the control arm's. Excluded are ranks that the
     supervisor named at that step for a different or non-finite state.
 
@@ -145,9 +149,10 @@ def replica_equality(evidence: Evidence) -> Finding:
     """
     history = evidence.history
     problems = [
-        f"step {run.step}: ranks disagree on the loss"
+        f"step {run.step}: ranks disagree on {name}"
         for run in history.runs
-        if not _alike(run.done.said["loss"])
+        for name in ALIKE
+        if not _alike(run.done.said[name])
     ]
     groups: dict[tuple[int, int, int], list[Event]] = defaultdict(list)
     for event in sound_digests(history):
@@ -157,7 +162,7 @@ def replica_equality(evidence: Evidence) -> Finding:
         for part in ("parameters", "optimizer", "scheduler"):
             if len({event.data[part] for event in events}) > 1:
                 problems.append(f"step {step}, generation {number}: ranks hold different {part}")
-    problems += _generators(evidence)
+    problems += [*_generators(evidence), *_constant(evidence)]
     if problems:
         return verdict_of(problems, "")
     last = final_digests(history).get(history.committed_step, {})
@@ -175,6 +180,30 @@ def replica_equality(evidence: Evidence) -> Finding:
             "no step has digests from two ranks: lower workload.checkpoint.every, or raise steps"
         )
     return passed(f"{len(groups)} sets of digests agree")
+
+
+def _constant(evidence: Evidence) -> Iterator[str]:
+    """Parameters or optimizer state of a rank that are the same after two different steps of one
+    generation: nothing was trained, or digests leave them out. What a script trains is not known.
+    """
+    history, spec = evidence.history, evidence.cell.scenario.workload
+    if spec.kind not in OURS:
+        return
+    # plain gradient descent has no state
+    watched = ("parameters", *(("optimizer",) if spec.params.get("momentum") != 0 else ()))
+    before: dict[tuple[int, int], Event] = {}
+    for event in sound_digests(history):
+        key, step = (event.generation, event.data["rank"]), event.step or 0
+        earlier = before.get(key)
+        if earlier is not None and (earlier.step or 0) < step:
+            for part in watched:
+                if earlier.data[part] == event.data[part]:
+                    yield (
+                        f"{event.actor} holds the same {part} after step {step} as after step"
+                        f" {earlier.step}"
+                    )
+                    return
+        before[key] = event
 
 
 def _alike(values: Sequence[Any]) -> bool:
@@ -200,8 +229,12 @@ def _generators(evidence: Evidence) -> list[str]:
 
 
 def liveness(evidence: Evidence) -> Finding:
-    """The job finished, and at the end ran at half the control arm's rate or better, in proportion
-    to its world.
+    """The job finished, stood still in no step that no fault explains, and at the end ran at half
+    the control arm's rate or better, in proportion to its world.
+
+    A standstill is a step of STILL_S and STILL times the usual step, and longer than any of the
+    control arm's and before the first fault; the first step of a generation, and one in which a
+    rank said that it was busy (``job.busy``), is none.
 
     The rate is the median of the surviving steps after the last injection with no lasting fault
     active: of their last second, and of at least 5, as a few steps of milliseconds only show the
@@ -247,8 +280,35 @@ def liveness(evidence: Evidence) -> Finding:
         f" {ideal.source}, for their world"
     )
     if rate >= HEALTHY_RATE:
-        return passed(witness)
+        return _stood_still(evidence, ideal.step_s) or passed(witness)
     return _why_slow(evidence, tail, f"{witness}, {HEALTHY_RATE:.2f} is due", ideal.step_s)
+
+
+def _stood_still(evidence: Evidence, ideal_s: float) -> Finding | None:
+    """The finding on a step in which the job stood still for no reason, None if it did not."""
+    history, control = evidence.history, evidence.control_history
+    usual_s = [ideal_s * STILL, STILL_S]
+    if control is not None and not evidence.is_control:
+        usual_s += [run.seconds for run in control.runs]
+    usual_s += [run.seconds for run in _before(evidence)]
+    episodes, paused = evidence.measures.episodes, pauses(history)
+    hits = [e.injected.time_ns for e in episodes if e.injected]
+    hits += [event.time_ns for event in history.log.of(Kind.BUSY_ENDED)]
+    for run in history.lineage.values():
+        seconds = run.seconds - paused.get((run.generation, run.step - 1), 0.0)
+        generation = history.generation(run.generation)
+        first = generation is None or generation.resume_step == run.step - 1
+        if first or seconds <= max(usual_s):
+            continue
+        if any(run.start_ns <= at <= run.end_ns for at in hits):
+            continue
+        if any(e.lasts_over(run.start_ns, run.end_ns) for e in episodes):
+            continue
+        still = f"the job stood still for {seconds:.1f} s in step {run.step}, and nobody noticed"
+        if others_of(evidence.log) is not None:
+            return unknown(f"{TOO_BUSY}{still}, beside other programs")
+        return failed(still)
+    return None
 
 
 def _why_slow(evidence: Evidence, tail: list[StepRun], witness: str, ideal_s: float) -> Finding:

@@ -1,10 +1,9 @@
-"""Whether the log is this arm's: its cell, strategy and seed, with the processes and faults it
-should have.
+"""Whether the log is of this arm: its cell, strategy, seed, data and size, and the faults that the
+seed draws.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,13 +11,9 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers.record.aimed import aimed
-from trainchaos.harness.judge.checkers.record.named import named
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
-from trainchaos.harness.judge.record.history import NS
 from trainchaos.harness.judge.results import Finding
-
-AT_ONCE_S = 0.1
-"""Within which the hits of one act are logged: they are commanded one after the other."""
+from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 
 _PARTS = {
     "target": ("ranks", "spares", "nodes", "links", "checkpoint", "each"),
@@ -28,20 +23,15 @@ _PARTS = {
 
 
 def identity(evidence: Evidence) -> Finding:
-    """The log describes itself as the resolved scenario describes the arm, no other arm has the
-    same content, the promised number of ranks and spares was started, the faults are those that the
-    seed draws, at the drawn places and times, and alarms name places that the job has.
+    """The log describes itself as the resolved scenario describes the arm, on the data of the other
+    arms, and the faults are those that the seed draws, at the drawn places and times.
     """
     expected = evidence.expected
-    problems = [f"its log is that of {other}, under another name" for other in expected.twins]
-    problems += [*_settings(evidence), *named(evidence)]
-    if not evidence.history.info.observed:
-        problems += list(_provisioned(evidence))
+    problems = [*_settings(evidence)]
     if expected.plan is not None:
         plan = _drawn(evidence, expected.plan)
         problems += list(_planned(evidence, plan))
         problems += list(_injected(evidence, plan))
-        problems += list(_acts(evidence))
     if problems:
         return failed(some(problems))
     if expected.problem:
@@ -55,6 +45,7 @@ def identity(evidence: Evidence) -> Finding:
 
 
 def _settings(evidence: Evidence) -> Iterator[str]:
+    """What the run is said to be, and is planned otherwise; and data that is not the control's."""
     started = evidence.log.first(Kind.RUN_STARTED)
     said: Mapping[str, Any] = started.data if started else {}
     cell, expected = evidence.cell, evidence.expected
@@ -73,27 +64,29 @@ def _settings(evidence: Evidence) -> Iterator[str]:
         "evaluate": spec.evaluate.due if spec.evaluate else {},
         "monitored": True,
     }
+    if spec.command is None and expected.seed is not None:
+        due["checkpoint_every"] = spec.checkpoint.every
+        if said.get("order", {}).get("seed") != expected.seed:
+            yield f"the log says that samples are ordered by {said.get('order')}"
     for name, value in due.items():
         if value is not None and said.get(name, value) != value:
             yield f"the log says {name} {said[name]}, the scenario {value}"
+    control = evidence.control.first(Kind.RUN_STARTED) if evidence.control is not None else None
+    for name in ("order", "data_digest"):
+        if control is not None and said.get(name) != control.data.get(name):
+            yield f"the log says {name} {said.get(name)}, the control arm {control.data.get(name)}"
+    yield from _devices(evidence)
 
 
-def _provisioned(evidence: Evidence) -> Iterator[str]:
-    """Ranks and spares started for the first generation match what was provisioned."""
-    log, info, expected = evidence.log, evidence.history.info, evidence.expected
-    first = log.first(Kind.GENERATION_STARTED)
-    if first is None:
+def _devices(evidence: Evidence) -> Iterator[str]:
+    """Ranks that were started on another kind of device than the scenario asks for."""
+    due = evidence.cell.scenario.workload.device
+    if due == "auto":
         return
-    roles = Counter(
-        e.data["role"] for e in log.of(Kind.PROCESS_SPAWNED) if e.time_ns <= first.time_ns
-    )
-    if roles["worker"] != info.ranks:
-        yield f"{roles['worker']} ranks were started at first, provisioned are {info.ranks}"
-    if expected.spares is not None and roles["spare"] != expected.spares:
-        yield (
-            f"{roles['spare']} spares were started at first, the strategy holds {expected.spares}"
-            " ready"
-        )
+    for event in evidence.log.of(Kind.PROCESS_SPAWNED):
+        device = event.data.get("device")
+        if device and event.data["role"] != KEEPER and not str(device).startswith(due):
+            yield f"{event.data['process']} was started on {device}, the scenario asks for {due}"
 
 
 def _drawn(
@@ -134,25 +127,10 @@ def _planned(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Itera
 
 
 def _injected(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    failures = list(evidence.log.of(Kind.FAULT_FAILED))
+    failed_ones = {(e.data["fault"], e.data["occurrence"]) for e in failures}
+    void = Counter(e.data["fault"] for e in failures if e.data.get("again"))
     fired: Counter[str] = Counter()
-    numbers = Counter(
-        (event.kind.value.removeprefix("fault_"), event.data["fault"], event.data["occurrence"])
-        for event in evidence.log.of(Kind.FAULT_INJECTED, Kind.FAULT_LANDED)
-    )
-    for (what, name, number), times in numbers.items():
-        if times > 1:
-            yield f"occurrence {number} of {name} {what} {times} times"
-    acted = {(name, number) for what, name, number in numbers if what == "injected"}
-    for event in evidence.log.of(Kind.FAULT_EFFECT, Kind.FAULT_LANDED, Kind.FAULT_HEALED):
-        if (key := (event.data["fault"], event.data["occurrence"])) not in acted:
-            yield f"{event.kind.value} of occurrence {key[1]} of {key[0]}, which was never injected"
-    for one, then in itertools.pairwise(evidence.log.of(Kind.FAULT_INJECTED)):
-        name, number = then.data["fault"], then.data["occurrence"]
-        if name == one.data["fault"] and number < one.data["occurrence"]:
-            yield f"occurrence {number} of {name} came after occurrence {one.data['occurrence']}"
-    failed_ones = {
-        (e.data["fault"], e.data["occurrence"]) for e in evidence.log.of(Kind.FAULT_FAILED)
-    }
     for event in evidence.log.of(Kind.FAULT_INJECTED):
         name = event.data["fault"]
         fired[name] += 1
@@ -162,52 +140,10 @@ def _injected(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iter
             yield f"{name} was injected as {event.data['kind']}, and is {plan[name]['kind']}"
         else:
             missed = (name, event.data["occurrence"]) in failed_ones
-            yield from aimed(evidence, event, plan[name], missed=missed)
-    void = Counter(
-        e.data["fault"] for e in evidence.log.of(Kind.FAULT_FAILED) if e.data.get("again")
-    )
+            yield from aimed(evidence.history, event, plan[name], missed=missed)
     for name, most in (evidence.expected.most or {}).items():
         if fired[name] - void[name] > most:
             yield f"{name} was injected {fired[name]} times, {most} are planned"
-
-
-def _acts(evidence: Evidence) -> Iterator[str]:
-    """Hits logged as one act were one act, and hits on several targets at once are logged as one:
-    incidents are counted by act.
-    """
-    log = evidence.log
-    plans = {event.data["fault"]: event.data["at"] or {} for event in log.of(Kind.FAULT_PLANNED)}
-    # A fault that was armed again keeps its act number, whatever it hits.
-    again = {event.data["fault"] for event in log.of(Kind.FAULT_FAILED) if event.data.get("again")}
-    steps: dict[tuple[str, int], int] = {}
-    acts: dict[tuple[str, int, int], tuple[int, int]] = {}
-    hit: set[tuple[str, int, str]] = set()
-    for event in log.of(Kind.FAULT_INJECTED):
-        name, number = event.data["fault"], event.data["occurrence"]
-        act, step = event.data.get("act"), event.step
-        if act is None:
-            continue
-        if not 0 <= act <= number:
-            yield f"occurrence {number} of {name} is said to be of act {act}, which came later"
-        target = json.dumps(event.data["target"], sort_keys=True)
-        if (name, act, target) in hit and name not in again:
-            yield f"act {act} of {name} is said to have hit the same twice"
-        hit.add((name, act, target))
-        due = [point[0] for point in plans.get(name, {}).get("points") or ()]
-        if (
-            name in again
-            or step is None
-            or due.count(step) != 1
-            or "checkpoint" in (event.data["target"] or {})
-        ):
-            continue
-        if (other := steps.setdefault((name, act), step)) != step:
-            yield f"{name} in step {other} and in step {step} is said to be one act"
-        first, since_ns = acts.setdefault((name, event.generation, step), (act, event.time_ns))
-        # A rank that comes to its point after the others have been hit is another act.
-        at_once = event.time_ns - since_ns < AT_ONCE_S * NS
-        if plans[name].get("fires") == 1 and first != act and at_once:
-            yield f"{name} hit several at once in step {step}, and is said to be several acts"
 
 
 def _plain(value: Any) -> Any:

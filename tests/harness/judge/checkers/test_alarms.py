@@ -10,15 +10,8 @@ from tests.support.arms import evidence_of, inject, land, plan
 from tests.support.logs import Script
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 from trainchaos.harness.judge.checkers.faults.alarms import OF_TIMES, alarms
-from trainchaos.harness.judge.checkers.record.named import OF_JOB, named
 from trainchaos.harness.judge.measure.pressure import others_of
 from trainchaos.harness.judge.results import Finding
-from trainchaos.recovery.health.detectors.digest import DigestDetector
-from trainchaos.recovery.health.detectors.gradient import gradient_spike
-from trainchaos.recovery.health.detectors.hang import HangDetector
-from trainchaos.recovery.health.detectors.loss import loss_spike
-from trainchaos.recovery.health.detectors.straggler import StragglerDetector
-from trainchaos.recovery.health.detectors.throughput import ThroughputDetector
 
 FAULT: dict[str, Any] = {
     "id": "slow",
@@ -102,42 +95,3 @@ def test_an_alarm_that_has_to_be_told_from_noise_may_be_hidden_in_it(
     finding = alarms(evidence_of(script, [{**FAULT, "expect": {"alarm": due}}]))
     assert finding.verdict == verdict and "and did not" in finding.witness
     assert finding.witness.startswith("the machine was too busy:") == (verdict == "inconclusive")
-
-
-def test_detectors_of_the_job_are_those_that_know_ranks_alone() -> None:
-    found = (
-        HangDetector(),
-        StragglerDetector(),
-        ThroughputDetector(),
-        DigestDetector(),
-        gradient_spike(),
-        loss_spike(),
-    )
-    assert {one.what for one in found} == set(OF_JOB)
-
-
-@pytest.mark.parametrize(
-    ("place", "problem"),
-    [
-        ({"what": "straggler", "rank": 2}, ""),
-        ({"what": "straggler", "rank": 4}, "is of rank 4, and there are 4"),
-        ({"what": "straggler", "rank": "2"}, "is of rank '2'"),
-        ({"what": "hang", "node": 0}, "which its detector does not know"),
-        ({"what": "loss-spike", "device": "cpu:0"}, "which its detector does not know"),
-        ({"what": "thermal-limit", "node": 0, "device": "cpu"}, ""),
-        ({"what": "thermal-limit", "node": 3}, "of node 3, which the job does not have"),
-        ({"what": "thermal-limit", "device": "cpu:9"}, "which the job does not have"),
-        ({"what": "thermal-limit", "device": 7}, "of device 7, which the job does not have"),
-        ({"what": "thermal-limit", "device": "cuda:7"}, ""),  # that nobody uses
-    ],
-)
-def test_an_alarm_names_what_the_job_has(place: dict[str, Any], problem: str) -> None:
-    script = Script("drop-replica", arm="faulted")
-    script.train(script.steps)
-    place_known = {"rank": None, "node": 0, "device": "cpu"}
-    script.orchestrator(Kind.HEALTH_REPORTED, what="temperature", **place_known)
-    where = {"rank": None, "node": None, "device": None, **place}
-    script.write(ORCHESTRATOR, Kind.HEALTH_ALARM, lasted_s=1.0, value=2.0, threshold=1.0, **where)
-    script.finish()
-    found = list(named(evidence_of(script, [FAULT])))
-    assert [problem in one for one in found] == ([True] if problem else [])

@@ -5,7 +5,6 @@ that must be.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from tests.support.logs import Script
 from tests.support.search.simulate import cell_of, evidence, play
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers.faults.noticed import detection
-from trainchaos.harness.judge.checkers.job.recovery_shown import recovery_shown
 from trainchaos.harness.judge.record.episodes import episodes_of
 from trainchaos.harness.judge.record.lineage import history_of
 
@@ -92,34 +90,6 @@ def test_who_still_holds_the_right_state_is_the_odd_one_only_among_replicas_that
     hit: list[int], cause: str, blamed: int, expected: str
 ) -> None:
     assert verdict(hit, cause, blamed, kind="replica-desync", shards=1) == expected
-
-
-@pytest.mark.parametrize(
-    ("members", "blamed", "expected"),
-    [
-        ("s0 new-0 w3", "w1", "pass"),
-        ("s0 w1 w3", "w1", FAIL),
-        ("s0 new-0 w3", None, FAIL),
-        (None, "w1", FAIL),
-    ],
-)
-def test_a_later_failure_needs_no_decision_of_its_own_only_where_the_last_one_formed_without_it(
-    members: str | None, blamed: str | None, expected: str
-) -> None:
-    script = arms.hot_spare()
-    decision = script.find(Kind.DECISION)[0]
-    decision.data["actions"] = (
-        ["spawn warm spare"] if members is None else [f"form {members} with state from peer"]
-    )
-    first = script.find(Kind.FAILURE_DETECTED)[0]
-    later = replace(
-        first, time_ns=decision.time_ns + 1, data=first.data | {"failure": 2, "process": blamed}
-    )
-    script.lines.append(later)
-    script.lines.sort(key=lambda line: line.time_ns)
-    finding = recovery_shown(evidence_of(script, [KILL]))
-    unanswered = "answers failure 2" in finding.witness and "was not decided on" in finding.witness
-    assert (FAIL if unanswered else "pass") == expected, finding.witness
 
 
 def struck_again(script: Script, fault: str, occurrence: int, processes: list[str]) -> None:

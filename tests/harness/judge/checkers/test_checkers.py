@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from tests.support import arms, logs
-from tests.support.arms import CLEAN, FAIL, KILL, OPEN, control, evidence_of, judged, red
+from tests.support.arms import (
+    CLEAN,
+    FAIL,
+    KILL,
+    LEFT_OPEN,
+    OPEN,
+    control,
+    evidence_of,
+    judged,
+    red,
+)
 from tests.support.logs import MS, Script
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, read_log
 from trainchaos.harness.judge.checkers import (
@@ -23,6 +33,7 @@ from trainchaos.harness.judge.checkers import (
 )
 from trainchaos.harness.judge.checkers.job.loss import compare
 from trainchaos.harness.judge.evidence.evidence import passed
+from trainchaos.harness.judge.record.whole import broken
 from trainchaos.harness.judge.results import Finding
 
 
@@ -30,7 +41,7 @@ from trainchaos.harness.judge.results import Finding
 def test_clean_logs_are_green(name: str) -> None:
     make, faults = CLEAN[name]
     evidence = evidence_of(make(), faults)
-    assert evidence.log.problems == ()
+    assert broken(evidence.log) == {}
     assert red(evidence) == {}
 
 
@@ -106,11 +117,7 @@ def test_a_stopped_rank_waking_up_late() -> None:
     data = {**like.data, "optimizer_step": 27, "scheduler_step": 27, "loss": 0.0}
     script.lines.append(replace(like, step=27, time_ns=woken, data=data))
     # it is dead, they say
-    assert red(evidence_of(script, [KILL])) == {
-        "single-writer": FAIL,
-        "landing": FAIL,
-        "happens-before": FAIL,
-    }
+    assert red(evidence_of(script, [KILL])) == {"single-writer": FAIL, "landing": FAIL}
 
 
 def test_restoring_a_corrupt_checkpoint() -> None:
@@ -164,8 +171,8 @@ def test_false_alarm_in_the_control_arm() -> None:
     script = control("hot-spare")
     arms.fail(script)
     evidence = replace(evidence_of(script, [KILL]), arm="control", control=None)
-    # it ends when it is asked to; nobody has to answer what comes after the last step
-    assert red(evidence) == {"detection": FAIL, "ending": FAIL}
+    # nobody has to answer what comes after the last step
+    assert red(evidence) == {"detection": FAIL}
 
 
 def test_failure_without_a_fault() -> None:
@@ -173,10 +180,8 @@ def test_failure_without_a_fault() -> None:
     line = script.find(Kind.FAILURE_DETECTED)[0]
     extra = replace(line, time_ns=line.time_ns + MS, data={**line.data, "process": "w1", "rank": 1})
     script.lines.append(extra)
-    # w1, whose end is declared, goes on, and ends when it is asked to
-    found = red(evidence_of(script, [KILL]))
-    life = {"lifecycle": FAIL, "recovery-shown": FAIL}
-    assert found == {"detection": FAIL, "happens-before": FAIL, "ending": FAIL, **life}
+    # w1, whose end is declared, goes on
+    assert red(evidence_of(script, [KILL])) == {"detection": FAIL, "recovery-shown": FAIL}
 
 
 def test_detected_by_something_else_than_expected() -> None:
@@ -206,7 +211,7 @@ def test_clock_running_backwards() -> None:
     first, second, *rest = actor.events
     swapped = replace(actor, events=(first, replace(second, time_ns=first.time_ns - 1), *rest))
     broken = replace(evidence.log, actors={**evidence.log.actors, "s0": swapped})
-    assert red(replace(evidence, log=broken)) == {"time-closure": FAIL}
+    assert red(replace(evidence, log=broken)) == LEFT_OPEN
 
 
 def test_torn_log(tmp_path: Any) -> None:
@@ -214,8 +219,7 @@ def test_torn_log(tmp_path: Any) -> None:
     with (tmp_path / "w2.jsonl").open("a") as stream:
         stream.write('{"kind":"step_comm')
     evidence = replace(evidence_of(arms.hot_spare(), [KILL]), log=read_log(tmp_path))
-    assert red(evidence) == {"evidence-complete": OPEN}
-    assert {finding.verdict for finding in check_all(evidence).values()} == {OPEN}
+    assert red(evidence) == LEFT_OPEN
 
 
 def test_gap_in_a_log(tmp_path: Any) -> None:
@@ -225,7 +229,7 @@ def test_gap_in_a_log(tmp_path: Any) -> None:
     parked = next(i for i, line in enumerate(lines) if "parked" in line)
     path.write_text("".join(lines[:parked] + lines[parked + 1 :]))
     evidence = replace(evidence_of(arms.hot_spare(), [KILL]), log=read_log(tmp_path))
-    assert red(evidence) == {"evidence-complete": OPEN}
+    assert red(evidence) == LEFT_OPEN
 
 
 def test_killed_harness_proves_nothing_and_breaks_nothing() -> None:
@@ -234,6 +238,7 @@ def test_killed_harness_proves_nothing_and_breaks_nothing() -> None:
         line for line in script.lines if line.time_ns < script.find(Kind.DECISION)[0].time_ns
     ]
     found = check_all(evidence_of(script, [KILL]))
+    assert found.pop("identity").verdict == "pass"
     assert {finding.verdict for finding in found.values()} == {OPEN}
 
 
@@ -323,9 +328,6 @@ def test_nobody_is_to_be_named_where_all_members_were_hit_alike(hit: int) -> Non
         rank=None,
         detail="a collective failed",
     )
-    found = judged(
-        evidence_of(
-            script, [{**KILL, "id": "skip", "kind": "collective-skip", "target": {"select": "all"}}]
-        )
-    )
-    assert found["detection"].verdict == (FAIL if hit == 3 else "pass"), found["detection"].witness
+    skip = {**KILL, "id": "skip", "kind": "collective-skip", "target": {"select": "all"}}
+    found = CHECKERS["detection"](evidence_of(script, [skip]))
+    assert found.verdict == (FAIL if hit == 3 else "pass"), found.witness

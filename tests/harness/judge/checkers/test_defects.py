@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.arms import FAIL, OPEN, judged
+from tests.support.arms import FAIL, LEFT_OPEN, OPEN, judged
 from tests.support.search import defects
 from tests.support.search.simulate import KILL, Played, cell_of, evidence, play
 from trainchaos.chaos.scenario.model import Cell
@@ -87,9 +87,9 @@ DEFECTS: dict[str, tuple[Any, list[dict[str, Any]], Defect, dict[str, str]]] = {
         SPARE,
         [KILL],
         lambda: defects.Immortal("w1"),
-        {"no-orphans": FAIL, "evidence-complete": OPEN},
+        {**LEFT_OPEN, "no-orphans": FAIL},
     ),
-    "the last line is lost": (SPARE, [KILL], defects.LosesLine, {"evidence-complete": OPEN}),
+    "the last line is lost": (SPARE, [KILL], defects.LosesLine, LEFT_OPEN),
     "a failure is not answered": (DROP, [KILL], defects.DoesNothing, {"liveness": FAIL}),
     "a failed save ends the rank": (
         SPARE,

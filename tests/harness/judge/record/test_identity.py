@@ -1,6 +1,4 @@
-"""Whether a log is its arm's own: checked against the resolved scenario, and against the other
-arms.
-"""
+"""Whether a log is its arm's own: checked against the resolved scenario."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ import pytest
 
 from tests.chaos.loading.test_scenarios import FOLDER, loaded, simulate
 from tests.support.search.simulate import KILL, RANKS, cell_of
-from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.loading.overrides import of_option
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.harness.host.rundir import RunDirectory
@@ -21,27 +18,24 @@ from trainchaos.harness.judge.verdict.judge import judge
 
 SCENARIO = """\
 version: 1
-name: twins
+name: repeats
 description: two repeats of one cell
 launcher: sim
-workload: {{kind: mlp, ranks: 3, steps: 30, global_batch: 24, checkpoint: {{every: 10}}}}
-recovery: {{strategy: hot-spare, spares: 1}}
-faults: [{{id: kill, kind: process-kill, target: {{rank: 1}}, at: {{step: 15}}}}]
-sla: {{recovery_time: ["{bound}"]}}
-matrix: {{bound: ["max < 60s", "max < 61s"]}}
+workload: {kind: mlp, ranks: 3, steps: 30, global_batch: 24, checkpoint: {every: 10}}
+recovery: {strategy: hot-spare, spares: 1}
+faults: [{id: kill, kind: process-kill, target: {rank: 1}, at: {step: 15}}]
 repeat: 2
-stop_conditions: [{{when: "no_committed_step_for > 60s"}}]
+stop_conditions: [{when: "no_committed_step_for > 60s"}]
 """
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """Two repeats of two cells that differ in a bound alone."""
-    base = tmp_path_factory.mktemp("twins")
-    path = base / "twins.yaml"
-    path.write_text(SCENARIO.format(bound="${matrix.bound}"))
+    base = tmp_path_factory.mktemp("repeats")
+    path = base / "repeats.yaml"
+    path.write_text(SCENARIO)
     simulate(loaded(path), base / "runs")
-    return RunDirectory((base / "runs" / "twins" / "latest").resolve())
+    return RunDirectory((base / "runs" / "repeats" / "latest").resolve())
 
 
 def _copy(run: RunDirectory, to: Path) -> RunDirectory:
@@ -54,37 +48,14 @@ def _identity(results: Results, arm: str) -> Finding:
 
 
 @pytest.mark.slow
-def test_cells_that_differ_in_a_bound_alone_may_be_alike_in_a_simulation(
-    played: RunDirectory,
-) -> None:
-    results = judge(played)
-    assert results.verdict == "pass", results.reason
-    assert {arm.invariants["identity"].verdict for arm in results.arms} == {"pass"}
-
-
-@pytest.mark.slow
-def test_a_log_that_was_copied_to_another_repeat_is_seen_whatever_it_calls_itself(
+def test_a_log_that_was_copied_to_another_repeat_is_seen(
     played: RunDirectory, tmp_path: Path
 ) -> None:
     run = _copy(played, tmp_path / "copied")
-    one, other = [name for name in run.arms() if name.endswith("faulted")][:2]
+    one, other = [name for name in run.arms() if name.endswith("faulted")]
     shutil.rmtree(run.events(other))
     shutil.copytree(run.events(one), run.events(other))
     assert "repeat 0, the scenario 1" in _identity(judge(run), other).witness
-    log = run.events(other) / "orchestrator.jsonl"
-    seeds = [r.seed for r in judge(played).arms if r.id in (one, other)]
-    lines = log.read_text().split("\n")
-    lines = [
-        line.replace('"repeat":0', '"repeat":1').replace(f'"seed":{seeds[0]}', f'"seed":{seeds[1]}')
-        if Kind.RUN_STARTED.value in line
-        else line
-        for line in lines
-    ]
-    log.write_text("\n".join(lines))
-    results = judge(run)
-    for name, twin in ((one, other), (other, one)):
-        assert _identity(results, name).verdict == "fail"
-        assert f"its log is that of {twin}" in _identity(results, name).witness
 
 
 @pytest.mark.long

@@ -1,1 +1,0 @@
-"""The search for blind spots of the judge: logs of runs that pass, changed."""

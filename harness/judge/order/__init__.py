@@ -1,1 +1,0 @@
-"""Order in time: happens-before, anchors of injections, and clocks that run wrong."""

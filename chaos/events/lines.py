@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, cycle
 from operator import is_
 from sys import getsizeof
@@ -72,7 +72,7 @@ def _decoded(raws: Sequence[bytes]) -> list[Event | None]:
     return [event for raw in raws for event in _decoded([raw])]
 
 
-def _named_in(data: _Data) -> int:
+def _named_in(data: Mapping[str, Any]) -> int:
     """How many keys a mapping and those in it have."""
     inner = (value for value in data.values() if type(value) is dict)
     return len(data) + sum(map(_named_in, inner))

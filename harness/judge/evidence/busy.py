@@ -45,15 +45,13 @@ class NetStepTime:
 def net_of_pressure(
     evidence: Evidence, ideal_s: float, step_s: float, tail: Sequence[StepRun]
 ) -> NetStepTime | None:
-    """The steps ``tail``, which take ``step_s``, net of pressure. None if there are no readings,
-    they are impossible, or the ideal is unknown: then nothing is subtracted.
+    """The steps ``tail``, which take ``step_s``, net of pressure. None if there are no readings, or
+    the ideal is unknown: then nothing is subtracted.
     """
     compared = _compared(evidence, ideal_s)
     if compared is None or not tail:
         return None
     ideals, nows = _over(*compared, ideal_s), _over(evidence.history, tail, step_s)
-    if any(one.odd for one in (*ideals.values(), *nows.values())):
-        return None
     # a step takes as long as on the node that is worst off
     pairs = {node: (ideals[node], nows[node]) for node in sorted(ideals.keys() & nows.keys())}
     excuses = {node: excuse(ideal_s, step_s, *pair) for node, pair in pairs.items()}

@@ -26,9 +26,6 @@ LEAST_SHARE = 0.4
 """Share of an interval that readings must cover."""
 LONGEST_S = 3.0
 """Longest gap between two readings: in a longer one the job did something other than train."""
-SLACK_S = 0.15
-"""How late a reading may be: the reader is short of processors too."""
-SLACK = 1.1
 LIMIT = 0.25
 """Largest share of a step that pressure may excuse in a verdict; beyond that the true step time is
 unknowable.
@@ -48,15 +45,13 @@ many.
 @dataclass(frozen=True, kw_only=True)
 class Pressure:
     """Pressure over an interval of an arm, per second of it. ``ran``, ``queued``: mean number of
-    ranks running, and in a run queue; ``steal``: per processor; ``cpus``: number of processors;
-    ``odd``: why the readings are impossible, or "".
+    ranks running, and in a run queue; ``steal``: per processor; ``cpus``: number of processors.
     """
 
     ran: float
     queued: float
     steal: float
     cpus: float
-    odd: str = ""
 
     @property
     def wait(self) -> float:
@@ -85,7 +80,6 @@ class _Reading:
     time_ns: int
     generation: int
     cpus: float
-    some_s: float | None
     steal_s: float | None
     ranks: Mapping[str, tuple[float, float]]
 
@@ -143,7 +137,6 @@ def _pressure(
         queued=sum(queued.values()) / seconds,
         cpus=cpus,
         steal=steal / steal_over / cpus if steal_over else 0.0,
-        odd=_odd(stretch, readings[: first + 1]) or _odd_machine(stretch, readings[: first + 1]),
     )
 
 
@@ -202,7 +195,6 @@ def _reading(event: Event) -> _Reading | None:
             time_ns=read_ns,
             generation=event.generation,
             cpus=max(1.0, _number(data["cpus"])),
-            some_s=None if data["some_s"] is None else _number(data["some_s"]),
             steal_s=None if data["steal_s"] is None else _number(data["steal_s"]),
             ranks=ranks,
         )
@@ -236,62 +228,6 @@ def _grown(
             grown, over = grown + after - known, over + since_ns / NS
             known, since_ns = after, 0
     return grown, over
-
-
-def _odd(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_Reading]) -> str:
-    """Why the counts of ranks are impossible, or "". A thread runs, waits or sleeps, one at a time,
-    and no count decreases. A wait is counted when it ends; it may have begun when the thread's
-    counts last changed, in one of the ``earlier`` readings.
-    """
-    ran, queued = _counted(pairs)
-    seconds = _seconds(pairs)
-    for name, ran_s in ran.items():
-        if ran_s < 0 or queued[name] < 0:
-            return f"the counts of {name} go back"
-        within_s = seconds + _still(name, earlier)
-        if ran_s + queued[name] > SLACK * within_s + SLACK_S:
-            return (
-                f"{name} ran for {ran_s:.2f} s and waited for {queued[name]:.2f} s, within"
-                f" {within_s:.2f} s"
-            )
-    return ""
-
-
-def _still(name: str, readings: Sequence[_Reading]) -> float:
-    """Seconds before the last of these readings for which a rank's counts had not changed."""
-    if not readings:
-        return 0.0
-    since_ns = readings[-1].time_ns
-    for one in reversed(readings[:-1]):
-        since_ns = one.time_ns
-        if one.ranks.get(name) != readings[-1].ranks.get(name):
-            break
-    return (readings[-1].time_ns - since_ns) / NS
-
-
-def _odd_machine(pairs: Sequence[tuple[_Reading, _Reading]], earlier: Sequence[_Reading]) -> str:
-    """Why the machine's counts are impossible, or "". Processors are not stolen for longer than
-    time passes, and a rank in a queue is included in the machine's count of waiting. The kernel
-    weighs that count by processor (kernel/sched/psi.c): one of n processors with a waiting thread
-    counts for 1/n.
-    """
-    cpus, seconds = max(b.cpus for _, b in pairs), _seconds(pairs)
-    steal, steal_over = _grown([(a, b, a.steal_s, b.steal_s) for a, b in pairs])
-    if not 0 <= steal <= SLACK * cpus * steal_over + SLACK_S:
-        return f"{steal:.2f} s of {cpus:g} processors were stolen within {steal_over:.2f} s"
-    some, over = _grown([(a, b, a.some_s, b.some_s) for a, b in pairs])
-    if over < seconds * 0.9:
-        return ""
-    if not 0 <= some <= SLACK * over + SLACK_S:
-        return f"tasks waited for processors for {some:.2f} s within {over:.2f} s"
-    for name, queued_s in _counted(pairs)[1].items():
-        # ``some`` before these readings is not known, so a wait may have begun there.
-        if queued_s > SLACK * (cpus * some + _still(name, earlier)) + SLACK_S:
-            return (
-                f"a rank waited for {queued_s:.2f} s, and tasks waited for processors for only"
-                f" {some:.2f} s"
-            )
-    return ""
 
 
 def others_of(log: Log) -> float | None:

@@ -21,18 +21,6 @@ from trainchaos.chaos.events.log import Kind
 EXIT, LANDED = Kind.PROCESS_EXITED, Kind.FAULT_LANDED
 
 
-def _machine(**state: object) -> Change:
-    """What the platform said of the machine that was lost."""
-
-    def do(tape: Tape) -> None:
-        for row in tape.find(LANDED):
-            row.data["evidence"]["nodes"] = {
-                "1": {"exit_code": None, "signal": 9, "state": "exited", **state}
-            }
-
-    return do
-
-
 def _elsewhere(node: int) -> Change:
     """A node is another machine, with a clock of its own, which its agent measures as it does."""
     return edit(Kind.NODE_JOINED, {"boot": "of another machine"}, node=node)
@@ -58,8 +46,6 @@ MUTATIONS = [
         edit(EXIT, {"signal": None, "exit_code": 0}, process="w1"),
         landing=OPEN,
     ),
-    Mutation("the lost machine still runs", "agents", _machine(state="running"), landing=OPEN),
-    Mutation("nobody asked the platform", "agents", drop(Kind.FAULT_EFFECT), landing=OPEN),
     Mutation(
         "a node's clock was never measured",
         "agents",

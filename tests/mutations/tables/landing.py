@@ -29,17 +29,6 @@ EXIT, EFFECT, LANDED, INJECTED = (
 )
 
 
-def denied(reason: str) -> Change:
-    """What landed is said to have failed."""
-
-    def do(tape: Tape) -> None:
-        for row in tape.find(LANDED):
-            row.kind = Kind.FAULT_FAILED
-            row.data = {key: row.data[key] for key in ("fault", "occurrence")} | {"reason": reason}
-
-    return do
-
-
 def _never(tape: Tape) -> None:
     """Nothing is said of a fault but its plan."""
     for kind in (INJECTED, LANDED, EFFECT, Kind.FAULT_HEALED):
@@ -53,16 +42,6 @@ def _word_after(kind: Kind, process: str) -> Change:
         ended = tape.find(EXIT, process=process)[0]
         like = tape.find(kind)[0]
         tape.add(like, actor=process, time_ns=ended.time_ns + 10 * MS)
-
-    return do
-
-
-def _stated(**evidence: Any) -> Change:
-    """The evidence that is stated is another."""
-
-    def do(tape: Tape) -> None:
-        row = tape.find(LANDED)[0]
-        row.data["evidence"] = {**row.data["evidence"], **evidence}
 
     return do
 
@@ -169,60 +148,6 @@ def _no_slower(tape: Tape) -> None:
 MUTATIONS = [
     Mutation("the disk never was full", "full disk", _never, fault_landed=OPEN),
     Mutation(
-        "it is said to have failed, drop-replica",
-        "drop-replica",
-        denied("no evidence within 15 s"),
-        landing=FAIL,
-    ),
-    Mutation(
-        "it is said to have failed, hang", "hang", denied("no evidence within 15 s"), landing=FAIL
-    ),
-    Mutation(
-        "it is said to have failed, nan", "nan", denied("no evidence within 15 s"), landing=OPEN
-    ),
-    Mutation(
-        "it is said to have failed, straggler",
-        "straggler",
-        denied("no evidence within 15 s"),
-        landing=OPEN,
-    ),
-    Mutation(
-        "it is said to have failed, rot", "rot", denied("no evidence within 15 s"), landing=FAIL
-    ),
-    Mutation(
-        "it is said to have failed, node", "node", denied("no evidence within 15 s"), landing=FAIL
-    ),
-    Mutation(
-        "it is said to have failed, exception",
-        "exception",
-        denied("no evidence within 15 s"),
-        landing=OPEN,
-    ),
-    Mutation(
-        "it is said to have failed, full disk",
-        "full disk",
-        denied("no evidence within 15 s"),
-        landing=FAIL,
-    ),
-    Mutation(
-        "it is said to have failed, deadlock",
-        "deadlock",
-        denied("no evidence within 15 s"),
-        landing=FAIL,
-    ),
-    Mutation(
-        "it is said to have failed, takeover",
-        "takeover",
-        denied("no evidence within 15 s"),
-        landing=FAIL,
-    ),
-    Mutation(
-        "it is said to have failed, agents",
-        "agents",
-        denied("no evidence within 15 s"),
-        landing=OPEN,
-    ),
-    Mutation(
         "a killed rank writes after its end", "hot-spare", _word_after(COMMIT, "w2"), landing=FAIL
     ),
     Mutation("a killed rank trains on", "drop-replica", goes_on("w2"), landing=FAIL),
@@ -269,13 +194,6 @@ MUTATIONS = [
     Mutation(
         "it landed before the process ended", "drop-replica", _landed_before_its_end, landing=FAIL
     ),
-    Mutation("the evidence names another signal", "drop-replica", _stated(signal=15), landing=FAIL),
-    Mutation(
-        "the evidence names another witness",
-        "memory",
-        edit(LANDED, {"witness": "somebody"}),
-        landing=FAIL,
-    ),
     Mutation(
         "another rank was injected",
         "drop-replica",
@@ -297,7 +215,6 @@ MUTATIONS = [
     Mutation("a stopped rank works on", "hang", _wakes, landing=FAIL),
     Mutation("a stopped rank never stood still", "hang", _shown(os_state="S"), landing=FAIL),
     Mutation("nobody looked at a stopped rank", "hang", drop(EFFECT), landing=FAIL),
-    Mutation("the evidence names another state", "hang", _stated(os_state="Z"), landing=FAIL),
     Mutation("a deadlocked rank works", "deadlock", _works_while_it_hangs, landing=FAIL),
     Mutation(
         "a deadlock is an exit",
@@ -319,13 +236,9 @@ MUTATIONS = [
     ),
     Mutation("nothing was changed by a NaN", "nan", _shown(before="aa", after="aa"), landing=FAIL),
     Mutation("another rank speaks of the NaN", "nan", _account_of("w1"), landing=FAIL),
-    Mutation("the evidence names other digests", "nan", _stated(after="00"), landing=FAIL),
     Mutation("nobody speaks of the NaN", "nan", drop(EFFECT), landing=FAIL),
     Mutation("a straggler is as fast as ever", "straggler", _no_slower, landing=FAIL),
     Mutation("the verifier found nothing wrong", "rot", _shown(verifier=None), landing=FAIL),
-    Mutation(
-        "the verifier said something else", "rot", _stated(complaint="all is well"), landing=FAIL
-    ),
     Mutation("a spoilt checkpoint is restored", "rot", _restored, checkpoint_integrity=FAIL),
     Mutation("a rank of a lost node trains on", "node", goes_on("w2"), landing=FAIL),
     Mutation(
@@ -333,9 +246,6 @@ MUTATIONS = [
         "node",
         edit(EXIT, {"signal": 15}, process="w3"),
         landing=FAIL,
-    ),
-    Mutation(
-        "the evidence forgets a rank of the node", "node", _stated(processes=["w2"]), landing=FAIL
     ),
     Mutation(
         "a rank of a lost node is not seen to end", "node", drop(EXIT, process="w3"), landing=OPEN
@@ -355,9 +265,6 @@ MUTATIONS = [
     Mutation("no exception was raised", "exception", drop(Kind.ERROR_RAISED), landing=FAIL),
     Mutation("who raised trains on", "exception", goes_on("w2"), landing=FAIL),
     Mutation("the disk took what was written", "full disk", _shown(errno=None), landing=FAIL),
-    Mutation(
-        "the disk refused for another reason", "full disk", _stated(errno="ENOSPC"), landing=FAIL
-    ),
     Mutation("a save ends on a disk that takes nothing", "full disk", _saved_on_it, landing=FAIL),
     Mutation("who was lost decides", "takeover", _decides_headless, landing=FAIL),
     Mutation("nobody took over", "takeover", drop(Kind.COORDINATOR_ADOPTED), landing=FAIL),

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.mutations.tables.identities import at_step, injected
-from tests.mutations.tables.landing import denied
 from tests.mutations.tape import (
     FAIL,
     MS,
@@ -133,17 +132,11 @@ def _of_processes(mutation: Callable[..., Mutation]) -> list[Mutation]:
             landing=FAIL,
         ),
         mutation(
-            "the evidence names another signal",
-            edit(LANDED, {"evidence": {"signal": 15}}),
-            landing=FAIL,
-        ),
-        mutation(
             "only the injector says that it landed",
             edit(LANDED, {"witness": "injector"}),
             fault_landed=OPEN,
         ),
         mutation("nobody says that it landed", drop(LANDED), landing=FAIL),
-        mutation("it is said to have failed", denied("nobody saw it"), landing=FAIL),
         mutation("a rank is never seen to end", drop(EXIT, process="w3"), no_orphans=FAIL),
         mutation(
             "a process is left",

@@ -131,7 +131,7 @@ def _detection(evidence: Evidence, failures: list[Event]) -> Finding:
         f"{one}, and no fault explains it"
         for one in lost_keepers(evidence.log, evidence.measures.episodes)
     ]
-    problems += [*_undeclared(evidence), *_hasty(failures)]
+    problems += [*_undeclared(evidence), *_hasty(failures), *_uncounted(evidence)]
     claimed: dict[int, Episode] = {
         id(failure): e
         for e in evidence.measures.episodes
@@ -176,6 +176,14 @@ def _undeclared(evidence: Evidence) -> list[str]:
         for e in log.of(Kind.PROCESS_EXITED)
         if not e.data["expected"] and e.data["process"] not in declared | keepers(log).keys()
     ]
+
+
+def _uncounted(evidence: Evidence) -> list[str]:
+    """Failures that are not numbered one after the other: a supervisor forgot some."""
+    numbers = [e.data["failure"] for e in evidence.log.of(Kind.FAILURE_DETECTED)]
+    if numbers == [*range(1, len(numbers) + 1)]:
+        return []
+    return [f"failures are numbered {', '.join(map(str, numbers))}"]
 
 
 def _hasty(failures: list[Event]) -> list[str]:

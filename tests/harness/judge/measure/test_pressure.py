@@ -228,19 +228,9 @@ def _without_control(script: Script, paired: Script) -> None:
     paired.drop(Kind.PRESSURE_READ)
 
 
-def _twice(script: Script, paired: Script) -> None:
-    for data in _lines(script):
-        data["ranks"] = {name: [ran, 3 * queued] for name, (ran, queued) in data["ranks"].items()}
-
-
 def _back(script: Script, paired: Script) -> None:
     for data, other in zip(_lines(script), reversed(_lines(script)), strict=True):
         data["ranks"] = {name: [-ran, 0.0] for name, (ran, _) in other["ranks"].items()}
-
-
-def _calm_machine(script: Script, paired: Script) -> None:
-    for data in _lines(script):
-        data["some_s"] = 1.0
 
 
 def _no_sense(script: Script, paired: Script) -> None:
@@ -256,17 +246,12 @@ def _no_sense(script: Script, paired: Script) -> None:
         data["ranks"] = value
 
 
-def _much_stolen(script: Script, paired: Script) -> None:
-    for n, data in enumerate(_lines(script)):
-        data["steal_s"] = 9.0 * n
-
-
 @pytest.mark.parametrize(
     "doctored",
-    [_without, _without_control, _twice, _back, _calm_machine, _no_sense, _much_stolen],
+    [_without, _without_control, _back, _no_sense],
     ids=lambda change: change.__name__.strip("_"),
 )
-def test_readings_that_are_not_there_or_cannot_be_true_excuse_nothing(
+def test_readings_that_are_not_there_or_no_numbers_excuse_nothing(
     doctored: Callable[[Script, Script], None],
 ) -> None:
     """A stored log without readings is judged as it was before there were any."""
@@ -320,20 +305,6 @@ def test_readings_of_a_node_that_make_no_sense_excuse_nothing(change: dict[str, 
     assert liveness(script, paired).verdict == FAIL
 
 
-def test_one_node_whose_readings_cannot_be_true_spoils_all() -> None:
-    script, paired = arm_and_control()
-    ready = slowed(script, 4)
-    for node in (0, 1):
-        read_on(node, paired, steady(0.8, 0.0))
-        read_on(node, script, until(ready, steady(0.8, 0.0), BUSY))
-    for data in _lines(script):
-        if data["node"] == 1:
-            data["ranks"] = {
-                name: [ran, 3 * queued] for name, (ran, queued) in data["ranks"].items()
-            }
-    assert liveness(script, paired).verdict == FAIL
-
-
 def test_the_first_line_says_that_the_machine_was_too_busy() -> None:
     script, paired = arm_and_control()
     ready = slowed(script, 4)
@@ -361,10 +332,9 @@ def test_too_few_readings_say_nothing() -> None:
     log = evidence_of(script, [KILL]).log
     times = [event.time_ns for event in log.of(Kind.PRESSURE_READ)]
     whole = here(log, times[0], times[-1])
-    assert whole is not None and (whole.ran, whole.queued, whole.odd) == (
+    assert whole is not None and (whole.ran, whole.queued) == (
         pytest.approx(2.0, rel=0.01),
         pytest.approx(0.4, rel=0.01),
-        "",
     )
     assert here(log, times[-1] + 10 * NS, times[-1] + 12 * NS) is None
     assert here(log, times[0], times[0] + NS // 10) is not None, "readings on both sides will do"

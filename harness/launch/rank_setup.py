@@ -103,6 +103,7 @@ def rank_config(
         parent=os.getpid(),
         events=environment.events,
         log=environment.logs / f"{name}.log",
+        run=setup.token,
         workload=spec.kind,
         workload_params=spec.params,
         data=setup.data.path.absolute(),

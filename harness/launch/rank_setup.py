@@ -112,9 +112,7 @@ def rank_config(
         job=job,
         link_proxy=environment.door,
         group=environment.group,
-        faults=tuple(sorted({fault.kind for fault in scenario.faults}))
-        if setup.arm == "faulted"
-        else (),
+        faults=tuple(sorted({f.kind for f in scenario.faults if setup.arm == "faulted"})),
         evaluate=spec.evaluate,
         pipeline=spec.mesh and (spec.mesh.schedule, spec.mesh.microbatches),
     )

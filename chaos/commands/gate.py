@@ -228,7 +228,13 @@ def _against(
     results: Results, directory: RunDirectory, choices: dict[str, Any]
 ) -> BaselineComparison | None:
     """The baseline to compare a run with. Raises BaselineError if the two are not comparable."""
-    from trainchaos.harness.gating.baseline import BaselineError, baseline_of, differences, load
+    from trainchaos.harness.gating.baseline import (
+        UNSEALED,
+        BaselineError,
+        baseline_of,
+        differences,
+        load,
+    )
     from trainchaos.harness.gating.gate import COMPARED, BaselineComparison
     from trainchaos.harness.gating.regression import tolerance_of
 
@@ -255,6 +261,8 @@ def _against(
     tolerances = {n: t for n, t in chosen.items() if everywhere is not None or n in shares}
     metrics = named or tuple(dict.fromkeys((*COMPARED, *shares)))
     warnings = [f"the baseline is of another machine: {line}" for line in machine]
+    if not found.digest:
+        warnings.append(f"the baseline is {UNSEALED}")
     return BaselineComparison(
         baseline=found, tolerances=tolerances, metrics=metrics, warnings=warnings
     )
@@ -333,9 +341,12 @@ def show(file: Path, form: str) -> int:
 
 
 def _as_text(found: Baseline) -> str:
+    from trainchaos.harness.gating.baseline import UNSEALED
     from trainchaos.harness.judge.verdict.gates import quantity
 
     machine = ", ".join(f"{name} {value}" for name, value in found.machine.items() if value)
+    sealed = f"sha256:{found.digest}" if found.digest else UNSEALED
+    run = f", of a run sealed as sha256:{found.root}" if found.root else ""
     versions = ", ".join(f"{name} {value}" for name, value in found.versions.items())
     lines = [
         (
@@ -344,6 +355,7 @@ def _as_text(found: Baseline) -> str:
         ),
         f"machine   {machine}",
         f"versions  {versions}",
+        f"digest    {sealed}{run}",
     ]
     for name, cell in found.cells.items():
         lines.append(f"{name}")

@@ -93,7 +93,8 @@ class Kind(StrEnum):
 
 REQUIRED: Mapping[Kind, frozenset[str]] = MappingProxyType(
     {
-        # host: machine name; wall_ns: unix time at the same moment as time_ns
+        # host: machine name; wall_ns: unix time at the same moment as time_ns; run: the run's id in
+        # its seal (missing in a simulation, outside the harness and in older logs)
         Kind.ACTOR_STARTED: frozenset({"pid", "host", "wall_ns"}),
         # of a rank: peak_rss_bytes, cpu_s: usage counted by the kernel (missing in older logs)
         Kind.ACTOR_ENDED: frozenset(),

@@ -101,7 +101,8 @@ class ArmLoop:
         spec = scenario.workload
         self._started_ns = self._now_ns()
         about = self._job.introduce()
-        self._write(Kind.ACTOR_STARTED, **about.process)
+        run: dict[str, Any] = {"run": setup.token} if setup.token else {}
+        self._write(Kind.ACTOR_STARTED, **about.process, **run)
         self._write(
             Kind.RUN_STARTED,
             log_version=LOG_VERSION,

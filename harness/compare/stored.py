@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainchaos.chaos.errors import NoRun, ScenarioError
+from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.events.budget import Budget
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
@@ -23,14 +23,14 @@ from trainchaos.harness.compare.result.at_rest import at_rest
 from trainchaos.harness.compare.result.believed import ArmRecord
 from trainchaos.harness.compare.result.gather import gather
 from trainchaos.harness.compare.result.model import Comparison, FaultFreeSummary, StackInfo, Trial
-from trainchaos.harness.compare.result.runs import log_in, read_results
+from trainchaos.harness.compare.result.runs import log_in
 from trainchaos.harness.compare.result.trials import TrialSource, trial_of
-from trainchaos.harness.host import seal
 from trainchaos.harness.host.rundir import RunDirectory, arm_id, open_run, read_resolved
 from trainchaos.harness.judge.evidence.absent import refuse_wrong_params
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.results import ArmResult, Results
+from trainchaos.harness.judge.verdict.judge import judge_whole
 
 MAKES_THE_JOB = (
     "kind",
@@ -118,13 +118,7 @@ def _part(path: Path) -> StoredPart:
             at_rest=made.at_rest,
         )
     run = open_run(path)
-    results = read_results(run)
-    if results is None:
-        raise NoRun(
-            f"{path} has no results.json that can be read", hint=f"chaos analyze {path} writes it"
-        )
-    seal.refuse_broken(run, seal.check(run))
-    return _of_run(path, run, results)
+    return _of_run(path, run, judge_whole(run))
 
 
 def _of_run(path: Path, run: RunDirectory, results: Results) -> StoredPart:

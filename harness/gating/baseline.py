@@ -15,6 +15,7 @@ from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError,
 from trainchaos.chaos.files import read_json, reason, write_whole
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.host.rundir import RunDirectory, open_run, read_resolved
+from trainchaos.harness.host.seal import digest_of_json
 from trainchaos.harness.judge.figures import Metric, Model
 from trainchaos.harness.judge.measure.measure import METRICS
 from trainchaos.harness.judge.results import Results
@@ -26,6 +27,7 @@ MACHINE = ("processor", "cores", "cuda_devices")
 TEST = ("workload", "recovery", "faults", "launcher")
 """Parts of a scenario that make it the same test."""
 MAX_SHOWN = 60
+UNSEALED = "not sealed: it has no digest, and may have been changed since it was saved"
 USABLE = ("pass", "fail", "inconclusive")
 
 
@@ -47,7 +49,8 @@ class BaselineCell(Model):
 
 class Baseline(Model):
     """A baseline file. ``verdict``: of the run it was saved from; ``machine``, ``versions``: from
-    that run's ``system.json``.
+    that run's ``system.json``; ``root``: of that run's seal, if it has one; ``digest``: of all the
+    rest, empty in older files.
     """
 
     kind: Literal["trainchaos baseline"] = "trainchaos baseline"
@@ -63,6 +66,8 @@ class Baseline(Model):
     versions: dict[str, str]
     cells: dict[str, BaselineCell]
     simulated: bool = False
+    root: str = ""
+    digest: str = ""
 
 
 def baseline_of(run: RunDirectory, results: Results) -> Baseline:
@@ -90,7 +95,7 @@ def baseline_of(run: RunDirectory, results: Results) -> Baseline:
     if not any(cell.metrics for cell in cells.values()):
         raise BaselineError(f"{run.root} is not a baseline: it has no value of any metric")
     system = results.system
-    return Baseline(
+    made = Baseline(
         scenario=results.scenario,
         run_id=results.run_id,
         started=results.started,
@@ -100,7 +105,9 @@ def baseline_of(run: RunDirectory, results: Results) -> Baseline:
         versions={name: str(version) for name, version in dict(system.get("versions", {})).items()},
         cells=cells,
         simulated=results.simulated,
+        root=results.seal.root,
     )
+    return made.model_copy(update={"digest": _digest(made.model_dump(mode="json"))})
 
 
 def test_of(cell: Cell) -> dict[str, Any]:
@@ -150,6 +157,10 @@ def load(path: Path) -> Baseline:
             f"{path} has schema version {_short(version)}, this chaos reads {SCHEMA_VERSION}",
             hint=again,
         )
+    if data.get("digest") and data["digest"] != _digest(data):
+        raise BaselineError(
+            f"{path} was changed after it was saved: its digest does not fit", hint=again
+        )
     try:
         return Baseline.model_validate(data)
     except ValidationError as error:
@@ -179,6 +190,10 @@ def other_machine(baseline: Baseline, system: Mapping[str, Any]) -> list[str]:
         for name in MACHINE
         if baseline.machine.get(name) != system.get(name)
     ]
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    return digest_of_json({name: value for name, value in data.items() if name != "digest"})
 
 
 def _differing(then: Any, now: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -13,18 +13,21 @@ import math
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainchaos.chaos.errors import DamagedRun
-from trainchaos.chaos.files import open_regular, read_model, reason, write_whole
+from trainchaos.chaos.events.kinds import Kind
+from trainchaos.chaos.files import open_regular, parse_json, read_model, reason, write_whole
 from trainchaos.harness.host.rundir import RunDirectory
 
 FILE = "seal.json"
 MOST_NAMED = 5  # files in one reason
 _BLOCK = 1 << 20
+_FIRST_LINE = 1 << 16
 
 
 class SealedFile(BaseModel):
@@ -39,8 +42,8 @@ class SealedFile(BaseModel):
 
 
 class Seal(BaseModel):
-    """``run``: random, another for each run; ``complete``: the run has ended; ``files``: by their
-    paths in the run directory.
+    """``run``: random, another for each run, and in the first line of each log; ``complete``: the
+    run has ended; ``files``: by their paths in the run directory.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -53,8 +56,7 @@ class Seal(BaseModel):
 
     def rooted(self) -> str:
         """What ``root`` has to be: SHA-256 over all else, as sorted JSON."""
-        said = self.model_dump(mode="json", exclude={"root"})
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        return digest_of_json(self.model_dump(mode="json", exclude={"root"}))
 
 
 class Sealed(BaseModel):
@@ -91,7 +93,7 @@ class Sealer:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._token = secrets.token_hex(16)
+        self.token = secrets.token_hex(16)
         self._files: dict[str, SealedFile] = {}
 
     def arm(self, name: str) -> None:
@@ -110,7 +112,7 @@ class Sealer:
 
     def _write(self, *, complete: bool) -> None:
         files = dict(sorted(self._files.items()))
-        seal = Seal(run=self._token, complete=complete, files=files, root="")
+        seal = Seal(run=self.token, complete=complete, files=files, root="")
         seal = seal.model_copy(update={"root": seal.rooted()})
         write_whole(
             self._run.root / FILE, json.dumps(seal.model_dump(mode="json"), indent=1) + "\n"
@@ -135,12 +137,17 @@ def check(run: RunDirectory, *, root: str = "") -> Sealed:
     if root and root.removeprefix("sha256:") != seal.root:
         wrong = f"its root digest is sha256:{seal.root}, and {root} is required"
         return Sealed(state="broken", root=seal.root, problems=[wrong])
-    there = [_name(run, path) for path in sealed_paths(run)]
     problems = [
         f"{name} {wrong}" for name, told in seal.files.items() if (wrong := _wrong(run, name, told))
     ]
     if seal.complete:
+        there = map(partial(_name, run), sealed_paths(run))
         problems += [f"{name} was added" for name in there if name not in seal.files]
+    problems += [
+        f"{_name(run, path)} is of another run"
+        for path in _logs(run.root / "events")
+        if _run_of(path) not in (None, seal.run)
+    ]
     state: Literal["broken", "whole", "partial"] = "whole" if seal.complete else "partial"
     return Sealed(state="broken" if problems else state, root=seal.root, problems=problems)
 
@@ -172,6 +179,21 @@ def digest_of(path: Path, size: int | None = None) -> SealedFile:
             found.update(block)
             count += len(block)
     return SealedFile(size=count, sha256=found.hexdigest())
+
+
+def digest_of_json(value: Any) -> str:
+    """SHA-256 of what JSON can hold, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _run_of(path: Path) -> Any:
+    """The run that the first line of a log says it is of; None: it does not say."""
+    try:
+        with open_regular(path) as stream:
+            first = parse_json(stream.readline(_FIRST_LINE))
+        return first["data"].get("run") if first["kind"] == Kind.ACTOR_STARTED else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None  # whoever judges the log says what is wrong with it
 
 
 def _wrong(run: RunDirectory, name: str, told: SealedFile) -> str:

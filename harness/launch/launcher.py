@@ -51,7 +51,10 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class ArmSetup:
-    """One arm to run: which cell, which repeat, faulted or control, and where its files go."""
+    """One arm to run: which cell, which repeat, faulted or control, and where its files go.
+
+    ``token``: the run's random id, with which each log begins; empty: none has one.
+    """
 
     id: str
     cell: Cell
@@ -60,6 +63,7 @@ class ArmSetup:
     seed: int
     run: RunDirectory
     data: DataInfo
+    token: str = ""
 
     @property
     def checkpoints(self) -> Path:

@@ -103,6 +103,7 @@ def rank_config(
         parent=os.getpid(),
         events=environment.events,
         log=environment.logs / f"{name}.log",
+        run=setup.token,
         workload=spec.kind,
         workload_params=spec.params,
         data=setup.data.path.absolute(),
@@ -111,9 +112,7 @@ def rank_config(
         job=job,
         link_proxy=environment.door,
         group=environment.group,
-        faults=tuple(sorted({fault.kind for fault in scenario.faults}))
-        if setup.arm == "faulted"
-        else (),
+        faults=tuple(sorted({f.kind for f in scenario.faults if setup.arm == "faulted"})),
         evaluate=spec.evaluate,
         pipeline=spec.mesh and (spec.mesh.schedule, spec.mesh.microbatches),
     )

@@ -228,6 +228,8 @@ def _play(
             )
             run.make_arm(name)
             kept = False
+            # A simulation's logs are the same for a seed: an id that is random would change them.
+            token = "" if _launcher(cell).simulates else sealer.token
             setup = ArmSetup(
                 id=name,
                 cell=cell,
@@ -236,6 +238,7 @@ def _play(
                 seed=repeat_seed(base_seed, repeat),
                 run=run,
                 data=data[cell.id],
+                token=token,
             )
             if cell.scenario.workload.command is not None:
                 first = command not in seen

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,7 +32,8 @@ class Birth(BaseModel):
     """Given to every rank process at its start.
 
     ``parent``: pid that must be its parent; ``events``: directory of the event logs; ``log``: file
-    for its output, None: the supervisor's output.
+    for its output, None: the supervisor's output; ``run``: id of the run that the first line of its
+    log carries, if it has one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,6 +42,7 @@ class Birth(BaseModel):
     parent: int
     events: Path
     log: Path | None
+    run: str = ""
 
 
 def live(
@@ -63,8 +65,13 @@ def live(
     bell.hold()
     channel = Channel(socket.socket(fileno=control_fd))
     tell_on_sigterm(channel)
+    run: dict[str, Any] = {"run": birth.run} if birth.run else {}
     writer.write(
-        Kind.ACTOR_STARTED, pid=os.getpid(), host=socket.gethostname(), wall_ns=time.time_ns()
+        Kind.ACTOR_STARTED,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        wall_ns=time.time_ns(),
+        **run,
     )
     page.wrote(writer.last_seq)
     code = 0

@@ -95,7 +95,7 @@ def test_a_newer_resolved_scenario_is_refused_by_name(
 def test_newer_results_are_refused_by_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run / "results.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 3}))
-    refused(["compare", str(run), str(run)], f"{path} {NEWER.format(3, 1)}", capsys)
+    refused(["gate", str(run)], f"{path} {NEWER.format(3, 1)}", capsys)
 
 
 def test_a_newer_plan_of_a_comparison_is_refused_by_name(

@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.chaos.test_schemas import SCENARIO
 from tests.support.pages.sample_results import HOSTILE, build
+from trainchaos.chaos.cli import invoke
 from trainchaos.harness.gating.gate import gate, gated
 from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.host.seal import Seal
 from trainchaos.harness.judge.results import Finding, Results
 from trainchaos.reports import junit, openmetrics
 from trainchaos.reports.outlets import github, opentelemetry
@@ -376,6 +379,29 @@ def test_the_action_does_without_what_is_left_empty(tmp_path: Path) -> None:
         "x.yaml",
     ]
     assert "artifact" not in told(tmp_path)
+
+
+def test_the_seal_that_is_signed_is_the_one_that_a_run_writes(tmp_path: Path) -> None:
+    scenario = tmp_path / "small.yaml"
+    scenario.write_text(SCENARIO)
+    assert invoke(["run", str(scenario), "--runs", str(tmp_path / "runs"), "-q"]) == 0
+    run = (tmp_path / "runs/small/latest").resolve()
+    action = yaml_of("action.yml")
+    *_, step = action["runs"]["steps"]
+    assert step["uses"].startswith("actions/attest@") and step["if"].startswith("always() && ")
+    path = step["with"]["subject-path"].replace("${{ steps.run.outputs.run }}", str(run))
+    assert Seal.model_validate_json(Path(path).read_text()).complete
+
+    _, told = (ROOT / "docs/ci.md").read_text().split("### A signed seal")
+    with_action, without = re.findall(r"```yaml\n(.*?)```", told.split("\n## ")[0], re.DOTALL)
+    job = YAML(typ="safe").load(with_action)["jobs"]["recovery"]
+    assert job["permissions"] == {"contents": "read", "id-token": "write", "attestations": "write"}
+    given = job["steps"][-1]["with"]
+    assert given["attest"] == "true" and given.keys() <= action["inputs"].keys()
+    (alone,) = YAML(typ="safe").load(without)
+    assert alone["uses"] == step["uses"]
+    (found,) = tmp_path.glob(alone["with"]["subject-path"])
+    assert found.resolve() == Path(path)
 
 
 def test_the_gitlab_template_runs_what_it_is_told(tmp_path: Path) -> None:

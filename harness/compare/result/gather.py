@@ -25,12 +25,12 @@ from trainchaos.harness.compare.result.model import (
     Trial,
 )
 from trainchaos.harness.compare.result.outcome import completed, ended
-from trainchaos.harness.compare.result.runs import ComparedRuns, read_results
+from trainchaos.harness.compare.result.runs import ComparedRuns
 from trainchaos.harness.compare.result.trials import TrialSource, trial_of
 from trainchaos.harness.host import dns_check
-from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.record.lineage import history_of
+from trainchaos.harness.judge.verdict.judge import fidelity_of
 
 BARE = "none"
 """The stack without recovery, whose fault-free step time is the reference for all others."""
@@ -78,7 +78,7 @@ def gather(directory: Directory) -> Comparison:
         skipped=plan.skipped,
         price=plan.price,
         currency=plan.currency,
-        fidelity=_fidelity(plan, played.values(), directory),
+        fidelity=_fidelity(plan, runs),
         reproduce=" ".join(["chaos", *plan.argv]),
         deadline=plan.deadline,
         cautions=[*_cautions(plan), *refuted],
@@ -229,12 +229,12 @@ def _cautions(plan: ComparisonPlan) -> list[str]:
     return [*plan.changes, *([slow] if slow else [])]
 
 
-def _fidelity(plan: ComparisonPlan, played: Iterable[PlayedArm], directory: Directory) -> list[str]:
+def _fidelity(plan: ComparisonPlan, runs: ComparedRuns) -> list[str]:
     """What was emulated, according to the runs, and how this comparison measures time."""
     notes: list[str] = []
-    for one in played:
-        results = read_results(RunDirectory(directory.root / one.run))
-        notes += results.fidelity if results else []
+    for arm in runs.played:
+        if (record := runs.record(arm)) is not None:
+            notes += fidelity_of(record.resolved, [record.log])
     notes.append(
         f"a job that reports no new step for {plan.deadline:g} s counts as never recovered;"
         " recovery is counted from the fault to the first new step, and the clock is never stopped"

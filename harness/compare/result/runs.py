@@ -9,12 +9,12 @@ from pathlib import Path
 from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.budget import Budget
 from trainchaos.chaos.events.log import Kind, Log, read_log
-from trainchaos.chaos.files import read_model
 from trainchaos.harness.compare.plan.directory import Directory, PlayedArm
 from trainchaos.harness.compare.plan.plan import Arm
 from trainchaos.harness.compare.result.believed import ArmRecord
+from trainchaos.harness.host import seal
 from trainchaos.harness.host.rundir import RunDirectory, read_resolved
-from trainchaos.harness.judge.results import Results
+from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher, refuse_wrong_params
 
 
 @dataclass(kw_only=True)
@@ -28,11 +28,15 @@ class ComparedRuns:
     budget: Budget = field(default_factory=Budget)
 
     def log(self, arm: Arm | None) -> Log | None:
-        """The log of an arm; None: not played, or the log is gone."""
+        """The log of an arm; None: not played, or the log is gone. Raises DamagedRun where the
+        seal of its run is broken.
+        """
         if arm is None or arm not in self.played:
             return None
         if arm not in self.logs:
-            self.logs[arm] = log_of(self._run(arm), self.budget)
+            run = self._run(arm)
+            seal.refuse_broken(run, seal.check(run))
+            self.logs[arm] = log_of(run, self.budget)
         return self.logs[arm]
 
     def record(self, arm: Arm | None) -> ArmRecord | None:
@@ -80,7 +84,7 @@ def log_in(events: Path, budget: Budget) -> Log | None:
 
 def _record(run: RunDirectory, log: Log, arm: Arm) -> ArmRecord | None:
     """The record; None if the run does not state its plan, or not in this version's format.
-    Raises NewerVersion.
+    Raises NewerVersion; ScenarioError, DamagedRun for parts of it that are not here or not ours.
     """
     try:
         resolved = read_resolved(run)
@@ -88,13 +92,7 @@ def _record(run: RunDirectory, log: Log, arm: Arm) -> ArmRecord | None:
         return None
     if log.first(Kind.RUN_STARTED) is None or not resolved.cells:
         return None
+    refuse_unknown_launcher(resolved)
+    refuse_wrong_params(resolved, run.resolved)
     name = arm.id.rpartition(".")[0]
     return ArmRecord(log=log, resolved=resolved, cell=resolved.cells[0], name=name, seed=arm.seed)
-
-
-def read_results(run: RunDirectory) -> Results | None:
-    """The stored ``results.json``; None if it cannot be read. Raises NewerVersion."""
-    try:
-        return read_model(run.results, Results)
-    except (OSError, ValueError):
-        return None

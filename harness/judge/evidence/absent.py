@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +48,20 @@ def refuse_unknown_launcher(resolved: ResolvedRun) -> None:
 
 
 def refuse_wrong_params(resolved: ResolvedRun, path: Path) -> None:
-    """Raise DamagedRun for parameters that no workload, strategy or launcher of that name takes: a
-    run writes none. ``path``: of the resolved scenario.
+    """Raise DamagedRun for parameters that no fault, workload, strategy or launcher of that name
+    takes: a run writes none. ``path``: of the resolved scenario.
     """
     for cell in resolved.cells:
         spec = cell.scenario
-        if spec.workload.command is not None:
-            continue
-        for what, base, name, params in (
-            (WORKLOADS, Workload, spec.workload.kind, spec.workload.params),
-            (STRATEGIES, Strategy, spec.recovery.strategy, spec.recovery.params),
-            (LAUNCHERS, Launcher, spec.launcher.kind, spec.launcher.params),
-        ):
+        named: list[tuple[str, type, str, Mapping[str, Any]]] = []
+        if spec.workload.command is None:
+            named = [
+                (WORKLOADS, Workload, spec.workload.kind, spec.workload.params),
+                (STRATEGIES, Strategy, spec.recovery.strategy, spec.recovery.params),
+                (LAUNCHERS, Launcher, spec.launcher.kind, spec.launcher.params),
+            ]
+        named += [(FAULTS, Fault, fault.kind, fault.params) for fault in spec.faults]
+        for what, base, name, params in named:
             kind: Any = load(what, base).get(name)
             if kind is None:
                 continue  # what is said of it is said elsewhere

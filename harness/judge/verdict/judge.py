@@ -45,7 +45,7 @@ from trainchaos.harness.judge.results import (
 )
 from trainchaos.harness.judge.verdict import gates
 from trainchaos.harness.judge.verdict.arms import JudgedArm, judge_arms, planned_arms
-from trainchaos.harness.judge.verdict.logs import logs_of
+from trainchaos.harness.judge.verdict.logs import logs_of, unplanned
 from trainchaos.harness.launch.launcher import Launcher
 from trainchaos.harness.undo.ledger import read_open
 
@@ -57,7 +57,8 @@ class _JudgedCell:
 
 
 def judge(run: RunDirectory, *, unsealed: bool = False, root: str = "") -> Results:
-    """Judge a run. Where its seal is broken the verdict is inconclusive, whatever the logs say.
+    """Judge a run. Where its seal is broken, or it has an arm that its scenario does not plan, the
+    verdict is inconclusive, whatever the logs say.
 
     ``unsealed``: judge such a run all the same; ``root``: the root digest that its seal must have.
     Raises DamagedRun for an unreadable scenario, ScenarioError for its launcher.
@@ -66,6 +67,10 @@ def judge(run: RunDirectory, *, unsealed: bool = False, root: str = "") -> Resul
     resolved = read_resolved(run)
     refuse_unknown_launcher(resolved)
     refuse_wrong_params(resolved, run.resolved)
+    if strange := unplanned(run, resolved):
+        named = [f"the scenario does not plan the arm events/{name}" for name in strange]
+        problems = [*named, *sealed.problems]
+        sealed = sealed.model_copy(update={"state": "broken", "problems": problems})
     with logs_of(run, resolved) as (logs, unread):
         results = _results(run, resolved, logs, unread)
     broken = sealed.state == "broken"
@@ -141,7 +146,7 @@ def _results(
         faults=[_said_so(incident, simulated) for incident in incidents],
         slas=slas,
         skipped=[Skip(cell=skip.cell, reason=skip.reason) for skip in resolved.skipped],
-        fidelity=_fidelity(resolved, logs.values()),
+        fidelity=fidelity_of(resolved, logs.values()),
         reproduce=resolved.reproduce,
         simulated=bool(simulated),
     )
@@ -168,7 +173,7 @@ def _make_all(arm: JudgedArm, resolved: ResolvedRun, system: Mapping[str, Any]) 
     """
     _judge_cell(arm.cell, arm.cell.id, [arm], resolved, system, {})
     _arm_result(arm).model_dump_json()
-    _fidelity(resolved, [arm.evidence.log])
+    fidelity_of(resolved, [arm.evidence.log])
     _unsafe([arm])
 
 
@@ -382,7 +387,7 @@ def _said_so(incident: Incident, simulated: set[str]) -> Incident:
     return incident.model_copy(update={"witness": f"simulated {incident.witness}"})
 
 
-def _fidelity(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:
+def fidelity_of(resolved: ResolvedRun, logs: Iterable[Log]) -> list[str]:
     """One line per launcher, platform and fault kind that emulates instead of using the real
     mechanism.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.budget import Budget
@@ -38,6 +38,14 @@ def logs_of(
         logs.clear()
         if searched:
             gc.enable()
+
+
+def unplanned(run: RunDirectory, resolved: ResolvedRun) -> list[str]:
+    """Arms that left events, and that the scenario does not plan."""
+    planned = {name for cell in resolved.cells for name, _, _ in planned_arms(cell)}
+    with suppress(OSError):
+        return [name for name in run.arms() if name not in planned]
+    return []
 
 
 def _read(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log], dict[str, str]]:

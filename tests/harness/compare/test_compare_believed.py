@@ -15,6 +15,7 @@ from tests.harness.compare.test_compare_rules import comparison, run
 from tests.harness.judge.test_mutations import CORPUS
 from tests.mutations.tape import FAIL, Mutation, Tape
 from tests.mutations.trials import BASE, NOT_REFUTED, trial
+from trainchaos.chaos.errors import DamagedRun
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.compare.plan.directory import Directory
 from trainchaos.harness.compare.result.believed import CONTRADICTS
@@ -124,6 +125,19 @@ def test_what_was_changed_after_it_was_played_is_named(
     (said,) = {line for line in made.cautions if expected in line}
     assert "cannot be what happened, and counts for nothing" in said and said in made.broken
     assert expected in markdown.render(made)
+
+
+@pytest.mark.slow
+def test_a_run_whose_seal_is_broken_is_in_no_comparison(tmp_path: Path, run: Path) -> None:
+    directory = comparison(tmp_path, run, sealed=True)
+    made = gather(directory)
+    assert made.cautions == [] and made.fidelity[0].startswith("sim: ")
+    for path in directory.runs.glob("*/1/results.json"):
+        path.write_text("")  # nothing is taken from there
+    assert gather(directory) == made
+    _later_hit(directory)
+    with pytest.raises(DamagedRun, match=r"orchestrator\.jsonl was changed"):
+        gather(directory)
 
 
 @pytest.mark.slow

@@ -432,8 +432,8 @@ def runs_in(place: Path) -> Path:
     return place
 
 
-def comparison(tmp_path: Path, run: Path) -> Directory:
-    """A comparison of two arms, the runs of that directory."""
+def comparison(tmp_path: Path, run: Path, *, sealed: bool = False) -> Directory:
+    """A comparison of two arms, the runs of that directory; without their seals, to be changed."""
     directory = Directory(tmp_path / "made")
     plan = planned(tmp_path, stacks=["ours"], repeat=1)
     directory.write_plan(plan)
@@ -441,7 +441,9 @@ def comparison(tmp_path: Path, run: Path) -> Directory:
         directory.scenario(arm).parent.mkdir(parents=True, exist_ok=True)
         directory.scenario(arm).write_text(f"command: {HOME}/x\n")
         shutil.copytree(
-            (run / arm.id.rpartition(".")[0] / "latest").resolve(), directory.runs / arm.id / "1"
+            (run / arm.id.rpartition(".")[0] / "latest").resolve(),
+            directory.runs / arm.id / "1",
+            ignore=None if sealed else shutil.ignore_patterns("seal.json"),
         )
         one = PlayedArm(
             arm=arm,

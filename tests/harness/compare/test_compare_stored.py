@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands.unreported import unreported
+from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import NoRun, ScenarioError
 from trainchaos.harness.compare.result.model import Comparison
 from trainchaos.harness.compare.stored import compare_stored
+from trainchaos.harness.gating.baseline import load
 
 SCENARIO = """version: 1
 name: stored
@@ -85,9 +87,10 @@ def test_a_record_that_cannot_be_counts_for_nothing(first: Path, tmp_path: Path,
 @pytest.mark.slow
 def test_two_versions_of_one_strategy_are_told_apart(first: Path, tmp_path: Path) -> None:
     second = run(tmp_path, "runs", recoveries="hot-spare")
-    facts = json.loads((second / "results.json").read_text())
-    facts["system"]["versions"]["torch"] = "0.1"
-    (second / "results.json").write_text(json.dumps(facts))
+    facts = json.loads((second / "system.json").read_text())
+    facts["versions"]["torch"] = "0.1"
+    (second / "system.json").write_text(json.dumps(facts))
+    (second / "seal.json").unlink()
     made = compared(first, second)
     labels = [stack.label for stack in made.stacks]
     assert len(set(labels)) == 3 and labels[1] == "checkpoint-restart"
@@ -115,6 +118,20 @@ def test_what_is_no_run_or_holds_no_fault_is_an_error(first: Path, tmp_path: Pat
     control = run(tmp_path, "runs", faults="", recoveries="hot-spare")
     with pytest.raises(ScenarioError, match="no faulted arm"):
         compared(control)
-    (control / "results.json").unlink()
-    with pytest.raises(NoRun, match=r"results.json"):
-        compared(control)
+
+
+@pytest.mark.parametrize("text", ["", "edited"])
+def test_what_results_json_says_is_not_believed(first: Path, tmp_path: Path, text: str) -> None:
+    edited = Path(shutil.copytree(first, tmp_path / "runs" / first.name))
+    said = (edited / "results.json").read_text()
+    other = said.replace('"completed"', '"interrupted"').replace('"sim: ', '"none: ')
+    assert other != said
+    (edited / "results.json").write_text(other if text else "")
+    made, true = compared(edited), compared(first)
+    assert [trial.recovery for trial in made.trials] == [trial.recovery for trial in true.trials]
+    assert (made.cells, made.fidelity) == (true.cells, true.fidelity)
+    saved = []
+    for run in (first, edited):
+        assert invoke(["baseline", "save", str(run), "-o", str(tmp_path / "b.json")]) == 0
+        saved.append(load(tmp_path / "b.json"))
+    assert saved[0] == saved[1]

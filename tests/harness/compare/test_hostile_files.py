@@ -193,8 +193,7 @@ SOME = (
     "a link",
 )  # where another command reads the file the same way
 READ: list[tuple[str, str, tuple[str, ...]]] = [
-    ("runs/files/r/results.json", "compare RUN --runs AWAY", EVERYTHING),
-    ("runs/files/r/results.json", "gate RUN", ("a pipe", "10 GB")),
+    ("runs/files/r/results.json", "gate RUN", EVERYTHING),
     ("runs/files/r/scenario.resolved.yaml", "compare RUN --runs AWAY", SOME),
     ("runs/files/r/scenario.resolved.yaml", "baseline save RUN -o AWAY/b.json", EVERYTHING),
     ("runs/files/r/ledger.jsonl", "heal RUN", EVERYTHING),

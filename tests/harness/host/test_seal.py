@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.decided import decided
 from trainchaos.chaos.cli import invoke
+from trainchaos.chaos.events.event import Event
 from trainchaos.harness.host import seal
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
@@ -22,6 +24,16 @@ workload: {kind: gpt, ranks: 2, steps: 20}
 recovery: {strategy: hot-spare}
 faults: [{id: k, kind: process-kill, target: {rank: 1}, at: {step: 8}}]
 launcher: {kind: sim}
+"""
+
+REAL = """
+version: 1
+name: sealed
+seed: 5
+workload: {{kind: mlp, ranks: 2, steps: 12}}
+recovery: {{strategy: checkpoint-restart}}
+faults: [{{id: k, kind: process-kill, target: {{rank: 1}}, at: {{step: 6}}}}]
+launcher: {{kind: {launcher}}}
 """
 
 
@@ -63,7 +75,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a value": (lambda run: edit(a_log(run)), "orchestrator.jsonl was changed"),
     "a line twice": (lambda run: double(a_log(run)), "orchestrator.jsonl was changed"),
     "half a log": (lambda run: cut(a_log(run)), "orchestrator.jsonl was changed"),
@@ -75,6 +87,10 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "an arm more": (
         lambda run: shutil.copytree(a_log(run).parent, run / "events/recovery.r9.faulted") and None,
         "was added",
+    ),
+    "an arm that is not planned": (
+        lambda run: (run / "events/recovery.r9.faulted").mkdir(),
+        "does not plan the arm events/recovery.r9.faulted",
     ),
     "the scenario": (
         lambda run: (
@@ -162,3 +178,83 @@ def test_a_run_that_was_interrupted_is_sealed_as_far_as_it_got(run: Path) -> Non
     assert found.state == "partial" and found.root != whole.root
     edit(a_log(run))
     assert seal.check(RunDirectory(run)).state == "broken"
+
+
+def first_line(log: Path) -> Event:
+    return Event.from_line(log.read_text().partition("\n")[0])
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("launcher", ["local", "agents"])
+def test_each_log_begins_with_the_id_of_its_run(tmp_path: Path, launcher: str) -> None:
+    (tmp_path / "s.yaml").write_text(REAL.format(launcher=launcher))
+    assert decided(tmp_path / "s.yaml", tmp_path / "runs") == 0
+    run = (tmp_path / "runs/sealed/latest").resolve()
+    logs = list(run.glob("events/*/*.jsonl"))
+    sealed = json.loads((run / "seal.json").read_text())["run"]
+    found = {log.stem: first_line(log).data["run"] for log in logs}
+    assert set(found) >= {"orchestrator", "w0", "w1", "w2"} and set(found.values()) == {sealed}
+    assert seal.check(RunDirectory(run)).state == "whole"
+    seal.Sealer(RunDirectory(run)).close()
+    assert len(seal.check(RunDirectory(run)).problems) == len(logs), "sealed as another run"
+
+
+def test_a_log_of_another_run_is_named(run: Path) -> None:
+    log = a_log(run)
+    name = log.relative_to(run).as_posix()
+    assert "run" not in first_line(log).data, "the logs of a simulation are the same for a seed"
+    sealer = seal.Sealer(RunDirectory(run))
+    for other, problems in ((sealer.token, []), ("0" * 32, [f"{name} is of another run"])):
+        first, rest = log.read_text().split("\n", 1)
+        begun = json.loads(first)
+        begun["data"]["run"] = other
+        log.write_text(f"{json.dumps(begun)}\n{rest}")
+        sealer.close()
+        assert seal.check(RunDirectory(run)).problems == problems
+
+
+@pytest.mark.parametrize("sealed", ["not", "anew"])
+def test_an_arm_that_is_not_planned_leaves_the_verdict_open(run: Path, sealed: str) -> None:
+    shutil.copytree(a_log(run).parent, run / "events/default.r1.faulted")
+    (run / "seal.json").unlink()
+    if sealed == "anew":
+        seal.Sealer(RunDirectory(run)).close()
+    code, results = judged(run)
+    assert (code, results.verdict) == (3, "inconclusive")
+    assert results.seal.problems == ["the scenario does not plan the arm events/default.r1.faulted"]
+    assert results.seal.problems[0] in results.reason
+    assert judged(run, "--unsealed")[0] == 0
+    assert invoke(["baseline", "save", str(run), "-o", str(run / "b.json")]) == 2
+
+
+def test_an_edited_baseline_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "baseline.json"
+    show, gate = ["baseline", "show", str(path)], ["gate", str(run), "--baseline", str(path)]
+    assert invoke(["baseline", "save", str(run), "-o", str(path)]) == 0
+    saved = json.loads(path.read_text())
+    assert saved["root"] == json.loads((run / "seal.json").read_text())["root"]
+    path.write_text(json.dumps(dict(reversed(saved.items()))))
+    assert invoke(show) == 0 and f"sealed as sha256:{saved['root']}" in capsys.readouterr().out
+    assert invoke([*gate, "--allow-inconclusive"]) == 0
+    assert "not sealed" not in capsys.readouterr().out
+    for name in set(saved) - {"kind", "schema_version"}:
+        path.write_text(json.dumps(saved | {name: "another"}))
+        for command in (show, gate):
+            assert invoke(command) == 2, name
+            assert f"{path} was changed after it was saved" in capsys.readouterr().err
+
+
+def test_a_baseline_without_a_digest_says_so(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "baseline.json"
+    assert invoke(["baseline", "save", str(run), "-o", str(path)]) == 0
+    older = json.loads(path.read_text())
+    del older["root"], older["digest"]
+    path.write_text(json.dumps(older))
+    assert invoke(["baseline", "show", str(path)]) == 0
+    assert "digest    not sealed: it has no digest" in capsys.readouterr().out
+    assert invoke(["gate", str(run), "--baseline", str(path), "--allow-inconclusive"]) == 0
+    assert "warning: the baseline is not sealed" in capsys.readouterr().out

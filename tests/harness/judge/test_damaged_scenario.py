@@ -4,6 +4,7 @@ that has just been played is not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,9 @@ SPOIL: dict[str, Callable[[str], str]] = {
     "no YAML": lambda text: "{\0[",
     "cells of another type": lambda text: text.replace("cells:", "cells: 3\nothers:"),
     "a size that no model has": lambda text: text.replace("params: {}", "params: {size: 7b}"),
+    "a parameter that its fault has not": lambda text: re.sub(
+        r"(kind: process-kill\n +params: ){}", r"\1{zork: 1}", text
+    ),
     "a word for a seed": lambda text: text.replace("seed: ", "seed: many #"),
 }
 COMMANDS = (

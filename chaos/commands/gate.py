@@ -333,6 +333,7 @@ def show(file: Path, form: str) -> int:
 
 
 def _as_text(found: Baseline) -> str:
+    from trainchaos.chaos.events.figures import interval
     from trainchaos.harness.judge.verdict.gates import quantity
 
     machine = ", ".join(f"{name} {value}" for name, value in found.machine.items() if value)
@@ -349,8 +350,8 @@ def _as_text(found: Baseline) -> str:
         lines.append(f"{name}")
         for metric, values in cell.metrics.items():
             median = quantity(values.median, values.unit, values.better)
-            ends = (quantity(end, "ratio", values.better) for end in (values.min, values.max))
-            lines.append(f"  {metric:20}  median {median}  [{', '.join(ends)}]  n={values.counted}")
+            ends = interval((values.min, values.max), values.unit)
+            lines.append(f"  {metric:20}  median {median}  {ends}  n={values.counted}")
     return "\n".join(
         "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines
     )

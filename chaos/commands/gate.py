@@ -85,7 +85,7 @@ def gate(run: Path, unsealed: bool, root: str, form: str, quiet: bool, **choices
     """Judge a stored run by confidence bounds, for continuous integration; see docs/ci.md.
 
     Fails only if a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md into
-    the run directory, and its verdict at the top of report.html.
+    the run directory, and all reports again, with its verdict.
     """
     from trainchaos.harness.host.rundir import open_run
     from trainchaos.harness.judge.verdict.judge import judge
@@ -169,7 +169,7 @@ def _conclude(
     from trainchaos.harness.gating import gate as gates
     from trainchaos.harness.gating.looks import look
     from trainchaos.harness.judge.verdict.judge import write_results
-    from trainchaos.reports import html, junit, markdown
+    from trainchaos.reports import html, junit, markdown, render_all
 
     shown, code, summary = results, results.exit_code, directory.root / "summary.md"
     if gating:
@@ -184,8 +184,11 @@ def _conclude(
             directory.root / "gate.md",
         )
         allowed = bool(choices["allow_inconclusive"]) and not results.refused
-        junit.write(directory, shown, directory.root / "gate.xml", allow_inconclusive=allowed)
-        markdown.write(directory, shown, summary, decided.notes)
+        for name in ("gate.xml", "junit.xml"):
+            junit.write(directory, shown, directory.root / name, allow_inconclusive=allowed)
+        for name in ("gate.md", "summary.md"):
+            markdown.write(directory, shown, directory.root / name, decided.notes)
+        render_all(directory, shown, but=("html", "junit", "markdown"))
         html.render(directory, results, shown)
         _say(decided, results.source, form=form, quiet=quiet, err=err)
         if code == errors.EXIT_INCONCLUSIVE and allowed:

@@ -222,15 +222,21 @@ def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> 
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
 def analyze(run: Path, unsealed: bool, root: str, form: str, quiet: bool, verbose: bool) -> int:
     """Judge a stored run again from its event logs alone, and rewrite its results.json; where that
-    changes, its reports too.
+    changes, or a gate wrote its reports, these too.
     """
     from trainchaos.harness.host.rundir import open_run
     from trainchaos.reports import render_all
 
     before = _text(open_run(run).results)
     directory, results = _judged(run, quiet=quiet, unsealed=unsealed, root=root)
-    if before and before != _text(directory.results):
+    changed, gated = before != _text(directory.results), (directory.root / "gate.json").exists()
+    if before and (changed or gated):
         render_all(directory, results)
+    if changed and gated:
+        say(
+            f"gate.json, gate.xml and gate.md are older than this verdict: chaos gate {run}",
+            err=True,
+        )
     _show(results, directory, form=form, quiet=quiet, verbose=verbose)
     return results.exit_code
 

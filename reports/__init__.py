@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from trainchaos.chaos import plugins
@@ -32,13 +33,14 @@ def render(name: str, run: RunDirectory, results: Results) -> Path:
     return path
 
 
-def render_all(run: RunDirectory, results: Results) -> list[Path]:
-    """Write all reports and return their paths, in order of their names, but the page last, which
-    links to the others. A plugin from outside that fails is named on standard error, and keeps no
-    other report from being written.
+def render_all(run: RunDirectory, results: Results, but: Collection[str] = ()) -> list[Path]:
+    """Write all reports ``but`` these, and return their paths, in order of their names, but the
+    page last, which links to the others. A plugin from outside that fails is named on standard
+    error, and keeps no other report from being written.
     """
     written = []
-    for source in sorted(plugins.sources(plugins.REPORTS), key=lambda one: one.name == _PAGE):
+    wanted = [one for one in plugins.sources(plugins.REPORTS) if one.name not in but]
+    for source in sorted(wanted, key=lambda one: one.name == _PAGE):
         try:
             written.append(render(source.name, run, results))
         except Exception as error:

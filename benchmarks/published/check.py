@@ -217,7 +217,7 @@ def _measured(
 ) -> Figure:
     # A time is rounded up; a ratio that shows another stack slower, in that stack's favour.
     better = "higher" if "times " in metric and median > 1 else "lower"
-    low_high = tuple(figures.number(value, better) for value in interval) if interval else None
+    low_high = figures.enclosing(*interval) if interval else None
     return Figure(
         of=of,
         fault=fault,

@@ -85,7 +85,7 @@ def gate(run: Path, unsealed: bool, root: str, form: str, quiet: bool, **choices
     """Judge a stored run by confidence bounds, for continuous integration; see docs/ci.md.
 
     Fails only if a bound has crossed its limit. Writes gate.json, gate.xml (JUnit) and gate.md into
-    the run directory, and its verdict at the top of report.html.
+    the run directory, and all reports again, with its verdict.
     """
     from trainchaos.harness.host.rundir import open_run
     from trainchaos.harness.judge.verdict.judge import judge
@@ -169,7 +169,7 @@ def _conclude(
     from trainchaos.harness.gating import gate as gates
     from trainchaos.harness.gating.looks import look
     from trainchaos.harness.judge.verdict.judge import write_results
-    from trainchaos.reports import html, junit, markdown
+    from trainchaos.reports import html, junit, markdown, render_all
 
     shown, code, summary = results, results.exit_code, directory.root / "summary.md"
     if gating:
@@ -184,8 +184,11 @@ def _conclude(
             directory.root / "gate.md",
         )
         allowed = bool(choices["allow_inconclusive"]) and not results.refused
-        junit.write(directory, shown, directory.root / "gate.xml", allow_inconclusive=allowed)
-        markdown.write(directory, shown, summary, decided.notes)
+        for name in ("gate.xml", "junit.xml"):
+            junit.write(directory, shown, directory.root / name, allow_inconclusive=allowed)
+        for name in ("gate.md", "summary.md"):
+            markdown.write(directory, shown, directory.root / name, decided.notes)
+        render_all(directory, shown, but=("html", "junit", "markdown"))
         html.render(directory, results, shown)
         _say(decided, results.source, form=form, quiet=quiet, err=err)
         if code == errors.EXIT_INCONCLUSIVE and allowed:
@@ -341,6 +344,7 @@ def show(file: Path, form: str) -> int:
 
 
 def _as_text(found: Baseline) -> str:
+    from trainchaos.chaos.events.figures import interval
     from trainchaos.harness.gating.baseline import UNSEALED
     from trainchaos.harness.judge.verdict.gates import quantity
 
@@ -361,8 +365,8 @@ def _as_text(found: Baseline) -> str:
         lines.append(f"{name}")
         for metric, values in cell.metrics.items():
             median = quantity(values.median, values.unit, values.better)
-            ends = (quantity(end, "ratio", values.better) for end in (values.min, values.max))
-            lines.append(f"  {metric:20}  median {median}  [{', '.join(ends)}]  n={values.counted}")
+            ends = interval((values.min, values.max), values.unit)
+            lines.append(f"  {metric:20}  median {median}  {ends}  n={values.counted}")
     return "\n".join(
         "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines
     )

@@ -144,13 +144,14 @@ def _compared_lines(found: Projection, width: int | None) -> list[str]:
 
 
 def _row(found: Projection, row: Projected) -> tuple[str, ...]:
+    from trainchaos.chaos.events.figures import enclosing
     from trainchaos.reports.projection.words import named
 
     return (
         f"{row.gpus}",
         named(found, row.strategy),
         f"{row.goodput:.4f}",
-        f"{row.low:.4f} to {row.high:.4f}",
+        " to ".join(enclosing(row.low, row.high, decimals=4)),
         "-" if row.closed is None else f"{row.closed:.4f}",
         f"{row.failures:.1f}",
         f"{row.lost_gpu_hours:.0f} GPU-h",

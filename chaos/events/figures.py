@@ -13,8 +13,14 @@ COUNT_UNITS = frozenset(
 _ROUNDING = {"lower": ROUND_CEILING, "higher": ROUND_FLOOR, "neither": ROUND_HALF_EVEN}
 
 
-def number(value: float | None, better: str = "neither", finest: float = 0.0) -> str:
-    """Three significant digits, none finer than ``finest``. Infinity is "never".
+def number(
+    value: float | None,
+    better: str = "neither",
+    finest: float = 0.0,
+    decimals: int | None = None,
+) -> str:
+    """Three significant digits, none finer than ``finest``; or that many ``decimals``. Infinity is
+    "never".
 
     ``better`` rounds against us: a time up, a goodput down.
     """
@@ -22,10 +28,13 @@ def number(value: float | None, better: str = "neither", finest: float = 0.0) ->
         return MISSING
     if math.isinf(value):
         return NEVER if value > 0 else "−∞"
-    if value == 0:
-        return "0"
     # Nine digits first, or the noise of binary fractions (0.1 + 0.2) would round 0.3 up to 0.301.
     exact = Decimal(f"{value:.8e}")
+    if decimals is not None:
+        step = Decimal(1).scaleb(-decimals)
+        return f"{exact.quantize(step, rounding=_ROUNDING[better]) + 0:,f}"
+    if value == 0:
+        return "0"
     if finest and abs(value) < finest:
         return f"<{finest:g}"
     quantum = max(Decimal(1).scaleb(exact.adjusted() - 2), Decimal(str(finest)))
@@ -62,3 +71,23 @@ def with_unit(value: float | None, unit: str, better: str = "neither") -> str:
     """A value with its unit; "never" and a missing value carry none."""
     text = quantity(value, unit, better)
     return text if text in (MISSING, NEVER) or unit in ("", "1", "ratio") else f"{text} {unit}"
+
+
+def enclosing(
+    low: float | None, high: float | None, unit: str = "ratio", decimals: int | None = None
+) -> tuple[str, str]:
+    """The ends of a range as text, without their unit: the lower one rounded down, the upper one
+    up, so that the range as shown encloses all values.
+    """
+    if decimals is not None:
+        return number(low, "higher", decimals=decimals), number(high, "lower", decimals=decimals)
+    return quantity(low, unit, "higher"), quantity(high, unit, "lower")
+
+
+def interval(
+    ends: tuple[float | None, float | None] | None,
+    unit: str = "ratio",
+    decimals: int | None = None,
+) -> str:
+    """``[low, high]`` of a range, see ``enclosing``; "" if there is none."""
+    return "[{}, {}]".format(*enclosing(*ends, unit, decimals)) if ends is not None else ""

@@ -16,11 +16,13 @@ from typing import Any
 from pydantic import Field
 
 from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.events.figures import COUNT_UNITS
 from trainchaos.chaos.files import write_whole
 from trainchaos.harness.gating.baseline import Baseline
 from trainchaos.harness.gating.bounds import LEVEL
 from trainchaos.harness.gating.clauses import ClauseDecision, decide, is_statistical
 from trainchaos.harness.gating.looks import ONE, Looks
+from trainchaos.harness.gating.power import SEEN, least_seen
 from trainchaos.harness.gating.regression import Tolerance, compare, is_open, tolerance_of
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.figures import Metric, Model
@@ -130,7 +132,11 @@ def gate(
         planned=looks.planned,
         looks=len(looks.looks),
         extended=looks.extended,
-        notes=[*_settled(verdict, clauses), *_notes(looks, chancy, share, len(results.timed))],
+        notes=[
+            *_settled(verdict, clauses),
+            *(_seen(pairs, share) if level else ()),
+            *_notes(looks, chancy, share, len(results.timed)),
+        ],
         baseline=against.baseline.run_id if against else None,
         warnings=[*(against.warnings if against else ()), *warnings],
         clauses=clauses,
@@ -193,6 +199,32 @@ def _notes(looks: Looks, family: int, share: float, cells: int) -> list[str]:
     if not family or not looks.level:
         known = "no clause that chance can break has any level"
     return [known, *([looks.words] if looks.words else [])]
+
+
+def _seen(pairs: Sequence[_Pair], share: float) -> list[str]:
+    """Note on the changes for the worse that the comparisons with the baseline can show; of a
+    metric of several cells, the largest of these. Counts have none: the seed decides them.
+    """
+    least: dict[str, float] = {}
+    for pair in (one for one in pairs if one.then.unit not in COUNT_UNITS):
+        found = least_seen(pair.now, pair.then, pair.tolerance, share)
+        if found is not None:
+            least[pair.name] = max(found, least.get(pair.name, 0.0))
+    known = [f"{name} by {_percents(by)}" for name, by in least.items() if math.isfinite(by)]
+    blind = [name for name, by in least.items() if math.isinf(by)]
+    notes = []
+    if known:
+        first, *others = known
+        said = f"a change for the worse of {first} or more would be seen {round(10 * SEEN)} times"
+        notes.append(f"{said} of 10{''.join(f', of {one}' for one in others)}")
+    if blind:
+        notes.append(f"no change of {', '.join(blind)} would be seen, however large: repeat more")
+    return notes
+
+
+def _percents(share: float) -> str:
+    """Rounded up, as the smaller change would be seen less often."""
+    return f"{math.ceil(100 * share - 1e-9)} %"
 
 
 def _settled(verdict: str, clauses: Sequence[GateClause]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError
+from trainchaos.chaos.events.figures import interval
 from trainchaos.harness.gating.bounds import LEVEL, pairs_to_settle, shift_bounds, shift_rank
 from trainchaos.harness.gating.clauses import ClauseDecision
 from trainchaos.harness.judge.figures import Metric
@@ -174,4 +175,4 @@ def _middle(ordered: Sequence[float]) -> float:
 
 def _between(ratios: Sequence[float], n: int, m: int, level: float) -> str:
     rank = shift_rank(n, m, 0.025)
-    return f" [{ratios[rank - 1]:.3g}, {ratios[-rank]:.3g}]" if rank else ""
+    return f" {interval((ratios[rank - 1], ratios[-rank]))}" if rank else ""

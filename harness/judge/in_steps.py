@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainchaos.chaos.events.figures import number, with_unit
+from trainchaos.chaos.events.figures import enclosing, number, with_unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,8 @@ def beside(observed_s: float | None, step_s: Sequence[float | None], better: str
     known = sorted(one for one in step_s if one is not None)
     if not known:
         return ""
-    low, high = number(known[0]), with_unit(known[-1], "s")
-    between = f"steps of {low} to {high}" if f"{low} s" != high else f"a step of {high}"
+    between = f"a step of {with_unit(known[0], 's')}"
+    if number(known[0]) != number(known[-1]):
+        between = "steps of {} to {} s".format(*enclosing(known[0], known[-1]))
     ended = observed_s is not None and math.isfinite(observed_s)
     return f" ({with_unit(observed_s, 's', better)}, {between})" if ended else f" ({between})"

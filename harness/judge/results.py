@@ -125,6 +125,13 @@ class NodeResult(Model):
     clock_bound_s: float = Field(description="largest error of its ranks' times; 0: one clock")
 
 
+class Arrivals(Model):
+    """See ``harness.judge.evidence.arrivals.arrivals_of``."""
+
+    fired: int
+    due: int
+
+
 class ArmResult(Model):
     """One run of training: faulted or control. ``events``: its log directory relative to the run
     directory.
@@ -151,6 +158,9 @@ class ArmResult(Model):
     provisioned_ranks: int
     invariants: dict[str, Finding]
     nodes: list[NodeResult] = Field(default_factory=list)
+    arrivals: dict[str, Arrivals] = Field(
+        default={}, description="of each fault that comes at times that are drawn or traced"
+    )
     others: float | None = Field(
         default=None,
         description="processors of its machine that other programs used, on average, if much",

@@ -14,6 +14,7 @@ from trainchaos.reports.content.figures import (
     MISSING,
     few,
     flatten,
+    interval,
     median_of,
     number,
     pairs,
@@ -127,7 +128,7 @@ def _outcome(cell: CellSummary) -> str:
 def _time(metric: Metric | None) -> str:
     if metric is None or metric.median is None:
         return ""
-    between = " [{}, {}]".format(*(number(v, "lower") for v in metric.ci95)) if metric.ci95 else ""
+    between = f" {interval(metric.ci95)}" if metric.ci95 else ""
     return with_unit(metric.median, metric.unit, metric.better) + between + few(metric)
 
 
@@ -147,11 +148,7 @@ def _ratios(facts: ComparisonFacts) -> Iterator[str]:
     body = []
     for ratio in (*facts.comparison.ratios, *facts.comparison.same):
         better = "higher" if (ratio.value or 0) > 1 else "lower"
-        between = (
-            "[{}, {}]".format(*(number(v, better) for v in ratio.interval))
-            if ratio.interval
-            else MISSING
-        )
+        between = interval(ratio.interval) or MISSING
         body.append(
             (
                 *(ratio.label, ratio.against, ratio.family, ratio.metric),

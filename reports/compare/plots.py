@@ -14,7 +14,7 @@ from trainchaos.harness.judge.incident import PHASE_NAMES
 from trainchaos.reports.compare.facts import ComparisonFacts, listed
 from trainchaos.reports.compare.shapes import AxisScale, curves, points, ruler, shares, slug, spans
 from trainchaos.reports.compare.words import exact, median
-from trainchaos.reports.content.figures import number, percent, plural
+from trainchaos.reports.content.figures import number, percent, percents, plural
 
 _CLASSES = (
     "useful",
@@ -198,8 +198,7 @@ def _wall_finding(family: str, found: dict[str, dict[str, float]]) -> str:
             if name != "useful":
                 lost[name] = lost.get(name, 0.0) + seconds
     useful = [split["useful"] / (sum(split.values()) or 1.0) for split in found.values()]
-    low, high = percent(min(useful)), percent(max(useful))
-    lead = f"{family}: useful time is {low}" + (f" to {high}" if low != high else "")
+    lead = f"{family}: useful time is {percents(min(useful), max(useful))}"
     return (
         f"{lead}; most of the rest is {_words(max(lost, key=lambda n: lost[n]))}" if lost else lead
     )

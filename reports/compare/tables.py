@@ -24,7 +24,7 @@ from trainchaos.reports.compare.table import (
     text,
 )
 from trainchaos.reports.compare.words import COST_UNIT, exact, figure, interval, median
-from trainchaos.reports.content.figures import MISSING, plural
+from trainchaos.reports.content.figures import MISSING, enclosing, plural
 
 
 def scorecard(facts: ComparisonFacts, families: Sequence[str]) -> Table:
@@ -87,7 +87,7 @@ def _time(cell: CellSummary) -> Markup:
         return Markup('<span class="quiet under">{}</span>').format(word)
     never = " never" if math.isinf(cell.recovery.median) else ""
     return Markup('<span class="time{}">{} <small class="quiet">{}</small></span>').format(
-        never, median(cell.recovery, unit=True), interval(cell.recovery.ci95, "lower")
+        never, median(cell.recovery, unit=True), interval(cell.recovery.ci95)
     )
 
 
@@ -143,7 +143,7 @@ def _ratio(facts: ComparisonFacts, label: str, family: str) -> TableCell:
     shown = Markup('<span class="time">{}{} <small class="quiet">{}</small></span>').format(
         figure(ratio.value, better=better),
         "×" if ratio.value is not None and math.isfinite(ratio.value) else "",
-        interval(ratio.interval, better),
+        interval(ratio.interval),
     )
     guess = "at least" if ratio.says == "too few" else "about"
     more = f", {guess} {ratio.needed} would settle it" if ratio.needed else ""
@@ -205,16 +205,12 @@ def _goodput(facts: ComparisonFacts, label: str, family: str) -> TableCell:
     without = Markup("")
     if controls:
         low, high = min(controls), max(controls)
-        shown = figure(low, better="higher")
-        shown = (
-            shown
-            if low == high
-            else Markup("{} to {}").format(shown, figure(high, better="higher"))
-        )
+        ends = map(exact, (low, high), enclosing(low, high))
+        shown = figure(low, better="higher") if low == high else Markup("{} to {}").format(*ends)
         without = Markup('<span class="quiet under">without the fault {}</span>').format(shown)
     content = Markup('<span class="time">{} <small class="quiet">{}</small></span>{}{}').format(
         median(cell.goodput),
-        interval(cell.goodput.ci95, "higher"),
+        interval(cell.goodput.ci95),
         without,
         _goodput_ratio(facts, label, family),
     )

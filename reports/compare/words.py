@@ -11,7 +11,15 @@ from trainchaos.harness.compare.result.statistics import EVERY
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.measure import METRICS
 from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts, listed
-from trainchaos.reports.content.figures import MISSING, NEVER, few, number, plural, quantity
+from trainchaos.reports.content.figures import (
+    MISSING,
+    NEVER,
+    enclosing,
+    few,
+    number,
+    plural,
+    quantity,
+)
 
 COST_UNIT = METRICS["failure_cost"].unit
 """Unit of a failure's cost: each rank has one GPU if there are any, so the price of a GPU hour
@@ -47,11 +55,11 @@ def median(metric: Metric | None, unit: bool = False) -> Markup:
     return exact(metric.median, quantity(metric.median, metric.unit, metric.better)) + few(metric)
 
 
-def interval(bounds: tuple[float, float] | None, better: str = "neither") -> Markup:
+def interval(bounds: tuple[float, float] | None) -> Markup:
     """``[low, high]``; empty if there is none, or if both ends are infinite."""
     if bounds is None or math.isinf(bounds[0]):
         return Markup("")
-    return Markup("[{}, {}]").format(*(exact(v, number(v, better)) for v in bounds))
+    return Markup("[{}, {}]").format(*map(exact, bounds, enclosing(*bounds)))
 
 
 def findings(facts: ComparisonFacts) -> list[Markup]:
@@ -114,7 +122,7 @@ def _multiple(facts: ComparisonFacts, label: str, family: str, times: float) -> 
     """``1.82 times [1.08, 2.53] as long``."""
     better = "higher" if times > 1 else "lower"
     ratio = facts.ratio(label, family)
-    bounds = interval(ratio.interval, better) if ratio is not None else Markup("")
+    bounds = interval(ratio.interval) if ratio is not None else Markup("")
     said = exact(times, number(times, better))
     return Markup("{} times {}as long").format(said, bounds + " " if bounds else "")
 

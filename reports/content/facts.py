@@ -167,7 +167,9 @@ def phase_medians(incidents: Iterable[Incident]) -> dict[str, float]:
 
 
 def tallies(results: Results) -> list[str]:
-    """Counts of what held: ``4 of 5 SLAs``, invariants, and faults landed and healed."""
+    """Counts of what held: ``4 of 5 SLAs``, invariants, and faults landed and healed; and of the
+    arrivals of a fault, how many fired of those that were due in all arms.
+    """
     invariants = [f for cell in results.cells for f in cell.invariants.values()]
     parts = []
     if results.slas:
@@ -178,6 +180,10 @@ def tallies(results: Results) -> list[str]:
         parts.append(
             _of((i.landed and i.healed for i in results.faults), "fault") + " landed and healed"
         )
+    for name in dict.fromkeys(name for arm in results.arms for name in arm.arrivals):
+        mine = [arm.arrivals[name] for arm in results.arms if name in arm.arrivals]
+        fired, due = sum(one.fired for one in mine), sum(one.due for one in mine)
+        parts.append(f"{fired} of {plural(due, 'arrival')} of {name} fired")
     return parts
 
 

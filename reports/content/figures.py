@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 from unicodedata import category
 
-from trainchaos.chaos.events.figures import MISSING, NEVER, counted, number, quantity, with_unit
+from trainchaos.chaos.events.figures import (
+    MISSING,
+    NEVER,
+    counted,
+    enclosing,
+    interval,
+    number,
+    quantity,
+    with_unit,
+)
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.results import LEAST_RANK_HOURS, FalseAlarms, Survival
 
@@ -20,13 +29,16 @@ __all__ = [
     "align",
     "count_of",
     "counted",
+    "enclosing",
     "few",
     "flatten",
+    "interval",
     "median_of",
     "number",
     "pairs",
     "parse_clause",
     "percent",
+    "percents",
     "plural",
     "quantity",
     "range_of",
@@ -78,8 +90,7 @@ def range_of(metric: Metric | None) -> str:
     """``[min, max]`` of a metric; empty with fewer than two values."""
     if metric is None or metric.n < 2:
         return ""
-    low, high = (quantity(v, metric.unit, metric.better) for v in (metric.min, metric.max))
-    return f"[{low}, {high}]"
+    return interval((metric.min, metric.max), metric.unit)
 
 
 def percent(ratio: float) -> str:
@@ -87,11 +98,18 @@ def percent(ratio: float) -> str:
     return f"{number(ratio * 100)} %"
 
 
+def percents(low: float, high: float) -> str:
+    """Ratios from ``low`` to ``high`` as percentages: ``93.1 % to 95 %``, or one that all are."""
+    if percent(low) == percent(high):
+        return percent(low)
+    return "{} % to {} %".format(*enclosing(low * 100, high * 100))
+
+
 def survived(one: Survival | None) -> str:
-    """``3 of 4: 75 % [19.4 %, 99.4 %]``; empty without data. The lower bound is rounded down."""
+    """``3 of 4: 75.0 % [19.4 %, 99.4 %]``; empty without data."""
     if one is None or one.probability is None:
         return ""
-    between = f"[{int(one.low * 1000) / 10:g} %, {percent(one.high)}]"
+    between = "[{} %, {} %]".format(*enclosing(one.low * 100, one.high * 100))
     return f"{one.survived} of {one.arms}: {percent(one.probability)} {between}"
 
 

@@ -9,13 +9,15 @@ from trainchaos.harness.judge.checkers.job.observed import LOSSES
 from trainchaos.harness.judge.checkers.job.values import NOT_RESTORED
 from trainchaos.harness.judge.evidence.evidence import WARNING
 from trainchaos.harness.judge.figures import Metric
-from trainchaos.harness.judge.measure.measure import per_arm
+from trainchaos.harness.judge.measure.samples import LEAST_OF_MEDIAN, per_arm
 from trainchaos.harness.judge.results import CellResult, Results, Spares, Survival
 from trainchaos.reports.content.facts import labels
 from trainchaos.reports.content.figures import (
     MISSING,
     alarms,
     counted,
+    enclosing,
+    interval,
     median_of,
     number,
     percent,
@@ -106,16 +108,11 @@ def to_see(results: Results) -> list[str]:
 
 def _row(metric: Metric) -> tuple[str, ...]:
     arms = len(per_arm(metric.values, metric.arms))
-    between = ""
-    if metric.ci95:
-        between = "[{}, {}]".format(*(quantity(end, "ratio", metric.better) for end in metric.ci95))
     return (
         metric.unit,
-        *(
-            quantity(value, metric.unit, metric.better)
-            for value in (metric.median, metric.min, metric.max)
-        ),
-        between or "needs 6",
+        quantity(metric.median, metric.unit, metric.better),
+        *enclosing(metric.min, metric.max, metric.unit),
+        interval(metric.ci95) or f"needs {LEAST_OF_MEDIAN} repeats",
         _quantile(metric, "p95"),
         _quantile(metric, "p99"),
         metric.counted,
@@ -126,7 +123,7 @@ def _row(metric: Metric) -> tuple[str, ...]:
 def _quantile(metric: Metric, name: str) -> str:
     value = metric.p95 if name == "p95" else metric.p99
     if value is None:
-        return f"needs {samples_needed(name)}"
+        return f"needs {samples_needed(name)} repeats"
     return quantity(value, metric.unit, metric.better)
 
 
@@ -179,9 +176,7 @@ def _few(cell: CellResult) -> list[str]:
     recovery = cell.metrics.get("recovery_time")
     if recovery is not None and recovery.values:
         quantiles = ", ".join(f"{name} {_quantile(recovery, name)}" for name in ("p95", "p99"))
-        parts.append(
-            f"recovery {quantiles} arms" if recovery.p99 is None else f"recovery {quantiles}"
-        )
+        parts.append(f"recovery {quantiles}")
     return parts
 
 

@@ -26,7 +26,7 @@ from trainchaos.reports.content.facts import (
     strategies,
     tallies,
 )
-from trainchaos.reports.content.figures import median_of, number, visible
+from trainchaos.reports.content.figures import interval, median_of, number, visible
 
 MAX_FAILURES = 20
 _HEAD = (
@@ -124,8 +124,8 @@ def _failures(results: Results) -> list[str]:
     for sla in failing[:MAX_FAILURES]:
         metric = next((c.metrics.get(sla.metric) for c in results.cells if c.id == sla.cell), None)
         better = metric.better if metric else "neither"
-        interval = median_ci95(per_arm(sla.values, sla.arms))
-        ci = " [{}, {}]".format(*(number(v, better) for v in interval)) if interval else ""
+        between = interval(median_ci95(per_arm(sla.values, sla.arms)))
+        ci = f" {between}" if between else ""
         lines.append(
             f"  {place(results, sla)}  {sla.cell}  {sla.metric}  {sla.clause}   "
             f"observed {sla.shown(better)}{ci}, n={sla.counted}"

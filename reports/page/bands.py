@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pandas as pd
 from matplotlib.axes import Axes
 
-from trainchaos.reports.content.figures import number
+from trainchaos.reports.content.figures import enclosing, number
 from trainchaos.reports.content.series import Pair
 from trainchaos.reports.page.svg import Band
 
@@ -60,4 +60,4 @@ def _parts(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def _span(low: float, high: float) -> str:
-    return f"{number(low)} to {number(high)}"
+    return " to ".join(enclosing(low, high))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from trainchaos.reports.content.figures import percent
+from trainchaos.reports.content.figures import percents
 from trainchaos.reports.page.plot import OTHER_LOOK, WIDE, Plot, legend
 from trainchaos.reports.page.svg import (
     FAULT,
@@ -99,10 +99,6 @@ def _wall_finding(table: pd.DataFrame) -> str:
     chosen = faulted if len(faulted) else table
     share = chosen["useful"] / chosen.sum(axis=1)
     rest = chosen.drop(columns="useful").sum()
-    low, high = percent(float(share.min())), percent(float(share.max()))
-    lead = (
-        f"Training that counts takes {low}"
-        + (f" to {high}" if high != low else "")
-        + " of the wall clock"
-    )
+    takes = percents(float(share.min()), float(share.max()))
+    lead = f"Training that counts takes {takes} of the wall clock"
     return f"{lead}; most of the rest is {rest.idxmax()}" if len(rest) and rest.max() > 0 else lead

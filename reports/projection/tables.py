@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainchaos.chaos.events.figures import enclosing
 from trainchaos.harness.projection.result import (
     Compared,
     Projected,
@@ -87,12 +89,12 @@ def _table(
 def _goodput(found: Projection) -> Table:
     cells: list[tuple[str, Cell]] = [
         ("goodput", lambda row: f"{row.goodput:.4f}"),
-        ("mean, 95 % interval", lambda row: f"{row.low:.4f} to {row.high:.4f}"),
-        ("5 to 95 % of jobs", lambda row: f"{row.worst:.4f} to {row.best:.4f}"),
+        ("mean, 95 % interval", lambda row: _to(row.low, row.high, 4)),
+        ("5 to 95 % of jobs", lambda row: _to(row.worst, row.best, 4)),
         ("formula", lambda row: DASH if row.closed is None else f"{row.closed:.4f}"),
         ("ETTR", lambda row: f"{row.ettr:.4f}"),
         ("days to finish", lambda row: _days(row.finish_days)),
-        ("days, 5 to 95 % of jobs", lambda row: _range(row.spreads["finish_days"], _days)),
+        ("days, 5 to 95 % of jobs", lambda row: _days_of(row.spreads["finish_days"])),
     ]
     note = (
         "ETTR: spares not in the denominator. Days to finish: what takes"
@@ -132,14 +134,14 @@ def _failures(found: Projection) -> Table:
 
     cells: list[tuple[str, Cell]] = [
         ("failures", lambda row: f"{row.failures:,.1f}"),
-        ("failures, 5 to 95 % of jobs", lambda row: _range(row.spreads["failures"], _count)),
+        ("failures, 5 to 95 % of jobs", lambda row: _range(row.spreads["failures"])),
         ("MTBF", lambda row: span(row.mtbf_s)),
         ("checkpoint each", lambda row: span(row.interval_s)),
         ("a recovery", lambda row: span(row.stall_s)),
         ("all in all", lambda row: span(row.recovery_s)),
         (f"{unit} done again", lambda row: counted(row.again)),
         (f"{unit} lost", lambda row: counted(row.short)),
-        (f"{unit} lost, 5 to 95 % of jobs", lambda row: _range(row.spreads["short"], counted)),
+        (f"{unit} lost, 5 to 95 % of jobs", lambda row: _range(row.spreads["short"], batch or 1)),
     ]
     if found.spares:
         needed = {one.gpus: one for one in found.spares}
@@ -158,8 +160,8 @@ def _paid(found: Projection) -> Table:
     cells: list[tuple[str, Cell]] = [
         ("GPU-hours paid", lambda row: f"{row.gpu_hours:,.0f}"),
         ("lost", lambda row: f"{row.lost_gpu_hours:,.0f}"),
-        ("mean, 95 % interval", lambda row: _sure(row.spreads["lost_gpu_hours"], _count)),
-        ("5 to 95 % of jobs", lambda row: _range(row.spreads["lost_gpu_hours"], _count)),
+        ("mean, 95 % interval", lambda row: _sure(row.spreads["lost_gpu_hours"])),
+        ("5 to 95 % of jobs", lambda row: _range(row.spreads["lost_gpu_hours"])),
         ("a second of detection", lambda row: _small(row.second_gpu_hours)),
     ]
     note = (
@@ -173,8 +175,8 @@ def _money(found: Projection) -> Table:
     cells: list[tuple[str, Cell]] = [
         ("price", lambda row: _count(row.price)),
         ("lost", lambda row: _count(row.lost_price)),
-        ("mean, 95 % interval", lambda row: _sure(row.spreads["lost_price"], _count)),
-        ("5 to 95 % of jobs", lambda row: _range(row.spreads["lost_price"], _count)),
+        ("mean, 95 % interval", lambda row: _sure(row.spreads["lost_price"])),
+        ("5 to 95 % of jobs", lambda row: _range(row.spreads["lost_price"])),
         ("a second of detection", lambda row: _small(row.second_price or 0.0)),
     ]
     note = f"At {found.setting.price:g} a GPU-hour."
@@ -185,12 +187,23 @@ def _needed(one: SparesNeeded) -> str:
     return "more than a million" if one.spares is None else f"{one.spares:,}"
 
 
-def _sure(spread: Spread, said: Callable[[float | None], str]) -> str:
-    return f"{said(spread.low)} to {said(spread.high)}"
+def _sure(spread: Spread) -> str:
+    return _to(spread.low, spread.high)
 
 
-def _range(spread: Spread, said: Callable[[float | None], str]) -> str:
-    return f"{said(spread.least)} to {said(spread.most)}"
+def _range(spread: Spread, unit: int = 1) -> str:
+    low, high = (None if end is None else end * unit for end in (spread.least, spread.most))
+    return _to(low, high)
+
+
+def _days_of(spread: Spread) -> str:
+    """A job that never ends takes infinitely many days."""
+    low, high = (math.inf if end is None else end for end in (spread.least, spread.most))
+    return _to(low, high, 1)
+
+
+def _to(low: float | None, high: float | None, decimals: int = 0) -> str:
+    return " to ".join(enclosing(low, high, decimals=decimals))
 
 
 def _count(value: float | None) -> str:

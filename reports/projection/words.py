@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainchaos.chaos.events.figures import enclosing
 from trainchaos.harness.projection.result import BreakEven, Compared, Projected, Projection
 from trainchaos.reports.content.figures import percent
 
@@ -205,13 +206,14 @@ def compared_figures(one: Compared) -> tuple[str, ...]:
     interval, and the residual.
     """
     low, high = one.measured_low, one.measured_high
+    measured = "–" if low is None else " to ".join(enclosing(low, high, decimals=4))
     return (
         f"{one.ranks}",
         one.strategy,
         f"{one.projected:.4f}",
-        f"{one.low:.4f} to {one.high:.4f}",
+        " to ".join(enclosing(one.low, one.high, decimals=4)),
         f"{one.mean:.4f}",
         f"{len(one.measured)}",
-        "–" if low is None else f"{low:.4f} to {high:.4f}",
+        measured,
         f"{one.residual:+.4f}",
     )

@@ -76,9 +76,10 @@ def test_the_page_shows_them(shown: Shown) -> None:
         "full rate",
         "redundant",
         "2 of 3",
-        "66.7 % [9.4 %",
+        "66.7 % [9.43 %",
         "too few hours (3 needed), below 59.9 with 95 %",
-        "needs 59",
+        "needs 6 repeats",
+        "needs 59 repeats",
         "mfu is absent: no peak is stated for processors",
         "rank-hours a failure",
         "312",
@@ -99,7 +100,7 @@ def test_the_summary_shows_them(shown: Shown) -> None:
     for words in (
         "### Metrics",
         "time_to_redundancy",
-        "needs 299",
+        "needs 299 repeats",
         "### Rates over all arms",
         "too few hours (3 needed), below 59.9",
     ):
@@ -113,9 +114,9 @@ def test_a_terminal_shows_them(shown: Shown) -> None:
     assert "mfu is absent: no peak is stated for processors" in text
     assert (
         "a failure costs 0.500 rank-hours" in text
-        and "recovery p95 needs 59, p99 needs 299 arms" in text
+        and "recovery p95 needs 59 repeats, p99 needs 299 repeats" in text
     )
-    assert "survived 2 of 3, 66.7 % [9.4 %" in text
+    assert "survived 2 of 3, 66.7 % [9.43 %" in text
     assert (
         "false alarms 0 in 0.05" in text
         and "(per hour: too few hours (3 needed), below 59.9 with 95 %)" in text

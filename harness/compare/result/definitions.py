@@ -50,47 +50,64 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
         "detection_time": _of("t_detected - t_injected", acts.incidents_of),
         "recovery_time": _of("t_new - t_injected", incidents.incident_of),
         "time_to_full_rate": _of(
-            "t_end(s) - t_injected, of the first s at or after the first new step with"
+            "t_end(s) - t_injected, of the first s of L at or after the first new step (of those"
+            " that end after the fault, if nothing stood still) with"
             f" median(rate(s), ..., rate(s + {measure.FULL_RATE_STEPS - 1})) >= {measure.FULL_RATE}"
-            " x B / T",
+            " x B / T; rate(s) = samples of s / (time(s) - stall(s - 1) - evaluation(s - 1));"
+            f" infinite if {measure.FULL_RATE_STEPS} steps or more are left and no s does, no value"
+            " if fewer are left",
             measure.measure,
         ),
-        "time_to_redundancy": _of("t_whole - t_injected", redundancy.time_to_redundancy),
+        "time_to_redundancy": _of(
+            "t_whole - t_injected; infinite if there is no t_whole, but no value if a process was"
+            " still starting at the end",
+            redundancy.time_to_redundancy,
+        ),
         "failure_cost": _of(
             "P x recovery_time / 3600; 0 where nothing stood still", cost.failure_cost
         ),
         "steps_lost": _of(
             "max(0, s_high - s_restored), one value for each rollback", acts.lost_once
         ),
-        "samples_lost": _of("|R - L| + B x steps never done, as multisets", measure.account),
+        "samples_lost": _of(
+            "|R - L| + B x steps never done, as multisets; no value of a command", measure.account
+        ),
         "samples_duplicated": _of("|L - R| of samples that are in R", measure.account),
         "samples_skipped": _of(
-            "samples of R that the supervisor said are left out", measure.account
+            "samples of the order up to the last step of L that are not in R", measure.account
         ),
         "checkpoint_stall": _of(
-            "pause after a saved step - median pause after others", pauses.checkpoint_stalls
+            "stall(s) of each step s that is saved; the last one of a generation has none",
+            pauses.checkpoint_stalls,
         ),
         "replicas_diverged": _of("count of failures with cause diverged", digests.diverged),
         "saves_failed": _of("count of checkpoint_failed", measure.measure),
         "alarms_unexplained": _of(
-            "count of health_alarm of no place that an earlier fault_injected hit",
+            "count of health_alarm of no place that an earlier fault_injected hit; of one that"
+            " names no place, before any fault_injected",
             alarms.unexplained,
         ),
         "step_time": _of(
-            "median over L of (t_end(s) - t_end(s - 1) - checkpoint stall - evaluation)",
+            "median over L of (time(s) - stall(s - 1) - evaluation(s - 1))",
             measure.measure,
         ),
         "steady_overhead": _of("step_time / step_time of the bare loop", measure.measure),
         "goodput": _of(
-            "U / W, with U = sum over L of min(T x samples / B, time) x N / P", partition.partition
+            "U / W, with U = N / P x sum over the contexts c of"
+            " min(sum over c of T x samples of s / B, sum over c of kept(s)); 0 if the job gave up"
+            " or its time was up",
+            partition.partition,
         ),
-        "ettr": _of("sum over L of (time of s - checkpoint stall) / W", partition.partition),
+        "ettr": _of("sum over L of kept(s) / W", partition.partition),
         "mfu": _of("F x B / (step_time x peak)", flops.mfu),
         "throughput": _of("samples of L / W", measure.measure),
         "abort_time": _of("t_parked - t_detected", incidents.incident_of),
         "regroup_time": _of("t_grouped - t_parked", incidents.incident_of),
         "restore_time": _of("t_stated - t_grouped", incidents.incident_of),
-        "redo_time": _of("t(s_high committed again) - t_stated", incidents.incident_of),
+        "redo_time": _of(
+            "t(s_high committed again) - t_stated; 0 if the job never fell below s_high",
+            incidents.incident_of,
+        ),
     }
 )
 RATES: Mapping[str, Formula] = MappingProxyType(
@@ -155,33 +172,73 @@ SYMBOLS = (
         "L, R",
         (
             "the lineage, whose steps survive to the end; the reference order of samples up to its"
-            " last step"
+            " last step, without what the supervisor decided to leave out before the generation of"
+            " a step began"
         ),
     ),
     ("W", "wall time of the arm, run_started to run_finished"),
     (
+        "t_end(s), time(s)",
+        (
+            "the last member's commit of s; t_end(s) - t_end(s - 1), of a generation's first step"
+            " since its members held their state. A command's step ends with its first report, and"
+            " steps between two reports are spread evenly"
+        ),
+    ),
+    (
+        "pause(s), evaluation(s)",
+        (
+            "from rank 0's commit of s to its next batch, less the median of those after steps that"
+            " are neither saved nor evaluated, at least 0; what of it is an evaluation due after s,"
+            " at most its planned length"
+        ),
+    ),
+    ("stall(s)", "of a saved step (checkpoint_saving): pause(s) - evaluation(s); of others 0"),
+    ("kept(s)", "time(s) - stall(s - 1), at least 0: a stall may be longer than its step"),
+    (
+        "c",
+        (
+            "a context, into which the steps of L fall: by a world smaller than N, else while a"
+            " lasting fault acts undetected, else neither"
+        ),
+    ),
+    (
         "T",
         (
-            "ideal time of a step: the median of the control arm's, else of this arm's before its"
-            " first fault"
+            "ideal time of a step: the median of time(s) - stall(s - 1) - evaluation(s - 1) over"
+            " those of the control arm's L, else of this arm's that end before its first fault,"
+            " that have a world of N; the first step of each generation is left out if there are"
+            " others"
         ),
     ),
     (
         "t_new",
         (
             "the job's first commit of a step beyond s_high, by a generation formed after the"
-            " failure, even if a later rollback discards it"
+            " failure, even if a later rollback discards it. The job commits a step when the last"
+            " member does, or, if a member died first, when a later generation is ready that"
+            " resumes at or beyond it. Of a command: of a step that new ones follow"
         ),
     ),
-    ("s_high", "the highest step that any rank had committed before the failure"),
+    (
+        "s_high",
+        "the highest step that any rank of the generation that failed, or of one before, committed",
+    ),
     ("s_restored", "the lowest step that a generation resumed at before t_new"),
     (
         "t_parked, t_grouped, t_stated",
-        "survivors stand still; the last group is formed; all members hold their state",
+        (
+            "survivors stand still (or the decision, where they are not kept); of the generation of"
+            " t_new, the last group is formed and all members hold their state. None is later than"
+            " t_new, nor earlier than the one before it"
+        ),
     ),
     (
         "t_whole",
-        "a generation of N ranks is ready, and as many processes wait as there were spares",
+        (
+            "since the first generation formed after the fault is ready: the first moment at which"
+            " the newest one has N ranks and as many processes wait as there were spares"
+        ),
     ),
     (
         "F, peak",

@@ -77,7 +77,8 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
             "samples", "arm", "samples the lineage holds more often than the order does"
         ),
         "checkpoint_stall": _seconds(
-            "checkpoint", "pause of training after a checkpointed step beyond the usual one"
+            "checkpoint",
+            "pause of training after a checkpointed step beyond the usual one and an evaluation",
         ),
         "samples_skipped": _lower(
             "samples",
@@ -87,7 +88,7 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         "replicas_diverged": _lower(
             "replicas",
             "arm",
-            "ranks found to hold another state than the others, or all of them without a majority",
+            "ranks found to hold another state than most; without a majority, 1 for all of them",
         ),
         "saves_failed": _lower(
             "saves", "arm", "checkpoints that could not be saved; the next interval tries again"
@@ -100,7 +101,7 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         ),
         "step_time": _seconds(
             "arm",
-            "median duration of the surviving steps, checkpoint stalls and evaluations left out",
+            "median duration of the surviving steps, without checkpoint stalls and evaluations",
             clocks=2,
         ),
         "steady_overhead": _lower(
@@ -108,12 +109,15 @@ METRICS: Mapping[str, MetricDef] = MappingProxyType(
         ),
         "goodput": _higher(
             "ratio",
-            "useful samples x ideal time per sample / (wall time x provisioned ranks); 0 if the job"
-            " did not finish",
+            "useful samples x ideal time per sample, at most the time they took, / (wall time x"
+            " provisioned ranks); 0 if the job did not finish",
             clocks=2,
         ),
         "ettr": _higher(
-            "ratio", "effective training time ratio: time in surviving steps / wall time", clocks=2
+            "ratio",
+            "effective training time ratio: time in surviving steps, checkpoint stalls left out,"
+            " / wall time",
+            clocks=2,
         ),
         "mfu": _higher(
             "ratio",

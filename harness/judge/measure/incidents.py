@@ -2,8 +2,8 @@
 act together).
 
 ``recovery_time`` runs from the injection to the job's first commit, by a generation formed after
-the failure, of a step beyond every step that any rank had committed before, even if a later
-rollback discards that step. Counting a commit by a single rank as "before" can only lengthen it. It
+the failure, of a step beyond every step that any rank of earlier generations committed, even if a
+later rollback discards that step. Counting a commit by a single rank can only lengthen it. It
 is infinite if the job hung, gave up or kept corrupted values. It has no value if the fault was
 masked, or if the job completed and no step was left to commit after the failure.
 

@@ -11,8 +11,8 @@ and ``spare_idle`` is wall x spares / P.
 
 A step run whose result the final lineage does not hold is ``recomputation``. Of a surviving one,
 the extra pause of rank 0 after a checkpoint step (its gap between commit and next batch, less its
-median gap elsewhere) is ``checkpoint_save``. What remains is set against the ideal (the control
-arm's median step time, scaled by samples / global_batch) summed per context: a world smaller than
+median gap elsewhere, at most the step) is ``checkpoint_save``. What remains is set against the
+ideal (``ideal_of``, scaled by samples / global_batch) summed per context: a world smaller than
 asked for (excess is ``degraded_world``), a lasting undetected fault (``straggling``), or neither
 (``other``; evaluations between steps are in it). Data time beyond the control's median, within that
 excess, is ``data``. Useful time of a context is the smaller of its ideal and its actual sum: a run
@@ -86,8 +86,9 @@ class WallTimePartition:
 def ideal_of(
     history: History, control: History | None, episodes: Sequence[Episode]
 ) -> Ideal | None:
-    """The ideal step: from the control arm, else from this arm's own steps in a full world before
-    the first fault.
+    """The ideal step: the median of the control arm's surviving steps in a full world, else of this
+    arm's own before the first fault; without the first step of each generation, if there are
+    others.
     """
     source = control or history
     first = (

@@ -17,6 +17,8 @@ from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.catalogue import METRICS
 
+LEAST_OF_MEDIAN = 6
+"""With fewer arms their median has no interval."""
 _OF_A_RECOVERY = (
     "recovery_time",
     "failure_cost",

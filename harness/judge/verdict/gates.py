@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.events.figures import counted, with_unit
+from trainchaos.chaos.events.figures import counted, interval, with_unit
 from trainchaos.chaos.scenario.model import Cell, SlaCheck
 from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause, samples_needed
 from trainchaos.harness.judge.in_steps import InSteps, beside, error_in_steps, in_steps
@@ -199,13 +199,8 @@ def quantity(value: float | None, unit: str, better: str = "neither") -> str:
 def _observed(
     value: float, unit: str, better: str, values: Sequence[float], arms: Sequence[int]
 ) -> str:
-    interval = median_ci95(per_arm(values, arms))
-    between = (
-        " [{}, {}]".format(*(quantity(end, "ratio", better) for end in interval))
-        if interval
-        else ""
-    )
-    return f"{quantity(value, unit, better)}{between}"
+    between = interval(median_ci95(per_arm(values, arms)))
+    return f"{quantity(value, unit, better)}{' ' if between else ''}{between}"
 
 
 def judge_cell(

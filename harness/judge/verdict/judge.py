@@ -23,6 +23,7 @@ from trainchaos.harness.host import seal
 from trainchaos.harness.host.rundir import RunDirectory, read_resolved, read_system
 from trainchaos.harness.judge.checkers.job import observed
 from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher, refuse_wrong_params
+from trainchaos.harness.judge.evidence.arrivals import arrivals_of
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.flops import mfu, work_of
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels
@@ -336,6 +337,9 @@ def _arm_result(arm: JudgedArm) -> ArmResult:
         provisioned_ranks=history.info.ranks + history.info.spares,
         invariants={name: f for name, f in arm.findings.items() if name not in left_out},
         nodes=nodes_of(arm.evidence.log),
+        arrivals=arrivals_of(
+            history, arm.measures.episodes, arm.cell.scenario.faults if arm.arm == "faulted" else ()
+        ),
         others=others_of(arm.evidence.log),
     )
 

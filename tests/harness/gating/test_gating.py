@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from trainchaos.harness.gating import gate as gate_module
 from trainchaos.harness.gating.baseline import Baseline, BaselineCell
 from trainchaos.harness.gating.bounds import LEVEL, next_beyond, values_to_predict
 from trainchaos.harness.gating.clauses import ClauseDecision, decide
@@ -469,7 +470,11 @@ def allowed(runs: int) -> float:
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("n", [5, 8, 20])
-def test_the_same_against_itself_is_red_in_one_gate_of_twenty_at_most(n: int) -> None:
+def test_the_same_against_itself_is_red_in_one_gate_of_twenty_at_most(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # what such a gate can see is no part of its verdict, and takes longer than that
+    monkeypatch.setattr(gate_module, "least_seen", lambda *asked: None)
     rng = random.Random(n)
     # the hardest case: no tolerance at all
     nothing = {name: tolerance_of("steps") for name in METRICS}

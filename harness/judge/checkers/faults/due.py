@@ -6,7 +6,8 @@ from bisect import bisect_left
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.scenario.fault import PHASES, FaultSpec, TraceSpec
+from trainchaos.chaos.scenario.fault import PHASES, FaultSpec
+from trainchaos.harness.judge.evidence.arrivals import arrives
 from trainchaos.harness.judge.evidence.evidence import Evidence
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import NS
@@ -31,7 +32,7 @@ def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
     """
     at = _planned_at(evidence, fault)
     refused = refusals(evidence, fault.id)
-    if _arrives(fault):
+    if arrives(fault):
         return _arrivals(evidence, fault, at.get("times_s") or [], fired, refused)
     if refused:
         return f"{fault.id}: {refused[0].data['reason']}"
@@ -45,7 +46,7 @@ def excused(evidence: Evidence, episode: Episode) -> bool:
     of the fault landed.
     """
     fault = evidence.fault(episode.fault)
-    if fault is None or episode.failed is None or not _arrives(fault):
+    if fault is None or episode.failed is None or not arrives(fault):
         return False
     others = (e for e in evidence.measures.episodes if e.fault == episode.fault)
     return str(episode.failed.data["reason"]).startswith(RUN_ENDED) and any(
@@ -82,15 +83,6 @@ def _planned_at(evidence: Evidence, fault: FaultSpec) -> dict[str, Any]:
         {**(event.data["at"] or {}), "ranks": (event.data["target"] or {}).get("ranks")}
         if event
         else {}
-    )
-
-
-def _arrives(fault: FaultSpec) -> bool:
-    at = fault.at
-    return (
-        at.mtbf is not None
-        or at.weibull is not None
-        or (isinstance(at.trace, TraceSpec) and bool(at.trace.times))
     )
 
 

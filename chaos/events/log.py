@@ -117,6 +117,11 @@ class Log:
         return next(self.of(kind), None)
 
     @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the files: gaps, torn or foreign lines, unexplained ends."""
+        return tuple(problem for log in self.actors.values() for problem in log.problems)
+
+    @property
     def unread(self) -> str:
         """Why a file was not read, in which case nothing is judged; "": all files were read."""
         return next((log.problems[0] for log in self.actors.values() if log.unread), "")

@@ -38,7 +38,7 @@ from trainchaos.harness.fuzz.play.play import (
 )
 from trainchaos.harness.host.rundir import RunDirectory, arm_id, write_resolved
 from trainchaos.harness.judge.checkers import OF_SUPERVISOR
-from trainchaos.harness.judge.record.lost_node_evidence import silenced
+from trainchaos.harness.judge.record.nodes import silenced
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.judge.verdict.judge import judge
 

@@ -26,7 +26,7 @@ from trainchaos.harness.judge.measure.digests import same_parameters
 from trainchaos.harness.judge.record.command_end import ended_ns
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import NS, Generation, History, StepRun
-from trainchaos.harness.judge.record.node_attribution import homes, nodes_hit
+from trainchaos.harness.judge.record.nodes import homes, nodes_hit
 from trainchaos.harness.judge.record.observed import grid_of, stride_of
 from trainchaos.harness.judge.record.reported import is_bad, spoilt_since
 from trainchaos.harness.judge.record.strength import strength_of

@@ -26,7 +26,7 @@ from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.episodes import episodes_of
 from trainchaos.harness.judge.record.history import NS, History, StepRun
 from trainchaos.harness.judge.record.lineage import history_of
-from trainchaos.harness.judge.record.lost_node_evidence import witnessed
+from trainchaos.harness.judge.record.nodes import witnessed
 from trainchaos.harness.judge.record.reference import due_in
 from trainchaos.recovery.data.order import without
 

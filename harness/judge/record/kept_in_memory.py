@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.chaos.fault.aftermath import OVER_WHEN_DONE
 from trainchaos.harness.judge.record.episode import Episode
-from trainchaos.harness.judge.record.node_attribution import homes, nodes_hit
+from trainchaos.harness.judge.record.nodes import homes, nodes_hit
 from trainchaos.recovery.checkpoint.memory import KEPT, ROLE
 
 PLACE = "memory"

@@ -33,7 +33,7 @@ from trainchaos.harness.judge.measure.reliability import false_alarms, spares_of
 from trainchaos.harness.judge.measure.samples import chances, why_absent
 from trainchaos.harness.judge.record.episodes import NEVER_FIRED
 from trainchaos.harness.judge.record.history import History
-from trainchaos.harness.judge.record.node_attribution import nodes_of
+from trainchaos.harness.judge.record.nodes import nodes_of
 from trainchaos.harness.judge.results import (
     ArmResult,
     CellResult,

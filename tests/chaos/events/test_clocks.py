@@ -56,17 +56,18 @@ def test_a_machine_of_the_same_boot_needs_no_measurement() -> None:
         )
     )
     log = on_nodes(script, Clock(ahead_ns=0), every_ms=None, boot=NEAR).log()
-    assert not log.clocks.problems()
+    assert not log.clocks.unsure()
     assert log.clock_bound_s == 0
 
 
 def test_a_clock_that_nobody_measured_is_inconclusive_and_never_a_pass() -> None:
-    from trainchaos.harness.judge.checkers import check_all
+    from trainchaos.harness.judge.checkers import OF_SUPERVISOR, check_all
 
     script = on_nodes(arms.hot_spare(), Clock(ahead_ns=0), every_ms=None)
     findings = check_all(evidence_of(script, [KILL]))
-    assert "pass" not in {finding.verdict for finding in findings.values()}
-    assert "host0), whose clock was never measured" in findings["evidence-complete"].witness
+    passing = {name for name, finding in findings.items() if finding.verdict == "pass"}
+    assert passing <= {*OF_SUPERVISOR}
+    assert "), whose clock was never measured" in findings["evidence-complete"].witness
 
 
 def test_a_clock_that_moved_more_than_measured_is_inconclusive() -> None:
@@ -76,7 +77,7 @@ def test_a_clock_that_moved_more_than_measured_is_inconclusive() -> None:
     log = script.log()
     assert any(
         "the clock of node 0 (host0) moved by 7.000 ms in 0.5 s" in problem
-        for problem in log.problems
+        for problem in log.clocks.unsure().values()
     )
 
 

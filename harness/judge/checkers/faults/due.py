@@ -144,11 +144,17 @@ def _later(fault: FaultSpec) -> bool:
 
 
 def _came_there(evidence: Evidence, planned: dict[str, Any], step: int) -> bool:
-    """Whether a rank that a fault was planned for got past its point of a step: it committed the
-    step, or, for a fault in its save, took the batch of the next one after it had saved.
+    """Whether a rank that a fault was planned for got past its point of a step: another fault hit
+    it later in the step, or it committed the step, or, for a fault in its save, it took the batch
+    of the next one after it had saved.
     """
     phases = {PHASES.index(phase) for at, phase in planned.get("points") or () if at == step}
     ranks, log = set(planned.get("ranks") or ()), evidence.log
+    for hit in log.of(Kind.FAULT_INJECTED):
+        rank, phase = (hit.data["target"] or {}).get("rank"), hit.data.get("phase")
+        there = hit.step == step and rank in ranks and phase in PHASES
+        if there and PHASES.index(phase) > max(phases, default=len(PHASES)):
+            return True
     kind, done = (Kind.BATCH_TAKEN, step + 1) if phases == {SAVE} else (Kind.STEP_COMMITTED, step)
     saved = {
         (e.actor, e.generation)

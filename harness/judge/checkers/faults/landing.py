@@ -20,7 +20,7 @@ from trainchaos.chaos.fault.build import build
 from trainchaos.chaos.plugins import FAULTS, load
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
 from trainchaos.harness.judge.record.episode import Episode
-from trainchaos.harness.judge.record.lost_node_evidence import silenced
+from trainchaos.harness.judge.record.nodes import silenced
 from trainchaos.harness.judge.results import Finding
 
 

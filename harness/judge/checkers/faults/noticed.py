@@ -22,7 +22,7 @@ from trainchaos.harness.judge.record.command_end import follows
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import Generation
 from trainchaos.harness.judge.record.kept_in_memory import keepers, lost_keepers
-from trainchaos.harness.judge.record.lost_node_evidence import taken_away
+from trainchaos.harness.judge.record.nodes import taken_away
 from trainchaos.harness.judge.record.split import changed_by, outvoted
 from trainchaos.harness.judge.results import Finding
 

@@ -15,7 +15,7 @@ from trainchaos.harness.judge.evidence.evidence import (
 )
 from trainchaos.harness.judge.measure.measure import account, skips_of
 from trainchaos.harness.judge.record.history import History, RunInfo, StepRun
-from trainchaos.harness.judge.record.lost_node_evidence import witnessed
+from trainchaos.harness.judge.record.nodes import witnessed
 from trainchaos.harness.judge.record.reference import due_in
 from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.data.order import without

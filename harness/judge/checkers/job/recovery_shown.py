@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
 from trainchaos.harness.judge.record.history import Generation, History
-from trainchaos.harness.judge.record.lost_node_evidence import silenced
+from trainchaos.harness.judge.record.nodes import silenced
 from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.policy.strategy import ANNOUNCED
 

@@ -16,7 +16,7 @@ from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.measure import measure
-from trainchaos.harness.judge.record.node_attribution import nodes_of
+from trainchaos.harness.judge.record.nodes import nodes_of
 from trainchaos.harness.judge.results import ArmResult, NodeResult, Results
 from trainchaos.harness.run.progress import describe
 from trainchaos.reports import html, markdown, trace

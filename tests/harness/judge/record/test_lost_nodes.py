@@ -12,7 +12,7 @@ from tests.support.clusters.nodelogs import Clock, on_nodes
 from tests.support.logs import RANKS, Line, Script
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 from trainchaos.harness.judge.checkers.faults.noticed import detection
-from trainchaos.harness.judge.record.lost_node_evidence import silenced
+from trainchaos.harness.judge.record.nodes import silenced
 
 
 def node_lost(*, tail: int = 27, said: bool = True) -> Script:

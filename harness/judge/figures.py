@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from trainchaos.chaos.events.figures import counted
 
@@ -16,12 +16,21 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _to_json(value: float | None) -> float | str | None:
-    return "Infinity" if value is not None and math.isinf(value) else value
+def _to_json(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    return value if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _from_json(value: Any) -> Any:
-    return math.inf if value == "Infinity" else value
+_NAMES = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+Number = Annotated[
+    float,
+    BeforeValidator(lambda value: _NAMES.get(value, value) if isinstance(value, str) else value),
+    PlainSerializer(_to_json),
+]
+"""A number that may be infinite (never recovered) or NaN (a loss); written as text in JSON, which
+has neither.
+"""
 
 
 class Metric(Model):
@@ -30,12 +39,12 @@ class Metric(Model):
     """
 
     unit: str
-    values: list[float]
+    values: list[Number]
     n: int
-    median: float | None
-    min: float | None
-    max: float | None
-    ci95: tuple[float, float] | None = Field(
+    median: Number | None
+    min: Number | None
+    max: Number | None
+    ci95: tuple[Number, Number] | None = Field(
         description="distribution-free interval of the median arm; None for fewer than 6 arms"
     )
     better: Literal["lower", "higher", "neither"] = "lower"
@@ -46,8 +55,8 @@ class Metric(Model):
     arms: list[int] = Field(
         default=[], description="repeat that each value is of; empty in older results"
     )
-    p95: float | None = Field(default=None, description="of arms; None for fewer than 59 of them")
-    p99: float | None = Field(default=None, description="of arms; None for fewer than 299 of them")
+    p95: Number | None = Field(default=None, description="of arms; None for fewer than 59 of them")
+    p99: Number | None = Field(default=None, description="of arms; None for fewer than 299 of them")
     of: int | None = Field(
         default=None,
         description=(
@@ -63,21 +72,3 @@ class Metric(Model):
     def counted(self) -> str:
         """How many values there are: ``3``, or ``2 of 3`` if an incident or an arm gave none."""
         return counted(self.n, self.of)
-
-    @field_validator("values", "ci95", mode="before")
-    @classmethod
-    def _read_all(cls, value: Any) -> Any:
-        return value if value is None else [_from_json(v) for v in value]
-
-    @field_validator("median", "min", "max", "p95", "p99", mode="before")
-    @classmethod
-    def _read(cls, value: Any) -> Any:
-        return _from_json(value)
-
-    @field_serializer("values", "ci95")
-    def _write_all(self, value: Any) -> Any:
-        return value if value is None else [_to_json(v) for v in value]
-
-    @field_serializer("median", "min", "max", "p95", "p99")
-    def _write(self, value: float | None) -> float | str | None:
-        return _to_json(value)

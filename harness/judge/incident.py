@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import Field, field_serializer, field_validator
+from pydantic import Field
 
-from trainchaos.harness.judge.figures import Model, _from_json, _to_json
+from trainchaos.harness.judge.figures import Model, Number
 
 PHASE_NAMES = ("detect", "abort", "regroup", "restore", "redo", "first step")
 
@@ -31,18 +31,9 @@ class Hit(Model):
     healed: bool
     outcome: str
     detected_by: str | None
-    detection_time: float | None
-    recovery_time: float | None
+    detection_time: Number | None
+    recovery_time: Number | None
     steps_lost: int
-
-    @field_validator("detection_time", "recovery_time", mode="before")
-    @classmethod
-    def _read(cls, value: Any) -> Any:
-        return _from_json(value)
-
-    @field_serializer("detection_time", "recovery_time")
-    def _write(self, value: float | None) -> float | str | None:
-        return _to_json(value)
 
 
 class Incident(Model):
@@ -66,10 +57,10 @@ class Incident(Model):
     healed: bool
     detected_by: str | None
     blamed_rank: int | None
-    detection_time: float | None = Field(
+    detection_time: Number | None = Field(
         description="seconds; Infinity: it did harm and was never noticed"
     )
-    recovery_time: float | None = Field(
+    recovery_time: Number | None = Field(
         description="seconds; Infinity: no recovery; None: masked, or no step was left to commit"
     )
     outcome: Literal[
@@ -95,10 +86,10 @@ class Incident(Model):
         description="largest error of recovery_time, for the clocks of the nodes",
     )
     hits: list[Hit] = Field(default=[], description="every target, where the act had several")
-    time_to_full_rate: float | None = Field(
+    time_to_full_rate: Number | None = Field(
         default=None, description="seconds; None: too few steps to tell"
     )
-    time_to_redundancy: float | None = Field(
+    time_to_redundancy: Number | None = Field(
         default=None,
         description="seconds; None: nothing was lost, or the arm ended too early to know",
     )
@@ -130,14 +121,3 @@ class Incident(Model):
     def never_recovered(self) -> bool:
         """Whether the job never recovered from it, so that all its work is lost."""
         return self.recovery_time == math.inf
-
-    @field_validator(
-        "detection_time", "recovery_time", "time_to_full_rate", "time_to_redundancy", mode="before"
-    )
-    @classmethod
-    def _read(cls, value: Any) -> Any:
-        return _from_json(value)
-
-    @field_serializer("detection_time", "recovery_time", "time_to_full_rate", "time_to_redundancy")
-    def _write(self, value: float | None) -> float | str | None:
-        return _to_json(value)

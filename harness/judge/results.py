@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_serializer, field_validator
+from pydantic import Field
 
 from trainchaos.chaos.events.figures import counted, with_unit
 from trainchaos.harness.host.seal import Sealed
-from trainchaos.harness.judge.figures import Metric, Model, _from_json, _to_json
+from trainchaos.harness.judge.figures import Metric, Model, Number
 from trainchaos.harness.judge.in_steps import beside, error_in_steps
 from trainchaos.harness.judge.incident import Incident
 
@@ -46,9 +46,9 @@ class SlaResult(Model):
     clause: str
     severity: Literal["fail", "warn"]
     verdict: Verdict
-    observed: float | None
+    observed: Number | None
     unit: str
-    values: list[float]
+    values: list[Number]
     detail: str
     line: int | None = Field(default=None, description="line of the clause in the scenario file")
     arms: list[int] = Field(
@@ -68,7 +68,7 @@ class SlaResult(Model):
             " Infinity"
         ),
     )
-    observed_s: float | None = Field(
+    observed_s: Number | None = Field(
         default=None, description="of a time bounded in steps: the same aggregate in seconds"
     )
 
@@ -93,24 +93,6 @@ class SlaResult(Model):
     def error(self, seconds: float) -> float:
         """An error of the metric's values, in the unit of these."""
         return error_in_steps(seconds, self.step_s) if self.step_s else seconds
-
-    @field_validator("values", mode="before")
-    @classmethod
-    def _read_all(cls, value: Any) -> Any:
-        return [_from_json(v) for v in value]
-
-    @field_validator("observed", "observed_s", mode="before")
-    @classmethod
-    def _read(cls, value: Any) -> Any:
-        return _from_json(value)
-
-    @field_serializer("values")
-    def _write_all(self, value: list[float]) -> list[Any]:
-        return [_to_json(v) for v in value]
-
-    @field_serializer("observed", "observed_s")
-    def _write(self, value: float | None) -> float | str | None:
-        return _to_json(value)
 
 
 class NodeResult(Model):

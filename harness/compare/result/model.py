@@ -4,35 +4,16 @@
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import Field
 
 from trainchaos.harness.compare.environments.stack import Way
-from trainchaos.harness.judge.figures import Metric, Model
+from trainchaos.harness.judge.figures import Metric, Model, Number
 from trainchaos.harness.judge.incident import PhaseSpan
 from trainchaos.harness.judge.results import FalseAlarms, Survival
 
 SCHEMA_VERSION = 1
-_NAMES = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
-
-
-def _to_json(value: float) -> float | str:
-    if math.isnan(value):
-        return "NaN"
-    return value if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-Number = Annotated[
-    float,
-    BeforeValidator(lambda value: _NAMES.get(value, value) if isinstance(value, str) else value),
-    PlainSerializer(_to_json),
-]
-"""A number that may be infinite (never recovered) or NaN (a loss); written as text in JSON, which
-has neither.
-"""
-
 OutcomeClass = Literal[
     "masked",
     "recovered",

@@ -47,17 +47,6 @@ def origins(history: History, hit: Iterable[str], since: int, until: int) -> dic
     return held
 
 
-def went_on_with(history: History, hit: Collection[str], since: int, step: int) -> bool:
-    """Whether anything was computed with the state that was changed in the ``hit`` processes at
-    this step: a later step, or a generation in which a member still held it. Otherwise the state
-    was gone before it could show.
-    """
-    if any(run.generation == since and run.step > step for run in history.runs):
-        return True
-    later = (one for one in history.worked if one.number > since)
-    return any(holders(history, hit, since, one.number) & set(one.members) for one in later)
-
-
 def outvoted(changed: Collection[str], generation: Generation | None, named: str | None) -> bool:
     """Whether the process ``named`` for differing held the right state, and most holders of the
     same part of the model a ``changed`` one. The majority decides which replica differs, so the

@@ -66,21 +66,8 @@ def _nothing_follows(tape: Tape) -> None:
 
 
 def _of_a_command(base: str) -> list[Mutation]:
-    old: dict[str, Any] = {"members": ["w0", "w1"]}
     return [
-        Mutation(
-            f"{base}: who had ended is started again",
-            base,
-            edit(STARTED, old, generation=2),
-            recovery_shown=FAIL,
-        ),
-        Mutation(
-            f"{base}: it goes on with fewer, and has as many",
-            base,
-            edit(STARTED, {"cause": "shrunk"}, generation=2),
-            recovery_shown=FAIL,
-        ),
-        Mutation(f"{base}: nothing follows a failure", base, _nothing_follows, recovery_shown=OPEN),
+        Mutation(f"{base}: nothing follows a failure", base, _nothing_follows, recovery_shown=OPEN)
     ]
 
 

@@ -23,8 +23,7 @@ _NEW_ONES = (Kind.PROCESS_SPAWNED, Kind.COMMAND_STARTED, Kind.STEP_REPORTED)
 def recovery_shown(evidence: Evidence) -> Finding:
     """Each failure of a member is followed by a generation without the lost process, whose new
     members got the state from a peer or a checkpoint; all restart from a checkpoint where the
-    strategy says so; and steps follow. For a command, the rank is restarted, or the job goes on
-    without it.
+    strategy says so; and steps follow. For a command, something was started or done after it.
     """
     history = evidence.history
     answered = [(failure, _answer(history, failure)) for failure in _of_members(history)]
@@ -33,9 +32,7 @@ def recovery_shown(evidence: Evidence) -> Finding:
     for failure, answer in answered:
         if answer is None:
             (lacking if history.info.observed else problems).extend(_unanswered(evidence, failure))
-        elif history.info.observed:
-            problems += _of_a_command(history, failure, answer)
-        else:
+        elif not history.info.observed:
             problems += _of_a_job(history, failure, answer)
     if problems:
         return failed(some(list(dict.fromkeys(problems))))
@@ -98,22 +95,6 @@ def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
     new = any(event.time_ns > failure.time_ns for event in history.log.of(*_NEW_ONES))
     if claimed and not new:
         yield f"{_label(failure)} is said to be recovered, and nothing was started or done after it"
-
-
-def _of_a_command(history: History, failure: Event, answer: Generation) -> Iterator[str]:
-    """Contradictions between a failure and the generation that answers it, as seen from outside."""
-    name, number = failure.data["process"], answer.number
-    before = history.generation(failure.generation)
-    old = set(before.members) if before else set()
-    if failure.data["cause"] == "exit" and name in answer.members:
-        yield f"{_label(failure)} ended, and is a member of generation {number}, which followed"
-    if answer.cause == "restart" and set(answer.members) <= old:
-        yield (
-            f"generation {number} is a restart after {_label(failure)}, and no member was started"
-            " for it"
-        )
-    elif answer.cause in ("shrunk", "resumed") and not set(answer.members) <= old:
-        yield f"generation {number} goes on after {_label(failure)} with others than were left"
 
 
 def _of_a_job(history: History, failure: Event, answer: Generation) -> Iterator[str]:

@@ -51,7 +51,6 @@ def membership(evidence: Evidence) -> Finding:
     for generation in history.generations:
         problems += _announced(evidence, generation)
     problems += [p for run in history.runs for p in _claimed(history, run)]
-    problems += _ranks_taken(history)
     sizes = " -> ".join(str(generation.world) for generation in history.generations)
     return verdict_of(problems, f"world size {sizes}, {history.info.spares} spares")
 
@@ -105,21 +104,6 @@ def _claimed(history: History, run: StepRun) -> list[str]:
     if run.done.said["rank"] == given and run.done.all_say("world", generation.world):
         return []
     return [problem for event in run.commits for problem in _wrong_rank(generation, event)]
-
-
-def _ranks_taken(history: History) -> list[str]:
-    """Events of members that name another rank than the one their generation gave them."""
-    places = {
-        g.number: {name: rank for rank, name in enumerate(g.members)} for g in history.generations
-    }
-    wrong = {
-        f"{event.actor} wrote {event.kind.value} as rank {event.data['rank']}, generation"
-        f" {event.generation} gave it another"
-        for event in history.log.of(Kind.BATCH_TAKEN, Kind.STATE_DIGEST)
-        if event.data["rank"]
-        != places.get(event.generation, {}).get(event.actor, event.data["rank"])
-    }
-    return sorted(wrong)
 
 
 def _wrong_rank(generation: Generation, event: Event) -> list[str]:

@@ -89,6 +89,12 @@ class TargetSpec(Strict):
     select: Literal["one", "all", "minority", "majority"] | CountTarget | PercentTarget = "one"
     exclude: Exclusion = Exclusion()
 
+    @model_validator(mode="after")
+    def _whole_replica(self) -> TargetSpec:
+        if self.replica is not None and "select" not in self.model_fields_set:
+            self.__dict__["select"] = "all"  # as if it had been written, in what is stored too
+        return self
+
 
 class WeibullSpec(Strict):
     """Gaps between arrivals with this mean (seconds) and shape; with a shape below 1, failures come

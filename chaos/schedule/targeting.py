@@ -200,7 +200,7 @@ def _select(
     free = [who for who in group if who not in out]
     if not free:
         raise TargetError(f"every {word} it could hit is excluded or protected", ("exclude",))
-    count = len(free) if _takes_all(fault.target) else _wanted(fault.target, len(group), word)
+    count = len(free) if fault.target.select == "all" else _wanted(fault.target, len(group), word)
     if count > len(free):
         also = (
             f" ({len(group) - len(free)} excluded or protected)" if len(free) < len(group) else ""
@@ -214,12 +214,6 @@ def _select(
     drawn = zip(draws((seed, fault.id, "target"), free), free, strict=True)
     ordered = heapq.nsmallest(count, drawn, key=lambda pair: pair[0])
     return sorted((who for _, who in ordered), key=lambda who: who[1])
-
-
-def _takes_all(target: TargetSpec) -> bool:
-    return target.select == "all" or (
-        target.replica is not None and "select" not in target.model_fields_set
-    )
 
 
 def _wanted(target: TargetSpec, size: int, word: str) -> int:

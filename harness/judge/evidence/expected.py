@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.plugins import FAULTS, STRATEGIES, load
-from trainchaos.chaos.scenario.model import Cell, FaultSpec, ResolvedRun, TargetSpec
+from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
 from trainchaos.chaos.schedule.trigger import triggers
 from trainchaos.harness.inject.occurrence import announcement
@@ -26,8 +26,7 @@ class Expected:
     """Expectations for one arm. ``repeat``, ``seed``: its identity, None if only its cell is known;
     ``spares``: the strategy's number; ``plan``: fault -> announcement due in the log, as made by
     ``harness.inject.occurrence.announcement``; ``most``: fault -> largest allowed number of
-    injections; ``or_else``: fault that hits a whole replica in ``plan`` -> its announcement if it
-    hits one rank of it; ``problem``: why a part of this could not be derived.
+    injections; ``problem``: why a part of this could not be derived.
     """
 
     repeat: int | None = None
@@ -35,7 +34,6 @@ class Expected:
     spares: int | None = None
     plan: Mapping[str, Facts] | None = None
     most: Mapping[str, int] | None = None
-    or_else: Mapping[str, Facts] = field(default_factory=dict)
     problem: str = ""
 
 
@@ -53,8 +51,7 @@ def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Exp
             spares = strategies[scenario.recovery.strategy](
                 **scenario.recovery.params
             ).spares_wanted
-        planned = _plan(cell, seed, spares, select="all") if arm == "faulted" else {}
-        other = _plan(cell, seed, spares, select="one") if arm == "faulted" else {}
+        planned = _plan(cell, seed, spares) if arm == "faulted" else {}
     except Exception as error:  # a scenario of another version may hold anything
         return Expected(repeat=repeat, seed=seed, problem=f"{type(error).__name__}: {error}")
     return Expected(
@@ -63,40 +60,17 @@ def expected_of(resolved: ResolvedRun, cell: Cell, repeat: int, arm: str) -> Exp
         spares=spares,
         plan={name: facts for name, (facts, _) in planned.items()},
         most={name: most for name, (_, most) in planned.items()},
-        or_else={
-            fault.id: other[fault.id][0] for fault in scenario.faults if _is_loose(fault) and other
-        },
     )
 
 
-def _plan(
-    cell: Cell, seed: int, spares: int, *, select: Literal["all", "one"]
-) -> dict[str, tuple[Facts, int]]:
-    """Fault -> announcement and largest number of injections. ``select``: the part of a replica to
-    hit where the scenario leaves it open.
-    """
+def _plan(cell: Cell, seed: int, spares: int) -> dict[str, tuple[Facts, int]]:
+    """Fault -> announcement and largest number of injections."""
     kinds = load(FAULTS, Fault)
-    faults = [
-        _of_replica(fault, select) if _is_loose(fault) else fault for fault in cell.scenario.faults
-    ]
-    scenario = cell.scenario.model_copy(update={"faults": faults})
-    plan = plan_scenario(scenario, kinds, seed=seed, spares=spares)
+    plan = plan_scenario(cell.scenario, kinds, seed=seed, spares=spares)
     return {
         each.id: (json.loads(json.dumps(announcement(each))), _most(each.planned))
-        for each in triggers(plan, kinds, ranks=scenario.workload.ranks)
+        for each in triggers(plan, kinds, ranks=cell.scenario.workload.ranks)
     }
-
-
-def _is_loose(fault: FaultSpec) -> bool:
-    """Whether it may hit a whole replica or one rank of it: a resolved scenario holds every
-    default, so it does not show whether ``select`` was written.
-    """
-    return fault.target.replica is not None and fault.target.select == TargetSpec().select
-
-
-def _of_replica(fault: FaultSpec, select: Literal["all", "one"]) -> FaultSpec:
-    """The fault with a target of the whole replica, or of one rank of it."""
-    return fault.model_copy(update={"target": fault.target.model_copy(update={"select": select})})
 
 
 def _most(planned: PlannedFault) -> int:

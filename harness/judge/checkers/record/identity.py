@@ -29,9 +29,8 @@ def identity(evidence: Evidence) -> Finding:
     expected = evidence.expected
     problems = [*_settings(evidence)]
     if expected.plan is not None:
-        plan = _drawn(evidence, expected.plan)
-        problems += list(_planned(evidence, plan))
-        problems += list(_injected(evidence, plan))
+        problems += _planned(evidence, expected.plan)
+        problems += _injected(evidence, expected.plan)
     if problems:
         return failed(some(problems))
     if expected.problem:
@@ -87,20 +86,6 @@ def _devices(evidence: Evidence) -> Iterator[str]:
         device = event.data.get("device")
         if device and event.data["role"] != KEEPER and not str(device).startswith(due):
             yield f"{event.data['process']} was started on {device}, the scenario asks for {due}"
-
-
-def _drawn(
-    evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]
-) -> Mapping[str, Mapping[str, Any]]:
-    """The plan; a fault on one rank of a replica replaces the drawn one where it was announced and
-    is an allowed alternative.
-    """
-    found = dict(plan)
-    for event in evidence.log.of(Kind.FAULT_PLANNED):
-        other = evidence.expected.or_else.get(event.data["fault"])
-        if other is not None and _plain(event.data["target"]) == other["target"]:
-            found[event.data["fault"]] = other
-    return found
 
 
 def _planned(evidence: Evidence, plan: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -4,14 +4,13 @@ checker is needed.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections import Counter
 
 import pytest
 
-from tests.mutations import tables
 from tests.mutations.bases import MAKERS, base, judged
+from tests.mutations.page import PAGE, with_list
+from tests.mutations.tables import all_mutations
 from tests.mutations.tape import Mutation
 from trainchaos.harness.judge.checkers import (
     BY_NAME,
@@ -20,18 +19,15 @@ from trainchaos.harness.judge.checkers import (
     FINISHED,
     OF_COMMANDS,
     OTHERWISE_OF_COMMANDS,
+    RETIRED,
     STEADY_STATE,
 )
 from trainchaos.harness.judge.checkers.job.observed import PROGRESS
 from trainchaos.harness.judge.results import merge
 
-LEAST = 170
+LEAST = 150
 OF_BASE = {"script": 25, "agents": 8, "compare": 20}
-CORPUS: list[Mutation] = [
-    mutation
-    for table in sorted(found.name for found in pkgutil.iter_modules(tables.__path__))
-    for mutation in importlib.import_module(f"tests.mutations.tables.{table}").MUTATIONS
-]
+CORPUS = all_mutations()
 WITH_OTHERS = "evidence-complete"
 """What is not whole is inconclusive for all others too."""
 REGISTERED = [
@@ -102,6 +98,12 @@ def test_there_are_enough_and_names_are_unique() -> None:
     assert {base: counts[base] for base in OF_BASE if counts[base] < OF_BASE[base]} == {}
     assert [name for name, count in Counter(m.name for m in CORPUS).items() if count > 1] == []
     assert {mutation.base for mutation in CORPUS} <= set(MAKERS)
+
+
+def test_the_page_lists_them() -> None:
+    text = PAGE.read_text()
+    assert with_list(text, CORPUS) == text, "python -m tests.mutations.page"
+    assert all(f"`{name}`" in text for name in (*CHECKERS, *RETIRED))
 
 
 def test_finished_is_what_is_said_without_liveness() -> None:

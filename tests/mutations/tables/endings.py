@@ -19,15 +19,6 @@ from tests.mutations.tape import (
 from trainchaos.chaos.events.log import Kind
 
 
-def _put(**values: Any) -> Change:
-    return each(Kind.STEP_COMMITTED, lambda data: data.update(values))
-
-
-def _expected(tape: Tape) -> None:
-    """A rank that a fault killed is said to have been asked to."""
-    edit(Kind.PROCESS_EXITED, {"expected": True}, expected=False)(tape)
-
-
 def raised(actor: str) -> Change:
     """A process says that it fails, and goes on as if it had not."""
 

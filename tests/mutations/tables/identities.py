@@ -11,7 +11,6 @@ from tests.mutations.tape import (
     Tape,
     edit,
     in_both,
-    in_control,
     the_injection,
 )
 from trainchaos.chaos.events.log import Kind
@@ -27,17 +26,6 @@ def _planned_at(step: int, phase: str) -> Change:
             row.data["at"]["points"] = [[step, phase]]
 
     return do
-
-
-def _one_more_spare(tape: Tape) -> None:
-    """Nobody declared it, and it is a rank by name."""
-    spare = tape.find(Kind.PROCESS_SPAWNED, role="spare")[0]
-    ended = tape.find(Kind.PROCESS_EXITED, process=spare.data["process"])[0]
-    tape.add(spare, data={"process": "w9", "pid": 99_999, "role": "worker"})
-    tape.add(
-        ended,
-        data={"process": "w9", "pid": 99_999, "last_seq": None, "asked_ns": 1, "expected": True},
-    )
 
 
 def injected(**values: object) -> Change:
@@ -60,17 +48,6 @@ def _on_node(node: int) -> Change:
     return lambda tape: the_injection(tape).data["target"].update(nodes=[node])
 
 
-def _with_processes(*names: str) -> Change:
-    return lambda tape: the_injection(tape).data["target"].update(processes=list(names))
-
-
-def _older(tape: Tape) -> None:
-    """Not the newest checkpoint was hit, which all say."""
-    hit = the_injection(tape, "rot")
-    hit.step = 8
-    hit.data["target"]["checkpoint"] = "step-00000008"
-
-
 def _of_another_member(tape: Tape) -> None:
     """The rank is the one planned, and the process another's."""
     the_injection(tape).data["target"]["process"] = "w1"
@@ -90,13 +67,7 @@ MUTATIONS = [
         identity=FAIL,
     ),
     Mutation("another seed", "checkpoint-restart", _started(seed=18), identity=FAIL),
-    Mutation("another repeat", "hot-spare", in_both(_started(repeat=1)), identity=FAIL),
-    Mutation(
-        "another cell", "drop-replica", in_both(_started(cell="recovery=hot-spare")), identity=FAIL
-    ),
-    Mutation("another launcher", "hot-spare", in_both(_started(launcher="local")), identity=FAIL),
     Mutation("fewer steps than planned", "hot-spare", in_both(_started(steps=30)), identity=FAIL),
-    Mutation("a larger batch", "hot-spare", in_both(_started(global_batch=48)), identity=FAIL),
     Mutation(
         "pauses called evaluations",
         "hot-spare",
@@ -106,19 +77,7 @@ MUTATIONS = [
     Mutation("spares are declared away", "hot-spare", in_both(_started(spares=0)), identity=FAIL),
     Mutation("the arms are swapped", "hot-spare", _swapped, identity=FAIL),
     Mutation(
-        "the control arm calls itself faulted",
-        "hot-spare",
-        in_control(_started(arm="faulted")),
-        identity=FAIL,
-    ),
-    Mutation(
         "the fault was planned elsewhere", "hot-spare", _planned_at(21, "forward"), identity=FAIL
-    ),
-    Mutation(
-        "the fault was planned at another step",
-        "hot-spare",
-        _planned_at(20, "backward"),
-        identity=FAIL,
     ),
     Mutation(
         "another fault was planned",
@@ -133,19 +92,12 @@ MUTATIONS = [
         identity=FAIL,
     ),
     Mutation(
-        "a plan of nothing",
-        "straggler",
-        edit(Kind.FAULT_PLANNED, {"fault": "other"}),
-        identity=FAIL,
-    ),
-    Mutation(
         "it hit another rank, which all say",
         "straggler",
         edit(Kind.FAULT_INJECTED, {"target": {"process": "w1", "rank": 1}}),
         identity=FAIL,
     ),
     Mutation("it hit another node, it is said", "node", _on_node(0), identity=FAIL),
-    Mutation("a node was hit in another step", "node", at_step(9), identity=FAIL),
     Mutation(
         "it hit another member than the rank's", "straggler", _of_another_member, identity=FAIL
     ),

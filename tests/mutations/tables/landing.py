@@ -87,10 +87,6 @@ def _works_while_it_hangs(tape: Tape) -> None:
         tape.add(like, time_ns=at, step=(like.step or 0) + number)
 
 
-def _landed_before_its_end(tape: Tape) -> None:
-    tape.find(LANDED)[0].time_ns = tape.find(EXIT)[0].time_ns - 1
-
-
 def _saved_on_it(tape: Tape) -> None:
     """A save that begins and ends on a disk that takes nothing."""
     landed, saved = tape.find(LANDED)[0], tape.find(Kind.CHECKPOINT_COMMITTED)[0]
@@ -122,11 +118,6 @@ def _no_log(tape: Tape) -> None:
     tape.drop(tape.find(None, actor="w2"))
 
 
-def _asked_before(tape: Tape) -> None:
-    """Its supervisor had asked for its end before the fault acted."""
-    tape.find(EXIT, process="w2")[0].data["asked_ns"] = the_injection(tape).time_ns - MS
-
-
 def _account_of(actor: str) -> Change:
     """The account of what was changed is another rank's."""
 
@@ -151,23 +142,6 @@ MUTATIONS = [
         "a killed rank writes after its end", "hot-spare", _word_after(COMMIT, "w2"), landing=FAIL
     ),
     Mutation("a killed rank trains on", "drop-replica", goes_on("w2"), landing=FAIL),
-    Mutation("a killed rank trains on, restart", "checkpoint-restart", goes_on("w2"), landing=FAIL),
-    Mutation("a killed rank trains on, memory", "memory", goes_on("w2"), landing=FAIL),
-    Mutation(
-        "a killed rank trains on, takeover", "takeover", _word_after(COMMIT, "w2"), landing=FAIL
-    ),
-    Mutation(
-        "a killed rank takes a batch",
-        "hot-spare",
-        _word_after(Kind.BATCH_TAKEN, "w2"),
-        landing=FAIL,
-    ),
-    Mutation(
-        "a killed rank saves",
-        "drop-replica",
-        _word_after(Kind.CHECKPOINT_SAVING, "w2"),
-        landing=FAIL,
-    ),
     Mutation(
         "a killed rank ended well",
         "hot-spare",
@@ -188,11 +162,6 @@ MUTATIONS = [
     ),
     Mutation(
         "another was reaped", "hot-spare", edit(EXIT, {"process": "w7"}, process="w2"), landing=OPEN
-    ),
-    Mutation("a killed rank had been asked to end", "hot-spare", _asked_before, landing=FAIL),
-    Mutation("a killed rank's end was expected", "hot-spare", _was_expected, landing=FAIL),
-    Mutation(
-        "it landed before the process ended", "drop-replica", _landed_before_its_end, landing=FAIL
     ),
     Mutation(
         "another rank was injected",
@@ -263,7 +232,6 @@ MUTATIONS = [
         landing=OPEN,
     ),
     Mutation("no exception was raised", "exception", drop(Kind.ERROR_RAISED), landing=FAIL),
-    Mutation("who raised trains on", "exception", goes_on("w2"), landing=FAIL),
     Mutation("the disk took what was written", "full disk", _shown(errno=None), landing=FAIL),
     Mutation("a save ends on a disk that takes nothing", "full disk", _saved_on_it, landing=FAIL),
     Mutation("who was lost decides", "takeover", _decides_headless, landing=FAIL),

@@ -17,7 +17,7 @@ from tests.mutations.tape import (
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 
 STARTED, DECIDED, HELD = Kind.GENERATION_STARTED, Kind.DECISION, Kind.STATE_READY
-BUILT_IN = ("drop-replica", "hot-spare", "checkpoint-restart", "takeover", "node", "hang", "agents")
+BUILT_IN = ("hot-spare", "checkpoint-restart", "agents")
 COMMANDS = ("script", "compare")
 _SURE = (
     Kind.FAULT_LANDED,
@@ -78,7 +78,7 @@ MUTATIONS = [
     ),
     *(
         Mutation(f"{base}: no step follows a recovery", base, _no_step, recovery_shown=FAIL)
-        for base in ("hot-spare", "checkpoint-restart", "takeover", "hang", "agents")
+        for base in ("hot-spare", "agents")
     ),
     Mutation(
         "a failure is not answered, and the job is done",

@@ -16,7 +16,7 @@ from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.event import Event
 from trainchaos.chaos.events.kinds import Kind
 from trainchaos.chaos.events.log import ORCHESTRATOR, read_log
-from trainchaos.harness.fuzz.damage import WAYS, Damage, DamageSearch, look, misjudged, places
+from trainchaos.harness.fuzz.damage import WAYS, Damage, DamageSearch, misjudged, places, replayed
 from trainchaos.harness.fuzz.draw.draw import World
 from trainchaos.harness.fuzz.play.play import SimPlayer, kinds, strategies
 from trainchaos.harness.judge.checkers import check_all
@@ -97,4 +97,8 @@ def test_a_judge_that_takes_damage_for_guilt_is_found(
     while found is None and search.runs < 40:
         found = search.step()
     assert found is not None
-    assert look(player.play(dict(found.tree)), found.damage) == found.find
+    ((name, data),) = found.files().items()
+    (memory / name).write_bytes(data)
+    assert replayed(memory / name, player) == found.find
+    monkeypatch.undo()
+    assert replayed(memory / name, player) is None

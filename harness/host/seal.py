@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -113,10 +113,7 @@ class Sealer:
     def _write(self, *, complete: bool) -> None:
         files = dict(sorted(self._files.items()))
         seal = Seal(run=self.token, complete=complete, files=files, root="")
-        seal = seal.model_copy(update={"root": seal.rooted()})
-        write_whole(
-            self._run.root / FILE, json.dumps(seal.model_dump(mode="json"), indent=1) + "\n"
-        )
+        write_whole(self._run.root / FILE, _written(seal))
 
 
 def check(run: RunDirectory, *, root: str = "") -> Sealed:
@@ -181,9 +178,30 @@ def digest_of(path: Path, size: int | None = None) -> SealedFile:
     return SealedFile(size=count, sha256=found.hexdigest())
 
 
+def of_bytes(data: bytes) -> SealedFile:
+    """Of a file's content."""
+    return SealedFile(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def again(run: RunDirectory, files: Mapping[str, SealedFile]) -> str:
+    """The seal of a run whose files were made other ones, such as for publication. The run's own id
+    is kept where it has one, else it follows from the files.
+    """
+    try:
+        token = read_model(run.root / FILE, Seal).run
+    except (OSError, ValueError, DamagedRun):
+        token = digest_of_json({name: one.sha256 for name, one in files.items()})[:32]
+    return _written(Seal(run=token, complete=True, files=dict(sorted(files.items())), root=""))
+
+
 def digest_of_json(value: Any) -> str:
     """SHA-256 of what JSON can hold, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _written(seal: Seal) -> str:
+    rooted = seal.model_copy(update={"root": seal.rooted()})
+    return json.dumps(rooted.model_dump(mode="json"), indent=1) + "\n"
 
 
 def _run_of(path: Path) -> Any:

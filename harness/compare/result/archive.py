@@ -3,8 +3,9 @@ is derived.
 
 Outputs of ranks, corpora and rendered reports are left out. Paths and names of the machine are
 replaced, so that an archive can be published: the checkout becomes ``/chaos``, the stacks'
-environments ``/stacks``, the home directory ``/home/user``, and the host name ``host``. ``chaos
-compare FILE.tar.xz`` derives the same report from it.
+environments ``/stacks``, the home directory ``/home/user``, and the host name ``host``. Each run is
+sealed anew, as its files are other ones then. ``chaos compare FILE.tar.xz`` derives the same report
+from it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from trainchaos.chaos.files import open_regular, read_bytes, reason, replacing
 from trainchaos.chaos.home import HOME
 from trainchaos.harness.compare.environments import environments
 from trainchaos.harness.compare.plan.directory import Directory
+from trainchaos.harness.host import seal
+from trainchaos.harness.host.rundir import RunDirectory
 
 MOST_BYTES = 2 * 2**30
 MOST_FILES = 100_000
@@ -40,6 +43,7 @@ def pack(directory: Directory, target: Path) -> Path:
     directory.read_plan()
     replaced = _places(directory)
     files = sorted(_files(directory))
+    runs = {directory.root / played.run for played in directory.played().values()}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with (
@@ -47,18 +51,30 @@ def pack(directory: Directory, target: Path) -> Path:
             lzma.open(whole, "wb", preset=6) as stream,
             tarfile.open(fileobj=stream, mode="w") as tar,
         ):
+            sealed: dict[Path, dict[str, seal.SealedFile]] = {}
             for path in files:
                 data = _read(path)
                 for place, name in replaced:
                     data = data.replace(place, name)
-                entry = tarfile.TarInfo(path.relative_to(directory.root).as_posix())
-                entry.size, entry.mode = len(data), 0o644
-                tar.addfile(entry, io.BytesIO(data))
+                _add(tar, path.relative_to(directory.root).as_posix(), data)
+                run = next((run for run in runs if path.is_relative_to(run)), None)
+                if run is not None and path.name != "results.json":
+                    own = path.relative_to(run).as_posix()
+                    sealed.setdefault(run, {})[own] = seal.of_bytes(data)
+            for run, its in sorted(sealed.items()):
+                named = (run.relative_to(directory.root) / seal.FILE).as_posix()
+                _add(tar, named, seal.again(RunDirectory(run), its).encode())
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {target}: {error.strerror}", hint="choose another place"
         ) from error
     return target
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(data), 0o644
+    tar.addfile(entry, io.BytesIO(data))
 
 
 def _files(directory: Directory) -> Iterator[Path]:

@@ -35,6 +35,8 @@ from trainchaos.harness.compare.result.summary import ratios_of
 from trainchaos.harness.compare.stacks.hot_spare import HotSpare
 from trainchaos.harness.compare.stacks.nvrx_inprocess_spare import NvrxInprocessSpare
 from trainchaos.harness.compare.tuning import candidates, score, sweep_of
+from trainchaos.harness.host import seal
+from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.reports.compare.facts import ComparisonFacts
 from trainchaos.reports.compare.words import findings
 
@@ -467,6 +469,8 @@ def test_a_packed_comparison_gives_the_same_report(tmp_path: Path, run: Path) ->
     first = path.read_bytes()
     archive.unpack(path, tmp_path / "out")
     assert gather(Directory(tmp_path / "out")) == before
+    seals = [*(tmp_path / "out").rglob(seal.FILE)]
+    assert {seal.check(RunDirectory(one.parent)).state for one in seals} == {"whole"}
     assert archive.pack(directory, path).read_bytes() == first, (
         "the same bytes from the same comparison"
     )

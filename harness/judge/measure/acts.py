@@ -7,8 +7,7 @@ times.
 
 Hits belong together if the injector logged them as one act (``act`` in ``fault_injected``) and the
 same generation met them. A target that was hit after the job had recovered from the other hits is a
-separate incident. In logs without ``act``, an act is the hits of one fault in one step of one
-generation; if no step was named, hits with only the fault's own events between them.
+separate incident. In logs without ``act``, each hit is.
 
 The incident's costs are the act's, counted from its first hit:
 
@@ -27,7 +26,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
 from trainchaos.harness.judge.incident import Hit, Incident
 from trainchaos.harness.judge.measure.incidents import incident_of
 from trainchaos.harness.judge.record.episode import Episode
@@ -35,38 +33,16 @@ from trainchaos.harness.judge.record.history import History
 
 WORST = ("not-landed", "masked", "recovered", "degraded", "fail-stop", "hang", "sdc-escape")
 """Outcomes, the worst one last."""
-_OWN = (
-    Kind.FAULT_INJECTED,
-    Kind.FAULT_LANDED,
-    Kind.FAULT_FAILED,
-    Kind.FAULT_HEALED,
-    Kind.FAULT_EFFECT,
-)
 
 
 def acts_of(history: History, episodes: Sequence[Episode]) -> list[tuple[Episode, ...]]:
     """Episodes by the act they belong to, acts in the order of their first hit."""
     acts: dict[object, list[Episode]] = {}
-    # key of each fault's newest act without a step, in a log without ``act``
-    numbers: dict[str, object] = {}
-    newest: dict[str, Episode] = {}
     for index, episode in enumerate(episodes):
         key: object = (index,)
-        if episode.injected is not None:
-            about = (episode.fault, episode.injected.generation)
-            if (act := episode.injected.data.get("act")) is not None:
-                key = (*about, "act", act)
-            elif episode.injected.step is not None:
-                key = (*about, "step", episode.injected.step)
-            else:
-                before = newest.get(episode.fault)
-                along = before is not None and _at_once(history, before.injected, episode.injected)
-                key = numbers[episode.fault] = (
-                    numbers[episode.fault] if along else (*about, "alone", index)
-                )
-                newest[episode.fault] = episode
-        while key in acts and episode.process is not None and _has(acts[key], episode.process):
-            key = (key, "again")  # no process is hit twice at once, whatever the log says
+        injected = episode.injected
+        if injected is not None and (act := injected.data.get("act")) is not None:
+            key = (episode.fault, injected.generation, act)
         acts.setdefault(key, []).append(episode)
     return [tuple(hits) for hits in acts.values()]
 
@@ -95,18 +71,6 @@ def lost_once(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
             first[step] = incident.fault
         counted.append(incident)
     return tuple(counted)
-
-
-def _has(hits: Sequence[Episode], process: str) -> bool:
-    return any(hit.process == process for hit in hits)
-
-
-def _at_once(history: History, before: Event | None, after: Event) -> bool:
-    """Whether only events of the fault itself were logged between two hits."""
-    if before is None or before.generation != after.generation:
-        return False
-    between = (e for e in history.log.actors[ORCHESTRATOR].events if before.seq < e.seq < after.seq)
-    return all(event.kind in _OWN for event in between)
 
 
 def _together(hits: Sequence[Episode], history: History, control: History | None) -> Incident:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.search.simulate import Played, cell_of, evidence, play
-from trainchaos.chaos.events.log import Kind, Log, read_log
+from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers.faults.noticed import expectations
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.acts import _outcome, merged
@@ -29,17 +28,6 @@ def kill(at: dict[str, Any], name: str = "kill", **target: Any) -> dict[str, Any
     return {"id": name, "kind": "process-kill", "target": target, "at": at}
 
 
-def without_act(one: Played) -> Log:
-    """The log as it would have been written before hits said of which act they are."""
-    path = one.directory / "orchestrator.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert any("act" in line["data"] for line in lines if line["kind"] == "fault_injected")
-    for line in lines:
-        line["data"].pop("act", None)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return read_log(one.directory)
-
-
 def injected(found: ArmMeasures) -> int:
     return sum(1 for _ in found.history.log.of(Kind.FAULT_INJECTED))
 
@@ -52,38 +40,34 @@ def test_ranks_killed_at_once_are_one_incident_that_costs_what_was_done_again(
     at: dict[str, Any], target: dict[str, Any], memory: Path
 ) -> None:
     one = played(memory, kill(at, **target))
-    for log in (one.log, without_act(one)):  # the key, or what the log shows without it
-        found = measure(log, None)
-        assert injected(found) == (3 if target is THREE else 4)
-        (incident,) = found.incidents
-        assert incident.outcome == "recovered" and incident.landed and incident.healed
-        assert len(incident.hits) == injected(found) == len(incident.target["rank"])
-        assert incident.occurrences == tuple(range(injected(found)))
-        redone = [run for run in found.history.runs if not run.survives and run.committed_ns]
-        assert incident.steps_lost == len(redone) > 0
-        for name in (
-            "recovery_time",
-            "steps_lost",
-            "detection_time",
-            "time_to_full_rate",
-            "redo_time",
-        ):
-            assert len(found.values[name]) == 1, name
-        assert found.values["steps_lost"] == [float(len(redone))]
-        assert incident.recovery_time == pytest.approx(
-            sum(span.seconds for span in incident.phases)
-        )
-        assert incident.detection_time == max(hit.detection_time or 0.0 for hit in incident.hits)
+    found = measure(one.log, None)
+    assert injected(found) == (3 if target is THREE else 4)
+    (incident,) = found.incidents
+    assert incident.outcome == "recovered" and incident.landed and incident.healed
+    assert len(incident.hits) == injected(found) == len(incident.target["rank"])
+    assert incident.occurrences == tuple(range(injected(found)))
+    redone = [run for run in found.history.runs if not run.survives and run.committed_ns]
+    assert incident.steps_lost == len(redone) > 0
+    for name in (
+        "recovery_time",
+        "steps_lost",
+        "detection_time",
+        "time_to_full_rate",
+        "redo_time",
+    ):
+        assert len(found.values[name]) == 1, name
+    assert found.values["steps_lost"] == [float(len(redone))]
+    assert incident.recovery_time == pytest.approx(sum(span.seconds for span in incident.phases))
+    assert incident.detection_time == max(hit.detection_time or 0.0 for hit in incident.hits)
 
 
 @pytest.mark.slow
 def test_two_acts_of_one_fault_are_two_incidents(memory: Path) -> None:
     one = played(memory, kill({"steps": [22, 47]}, **THREE))
-    for log in (one.log, without_act(one)):
-        found = measure(log, None)
-        assert [len(incident.hits) for incident in found.incidents] == [3, 3]
-        assert [incident.step for incident in found.incidents] == [22, 47]
-        assert len(found.values["recovery_time"]) == 2
+    found = measure(one.log, None)
+    assert [len(incident.hits) for incident in found.incidents] == [3, 3]
+    assert [incident.step for incident in found.incidents] == [22, 47]
+    assert len(found.values["recovery_time"]) == 2
 
 
 def test_two_acts_of_one_step_are_told_apart_by_the_injector_alone(memory: Path) -> None:
@@ -93,26 +77,6 @@ def test_two_acts_of_one_step_are_told_apart_by_the_injector_alone(memory: Path)
     arrivals = {"trace": {"file": "inline", "times": [1.2, 1.2]}}
     slow = {"id": "slow", "kind": "process-stop", "params": {}, "at": arrivals, "duration": 0.05}
     found = measure(played(memory, slow).log, None)
-    assert len(found.incidents) == injected(found) == 2
-
-
-def test_hits_of_one_process_are_of_several_acts_whatever_the_log_says(memory: Path) -> None:
-    """A log in which two stalls of one rank are made one, so that one of them costs nothing."""
-    stall = {
-        "id": "f",
-        "kind": "process-stop",
-        "target": {"rank": 2},
-        "at": {"steps": [22, 47]},
-        "duration": 0.05,
-    }
-    one = played(memory, stall)
-    path = one.directory / "orchestrator.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        if line["kind"] == "fault_injected":
-            line["data"]["act"] = 0
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = measure(read_log(one.directory), None)
     assert len(found.incidents) == injected(found) == 2
 
 

@@ -50,6 +50,7 @@ lint: $(STAMP) ## format, lint, types
 
 check: lint ## lint, and the quick ones of the unit and simulated tests (one minute on 2 quick cores, 2 on slow ones)
 	$(PYTEST_N) --sample $(SAMPLE) -m "not real and not slow and not long"
+	$(BIN)/python -m tests.project.sizes
 
 format: $(STAMP) ## format the code
 	$(BIN)/ruff format .

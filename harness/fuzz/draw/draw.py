@@ -38,7 +38,11 @@ SAVES = 30
 """Steps in which a job that saves by time does."""
 BEFORE = 4
 """Steps before, and between, faults that last."""
-LATE = 0.05
+CHECK = 100
+"""Steps in which a place is checked."""
+ALONE = ("collective-skip",)
+"""Kinds that show of one rank only: of several that hang, one is declared hung."""
+LATE = 0.02
 """Share of faults for which none need to be left, and of those before which none need to be."""
 SELDOM = 0.7
 """How strongly rarely drawn options are preferred: 0 not at all, 1 in proportion."""
@@ -86,23 +90,37 @@ class World:
 def scenario(dice: Dice, world: World) -> Tree:
     """A whole scenario, with unrelated faults."""
     made = job(dice, world)
-    place = made["launcher"]
-    made["faults"] = [
-        fault(dice, world, made["workload"], made["recovery"], place, number)
-        for number in range(_count(dice))
-    ]
+    place, count = made["launcher"], _count(dice)
+    if count > 1:
+        long_enough(made, dice, world)
+    names = [dice.pick("kind", sorted(world.kinds)) for _ in range(count)]
+    if dice.chance(0.8):  # what lasts shows beside earlier steps of the same processes
+        names.sort(key=lambda name: not world.kinds[name].lasting)
+    workload, recovery = made["workload"], made["recovery"]
+    for number, name in enumerate(names):
+        part = number / count, (number + 1) / count
+        one = fault_of(name, dice, world, workload, recovery, place, number, part=part)
+        made["faults"].append(one)
     checks_of_places(made, dice)
     for one in made["faults"]:
-        if "health" in made and "event" in one["at"] and dice.chance(0.8):
-            one["at"]["event"] = CHECKED
-        elif one["at"].get("event") == "restore" and made["recovery"]["strategy"] not in RESTORES:
+        if one["at"].get("event") == "restore" and recovery["strategy"] not in RESTORES:
             one["at"]["event"] = "recovered"
-    due = {one["at"].get("event") for one in made["faults"]}
-    if due & {*NEEDS, CHECKED}:
-        kind = "replica-desync" if CHECKED in due else "process-kill"
-        made["faults"].append(_first_failure(made["workload"], dice, kind))
+    shape = workload["parallelism"]
+    copies = workload["ranks"] if shape == "ddp" else replicas_of(shape)
+    if "health" in made and copies > 2 and dice.chance(0.8):  # of two nobody knows which is wrong
+        made["faults"][-1]["at"] = {"event": CHECKED, "nth": 1}
+        made["faults"].append(_first_failure(workload, dice, "replica-desync"))
+        workload["steps"] += CHECK
+    elif any(one["at"].get("event") in NEEDS for one in made["faults"]):
+        made["faults"].append(_first_failure(workload, dice, "process-kill"))
     made["seed"] = dice.rng.randrange(10_000)
     return made
+
+
+def long_enough(made: Tree, dice: Dice, world: World) -> None:
+    """Enough steps for all faults, in the upper part of the range."""
+    least, most = world.scale.steps
+    made["workload"]["steps"] = dice.rng.randint((least + most) // 2, most)
 
 
 def _first_failure(workload: Tree, dice: Dice, kind: str) -> Tree:
@@ -266,18 +284,18 @@ def _params(model: type[BaseModel], dice: Dice, scale: Scale) -> Tree:
     return params_of(model, dice.rng, scale.most, scale.least)
 
 
-def fault(
-    dice: Dice, world: World, workload: Tree, recovery: Tree, place: Tree, number: int
-) -> Tree:
-    """One fault of any kind, for such a job."""
-    name = dice.pick("kind", sorted(world.kinds))
-    return fault_of(name, dice, world, workload, recovery, place, number)
-
-
 def fault_of(
-    name: str, dice: Dice, world: World, workload: Tree, recovery: Tree, place: Tree, number: int
+    name: str,
+    dice: Dice,
+    world: World,
+    workload: Tree,
+    recovery: Tree,
+    place: Tree,
+    number: int,
+    *,
+    part: tuple[float, float] = (0.0, 1.0),
 ) -> Tree:
-    """One fault of the kind ``name``."""
+    """One fault of the kind ``name``. ``part``: of the steps in which it could strike."""
     kind = world.kinds[name]
     scale = world.scale
     lasts = kind.lasting or (kind.may_last and dice.chance(0.4))
@@ -285,11 +303,13 @@ def fault_of(
     made: Tree = {
         "id": f"f{number}",
         "kind": name,
-        "at": trigger(dice, kind, name, workload, scale, lasts_steps=_in_steps(duration, scale)),
+        "at": trigger(
+            dice, kind, name, workload, scale, lasts_steps=_in_steps(duration, scale), part=part
+        ),
     }
     if params := _params(kind, dice, world.scale):
         made["params"] = params
-    if target := _target(dice, kind, workload, recovery, place):
+    if target := _target(dice, kind, name, workload, recovery, place):
         made["target"] = target
     if duration is not None:
         made["duration"] = duration
@@ -322,8 +342,11 @@ def trigger(
     scale: Scale,
     *,
     lasts_steps: int = 0,
+    part: tuple[float, float] = (0.0, 1.0),
 ) -> Tree:
-    """When a fault of a kind strikes. ``lasts_steps``: about how many steps it lasts."""
+    """When a fault of a kind strikes. ``lasts_steps``: about how many steps it lasts; ``part``: of
+    the steps in which it could strike.
+    """
     steps: int = workload["steps"]
     rng, last = dice.rng, max(1, steps - ROOM - lasts_steps)
     # what lasts shows beside steps without it, and by its end
@@ -331,11 +354,14 @@ def trigger(
     on_saves = kind.on_saves or kind.where is Where.CHECKPOINT
     if on_saves and isinstance(every := workload["checkpoint"]["every"], int):
         first = min(last, every + 2)  # there was one before
+    first, last = (first + math.floor(share * (last - first)) for share in part)
     if dice.chance(LATE):
         first = 1
     how = dice.pick("trigger", ("step", "step", "steps", "row", "time", "event", "mtbf", "weibull"))
-    if first > 1 and how in ("mtbf", "weibull") and dice.chance(0.7):
+    if (first > 1 or kind.relentless) and how in ("mtbf", "weibull") and dice.chance(0.8):
         how = "time"  # those may strike at once
+    if part[0] > 0 and how in ("time", "mtbf", "weibull") and dice.chance(0.8):
+        how = dice.pick("trigger", ("step", "steps", "row"))  # recoveries before it take time
     if dice.chance(LATE):
         last = steps
     lasts_s = last * scale.step_s
@@ -356,7 +382,7 @@ def trigger(
     elif how == "time":
         at = {"time": round(rng.uniform(first * scale.step_s, lasts_s), 3)}
     elif how == "event":
-        at = {"event": dice.pick("event", EVENTS), "nth": rng.choice((1, 1, 1, 1, 2))}
+        at = _event(dice, first, last, lasts=lasts_steps > 0)
     elif how == "mtbf":
         at = {"mtbf": round(rng.uniform(0.05, 0.25) * lasts_s, 3), "max": rng.randint(1, most)}
     else:
@@ -365,8 +391,17 @@ def trigger(
     if how in ("step", "steps", "row"):
         at |= phase(dice, name, kind)
     if dice.chance(0.03):
-        at["probability"] = 0.5
+        at["probability"] = 0.8
     return at
+
+
+def _event(dice: Dice, first: int, last: int, *, lasts: bool) -> Tree:
+    """An event. What lasts shows beside earlier steps of the same processes."""
+    healthy = lasts and dice.chance(0.8)
+    event = dice.pick("event", [one for one in EVENTS if not healthy or one not in NEEDS])
+    nth = 1 if event in NEEDS else dice.rng.choice((1, 1, 1, 1, 2))
+    # the nth batch is taken in step n
+    return {"event": event, "nth": dice.rng.randint(first, last) if event == "data" else nth}
 
 
 def phase(dice: Dice, name: str, kind: type[Fault]) -> Tree:
@@ -376,25 +411,32 @@ def phase(dice: Dice, name: str, kind: type[Fault]) -> Tree:
     )
 
 
-def _target(dice: Dice, kind: type[Fault], workload: Tree, recovery: Tree, place: Tree) -> Tree:
+def _target(
+    dice: Dice, kind: type[Fault], name: str, workload: Tree, recovery: Tree, place: Tree
+) -> Tree:
     rng, ranks, nodes = dice.rng, workload["ranks"], place["nodes"]
     if kind.where is Where.CHECKPOINT:
-        step = {"step": rng.randint(1, workload["steps"])}
-        return {"checkpoint": "latest" if dice.chance(0.9) else step}
+        every = workload["checkpoint"]["every"]
+        named = isinstance(every, int) and dice.chance(0.1)
+        return {"checkpoint": {"step": every} if named else "latest"}
     if kind.where in (Where.STORAGE, Where.STORE, Where.COORDINATOR):
         return {}
     if kind.on_saves and not workload["checkpoint"].get("sharded"):
         return {"rank": 0}
     if kind.where is Where.NODE:
-        target: Tree = {"node": rng.randrange(nodes)} if dice.chance(0.5) else {"select": "one"}
-        return target
+        used = -(-ranks // -(-ranks // nodes))  # the last may be empty
+        one: Tree = {"node": rng.randrange(used)}
+        return {"select": "one"} if used == nodes and dice.chance(0.5) else one
     if kind.where is Where.LINK and dice.chance(0.4):
         src, dst = rng.sample(range(ranks), 2)
         return {"link": {"src": src, "dst": dst} if dice.chance(0.7) else {"src": src}}
-    if kind.seems_still and dice.chance(0.8):
-        return {"rank": rng.randrange(ranks)}  # of several only the first is declared hung
+    if (kind.seems_still or name in ALONE) and dice.chance(0.9):
+        return {"rank": rng.randrange(ranks)}
+    shape = workload["parallelism"]
+    if name == "data-corrupt" and is_mesh(shape):  # not all ranks of a copy take data
+        return {"rank": parts_of(shape) * rng.randrange(replicas_of(shape))}
     how = dice.pick("target", ("rank", "rank", "select", "replica", "node", "spare", "any"))
-    if how == "replica" and (replicas := replicas_of(workload["parallelism"])):
+    if how == "replica" and (replicas := replicas_of(shape)):
         return {"replica": rng.randrange(replicas)}
     if how == "select":
         several = (

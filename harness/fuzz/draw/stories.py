@@ -24,6 +24,7 @@ from trainchaos.harness.fuzz.draw.draw import (
     checks_of_places,
     fault_of,
     job,
+    long_enough,
     phase,
 )
 from trainchaos.harness.fuzz.draw.values import params_of
@@ -180,7 +181,7 @@ def scenario_from_stories(dice: Dice, world: World, stories: Sequence[Story] = S
     possible = {story.name: story for story in stories if _can_tell(story, world)}
     names = [dice.pick("story", list(possible)) for _ in range(2 if dice.chance(TWO) else 1)]
     made = {**job(dice, world), "description": "; ".join(dict.fromkeys(names))}
-    _long_enough(made, dice, world)
+    long_enough(made, dice, world)
     scale = replace(world.scale, most={**BRIEF, **world.scale.most})
     telling = _Telling(dice, replace(world, scale=scale), made)
     for need in dict.fromkeys(need for name in names for need in possible[name].needs):
@@ -237,12 +238,6 @@ def groups(kind: type[Fault]) -> frozenset[str]:
 
 
 # ---- requirements on the job
-
-
-def _long_enough(made: Tree, dice: Dice, world: World) -> None:
-    """Enough steps for all faults, in the upper part of the range."""
-    least, most = world.scale.steps
-    made["workload"]["steps"] = dice.rng.randint((least + most) // 2, most)
 
 
 def _saves(made: Tree, dice: Dice, world: World) -> None:

@@ -44,7 +44,7 @@ LEAST = {
     "down_s": 0.05,
     "factor": 2.0,
     "percent": 10.0,
-    "probability": 0.2,
+    "probability": 0.5,
 }
 """Lower limits of values that would otherwise stop a job altogether, or be too mild to show."""
 WIDEST = 1000.0

@@ -10,7 +10,6 @@ from trainchaos.harness.fuzz.draw.draw import (
     Tree,
     World,
     checkpoint,
-    fault,
     fault_of,
     recovery_of,
     trigger,
@@ -27,14 +26,14 @@ def varied(tree: Tree, dice: Dice, world: World) -> Tree:
     job, recovery, place = made["workload"], made["recovery"], made["launcher"]
     how = dice.pick("variation", WAYS)
     number = rng.randrange(len(faults))
-    if how == "another":
-        faults[number] = fault(dice, world, job, recovery, place, number)
-    elif how == "kind":  # another kind at the same time
+    if how in ("another", "kind"):
         name = dice.pick("kind", sorted(world.kinds))
         other = fault_of(name, dice, world, job, recovery, place, number)
-        faults[number] = {**other, "at": faults[number]["at"]}
+        at = other["at"] if how == "another" else faults[number]["at"]
+        faults[number] = {**other, "at": at}
     elif how == "more" and len(faults) < MOST_FAULTS:
-        faults.append(fault(dice, world, job, recovery, place, len(faults)))
+        name = dice.pick("kind", sorted(world.kinds))
+        faults.append(fault_of(name, dice, world, job, recovery, place, len(faults)))
     elif how == "related" and len(faults) < MOST_FAULTS:
         related(dice, world, made)
     elif how == "when":

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.support.search import defects
 from tests.support.search.fuzzed import assert_all_drawn, refusals
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.fault.base import Where
 from trainchaos.chaos.loading.builtin import NO_SCENARIOS
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.fuzz.draw import draw
@@ -49,6 +51,7 @@ from trainchaos.recovery.policy.strategy import ClusterView, Decision, GiveUp, S
 CATALOGUE = build_catalogue()
 WORLD = World(kinds=kinds(), strategies=strategies())
 MOST_REFUSED = 0.5
+MOST_INCONCLUSIVE = 0.15
 FOLDER = Path(__file__).resolve().parents[3] / "scenarios" / "regressions"
 REGRESSIONS = [
     path for path in sorted(FOLDER.glob("*.yaml")) if not path.name.endswith(NO_SCENARIOS)
@@ -115,6 +118,33 @@ def test_most_of_what_is_drawn_can_be_played_and_the_rest_is_refused_in_words(
 
 def test_every_kind_strategy_layout_and_trigger_is_drawn() -> None:
     assert_all_drawn(trees(600))
+
+
+@pytest.mark.slow
+def test_what_a_fault_waits_for_can_come_and_what_it_acts_on_is_there() -> None:
+    for tree in trees(2000):
+        workload, nodes = tree["workload"], tree["launcher"]["nodes"]
+        ranks, shape = workload["ranks"], workload["parallelism"]
+        for fault in tree["faults"]:
+            at, target = fault["at"], fault.get("target", {})
+            assert at.get("event") not in (*draw.NEEDS, draw.CHECKED) or at["nth"] == 1
+            if at.get("event") == draw.CHECKED:
+                copies = ranks if shape == "ddp" else draw.replicas_of(shape)
+                assert copies > 2 and workload["steps"] > draw.CHECK
+            if kinds()[fault["kind"]].where is Where.NODE and "node" in target:
+                assert target["node"] * -(-ranks // nodes) < ranks
+            if isinstance(target.get("checkpoint"), dict):
+                assert target["checkpoint"]["step"] == workload["checkpoint"]["every"]
+
+
+@pytest.mark.long
+def test_most_unrelated_faults_come_to_a_verdict() -> None:
+    player, verdicts = SimPlayer(catalogue=CATALOGUE), Counter[str]()
+    for tree in trees(250):
+        found = {finding.verdict for finding in player.play(tree).findings.values()}
+        verdicts[next((one for one in ("fail", "inconclusive", "pass") if one in found), "")] += 1
+    played = verdicts.total() - verdicts[""]
+    assert played > 125 and verdicts["inconclusive"] <= MOST_INCONCLUSIVE * played, verdicts
 
 
 def test_what_was_seldom_chosen_is_chosen_more_often() -> None:

@@ -95,6 +95,8 @@ class Sealer:
         self._run = run
         self.token = secrets.token_hex(16)
         self._files: dict[str, SealedFile] = {}
+        with suppress(OSError):
+            self._write(complete=False)  # logs name it from now on
 
     def arm(self, name: str) -> None:
         """An arm has ended: nobody writes its logs any more."""
@@ -126,6 +128,8 @@ def check(run: RunDirectory, *, root: str = "") -> Sealed:
     except FileNotFoundError:
         if root:
             return Sealed(state="broken", problems=[f"it has no seal, and {root} is required"])
+        if any(map(_run_of, _logs(run.root / "events"))):
+            return Sealed(state="broken", problems=[f"{FILE} is missing, and its logs name one"])
         return Sealed(state="none")
     except (OSError, ValueError, DamagedRun) as error:
         return Sealed(state="broken", problems=[f"{FILE} is damaged: {reason(error)}"])

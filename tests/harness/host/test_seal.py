@@ -211,6 +211,15 @@ def test_a_log_of_another_run_is_named(run: Path) -> None:
         log.write_text(f"{json.dumps(begun)}\n{rest}")
         sealer.close()
         assert seal.check(RunDirectory(run)).problems == problems
+    (run / "seal.json").unlink()
+    assert seal.check(RunDirectory(run)).problems == ["seal.json is missing, and its logs name one"]
+
+
+def test_a_run_is_sealed_from_its_first_moment(tmp_path: Path) -> None:
+    """Else one that was killed in its first arm would be one whose seal somebody removed."""
+    run = RunDirectory(tmp_path)
+    seal.Sealer(run)
+    assert seal.check(run).state == "partial"
 
 
 @pytest.mark.parametrize("sealed", ["not", "anew"])

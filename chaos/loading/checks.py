@@ -18,7 +18,13 @@ from trainchaos.chaos.loading.explain import valid, validate
 from trainchaos.chaos.loading.faultchecks import Setting, check_fault, check_together
 from trainchaos.chaos.loading.placechecks import check_limits
 from trainchaos.chaos.scenario.catalogue import Catalogue
-from trainchaos.chaos.scenario.model import BlastRadius, FaultSpec, LauncherSpec, WorkloadSpec
+from trainchaos.chaos.scenario.model import (
+    RETIRED_INVARIANTS,
+    BlastRadius,
+    FaultSpec,
+    LauncherSpec,
+    WorkloadSpec,
+)
 from trainchaos.chaos.scenario.parallelism import MeshShape
 from trainchaos.chaos.scenario.sla import (
     ClauseError,
@@ -369,6 +375,9 @@ def _invariants(raw: Any, checkers: Collection[str]) -> Iterator[Problem]:
         if name in ALWAYS_JUDGED:
             fix = "it cannot be left out" if "leave_out" in base else "remove it"
             message = f"{name} is judged wherever it applies, whatever is listed: {fix}"
+            yield Problem(loc=(*base, index), message=message)
+        elif name in RETIRED_INVARIANTS:
+            message = f"{name} is not judged any more (docs/verdicts.md): remove it"
             yield Problem(loc=(*base, index), message=message)
         elif isinstance(name, str) and name not in checkers:
             yield Problem(loc=(*base, index), message=unknown("checker", name, checkers))

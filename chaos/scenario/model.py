@@ -231,6 +231,12 @@ class HealthSpec(Strict):
     )
 
 
+RETIRED_INVARIANTS = ("happens-before", "lifecycle", "time-closure")
+"""Names that stored scenarios may list, and that nothing is judged by any more: they held lines of
+one log against each other, which a seal makes needless (docs/verdicts.md).
+"""
+
+
 class InvariantExclusion(Strict):
     """All invariants except these, which then do not affect the verdict."""
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from trainchaos.chaos.events.log import ORCHESTRATOR
-from trainchaos.chaos.scenario.model import InvariantExclusion
+from trainchaos.chaos.scenario.model import RETIRED_INVARIANTS, InvariantExclusion
 from trainchaos.harness.judge.checkers.faults import alarms, containment, landing, rejoins
 from trainchaos.harness.judge.checkers.faults import noticed as faults
 from trainchaos.harness.judge.checkers.job import (
@@ -71,10 +71,6 @@ OTHERWISE_OF_COMMANDS: Mapping[str, Checker] = MappingProxyType(
 """Checkers of a command that replace the one of the same name: a command leaves other evidence."""
 OF_SUPERVISOR = ("identity", "no-orphans")
 """Those that need the supervisor's record alone. All others need those of the ranks too."""
-RETIRED = ("happens-before", "lifecycle", "time-closure")
-"""Names that stored scenarios may list, and that nothing is judged by any more: they held lines of
-one log against each other, which a seal makes needless (docs/verdicts.md).
-"""
 ALWAYS = "fault-landed"
 EXPECTATION = "expectation"
 ALARMS = "alarms"
@@ -113,10 +109,10 @@ def names_of(
         return list(CHECKERS)
     if isinstance(invariants, InvariantExclusion):
         return [name for name in CHECKERS if name == ALWAYS or name not in invariants.leave_out]
-    unknown_names = [name for name in invariants if name not in (*NAMES, *RETIRED)]
+    unknown_names = [name for name in invariants if name not in (*NAMES, *RETIRED_INVARIANTS)]
     if unknown_names:
         raise KeyError(", ".join(unknown_names))
-    aside = (ALWAYS, *OF_COMMANDS, *RETIRED)
+    aside = (ALWAYS, *OF_COMMANDS, *RETIRED_INVARIANTS)
     listed = [name for name in invariants if name not in aside]
     return [ALWAYS, *listed] if invariants else []
 

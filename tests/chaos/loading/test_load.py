@@ -695,6 +695,11 @@ def test_the_name_may_not_depend_on_the_cell(write: Any) -> None:
         ),
         (
             "invariants: default",
+            "invariants: [lifecycle]",
+            ["11:14: lifecycle is not judged any more (docs/verdicts.md): remove it"],
+        ),
+        (
+            "invariants: default",
             "invariants: {leave_out: [progress]}",
             [
                 "11:26: progress is judged wherever it applies, whatever is listed: it cannot be"

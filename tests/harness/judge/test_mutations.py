@@ -12,6 +12,7 @@ from tests.mutations.bases import MAKERS, base, judged
 from tests.mutations.page import PAGE, with_list
 from tests.mutations.tables import all_mutations
 from tests.mutations.tape import Mutation
+from trainchaos.chaos.scenario.model import RETIRED_INVARIANTS
 from trainchaos.harness.judge.checkers import (
     BY_NAME,
     CHECKERS,
@@ -19,7 +20,6 @@ from trainchaos.harness.judge.checkers import (
     FINISHED,
     OF_COMMANDS,
     OTHERWISE_OF_COMMANDS,
-    RETIRED,
     STEADY_STATE,
 )
 from trainchaos.harness.judge.checkers.job.observed import PROGRESS
@@ -103,7 +103,7 @@ def test_there_are_enough_and_names_are_unique() -> None:
 def test_the_page_lists_them() -> None:
     text = PAGE.read_text()
     assert with_list(text, CORPUS) == text, "python -m tests.mutations.page"
-    assert all(f"`{name}`" in text for name in (*CHECKERS, *RETIRED))
+    assert all(f"`{name}`" in text for name in (*CHECKERS, *RETIRED_INVARIANTS))
 
 
 def test_finished_is_what_is_said_without_liveness() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.portions import long_but
 from trainchaos.chaos.cli import invoke
-from trainchaos.harness.judge.checkers import RETIRED
+from trainchaos.chaos.scenario.model import RETIRED_INVARIANTS
 from trainchaos.harness.judge.measure.measure import summarise
 
 STORED = sorted((Path(__file__).parent / "stored").glob("*.tar.xz"))
@@ -98,7 +98,9 @@ def as_now(before: dict[str, Any]) -> dict[str, Any]:
 def _retire(now: dict[str, Any]) -> None:
     """Without invariants that are no longer judged."""
     for one in (*now["arms"], *now["cells"]):
-        one["invariants"] = {n: f for n, f in one["invariants"].items() if n not in RETIRED}
+        one["invariants"] = {
+            n: f for n, f in one["invariants"].items() if n not in RETIRED_INVARIANTS
+        }
     counts = [len(cell["invariants"]) for cell in now["cells"]]
     for cell, count in zip(now["cells"], counts, strict=True):
         cell["reason"] = re.sub(r"\d+ invariants", f"{count} invariants", cell["reason"])

@@ -11,9 +11,10 @@ from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support.ranks import Self, ranks, results
-from tests.support.running import LIMIT_S
+from tests.support.running import LIMIT_S, until
 from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.collectives.storelink import StoreLink, connect
@@ -208,6 +209,26 @@ def test_a_group_whose_member_is_gone_is_lost_and_not_waited_for() -> None:
         assert both[0].result() == "lost"
 
 
+def gave_up(me: Self) -> list[str]:
+    """Its peer never comes. Returns the keys that this process had left in the store meanwhile."""
+    standing, client = Standing(me), client_of(me)
+    standing.groups.ask(order(me, FIRST))
+    until(lambda: client.num_keys() > 0)
+    left = client.list_keys()
+    standing.groups.close()
+    until(lambda: client.num_keys() == 0)
+    return left
+
+
+def test_who_gives_up_a_group_is_not_there_any_more() -> None:
+    assert results(gave_up, 1) == [[f"generation-1-standby-{FIRST}/here-0"]]
+
+
+def client_of(me: Self) -> dist.TCPStore:
+    limit = timedelta(seconds=LIMIT_S)
+    return connect((LOOPBACK, me.port), limit, lambda: None, lambda: False)
+
+
 def formed_as_asked(me: Self) -> set[str]:
     """Forms the four groups that the test asks for. Returns whose keys the store has then."""
     standing, names = Standing(me), list[str]()
@@ -219,9 +240,7 @@ def formed_as_asked(me: Self) -> set[str]:
     me.settle()
     me.say("formed")
     me.hear()
-    at, limit = (LOOPBACK, me.port), timedelta(seconds=LIMIT_S)
-    client = connect(at, limit, lambda: None, lambda: False)
-    found = {key.split("/")[0] for key in client.list_keys()}
+    found = {key.split("/")[0] for key in client_of(me).list_keys()}
     standing.groups.close()
     me.settle()
     return found

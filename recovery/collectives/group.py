@@ -37,7 +37,7 @@ from trainchaos.recovery.collectives.sockets import shut_down, socket_inodes
 from trainchaos.recovery.collectives.storelink import (
     StoreLink,
     connect,
-    forget_generations,
+    forget_former,
     socket_to,
 )
 from trainchaos.recovery.policy.jobconfig import NetworkAddresses
@@ -189,10 +189,8 @@ class Group:
                     self._connect(made, probe)
             circles[key] = Circle(self, ranks, made)
         if self.rank == 0:
-            args = (client, self.generation)
-            threading.Thread(
-                target=forget_generations, args=args, name=LEAVING, daemon=True
-            ).start()
+            args = (client, self.called)
+            threading.Thread(target=forget_former, args=args, name=LEAVING, daemon=True).start()
         if self._link is not None and not self._aborted:
             self._link.keep(self._store_at, client, self._link.inode or socket_to(self._store_at))
         return [circles[key] for key in keys]

@@ -21,7 +21,7 @@ from trainchaos.recovery.transport.reverse_dns import nameless
 PROBE_LIMIT_S = 0.2
 ATTEMPT_S = 0.4
 PAUSE_S = 0.02
-_GENERATION = re.compile(r"generation-(\d+)\b")
+_GROUP = re.compile(r"generation-(\d+)(?:-standby-(\w+-\d+)-(\d+))?\b")
 _MAPPED = "::ffff:"  # IPv4 over a socket of IPv6, as torch makes them
 
 Place = tuple[str, int]
@@ -81,20 +81,29 @@ def connect(
             time.sleep(PAUSE_S)
 
 
-def forget_generations(client: dist.Store, before: int) -> int:
-    """Delete the keys by which ranks of earlier generations connected; returns how many. They are
-    not needed again: a rank that is still on its way into one of these generations has orders to
-    leave it. A store that is gone has forgotten them.
+def forget_former(client: dist.Store, called: str) -> int:
+    """Delete the keys by which ranks of earlier generations connected, and of the groups whose
+    place this one takes among those that stand by (``StandbyBook``); returns how many. They are not
+    needed again: a rank that is still on its way into one of these has orders to leave it. A store
+    that is gone has forgotten them. ``called``: this group, in the store.
     """
     count = 0
     try:
         for key in client.list_keys() if hasattr(client, "list_keys") else ():
-            found = _GENERATION.match(key)
-            if found and int(found[1]) < before:
+            if _precedes(key, called):
                 count += client.delete_key(key)
     except RuntimeError:
         pass
     return count
+
+
+def _precedes(key: str, called: str) -> bool:
+    its, own = _GROUP.match(key), _GROUP.match(called)
+    if its is None or own is None:
+        return False
+    if its[1] != own[1]:
+        return int(its[1]) < int(own[1])
+    return its[2] is not None and its[2] == own[2] and int(its[3]) < int(own[3])
 
 
 def socket_to(at: Place) -> str:

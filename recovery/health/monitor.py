@@ -1,18 +1,13 @@
-"""Reads health sources at a period, keeps the latest readings of each series, and measures its own
-cost.
-"""
+"""Reads health sources at a period, and measures its own cost."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trainchaos.recovery.health.readings.reading import (
     HealthSource,
-    Place,
     Problem,
     Problems,
     Reading,
@@ -23,10 +18,6 @@ PERIOD_S = 1.0
 reference, nvmlUtilization_t), and a read of host, job and reports costs 0.2 to 0.4 ms: 0.1 % of the
 time is 1 ms (docs/health.md).
 """
-WINDOW = 600
-"""Readings kept of a series: ten minutes of a metric that is read each second."""
-MOST_SERIES = 20_000
-"""512 ranks with 40 metrics each."""
 
 
 @dataclass(kw_only=True)
@@ -53,16 +44,13 @@ class Monitor:
 
     sources: Sequence[HealthSource]
     period_s: float = PERIOD_S
-    window: int = WINDOW
-    most_series: int = MOST_SERIES
     clock_s: Callable[[], float] = time.perf_counter
     cost: Cost = field(default_factory=Cost)
-    _series: dict[tuple[Place, str], deque[Reading]] = field(default_factory=dict)
     _last_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.period_s > 0 or self.window < 1:
-            raise ValueError("a period is more than 0 s, and a window holds a reading at least")
+        if not self.period_s > 0:
+            raise ValueError("a period is more than 0 s")
         self._problems = Problems("monitor")
         self._new: list[Problem] = []
 
@@ -85,7 +73,6 @@ class Monitor:
             by = self.cost.by_source
             by[source.name] = by.get(source.name, 0.0) + after_s - before_s
             before_s = after_s
-        self._keep(found)
         took_s = self.clock_s() - began_s
         self.cost.reads += 1
         self.cost.total_s += took_s
@@ -96,26 +83,3 @@ class Monitor:
         """Those of all sources that are new since the last call."""
         new, self._new = [*self._new, *self._problems.take()], []
         return new
-
-    def series(self, where: Place, metric: str) -> Sequence[Reading]:
-        """The latest readings of one, oldest first."""
-        return tuple(self._series.get((where, metric), ()))
-
-    def latest(self, metric: str) -> Mapping[Place, Reading]:
-        """The last reading of each place."""
-        return {where: held[-1] for (where, name), held in self._series.items() if name == metric}
-
-    def _keep(self, readings: Sequence[Reading]) -> None:
-        """A value that is no number is passed on, and not kept: no window could be summed up."""
-        for reading in readings:
-            if not math.isfinite(reading.value):
-                continue
-            key = reading.where, reading.metric
-            held = self._series.get(key)
-            if held is None:
-                if len(self._series) >= self.most_series:
-                    words = f"more than {self.most_series} series: no new ones are kept"
-                    self._problems.note("series", "", words)
-                    continue
-                held = self._series[key] = deque(maxlen=self.window)
-            held.append(reading)

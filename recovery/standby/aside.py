@@ -61,10 +61,13 @@ class AsideGroup(Group):
         """Wait until all are about to connect: gloo's own wait for one that does not cannot be
         ended. Raises GenerationLost.
         """
-        client.set(f"{called}/here-{self.rank}", "")
+        own = f"{called}/here-{self.rank}"
+        client.set(own, "")
         keys = [f"{called}/here-{rank}" for rank in ranks]
         while not client.check(keys):
             if self._aborted:
+                # one that came late may leave a group whose keys are deleted already
+                client.delete_key(own)
                 raise GenerationLost("aborted while the group was formed")
             time.sleep(PAUSE_S)
 

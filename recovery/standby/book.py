@@ -53,7 +53,8 @@ class StandbyBook:
             if former is not None and former.members == members:
                 continue
             self._asked += 1
-            name = f"{self._tag}-{self._asked}"
+            # by which the keys of the group that it takes the place of are found and deleted
+            name = f"{self._tag}-{lost}-{self._asked}"
             self._groups[lost] = _Group(name=name, members=members)
             for rank, process in enumerate(members):
                 order = StandBy(

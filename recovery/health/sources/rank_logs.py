@@ -75,7 +75,7 @@ class RankLogs:
 
     def __init__(self, events: Path) -> None:
         self._events = events
-        self._files = {path: _File(offset=size) for path, size in self._there()}
+        self._files = {name: _File(offset=size) for name, size in self._there()}
         self._places: dict[int, Place] = {}
         self._lead = (0, 0.0)  # the last step told for the job, and when it was committed
         self._done: dict[Place, tuple[int, float]] = {}
@@ -86,15 +86,14 @@ class RankLogs:
 
     def read(self, now_s: float) -> Sequence[Reading]:
         """What ranks have written since, ``HOLD_S`` later. ``now_s``: on the clock of the logs."""
-        grown = [
-            (path, file)
-            for path, size in self._there()
-            if size > (file := self._files.setdefault(path, _File(offset=0))).offset
-        ]
+        there = self._there()
+        # a log that was deleted is forgotten: there is one of each process that the job ever had
+        self._files = {name: self._files.get(name) or _File(offset=0) for name, _ in there}
+        grown = [(name, file) for name, size in there if size > (file := self._files[name]).offset]
         most = max(LEAST_STEPS, min(MOST_STEPS, MOST_READ // max(1, len(grown))))
         whole = True
-        for path, file in grown:
-            whole = self._take(path, file, now_s, whole=whole, most=most)
+        for name, file in grown:
+            whole = self._take(name, file, now_s, whole=whole, most=most)
         self._waiting.sort(key=_when)
         before_s, self._until_s = self._until_s, max(self._until_s, now_s - HOLD_S)
         found: list[Reading] = []
@@ -109,12 +108,12 @@ class RankLogs:
         """New problems."""
         return self._problems.take()
 
-    def _there(self) -> list[tuple[Path, int]]:
-        """The logs of ranks and their sizes, by name."""
+    def _there(self) -> list[tuple[str, int]]:
+        """The logs of ranks, by name, and their sizes."""
         try:
             with os.scandir(self._events) as entries:
                 logs = [
-                    (Path(one.path), one.stat(follow_symlinks=False).st_size)
+                    (one.name, one.stat(follow_symlinks=False).st_size)
                     for one in entries
                     if one.name.endswith(".jsonl")
                     and one.name != f"{ORCHESTRATOR}.jsonl"
@@ -124,16 +123,16 @@ class RankLogs:
             return []
         return sorted(logs)[:MOST_FILES]
 
-    def _take(self, path: Path, file: _File, now_s: float, *, whole: bool, most: int) -> bool:
+    def _take(self, name: str, file: _File, now_s: float, *, whole: bool, most: int) -> bool:
         """Read what is new in a log. ``whole``: all of its steps, since no other log was read whole
         before; returns whether the next one still has to be. ``most``: steps of the rank itself.
         """
         try:
-            with open(path, "rb") as stream:
+            with open(self._events / name, "rb") as stream:
                 stream.seek(file.offset)
                 data = stream.read(MOST_BYTES)
         except OSError as error:
-            self._problems.note("log", path.stem, error)
+            self._problems.note("log", name, error)
             return whole
         read = data[: data.rfind(b"\n") + 1]
         file.offset += len(read) or (len(data) if len(data) == MOST_BYTES else 0)
@@ -145,7 +144,7 @@ class RankLogs:
             seen += kind is Kind.STEP_COMMITTED
             of_rank = kind is not Kind.STEP_COMMITTED or seen % every == 0
             if of_rank or whole:
-                said = self._said(path.stem, kind, line, file, now_s, of_rank=of_rank)
+                said = self._said(name, kind, line, file, now_s, of_rank=of_rank)
                 self._waiting += [said] if said is not None else []
         return whole and not steps
 

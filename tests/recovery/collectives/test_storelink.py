@@ -17,7 +17,7 @@ from tests.support.open_files import open_files
 from tests.support.ranks import Self, ranks, results
 from tests.support.running import LIMIT_S
 from trainchaos.recovery.collectives.group import GenerationLost
-from trainchaos.recovery.collectives.storelink import StoreLink, forget_generations, socket_to
+from trainchaos.recovery.collectives.storelink import StoreLink, forget_former, socket_to
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.transport.reverse_dns import nameless
@@ -152,10 +152,29 @@ def test_what_earlier_generations_met_by_is_deleted_and_nothing_else() -> None:
         "else",
     ):
         client.set(key, "x")
-    assert forget_generations(client, 10) == 2
+    assert forget_former(client, "generation-10") == 2
     assert sorted(store.list_keys()) == ["else", "generation-10/0/0", "generation-11/0/0"]
     del store
-    assert forget_generations(client, 11) == 0, "a store that is gone is no error"
+    assert forget_former(client, "generation-11") == 0, "a store that is gone is no error"
+
+
+def test_a_group_that_stands_by_deletes_what_those_before_it_met_by() -> None:
+    store, port = start_store()
+    client = client_of(port)
+    past = ("generation-8-standby-ab-1-9/0/0", "generation-9-standby-ab-1-2/here-0")
+    left = (
+        "generation-9-standby-ab-0-1/0/0",  # for the loss of another rank
+        "generation-9-standby-ab-1-10/0/0",
+        "generation-9-standby-ab-1-11/0/0",
+        "generation-9-standby-cd-1-1/0/0",  # another supervisor asked for it
+        "generation-9/0/0",
+        "generation-10-standby-ab-1-3/0/0",
+    )
+    for key in (*past, *left):
+        client.set(key, "x")
+    assert forget_former(client, "generation-9-standby-ab-1-10") == len(past)
+    assert sorted(store.list_keys()) == sorted(left)
+    del store
 
 
 def three_generations(me: Self) -> list[str]:

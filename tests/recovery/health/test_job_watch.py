@@ -147,6 +147,20 @@ def test_a_torn_or_foreign_line_is_left_out_and_said_once(tmp_path: Path) -> Non
     assert "committed" in {one.metric for one in logs.read(ranks.now_s + 3.0)}
 
 
+def test_a_log_that_was_deleted_is_forgotten(tmp_path: Path) -> None:
+    """A long job has many processes, one after the other, and room for the logs of a few."""
+    ranks, logs = Ranks(tmp_path, 1), RankLogs(tmp_path)
+    for _ in range(3):
+        ranks.commit()
+    logs.read(ranks.now_s + 1.0)
+    (tmp_path / "w0.jsonl").unlink()
+    logs.read(ranks.now_s + 2.0)
+    ranks.now_s += 10.0
+    ranks.writers[0] = ranks.writer("w0")  # shorter than what was read of the former
+    ranks.commit()
+    assert "committed" in {one.metric for one in logs.read(ranks.now_s + 1.0)}
+
+
 def test_clocks_of_other_machines_are_brought_to_ours(tmp_path: Path) -> None:
     ranks, logs = Ranks(tmp_path, 1), RankLogs(tmp_path)
     ranks.commit()

@@ -1,4 +1,4 @@
-"""The monitor: period, windows, sources that fail, and what it costs."""
+"""The monitor: period, sources that fail, and what it costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.costs import calls
 from trainchaos.recovery.health.monitor import PERIOD_S, Monitor
-from trainchaos.recovery.health.readings.reading import JOB, Place, Problem, Reading
+from trainchaos.recovery.health.readings.reading import Problem, Reading
 from trainchaos.recovery.health.readings.reports import ReportFile
 from trainchaos.recovery.health.sources.host import HostSource
 from trainchaos.recovery.health.sources.job import JobSource
@@ -46,22 +46,6 @@ def test_sources_are_read_once_in_a_period() -> None:
     assert monitor.cost.reads == 4
 
 
-def test_windows_are_bounded_and_hold_numbers_only() -> None:
-    job = JobSource()
-    monitor = Monitor(sources=[job], window=3, most_series=2)
-    for i, value in enumerate((1.0, math.nan, 2.0, math.inf, 3.0, 4.0)):
-        job.feed(0, "loss", value, "1", float(i))
-    job.feed(1, "loss", 7.0, "1", 9.0)
-    for rank in range(2, 50):
-        job.feed(rank, "loss", 0.0, "1", 9.0)
-    assert len(monitor.poll(0.0)) == 55, "all are passed on"
-    assert [one.value for one in monitor.series(Place(0), "loss")] == [2.0, 3.0, 4.0]
-    latest = monitor.latest("loss")
-    assert {where.rank: one.value for where, one in latest.items()} == {0: 4.0, 1: 7.0}
-    assert monitor.series(JOB, "loss") == ()
-    assert [one.metric for one in monitor.problems()] == ["series"]
-
-
 def test_a_source_that_raises_does_not_stop_the_others() -> None:
     job = JobSource()
     monitor = Monitor(sources=[Broken(), job], period_s=1.0)
@@ -73,10 +57,10 @@ def test_a_source_that_raises_does_not_stop_the_others() -> None:
     assert monitor.problems() == []
 
 
-@pytest.mark.parametrize(("period_s", "window"), [(0.0, 1), (-1.0, 1), (math.nan, 1), (1.0, 0)])
-def test_nonsense_is_refused(period_s: float, window: int) -> None:
+@pytest.mark.parametrize("period_s", [0.0, -1.0, math.nan])
+def test_nonsense_is_refused(period_s: float) -> None:
     with pytest.raises(ValueError, match="a period"):
-        Monitor(sources=[], period_s=period_s, window=window)
+        Monitor(sources=[], period_s=period_s)
 
 
 def test_reading_host_job_and_reports_is_few_calls(tmp_path: Path) -> None:

@@ -7,18 +7,22 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import closing, suppress
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support.ranks import Self, ranks, results
-from tests.support.running import LIMIT_S
+from tests.support.running import LIMIT_S, until
 from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.group import Group
-from trainchaos.recovery.collectives.storelink import StoreLink
+from trainchaos.recovery.collectives.storelink import StoreLink, connect
+from trainchaos.recovery.policy.jobconfig import LOOPBACK
 from trainchaos.recovery.standby.aside import AsideGroup
+from trainchaos.recovery.standby.book import StandbyBook
 from trainchaos.recovery.standby.groups import StandbyGroups
-from trainchaos.recovery.transport.wire import StandBy, StoodBy
+from trainchaos.recovery.transport.wire import Message, StandBy, StoodBy
 
 FIRST, SECOND = "w0.w1", "w1.w0"
 
@@ -203,3 +207,62 @@ def test_a_group_whose_member_is_gone_is_lost_and_not_waited_for() -> None:
         assert both[1].result() == "left"
         both[0].tell("sum")
         assert both[0].result() == "lost"
+
+
+def gave_up(me: Self) -> list[str]:
+    """Its peer never comes. Returns the keys that this process had left in the store meanwhile."""
+    standing, client = Standing(me), client_of(me)
+    standing.groups.ask(order(me, FIRST))
+    until(lambda: client.num_keys() > 0)
+    left = client.list_keys()
+    standing.groups.close()
+    until(lambda: client.num_keys() == 0)
+    return left
+
+
+def test_who_gives_up_a_group_is_not_there_any_more() -> None:
+    assert results(gave_up, 1) == [[f"generation-1-standby-{FIRST}/here-0"]]
+
+
+def client_of(me: Self) -> dist.TCPStore:
+    limit = timedelta(seconds=LIMIT_S)
+    return connect((LOOPBACK, me.port), limit, lambda: None, lambda: False)
+
+
+def formed_as_asked(me: Self) -> set[str]:
+    """Forms the four groups that the test asks for. Returns whose keys the store has then."""
+    standing, names = Standing(me), list[str]()
+    for _ in range(4):
+        asked = me.hear()
+        standing.groups.ask(asked.varied(store_port=me.port))
+        names.append(asked.group)
+    standing.until(*names)
+    me.settle()
+    me.say("formed")
+    me.hear()
+    found = {key.split("/")[0] for key in client_of(me).list_keys()}
+    standing.groups.close()
+    me.settle()
+    return found
+
+
+def test_a_group_deletes_the_keys_of_those_whose_place_it_takes() -> None:
+    """Else they would grow in number with each spare that comes, until the generation ends."""
+    with ranks(formed_as_asked, 2) as both:
+        told = {f"w{rank}": one for rank, one in enumerate(both)}
+        newest: dict[int, str] = {}
+
+        def send(process: str, asked: Message) -> None:
+            assert isinstance(asked, StandBy)
+            newest[asked.lost] = asked.group
+            told[process].tell(asked)
+
+        book = StandbyBook(send, lambda *_, **__: None)
+        book.ask(1, {0: ("w0", "w1"), 1: ("w0", "w1")}, 0)
+        for members in (("w1", "w0"), ("w0", "w1")):
+            book.ask(1, {0: members}, 0)
+        assert [one.said() for one in both] == ["formed"] * 2
+        for one in both:
+            one.tell("go on")
+        wanted = {f"generation-1-standby-{name}" for name in newest.values()}
+        assert [one.result() for one in both] == [wanted] * 2

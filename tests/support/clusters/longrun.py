@@ -242,14 +242,17 @@ class LongRun:
     def _heap_kib(self, pid: int) -> int:
         return int((self._folder / f"heap.{pid}").read_text()) >> 10
 
-    def sample_once(self, enough: Callable[[Sample], bool]) -> Sample:
+    def sample_once(
+        self, enough: Callable[[Sample], bool], *, keys: Callable[[int], int] | None = None
+    ) -> Sample:
         """What is held once it is ``enough``, or still at the deadline: a process that is just
-        starting or ending is held for a moment.
+        starting or ending is held for a moment, and so are the keys of a group that another takes
+        the place of. ``keys``: as for ``sample``.
         """
         deadline_s = time.monotonic() + SETTLE_LIMIT_S
-        found = self.sample()
+        found = self.sample(keys=keys)
         while not enough(found) and time.monotonic() < deadline_s:
-            found = self.sample()
+            found = self.sample(keys=keys)
         return found
 
     def end(self) -> int:

@@ -192,18 +192,21 @@ def test_what_was_dropped_proves_nothing_either_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     below = Disk(monkeypatch, events, "write")
-    writer = EventWriter(tmp_path, "orchestrator", time.monotonic_ns)
-    whole = SimpleNamespace(log=read_log(tmp_path))
-    assert check(lambda _: failed("lost samples"), whole).verdict == "fail"  # type: ignore[arg-type]
-    below.full = True
-    error(writer, "lost")
-    below.full = False
-    error(writer, "kept")
-    writer.close()
-    holed = SimpleNamespace(log=read_log(tmp_path))
+    judged = []
+    for full in (False, True):
+        folder = tmp_path / f"full-{full}"
+        folder.mkdir()
+        writer = EventWriter(folder, "orchestrator", time.monotonic_ns)
+        writer.write(Kind.ACTOR_STARTED, pid=os.getpid(), host="h", wall_ns=time.time_ns())
+        below.full = full
+        error(writer, "lost")
+        below.full = False
+        writer.write(Kind.ACTOR_ENDED)
+        writer.close()
+        judged.append(SimpleNamespace(log=read_log(folder)))
     for finding in (failed("lost samples"), passed("all of them")):
-        found = check(lambda _, finding=finding: finding, holed)  # type: ignore[misc, arg-type]
-        assert found.verdict == "inconclusive"
+        whole, holed = (check(lambda _, finding=finding: finding, one) for one in judged)  # type: ignore[misc, arg-type]
+        assert (whole, holed.verdict) == (finding, "inconclusive")
 
 
 def test_output_that_cannot_be_kept_goes_nowhere(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.real
 
 TRAINER = Path(__file__).parents[2] / "support" / "fakes" / "fake_trainer.py"
 REGEX = r"{regex: 'step (?P<step>\d+) loss (?P<loss>[0-9.]+)'}"
-SEEN = "[fault-landed, detection, liveness, no-orphans, time-closure, evidence-complete]"
+SEEN = "[fault-landed, detection, liveness, no-orphans, evidence-complete]"
 KILL = "{id: hit, kind: process-kill, target: {rank: 1}, at: {step: 12}}"
 DEADLINE_S = 120.0
 

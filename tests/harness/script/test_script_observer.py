@@ -42,6 +42,7 @@ class Job:
             deadline_s=DEADLINE_S,
             source="beacon",
         )
+        self.record(Kind.ACTOR_STARTED, pid=1, host="h", wall_ns=0)
         self.record(
             Kind.RUN_STARTED,
             arm="faulted",

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.mutations.tape import Tape
-from tests.support.search.simulate import cell_of, changed, evidence, play
+from tests.support.search.simulate import cell_of, evidence, play
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers import CHECKERS, check
 from trainchaos.harness.judge.evidence.evidence import Evidence
@@ -158,15 +157,3 @@ def test_a_warning_in_the_last_step_costs_nothing(tmp_path: Path) -> None:
     judged = replace(evidence(play(cell, tmp_path, seed=3), None), arm="faulted")
     (incident,) = judged.measures.incidents
     assert (incident.outcome, incident.detected_by) == ("masked", "warning")
-
-
-def test_a_process_that_had_ended_was_not_warned_of(tmp_path: Path) -> None:
-    played = play(cell_of("hot-spare", [warning()], ranks=2), tmp_path, seed=3)
-
-    def planted(log: Tape) -> None:
-        ended = log.find(Kind.PROCESS_EXITED, process="w1")[0]
-        log.find(Kind.FAILURE_DETECTED)[0].time_ns = ended.time_ns + 1
-
-    judged = replace(changed(played, None, planted), arm="faulted")
-    found = check(CHECKERS["lifecycle"], judged)
-    assert found.verdict == "fail" and "it had ended before" in found.witness, found

@@ -47,7 +47,6 @@ INVARIANTS = (
     "liveness",
     "membership",
     "step-arithmetic",
-    "time-closure",
     "no-orphans",
     "evidence-complete",
 )

@@ -5,6 +5,7 @@ any kind, leaves open what needs that file, by its name, and accuses nobody.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.event import Event
 from trainchaos.chaos.events.kinds import Kind
 from trainchaos.chaos.events.log import ORCHESTRATOR, read_log
+from trainchaos.chaos.events.writer import EventWriter
 from trainchaos.harness.fuzz.damage import WAYS, Damage, DamageSearch, misjudged, places, replayed
 from trainchaos.harness.fuzz.draw.draw import World
 from trainchaos.harness.fuzz.play.play import SimPlayer, kinds, strategies
@@ -102,3 +104,25 @@ def test_a_judge_that_takes_damage_for_guilt_is_found(
     assert replayed(memory / name, player) == found.find
     monkeypatch.undo()
     assert replayed(memory / name, player) is None
+
+
+@pytest.mark.parametrize(("wrote", "found"), [(-1, False), (3, True)])
+def test_who_was_ended_before_its_first_line_lost_none(
+    wrote: int, found: bool, memory: Path
+) -> None:
+    """A spare that is just begun as the job is done."""
+    writer = EventWriter(memory, ORCHESTRATOR, time.monotonic_ns)
+    writer.write(Kind.ACTOR_STARTED, pid=1, host="h", wall_ns=time.time_ns())
+    writer.write(
+        Kind.PROCESS_EXITED,
+        process="s1",
+        pid=2,
+        exit_code=None,
+        signal=9,
+        expected=True,
+        last_seq=wrote,
+    )
+    writer.write(Kind.ACTOR_ENDED)
+    writer.close()
+    (memory / "s1.jsonl").touch()
+    assert ("s1" in broken(read_log(memory))) == found

@@ -24,8 +24,8 @@ MOMENTARY = 3
 ABANDONED = 16
 # three groups that stand by, of three ranks each: two connections, and gloo's device of each
 STANDING = 18
-# A failure. Measured: 1.6 and 0.0; of those without a limit of their own 2.1 (coordinator), 1.9
-# (survivor) and 2.6 (both agents). What supervisors, coordinators and agents remember is bounded,
+# A failure. Measured: 1.8 and 0.3; of those without a limit of their own 2.1 (coordinator), 1.7
+# (survivor) and 1.7 (both agents). What supervisors, coordinators and agents remember is bounded,
 # and fills all the while: the newest 1,024 lost processes, the failures of the newest 1,000
 # generations; 24 objects a failure in a coordinator. A leaked page would be 4 more.
 MEMORY_KIB = {"supervisor": 2.0, "fork server": 1.0, "fork servers": 1.0}

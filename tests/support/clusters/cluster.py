@@ -46,6 +46,8 @@ def agent_command(
 class Cluster:
     """Agents of two nodes, and the coordinators of their job, one after the other."""
 
+    running: type[Running] = Running
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.token = token_in(folder)
@@ -56,14 +58,7 @@ class Cluster:
 
     def _agent(self, node: int) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            agent_command(
-                self.at,
-                node,
-                self.token,
-                self.scratch(node),
-                "--health-reports",
-                str(self.reports(node)),
-            ),
+            self.agent_command(node),
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -71,6 +66,11 @@ class Cluster:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             start_new_session=True,
         )
+
+    def agent_command(self, node: int) -> list[str]:
+        """The command line of a node's agent."""
+        told = ("--health-reports", str(self.reports(node)))
+        return agent_command(self.at, node, self.token, self.scratch(node), *told)
 
     def scratch(self, node: int) -> Path:
         """Where its processes write."""
@@ -87,7 +87,7 @@ class Cluster:
     def run(self, *arguments: str | Path) -> Running:
         """A coordinator, told this besides where its agents are."""
         given = ("--nodes", "2", "--listen", self.at, "--token-file", self.token, *arguments)
-        self.coordinators.append(Running(self.folder, *given))
+        self.coordinators.append(self.running(self.folder, *given))
         return self.coordinators[-1]
 
     def committed(self) -> int:

@@ -41,10 +41,16 @@ FAILURE_LIMIT_S = 120.0
 SETTLE_LIMIT_S = 60.0
 
 
+def telling(command: Sequence[str]) -> list[str]:
+    """The command of a module, run by ``heap``."""
+    python, option, *module = command
+    return [python, option, "tests.support.clusters.heap", *module]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What processes of one role hold together. ``memory_kib``: resident; of the survivor what it
-    uses of its heap (``longrun_job.tell_heap``).
+    """What processes of one role hold together. ``memory_kib``: what they use of their heaps; of
+    fork servers resident.
     """
 
     descriptors: int
@@ -137,6 +143,22 @@ def fork_server(parent: int, *, but: Collection[int]) -> int:
     raise AssertionError("no fork server")
 
 
+class HeapRunning(Running):
+    """One that tells what it uses of its heap."""
+
+    command = telling(Running.command)
+
+
+class HeapCluster(Cluster):
+    """One whose agents and coordinators do."""
+
+    running = HeapRunning
+
+    def agent_command(self, node: int) -> list[str]:
+        """See Cluster."""
+        return telling(super().agent_command(node))
+
+
 class LongRun:
     """Plays failures in one job on this machine, one after the other. ``folder``: for its logs."""
 
@@ -154,7 +176,7 @@ class LongRun:
         self.count = {kind: 0 for kind in KINDS}
 
     def _begin(self, folder: Path, *options: str) -> Running:
-        return Running(folder, *options, "--logs", folder / "logs", JOB, folder)
+        return HeapRunning(folder, *options, "--logs", folder / "logs", JOB, folder)
 
     def _who(self) -> Mapping[str, Sequence[int]]:
         """Pids of those whose holdings are looked at, by their roles."""
@@ -232,9 +254,9 @@ class LongRun:
             step=self.step,
             keys=keys(self._port()) if keys else -1,
             held={
-                role: replace(held_by(pids), memory_kib=self._heap_kib(*pids))
-                if role == "survivor"
-                else held_by(pids)
+                role: held_by(pids)
+                if role.startswith("fork server")
+                else replace(held_by(pids), memory_kib=sum(map(self._heap_kib, pids)))
                 for role, pids in self._who().items()
             },
         )
@@ -296,7 +318,7 @@ class NodesRun(LongRun):
     """The same on two nodes, each an agent of this machine. The survivor is on the first."""
 
     def _begin(self, folder: Path, *options: str) -> Running:
-        self._cluster = Cluster(folder)
+        self._cluster = HeapCluster(folder)
         return self._cluster.run(*options, JOB, folder)
 
     def _who(self) -> Mapping[str, Sequence[int]]:

@@ -5,7 +5,6 @@ its heap.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -14,13 +13,13 @@ from typing import Any
 
 import torch
 
+from tests.support.clusters.heap import tell_heap
 from trainchaos import recovery
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.rank import generation as module
 
 COLLECTIVE_TIMEOUT_S = 20.0
 STEPS = 1_000_000_000
-BLOCK_BYTES = 64  # of Python's own small blocks, which the C library does not see; roughly
 ASKED = {"raise": False, "nan": False}
 
 
@@ -40,31 +39,6 @@ class Asked(Exception):
 def ask(signum: int, _: object) -> None:
     """A signal came: the next step does as it says."""
     ASKED["raise" if signum == signal.SIGUSR1 else "nan"] = True
-
-
-class Mallinfo2(ctypes.Structure):
-    """What the C library has given out, in bytes (mallinfo(3), glibc 2.33)."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
-
-
-def tell_heap(at: Path) -> None:
-    """What is in use. Resident memory would count what the C library keeps of freed memory too: up
-    to 20 MiB more, as threads come and go in as many arenas.
-    """
-    libc = ctypes.CDLL(None)
-    libc.mallinfo2.restype = Mallinfo2
-    found = libc.mallinfo2()
-    new = at.with_name(f"{at.name}.new")
-    small = sys.getallocatedblocks() * BLOCK_BYTES
-    new.write_text(str(found.uordblks + found.hblkhd + small))
-    new.rename(at)
 
 
 def main() -> None:

@@ -160,7 +160,9 @@ def _generations(log: Log, commits: _BySteps) -> tuple[Generation, ...]:
     stated = {event.generation: event.time_ns for event in log.of(Kind.STATE_READY)}
     named = {number: _named(steps) for number, steps in commits.items()}
     first_commit = {number: min(steps) for number, steps in named.items() if steps}
-    started = sorted(log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation)
+    # a number that was given twice is held against the job (single-writer); here it is one
+    last = {event.generation: event for event in log.of(Kind.GENERATION_STARTED)}
+    started = [last[number] for number in sorted(last)]
     made: list[Generation] = []
     for index, event in enumerate(started):
         number, done = event.generation, ready.get(event.generation)

@@ -38,6 +38,11 @@ def _zombie(tape: Tape) -> None:
     tape.add(row, time_ns=last + MS)
 
 
+def _begins_again(tape: Tape) -> None:
+    row = tape.find(Kind.GENERATION_STARTED)[-1]
+    tape.add(row, time_ns=row.time_ns + 1)
+
+
 def _commits_after_parking(tape: Tape) -> None:
     parked = tape.find(Kind.PARKED, actor="w0")[0]
     row = tape.find(COMMIT, actor="w0", generation=1)[-1]
@@ -163,6 +168,12 @@ MUTATIONS = [
         sample_accounting=FAIL,
     ),
     Mutation("a zombie commits", "drop-replica", _zombie, single_writer=FAIL),
+    Mutation(
+        "a generation begins under the number of one before",
+        "drop-replica",
+        _begins_again,
+        single_writer=FAIL,
+    ),
     Mutation(
         "a rank commits after it has parked",
         "drop-replica",

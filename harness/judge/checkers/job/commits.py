@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.checkers.job.checkpoints import _in_doubt
@@ -163,14 +164,20 @@ def _sure_until(history: History, generation: Generation) -> float:
 
 
 def single_writer(evidence: Evidence) -> Finding:
-    """A fenced generation, a resumed zombie or a process that is not a member commits nothing, and
-    each rank has one writer.
+    """A fenced generation, a resumed zombie or a process that is not a member commits nothing, each
+    rank has one writer, and each generation a number above those before: fencing goes by it.
     """
     history = evidence.history
     problems = [
         f"{event.actor} committed step {event.step} for generation {event.generation} without the"
         " right to"
         for event in history.foreign
+    ]
+    begun = [event.generation for event in history.log.of(Kind.GENERATION_STARTED)]
+    problems += [
+        f"generation {later} began after generation {former}"
+        for former, later in pairwise(begun)
+        if later <= former
     ]
     for event in history.log.of(Kind.CHECKPOINT_COMMITTED):
         generation = history.generation(event.generation)

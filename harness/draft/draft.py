@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import tempfile
@@ -24,12 +25,12 @@ from trainchaos.chaos.errors import (
 )
 from trainchaos.chaos.scenario.model import Cell, RecoverySpec, Scenario, WorkloadSpec
 from trainchaos.harness.draft import frameworks, launchers, text
-from trainchaos.harness.draft.behind import behind
 from trainchaos.harness.draft.decide import decide
 from trainchaos.harness.draft.facts import FAULTS, Command, Facts, command_of
 from trainchaos.harness.draft.progress import Proposal, propose
 from trainchaos.harness.draft.watching.changes import places
 from trainchaos.harness.draft.watching.logs import as_printed, log_of_steps, named
+from trainchaos.harness.draft.watching.ran import Ran
 from trainchaos.harness.draft.watching.watch import Sighting, Watch
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import ArmSetup
@@ -47,6 +48,8 @@ LONG_ENOUGH_S = 10.0
 """How long steps are watched in which no checkpoint was written yet."""
 SHOWN_LINES = 8
 NOMINAL_STEPS = 100
+_INSTALLED = ("site-packages", "dist-packages", "lib/python")
+"""In the paths of scripts that are no user's."""
 
 
 class WatchStopped(ChaosError):
@@ -255,3 +258,42 @@ def _folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def behind(command: Command, ran: Ran) -> Command:
+    """The command, with the launcher, the frameworks and the arguments of what it started: they
+    decide as much as if the user had typed them.
+    """
+    texts = [command.script]
+    inner: list[str] = []
+    launched = command.launched
+    for words, place in ran.items():
+        plain = _without_interpreter(words)
+        own = [word for word in words if not any(part in word for part in _INSTALLED)]
+        script = frameworks.read_scripts(own, place)
+        if script.name and script.text not in [one.text for one in texts]:
+            texts.append(script)
+        inner += plain if script.name else ()
+        if launched.kind is None or not (launched.kind.ranks or launched.kind.note):
+            one = launchers.recognise(plain)
+            if one.kind is not None and one.kind.ranks:
+                launched = replace(one, by=shlex.join(command.words[:2]))
+    script = frameworks.ScriptText(
+        name=command.script.name, text="\n".join(one.text for one in texts)
+    )
+    known = frameworks.recognise([*command.words, *inner], script)
+    return replace(
+        command,
+        launched=launched,
+        frameworks=known,
+        script=script,
+        inner=inner,
+        env=launched.env(known) | command.env,
+    )
+
+
+def _without_interpreter(words: tuple[str, ...]) -> list[str]:
+    """``torchrun ...`` of ``python /bin/torchrun ...``, as the kernel says of a script."""
+    program = Path(words[0]).name
+    script = len(words) > 1 and not words[1].startswith("-") and Path(words[1]).suffix == ""
+    return list(words[1:] if program.startswith(("python", "pypy")) and script else words)

@@ -7,23 +7,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
+from statistics import median
 
 from trainchaos.chaos.events.budget import Budget
+from trainchaos.chaos.events.kinds import Kind
 from trainchaos.chaos.events.log import Event, Log, read_log
-from trainchaos.harness.explain.cheaper import Cheaper, cheaper_than, cost_of
 from trainchaos.harness.explain.collectives import FlightRecord, records_between
 from trainchaos.harness.explain.course import Course, course_of
 from trainchaos.harness.explain.diagnose import diagnose
 from trainchaos.harness.explain.diagnosis import DiagnosedIncident
 from trainchaos.harness.explain.signs import Sign, Signs
-from trainchaos.harness.explain.stacks import Stack, stacks_between
 from trainchaos.harness.host.rundir import RunDirectory, arm_id
 from trainchaos.harness.judge.incident import Incident
+from trainchaos.harness.judge.measure.cost import failure_cost
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.episodes import episodes_of, unclaimed_failures
 from trainchaos.harness.judge.record.history import NS, History
 from trainchaos.harness.judge.record.lineage import history_of
-from trainchaos.harness.judge.results import Results
+from trainchaos.harness.judge.results import CellResult, Results
 from trainchaos.harness.judge.verdict.judge import judge
 from trainchaos.recovery.playbook.book import Playbook, playbook
 from trainchaos.recovery.playbook.entry import Entry
@@ -32,6 +34,9 @@ EARLY_S = 0.25
 """A silence may have begun so long before the fault that it is told of: a rank falls behind while
 it waits for its point.
 """
+SHOWN = 4  # innermost frames of each process, in a report for people
+LEAST = 3
+"""Incidents of the other strategy without which nothing is said of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,3 +227,114 @@ def _blame(failure: Event) -> Blame:
 
 def _advice(signs: Sequence[Sign]) -> Entry | None:
     return next((sign.entry for sign in signs if sign.entry), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """One process. ``role``: hung, peer or stuck (``chaos.events.kinds``); ``frames``: of its
+    training thread, the innermost first; ``file``: beside the process's output, "": none.
+    """
+
+    process: str
+    role: str
+    answered: bool
+    frames: tuple[str, ...]
+    file: str
+
+    @property
+    def said(self) -> str:
+        """For people."""
+        who = f"{self.process} ({self.role})"
+        if not self.answered:
+            return f"{who} did not answer: it was stopped, or waited in the kernel"
+        shown = " < ".join(_short(frame) for frame in self.frames[:SHOWN])
+        return f"{who} in {shown or 'no Python code'}" + (f"; {self.file}" if self.file else "")
+
+
+def stacks_between(log: Log, start_ns: float, end_ns: float) -> tuple[Stack, ...]:
+    """Those of a time, in the order of the log."""
+    return tuple(
+        Stack(
+            process=str(event.data["process"]),
+            role=str(event.data["role"]),
+            answered=bool(event.data["answered"]),
+            frames=_texts(event.data["frames"]),
+            file=str(event.data["file"]),
+        )
+        for event in log.of(Kind.STACKS_DUMPED)
+        if start_ns <= event.time_ns <= end_ns
+    )
+
+
+def _texts(found: object) -> tuple[str, ...]:
+    return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
+
+
+def _short(frame: str) -> str:
+    """A frame with its file's last folder only: ``rank/step.py:178 in backward``."""
+    path, _, rest = frame.rpartition(":")
+    return f"{'/'.join(PurePath(path).parts[-2:])}:{rest}" if path else frame
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cheaper:
+    """Another strategy, under which each of ``n`` incidents of the same fault cost less than this
+    one. ``rank_s``: their median, rank-seconds.
+    """
+
+    label: str
+    rank_s: float
+    n: int
+
+
+def cost_of(results: Results, incident: Incident) -> float | None:
+    """Rank-seconds of an incident: everything provisioned, times the recovery time, as the metric
+    ``failure_cost`` (there in hours); infinity: the job never recovered; 0: training did not stand
+    still; None: the arm is not in the results.
+    """
+    arm = (incident.cell, incident.repeat, "faulted")
+    ranks = next(
+        (a.provisioned_ranks for a in results.arms if (a.cell, a.repeat, a.arm) == arm), None
+    )
+    return None if ranks is None else 3600 * failure_cost(ranks, incident.recovery_time)
+
+
+def cheaper_than(results: Results, incident: Incident) -> Cheaper | None:
+    """The cheapest strategy that the run supports a claim for: its cell differs from the incident's
+    in the strategy alone, it had at least ``LEAST`` incidents of the same fault, all landed, and
+    each of them cost less. None: there is none, and nothing is to be said.
+    """
+    own = next((cell for cell in results.cells if cell.id == incident.cell), None)
+    cost = cost_of(results, incident)
+    if own is None or cost is None or not incident.landed:
+        return None
+    found: list[Cheaper] = []
+    for cell in results.timed:
+        costs = _costs(results, cell, incident.fault) if _comparable(cell, own) else []
+        if len(costs) >= LEAST and max(costs) < cost:
+            found.append(Cheaper(label=cell.label or cell.id, rank_s=median(costs), n=len(costs)))
+    return min(found, key=lambda one: one.rank_s, default=None)
+
+
+def _costs(results: Results, cell: CellResult, fault: str) -> Sequence[float]:
+    of = [i for i in results.faults if i.cell == cell.id and i.fault == fault and i.fired]
+    if not all(i.landed and i.answered_with is None for i in of):
+        return []  # what did not land cost nothing; what another incident paid for looks cheap
+    costs = [cost_of(results, one) for one in of]
+    return [cost for cost in costs if cost is not None]
+
+
+def _comparable(cell: CellResult, own: CellResult) -> bool:
+    """Whether two cells differ in their strategy and in nothing else."""
+    rest = [
+        {name: value for name, value in one.params.items() if not _says_strategy(one, name, value)}
+        for one in (cell, own)
+    ]
+    return cell.strategy != own.strategy and rest[0] == rest[1]
+
+
+def _says_strategy(cell: CellResult, name: str, value: object) -> bool:
+    """Whether a parameter of a cell is its strategy, by its value: users name them freely."""
+    if isinstance(value, dict):
+        return value.get("strategy") == cell.strategy and len(value) == 1
+    return bool(name) and value == cell.strategy

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos import plugins
 from trainchaos.harness.launch import devices
 from trainchaos.harness.launch.launcher import ArmSetup, Exited, Leftovers, MessageReceived, Report
 from trainchaos.harness.launch.places.seats import UNTAINTED, Tainted
-from trainchaos.harness.sim.checks import SimChecks
-from trainchaos.harness.sim.groups import SimGroups
 from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.harness.sim.rank.keepers import SimKeepers, SimMemoryCheckpointer
 from trainchaos.harness.sim.rank.rank import SimRank
@@ -24,12 +24,16 @@ from trainchaos.harness.sim.world.settings import MS, RankConfig, Timings
 from trainchaos.harness.sim.world.storage import SimStorage
 from trainchaos.harness.sim.world.store import SimStore
 from trainchaos.harness.undo.base import Undo
+from trainchaos.recovery.health.care.place_check import Answer, Spot
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Message, Recall
+
+if TYPE_CHECKING:
+    from trainchaos.harness.sim.rank.rank import SimRank
 
 WALL_NS = 1_767_225_600 * NS_PER_S  # 2026-01-01: a log must not show when it was simulated
 PID = 1
@@ -38,6 +42,9 @@ LATENCY_MS = (0.05, 0.3)
 # from the closing of a process's connections to the supervisor's notice of its exit
 REAP_MS = (0.0, 3.0)
 REAP_LIMIT_S = 10.0
+TAKES_S = 3.0
+"""1 to 4 s were measured of a processor (docs/health.md)."""
+ALLOCATION_MS_PER_MIB = 0.5
 
 
 class SimCluster:
@@ -289,3 +296,74 @@ def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
         timings=timings,
         evaluate=spec.evaluate,
     )
+
+
+class SimChecks:
+    """One after the other. ``now_ns``: simulated time."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._due_ns: dict[Spot, int] = {}
+
+    def begin(self, spot: Spot) -> None:
+        """See ``Checker``."""
+        begins_ns = max([self._now_ns(), *self._due_ns.values()])
+        self._due_ns[spot] = begins_ns + int(TAKES_S * NS_PER_S)
+
+    def take(self) -> Sequence[Answer]:
+        """See ``Checker``."""
+        now_ns = self._now_ns()
+        over = [spot for spot, due_ns in self._due_ns.items() if due_ns <= now_ns]
+        self._due_ns = {spot: due for spot, due in self._due_ns.items() if due > now_ns}
+        return [Answer(spot, True, "") for spot in over]
+
+    def close(self) -> None:
+        """See ``Checker``."""
+        self._due_ns = {}
+
+
+class SimGroups:
+    """Limits simulated processes. ``ranks``: the simulated ranks by name."""
+
+    def __init__(self, clock: Clock, ranks: Mapping[str, SimRank]) -> None:
+        self._clock = clock
+        self._ranks = ranks
+        self._limits: dict[str, int] = {}
+        self._kills: Counter[str] = Counter()
+
+    def undo(self, process: str) -> Sequence[Undo]:
+        """Nothing: no change outside to undo."""
+        return ()
+
+    def limit_memory(self, process: str, mib: int) -> None:
+        """The process, which is commanded to allocate at the same time, exceeds the limit after a
+        while.
+        """
+        self._limits[process] = mib
+        self._clock.after(mib * ALLOCATION_MS_PER_MIB * MS, partial(self._kill, process))
+
+    def oom_kills(self, process: str) -> int:
+        """The simulated kernel's count."""
+        return self._kills[process]
+
+    def limit_cores(self, processes: Sequence[str], cores: float) -> None:
+        """Divide ``cores`` among the ranks. A rank would use one core, a keeper almost nothing."""
+        ranks = [self._ranks[process] for process in processes if process in self._ranks]
+        for rank in ranks:
+            rank.faults.rationed = max(1.0, len(ranks) / cores)
+
+    def throttled(self, process: str) -> int:
+        """1 as soon as a limit slows it, otherwise 0."""
+        return int(process in self._ranks and self._ranks[process].faults.rationed > 1)
+
+    def release(self, process: str) -> None:
+        """Lift all limits."""
+        self._limits.pop(process, None)
+        if process in self._ranks:
+            self._ranks[process].faults.rationed = 1.0
+
+    def _kill(self, process: str) -> None:
+        one = self._ranks[process].process
+        if process in self._limits and one.running and not one.stopped:
+            self._kills[process] += 1
+            one.signal(signal.SIGKILL)

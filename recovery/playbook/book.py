@@ -11,8 +11,6 @@ from itertools import islice
 from pathlib import Path
 
 from trainchaos.recovery.playbook.entry import Entry, Tells
-from trainchaos.recovery.playbook.frames import AT, framed
-from trainchaos.recovery.playbook.literals import literals
 from trainchaos.recovery.playbook.load import FILE, read_entries
 from trainchaos.recovery.playbook.rank import Findings, Match
 
@@ -53,8 +51,16 @@ _NAMED = (
     "line ",
 )
 """One of these is in every line that one of the four finds."""
-_literals = cache(literals)
 _ORDER = {tells: number for number, tells in enumerate(Tells)}
+AT = "  <- "
+"""Between an exception and its place; not shown."""
+MOST = 300  # characters of the place
+_BEGINS = "Traceback (most recent call last)"
+_PREFIX = re.compile(r"^(?:\[rank ?\d{1,7}\]:|\d{1,7}:|\([^()]{1,80}\)) ?")
+"""Of torch, srun and Ray, which name who says a line."""
+SHORTEST = 3
+_SPECIAL = frozenset(".^$+)]}")
+_OPENS = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +186,7 @@ class Playbook:
 def _may_find(entry: Entry, text: str) -> bool:
     """Whether the entry's expression finds something in lines that are joined."""
     assert entry.pattern is not None
-    words = _literals(entry.pattern.pattern)
+    words = literals(entry.pattern.pattern)
     return (not words or any(word in text for word in words)) and bool(entry.pattern.search(text))
 
 
@@ -241,3 +247,76 @@ def by_exit_code(code: int) -> Entry | None:
 def match_text(lines: Iterable[str]) -> list[Match]:
     """See ``Playbook.match_text``."""
     return playbook().match_text(lines)
+
+
+def framed(lines: Iterable[str]) -> Iterator[str]:
+    """Each line; one that ends a traceback has its innermost frame at its end."""
+    inside, frame = False, ""
+    for line in lines:
+        bare = _PREFIX.sub("", line) if inside else line
+        if _BEGINS in line:
+            inside, frame = True, ""
+        elif inside and bare[:1] in (" ", "\t", ""):
+            said = bare.strip()
+            frame = said if said.startswith("File ") else f"{frame} {said}"
+        elif inside:
+            inside = False
+            yield f"{line.rstrip()}{AT}{frame[-MOST:]}" if frame else line
+            continue
+        yield line
+
+
+@cache
+def literals(pattern: str) -> tuple[str, ...]:
+    """Texts of which one is in whatever a regular expression finds; looking for them first is many
+    times faster. They are the longest literal of each alternative; empty if an alternative has none
+    that is long enough. Groups and classes are left out, so it may miss some.
+    """
+    longest = [max(_runs(branch), key=len, default="") for branch in _branches(pattern)]
+    return tuple(longest) if all(len(one) >= SHORTEST for one in longest) else ()
+
+
+def _branches(pattern: str) -> Iterator[str]:
+    """The alternatives that are in no group."""
+    start = place = 0
+    while place < len(pattern):
+        if pattern[place] == "|":
+            yield pattern[start:place]
+            start = place + 1
+        place = _after(pattern, place)
+    yield pattern[start:]
+
+
+def _runs(branch: str) -> Iterator[str]:
+    """Its literals: characters in a row, of which none is optional."""
+    run, place = "", 0
+    while place < len(branch):
+        char, following = branch[place], _after(branch, place)
+        if char in "?*{":  # the character before it may be absent
+            yield run[:-1]
+            run = ""
+        elif char == "\\" or char in _SPECIAL or char in _OPENS:
+            yield run
+            run = ""
+        else:
+            run += char
+        place = following
+    yield run
+
+
+def _after(pattern: str, place: int) -> int:
+    """The place after the character, escape, group or class that begins there."""
+    char = pattern[place]
+    if char == "\\":
+        return place + 2
+    if char not in _OPENS:
+        return place + 1
+    closes, place = _OPENS[char], place + 1
+    if char == "[" and pattern[place : place + 1] in ("]", "^"):
+        place += 2 if pattern[place : place + 2] == "^]" else 1
+    while place < len(pattern) and pattern[place] != closes:
+        if char == "(":
+            place = _after(pattern, place)
+        else:
+            place += 2 if pattern[place] == "\\" else 1
+    return place + 1

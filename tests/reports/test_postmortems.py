@@ -16,8 +16,7 @@ import pytest
 from tests.support.pages.html_page import Page
 from trainchaos.chaos import cli
 from trainchaos.chaos.events.log import Kind, Log, make_log, read_log
-from trainchaos.harness.explain.account import told_of
-from trainchaos.harness.explain.cheaper import Cheaper, cheaper_than, cost_of
+from trainchaos.harness.explain.account import Cheaper, cheaper_than, cost_of, told_of
 from trainchaos.harness.explain.strip import strip
 from trainchaos.harness.explain.text import facts_of
 from trainchaos.harness.host.rundir import RunDirectory, open_run

@@ -8,13 +8,16 @@ the run needs it.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.fault.base import Need
 from trainchaos.harness.host.container_engine import (
     DIRECTORY_LABEL,
@@ -31,17 +34,20 @@ from trainchaos.harness.launch.containers.links import BY_QUEUE, NodeAddress, No
 from trainchaos.harness.launch.containers.machines import PERIOD_US, ContainerMachines
 from trainchaos.harness.launch.containers.network import ContainerNetwork, make_network
 from trainchaos.harness.launch.containers.node_container import NodeContainer, remove
-from trainchaos.harness.launch.containers.sharing import PROPAGATION, SharedDirectory
 from trainchaos.harness.launch.launcher import LinkControl, MachineControl
-from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.launch.nodes.platform import PlatformNeeds, Will
+from trainchaos.harness.undo.base import mounts
 from trainchaos.harness.undo.containers import RemoveContainers, RemoveNetworks
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.live import HarnessProcess
-from trainchaos.harness.undo.records import MARKER
+from trainchaos.harness.undo.records import MARKER, Unmount
 
 MIB = 1 << 20
 NET_ADMIN_FOR = frozenset({Need.LINKS, Need.MACHINES})
 """Needs whose faults change devices, queues or filters inside a node."""
+PROPAGATION = "rslave"
+"""For a bind of such a directory: mounts propagate into the container, but not out of it."""
+_BIND, _REC, _SHARED = 4096, 16384, 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,3 +342,41 @@ def _gpus(gpus: int | str, node: int) -> list[Any]:
     first = int(gpus) * node
     ids = [str(index) for index in range(first, first + int(gpus))]
     return [DeviceRequest(device_ids=ids, capabilities=[["gpu"]])]
+
+
+class SharedDirectory:
+    """A directory shared until ``close``. Raises InfrastructureError if it cannot be mounted."""
+
+    def __init__(self, path: Path, will: Will) -> None:
+        self._undo = Unmount(path=path, source=_source(path))
+        will(self._undo)
+        try:
+            _mount(str(path), path, _BIND | _REC)
+            _mount("none", path, _SHARED | _REC)
+        except OSError as error:
+            self.close()
+            raise InfrastructureError(
+                f"cannot share mounts below {path} with containers: {error.strerror}",
+                hint="mounting needs root",
+            ) from error
+
+    def close(self) -> str:
+        """Unmount it; safe to repeat. Returns an error message, or ""."""
+        outcome = self._undo.undo()
+        return "" if outcome.ok else outcome.text
+
+
+def _source(path: Path) -> str:
+    """Mountinfo's source of the device that a path is on; a bind of the path has the same
+    source.
+    """
+    above = [(place, source) for place, source in mounts() if path.is_relative_to(place)]
+    longest = max(len(place) for place, _ in above)
+    return [source for place, source in above if len(place) == longest][-1]
+
+
+def _mount(source: str, path: Path, flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(os.fsencode(source), os.fsencode(path), None, flags, None):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))

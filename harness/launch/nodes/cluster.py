@@ -27,7 +27,6 @@ from trainchaos.harness.launch.memory import in_memory, keepers_for
 from trainchaos.harness.launch.nodes.by_process import GroupsByNode, LinksByNode
 from trainchaos.harness.launch.nodes.node_keepers import NodeKeepers
 from trainchaos.harness.launch.nodes.untainted import refuse_shortage, tainted_at
-from trainchaos.harness.launch.nodes.ways_around import refuse_ways_around
 from trainchaos.harness.launch.rank_setup import RankEnvironment, rank_config, strategy_of
 from trainchaos.harness.launch.requirements import needs_of
 from trainchaos.harness.launch.storage import mount_for
@@ -59,7 +58,6 @@ from trainchaos.recovery.transport.wire import Message
 
 if TYPE_CHECKING:
     from trainchaos.harness.launch.nodes.session import NodesSession
-
 
 QUIET_S = 1.0
 
@@ -385,3 +383,24 @@ def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, li
     if workload.device != "cuda":
         return found, Exchange("gloo")
     return found, exchange_of(workload.backend, own_gpus=single)
+
+
+def refuse_ways_around(host: str, known: Mapping[int, NodeInfo]) -> None:
+    """Raise InfrastructureError if ranks of a node would bypass a link proxy at ``host``."""
+    for node, info in known.items():
+        if not _below(host, info.address):
+            raise InfrastructureError(
+                f"the link proxy is at {host}, and node {node} at {info.address}: gloo connects"
+                " only to lower addresses",
+                hint=(
+                    "give the coordinator an address below those of all nodes, or leave out"
+                    " faults on links"
+                ),
+            )
+
+
+def _below(one: str, other: str) -> bool:
+    try:
+        return socket.inet_aton(one) < socket.inet_aton(other)
+    except OSError:
+        return False  # not IPv4: gloo's order of these addresses is not known

@@ -6,11 +6,15 @@ import itertools
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LateError
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.fault.base import Need
@@ -19,8 +23,6 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import ArmSetup, Stopped
 from trainchaos.harness.launch.nodes.cluster import NodesCluster
 from trainchaos.harness.launch.nodes.platform import Platform, PlatformNeeds
-from trainchaos.harness.launch.nodes.renewal import Renewal
-from trainchaos.harness.launch.nodes.tending import Tending
 from trainchaos.harness.launch.recipe import recipe
 from trainchaos.harness.launch.requirements import needs_of
 from trainchaos.harness.undo.ledger import Ledger
@@ -37,6 +39,17 @@ REFUSALS = "refused.log"
 READY_LIMIT_S = 120.0  # for all agents to connect: each imports torch first
 
 Make = Callable[[PlatformNeeds], Platform]
+# The survivors first recover undisturbed: a restarted node imports torch and may share their
+# machine.
+AGAIN_AFTER_S = 5.0
+MAX_LIVES = 100  # of one node in one run
+AT_ONCE = 32
+LOOK_S = 0.2
+EVERY_S = 0.2
+"""How long one turn waits: an arm that begins waits for no more than that."""
+LIMIT_S = 60.0
+"""For a turn to end, which takes so long only where this process gets no processor."""
+R = TypeVar("R")
 
 
 @contextmanager
@@ -250,3 +263,116 @@ def _write_token(home: Path, token: bytes) -> Path:
             f"cannot write {path}: {error.strerror}", hint="free disk space"
         ) from error
     return path
+
+
+class Renewal:
+    """Starts nodes, and restarts lost ones, on threads of their own: platforms may take long.
+
+    ``begin`` makes the platform start a node; may raise InfrastructureError.
+    """
+
+    def __init__(self, platform: Platform, begin: Callable[[int], None], *, nodes: int) -> None:
+        self._platform = platform
+        self._begin = begin
+        self._due_s: dict[int, float] = {}  # lost nodes, and when to restart them if they are gone
+        self._lives: dict[int, int] = {}
+        self._starting: dict[int, Future[None]] = {}
+        self._starter = ThreadPoolExecutor(
+            max_workers=min(nodes, AT_ONCE), thread_name_prefix="begin-node"
+        )
+
+    def start(self, node: int) -> None:
+        """Start a node."""
+        self._due_s.pop(node, None)
+        self._lives[node] = self._lives.get(node, 0) + 1
+        self._starting[node] = self._starter.submit(self._begin, node)
+
+    def lost(self, node: int) -> None:
+        """A node was lost; restart it soon if it is gone and the platform can replace it. It may
+        also come back by itself.
+        """
+        self._due_s[node] = time.monotonic() + AGAIN_AFTER_S
+
+    def back(self, node: int) -> None:
+        """The node's agent is connected."""
+        self._due_s.pop(node, None)
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Start the nodes that are due; does not wait."""
+        now_s = time.monotonic()
+        for node, due_s in list(self._due_s.items()):
+            idle = node not in self._starting or self._starting[node].done()
+            may = idle and (at_once or due_s <= now_s) and self._lives[node] < MAX_LIVES
+            if may and self._platform.gone(node) and self._platform.replaceable(node):
+                self.start(node)
+
+    def await_begun(
+        self, node: int, *, limit_s: float, stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Wait for a pending start of a node, or until ``stopped``. Raises InfrastructureError."""
+        future = self._starting.get(node)
+        until_s = time.monotonic() + limit_s
+        while future is not None and not stopped():
+            try:
+                future.result(timeout=max(0.0, min(LOOK_S, until_s - time.monotonic())))
+                return
+            except LateError as error:
+                if time.monotonic() < until_s:
+                    continue
+                raise InfrastructureError(
+                    f"node {node} did not begin within {limit_s:.0f} s",
+                    hint="see what the platform says of it",
+                ) from error
+
+    def close(self) -> None:
+        """Start no more nodes, and wait for pending starts."""
+        self._starter.shutdown(wait=True, cancel_futures=True)
+
+
+class Tending(Generic[R]):
+    """Keeps agents in contact while no arm of theirs is played: other cells may take longer than
+    the lease after which an agent takes its coordinator for lost.
+
+    ``turn``: waits up to so many seconds, and returns what happened. It is called on a thread of
+    its own between ``begin`` and ``end``, and by nobody else meanwhile.
+    """
+
+    def __init__(self, turn: Callable[[float], Sequence[R]]) -> None:
+        self._turn = turn
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._happened: list[R] = []
+        self._error: Exception | None = None
+
+    def begin(self) -> None:
+        """From now on, until ``end``. Nothing where it has begun already."""
+        if self._thread is None:
+            self._over.clear()
+            self._thread = threading.Thread(target=self._run, name="tend-nodes", daemon=True)
+            self._thread.start()
+
+    def end(self) -> list[R]:
+        """Stop, and return what happened since the last call, in order. Raises what a turn has
+        raised, and InfrastructureError where a turn does not end.
+        """
+        if self._thread is not None:
+            self._over.set()
+            self._thread.join(LIMIT_S)
+            if self._thread.is_alive():
+                raise InfrastructureError(
+                    f"the nodes' connections did not answer within {LIMIT_S:g} s",
+                    hint="see what holds this machine up",
+                )
+            self._thread = None
+        happened, self._happened = self._happened, []
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return happened
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                self._happened += self._turn(EVERY_S)
+        except Exception as error:  # whoever plays the next arm raises it
+            self._error = error

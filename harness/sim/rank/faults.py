@@ -17,13 +17,14 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.rank.shims.agenda import Acted, HoldAnswer, Stall
 from trainchaos.harness.rank.shims.agent import AgentCore
 from trainchaos.harness.sim.rank.body import SimBody
-from trainchaos.harness.sim.rank.signs import SimSigns
 from trainchaos.harness.sim.rank.tensors import SimLoss, SimModel, SimTensor
 from trainchaos.harness.sim.world.clock import NS_PER_S
 from trainchaos.harness.sim.world.group import SimGenerationLost
 from trainchaos.harness.sim.world.process import Killed
 from trainchaos.recovery.transport.wire import Extra
 
+if TYPE_CHECKING:
+    from trainchaos.harness.sim.rank.rank import SimRank
 if TYPE_CHECKING:
     from trainchaos.harness.sim.rank.rank import SimRank
 
@@ -263,3 +264,26 @@ def _digest_ids(samples: list[int]) -> str:
 
 def _digest(values: list[float]) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+
+
+class SimSigns:
+    """Implements ``chaos.fault.targets.Signs``."""
+
+    def __init__(self, job: SimRank, wanted: Callable[[str, Any], list[Any]]) -> None:
+        self._job = job
+        self._wanted = wanted
+        self._offset_s = 0.0
+
+    def drop_heartbeat(self, dropped: bool) -> None:
+        """See chaos.fault.targets.Signs."""
+        self._job.mark.hide(bool(self._wanted("heartbeat", dropped or None)))
+
+    def set_wall_offset(self, seconds: float) -> None:
+        """See chaos.fault.targets.Signs."""
+        offsets = self._wanted("clock", seconds or None)
+        self._offset_s = offsets[-1] if offsets else 0.0
+
+    def wall_ns(self) -> int:
+        """See chaos.fault.targets.Signs; counted from the start of the log."""
+        since_ns = self._job.process.clock.now_ns - self._job.started_ns
+        return self._job.config.wall_ns + since_ns + int(self._offset_s * NS_PER_S)

@@ -13,7 +13,7 @@ import pytest
 from tests.harness.draft.test_scenario_text import decided, saw
 from tests.support.running import until
 from trainchaos.harness.draft import launchers
-from trainchaos.harness.draft.behind import behind
+from trainchaos.harness.draft.draft import behind
 from trainchaos.harness.draft.facts import Command, Finding, command_of
 from trainchaos.harness.draft.frameworks import ScriptText
 from trainchaos.harness.draft.watching import ran

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainchaos.recovery.playbook.book import match_text
-from trainchaos.recovery.playbook.frames import AT, MOST, framed
+from trainchaos.recovery.playbook.book import AT, MOST, framed, match_text
 
 FULL = "OSError: [Errno 28] No space left on device"
 BEGINS = "Traceback (most recent call last):"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainchaos.recovery.playbook.literals import literals
+from trainchaos.recovery.playbook.book import literals
 
 
 @pytest.mark.parametrize(

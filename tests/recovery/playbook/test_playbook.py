@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.costs import times_as_long
 from trainchaos.recovery.playbook import book
+from trainchaos.recovery.playbook.book import literals
 from trainchaos.recovery.playbook.entry import (
     ABOUT,
     LEAVES_THE_DEVICE,
@@ -22,7 +23,6 @@ from trainchaos.recovery.playbook.entry import (
     Owner,
     Tells,
 )
-from trainchaos.recovery.playbook.literals import literals
 from trainchaos.recovery.playbook.load import FILE, PlaybookError, read_entries
 
 ENTRIES = book.playbook().entries

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.checkers.job.refilled import too_small
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some
+from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
+
+IDLE_STEPS = 20
+IDLE_S = 5.0
+"""How long, in steps and in seconds, a ready process may wait while the job is short of ranks."""
+LOST_STEPS = 10
+LOST_S = 3.0
+"""How long, in steps and in seconds, a place may be empty before a replacement is started, which is
+decided after the first step of a generation.
+"""
+_LIVES_ON = ("nonfinite", "diverged")
+_REPLACES_LOST: Mapping[str, str] = {
+    "drop-replica": "rejoin",
+    "hot-spare": "replenish",
+    "adaptive": "",
+}
+"""Strategies that go on with fewer ranks -> the parameter that makes them start replacements; "":
+they always do.
+"""
 
 
 def ending(evidence: Evidence) -> Finding:
@@ -150,3 +168,131 @@ def _errors(evidence: Evidence, ends: dict[str, _End]) -> Iterator[str]:
                 asked or history.cut_short or history.unfinished or (end is not None and end.hit)
             ):
                 yield f"{what}, and no fault explains it"
+
+
+def too_small(evidence: Evidence) -> Iterator[str]:
+    """In a job that ended with too few ranks: processes that were long ready to fill a replica, and
+    places for which no process was started.
+    """
+    history = evidence.history
+    if history.outcome != "completed" or not history.worked:
+        return
+    last = history.worked[-1]
+    if last.world >= history.info.ranks:
+        yield from _too_few_spares(evidence, last)
+        return
+    ended = f"the job ended with {last.world} of {history.info.ranks} ranks"
+    idle = _idle(history, last)
+    if _fills_a_replica(history, idle):
+        steps = min(idle.values())
+        yield f"{ended}, though {', '.join(sorted(idle))} had been ready for {steps} steps"
+    spec = evidence.cell.scenario.recovery
+    wanted = _REPLACES_LOST.get(spec.strategy)
+    if wanted is not None and spec.params.get(wanted, True) is not False:
+        steps = _steps_short(history, last)
+        if steps:
+            yield (
+                f"{ended}, and no replacement was started for those lost in the {steps} steps that"
+                " followed"
+            )
+
+
+def _too_few_spares(evidence: Evidence, last: Generation) -> Iterator[str]:
+    """Spares that took ranks and were not replaced. Excused: spares that died while waiting are
+    replaced after growing delays, and after the loss of a machine there may be no room for one.
+    """
+    history, spec = evidence.history, evidence.cell.scenario.recovery
+    spares = history.info.spares
+    if not spares or spec.params.get("replenish", True) is False or _excused(history, last):
+        return
+    steps = _steps_without(history, last, spares)
+    if steps:
+        yield (
+            f"spares took ranks, and no replacements were started in the {steps} steps that"
+            " followed"
+        )
+
+
+def _done(history: History, last: Generation, since_ns: int) -> list[int]:
+    """End times of the last generation's committed steps that began after ``since_ns``."""
+    runs = history.runs_of(last.number)
+    return [run.end_ns for run in runs if run.committed_ns is not None and run.start_ns >= since_ns]
+
+
+def _idle(history: History, last: Generation) -> dict[str, int]:
+    """Processes that could have taken a rank, and for how many steps they waited."""
+    log = history.log
+    gone = {e.data["process"]: e for e in log.of(Kind.PROCESS_EXITED)}
+    failed_ones = {event.data["process"] for event in log.of(Kind.FAILURE_DETECTED)}
+    found = {}
+    for event in log.of(Kind.PROCESS_READY):
+        name = event.data["process"]
+        since_ns = max(event.time_ns, last.ready_ns or last.started_ns)
+        after = _done(history, last, since_ns)
+        if name in last.members or name in failed_ones or len(after) < IDLE_STEPS:
+            continue
+        if not _left_before(gone.get(name), after[-1]) and (after[-1] - since_ns) / 1e9 >= IDLE_S:
+            found[name] = len(after)
+    return found
+
+
+def _left_before(exited: Event | None, time_ns: int) -> bool:
+    """Whether a process had ended, or had been asked to end, before ``time_ns``."""
+    return (
+        exited is not None
+        and min(exited.data.get("asked_ns") or exited.time_ns, exited.time_ns) < time_ns
+    )
+
+
+def _fills_a_replica(history: History, idle: Mapping[str, int]) -> bool:
+    """Whether the idle processes can fill a replica: one that held a shard, or follows one as a
+    spare, only takes that shard, one that never did takes any.
+    """
+    placed = history.log.of(Kind.SPARE_PLACED)
+    held = {str(event.data["process"]): int(event.data["shard"]) for event in placed}
+    for generation in history.generations:
+        held |= {name: rank % generation.shards for rank, name in enumerate(generation.members)}
+    fresh = sum(name not in held for name in idle)
+    return (
+        bool(idle) and fresh + len({held[name] for name in idle if name in held}) >= history.shards
+    )
+
+
+def _steps_short(history: History, last: Generation) -> int:
+    """For how many steps the last generation lacked a rank that no decision replaced; 0 if they are
+    too few to judge or the lack is excused.
+    """
+    return 0 if _excused(history, last) else _steps_without(history, last, 0)
+
+
+def _steps_without(history: History, last: Generation, spares: int) -> int:
+    """Steps of the last generation with fewer processes than ranks and ``spares``, where no start
+    was decided since a rank was lost; 0: too few steps to judge.
+    """
+    log, since_ns = history.log, last.ready_ns or last.started_ns
+    done = _done(history, last, since_ns)
+    if len(done) < LOST_STEPS or (done[-1] - since_ns) / 1e9 < LOST_S:
+        return 0
+    before = [e.time_ns for e in log.of(Kind.FAILURE_DETECTED) if e.time_ns < last.started_ns]
+    lost_ns = max(before, default=last.started_ns)
+    decided = (a for e in log.of(Kind.DECISION) if e.time_ns >= lost_ns for a in e.data["actions"])
+    if any(str(action).startswith("spawn ") for action in decided):
+        return 0
+    started = {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data["role"] != KEEPER}
+    gone = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if _left_before(e, done[-1])}
+    gone |= {
+        e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] not in _LIVES_ON
+    }
+    there = last.world + len(started - gone - {*last.members})
+    return len(done) if there < history.info.ranks + spares else 0
+
+
+def _excused(history: History, last: Generation) -> bool:
+    """Whether a missing replacement is excused. A process that died without ever holding a rank, or
+    was unfit, is replaced after growing delays; a lost coordinator decides nothing.
+    """
+    log = history.log
+    outside = any(
+        e.data["process"] and e.data["rank"] is None for e in log.of(Kind.FAILURE_DETECTED)
+    )
+    return outside or any(e.time_ns >= last.started_ns for e in log.of(Kind.COORDINATOR_ADOPTED))

@@ -11,8 +11,8 @@ import pytest
 from tests.support import arms
 from tests.support.logs import Script
 from trainchaos.chaos.events.log import Kind
+from trainchaos.harness.judge.checkers.job.ending import _fills_a_replica
 from trainchaos.harness.judge.checkers.job.lost import without_need
-from trainchaos.harness.judge.checkers.job.refilled import _fills_a_replica
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.lineage import history_of
 

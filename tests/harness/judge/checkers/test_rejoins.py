@@ -19,7 +19,7 @@ from trainchaos.harness.judge.checkers import PREFLIGHT
 from trainchaos.harness.judge.checkers.faults.rejoins import rejoins
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.launch.devices import DeviceBoard
-from trainchaos.harness.sim.checks import SimChecks
+from trainchaos.harness.sim.cluster import SimChecks
 from trainchaos.recovery.health.care.place_check import Answer, Spot
 from trainchaos.recovery.health.care.suspect_places import SuspectPlaces
 

@@ -23,13 +23,11 @@ from trainchaos.chaos.events.log import EventWriter, Kind, read_actor
 from trainchaos.chaos.scenario.model import Cell, LauncherSpec, RecoverySpec, Scenario, WorkloadSpec
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import Stopped
-from trainchaos.harness.launch.nodes import renewal
-from trainchaos.harness.launch.nodes.cluster import places
+from trainchaos.harness.launch.nodes import session
+from trainchaos.harness.launch.nodes.cluster import places, refuse_ways_around
 from trainchaos.harness.launch.nodes.loopback import LoopbackPlatform
 from trainchaos.harness.launch.nodes.platform import PlatformNeeds
-from trainchaos.harness.launch.nodes.renewal import Renewal
-from trainchaos.harness.launch.nodes.session import REFUSALS, NodesSession, nodes_session
-from trainchaos.harness.launch.nodes.ways_around import refuse_ways_around
+from trainchaos.harness.launch.nodes.session import REFUSALS, NodesSession, Renewal, nodes_session
 from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger, read_open
 from trainchaos.recovery.nodes.coordinator.loss import TakenAway
@@ -76,7 +74,7 @@ class FakePlatform:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes need not wait before they begin anew."""
-    monkeypatch.setattr(renewal, "AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(session, "AGAIN_AFTER_S", 0.0)
 
 
 def begun_twice(platform: FakePlatform, act: Callable[[Renewal], None]) -> list[int]:

@@ -12,8 +12,7 @@ from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.nodes.loopback import LoopbackPlatform
-from trainchaos.harness.launch.nodes.session import nodes_session
-from trainchaos.harness.launch.nodes.tending import Tending
+from trainchaos.harness.launch.nodes.session import Tending, nodes_session
 from trainchaos.recovery.nodes.coordinator.node_state import ClockMeasured, NodeJoined
 
 __all__ = ["cell"]  # a fixture

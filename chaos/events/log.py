@@ -10,6 +10,7 @@ of the writer's host's monotonic clock, shared by all processes of a host; for r
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from trainchaos.chaos.errors import LogError, NewerVersion
-from trainchaos.chaos.events.actor_log import ActorLog
 from trainchaos.chaos.events.budget import Budget, FileProblems
 from trainchaos.chaos.events.clocks import Clocks
 from trainchaos.chaos.events.event import Event, require_keys
-from trainchaos.chaos.events.holes import MAX_LINE_BYTES, extent, line_blocks, skip_hole
 from trainchaos.chaos.events.kinds import Kind
 from trainchaos.chaos.events.writer import EventWriter
 from trainchaos.chaos.files import open_regular
@@ -49,6 +48,44 @@ MAX_LOG_BYTES = 512 << 20  # per actor; a larger file is not read
 _T = TypeVar("_T")
 _LONGEST = 200  # characters of a value quoted in a problem
 MOST_SAID = 500
+MAX_LINE_BYTES = 16 << 20  # far more than any event writer writes
+_BLOCK = 1 << 16  # some hundred lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorLog:
+    """Content of one file: its complete events in order, and its problems. ``unread``: the file was
+    not read, for instance because it is too large.
+
+    Checkers that look at all events look at ``kinds``, ``generations``, ``steps`` and ``times``:
+    events are far apart in memory, so that to go through them takes several times as long.
+    """
+
+    actor: str
+    events: tuple[Event, ...]
+    problems: tuple[str, ...]
+    ended: bool
+    unread: bool = False
+
+    @cached_property
+    def kinds(self) -> list[Kind]:
+        """The kind of each event, in their order."""
+        return [event.kind for event in self.events]
+
+    @cached_property
+    def generations(self) -> list[int]:
+        """The generation of each event, in their order."""
+        return [event.generation for event in self.events]
+
+    @cached_property
+    def steps(self) -> list[int | None]:
+        """The step of each event, in their order."""
+        return [event.step for event in self.events]
+
+    @cached_property
+    def times(self) -> list[int]:
+        """The time of each event in nanoseconds, in their order."""
+        return [event.time_ns for event in self.events]
 
 
 class SenselessLog(LogError):
@@ -337,3 +374,45 @@ def _refuse_newer(log: Log, directory: Path) -> None:
     version = started.data.get("log_version") if started is not None else None
     if type(version) is int and version > LOG_VERSION:
         raise NewerVersion(f"the log in {directory}", version, LOG_VERSION)
+
+
+def extent(stream: BinaryIO) -> tuple[int, int]:
+    """Where a file's data begins, after a removed beginning, and how many bytes it has."""
+    try:
+        start = os.lseek(stream.fileno(), 0, os.SEEK_DATA)
+    except OSError:  # the file is empty, or the file system does not support SEEK_DATA
+        start = 0
+    return start, os.fstat(stream.fileno()).st_size - start
+
+
+def skip_hole(stream: BinaryIO, start: int) -> int:
+    """Seek to the first whole line if the file's beginning was removed; returns the number of bytes
+    skipped.
+    """
+    stream.seek(start)
+    zeros = start
+    while block := stream.read(1 << 16):
+        left = block.lstrip(b"\0")
+        zeros += len(block) - len(left)
+        if left:
+            break
+    stream.seek(zeros)
+    if not zeros:
+        return 0
+    while (part := stream.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
+        pass
+    return stream.tell()
+
+
+def line_blocks(stream: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
+    """The lines from here on, without their newlines, some hundred at a time; with the last ones
+    the bytes of a torn line after them, else 0. A line of more than MAX_LINE_BYTES is taken for
+    torn, and nothing after it is read.
+    """
+    while block := stream.read(_BLOCK):
+        begun = len(block) - (block.rfind(b"\n") + 1)
+        block += stream.readline(MAX_LINE_BYTES - begun)
+        *lines, torn = block.split(b"\n")
+        yield lines, len(torn)
+        if torn:
+            return

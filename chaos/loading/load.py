@@ -14,13 +14,12 @@ from trainchaos.chaos.loading import commandchecks
 from trainchaos.chaos.loading import overrides as settings
 from trainchaos.chaos.loading.cautions import warnings
 from trainchaos.chaos.loading.checks import check_cell, normalise
-from trainchaos.chaos.loading.exactness import beside
 from trainchaos.chaos.loading.explain import validate
 from trainchaos.chaos.loading.extends import extended
 from trainchaos.chaos.loading.interpolate import ReferenceScope, Resolved, interpolate
 from trainchaos.chaos.loading.matrix import Combination, expand
 from trainchaos.chaos.scenario.catalogue import Catalogue
-from trainchaos.chaos.scenario.model import Cell, Scenario
+from trainchaos.chaos.scenario.model import Cell, InvariantExclusion, Scenario
 from trainchaos.chaos.schedule.arrivals import fill_traces
 from trainchaos.chaos.source.bounds import tree_problems, work_problems
 from trainchaos.chaos.source.diagnostics import (
@@ -36,6 +35,8 @@ from trainchaos.chaos.source.source import Document, read_document
 
 # A run has one of each, whatever the cell.
 _SAME_IN_ALL_CELLS = ("name", "seed", "order")
+_AXIS = "determinism"
+_JUDGED_BY = "loss-equality"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,3 +316,52 @@ def _file_line(original: Document, document: Document, path: Path, loc: Loc) -> 
     span = document.locate(loc)
     span = original.locate(loc) if span.source.startswith("--") else span
     return span.line if span.source == str(path) else original.locate(("extends",)).line
+
+
+def beside(cell: Cell, tree: Mapping[str, Any], catalogue: Catalogue) -> Cell | None:
+    """The cell that plays ``cell`` once with elastic sums, without SLAs. None if it would add
+    nothing, cannot be played, or the scenario's ``tree`` sets ``workload.determinism`` itself.
+
+    With fewer ranks, gradients are summed in another order, so the result is compared with a
+    tolerance, which can hide a state that is wrong in the same way on all ranks. With elastic sums
+    the order is the same for any number of ranks, and the result matches the control arm bit for
+    bit. One such repeat is enough: the others keep the job's normal sums, and its normal times.
+    """
+    scenario = cell.scenario
+    if _AXIS in tree["workload"] or not _may_differ(scenario, catalogue) or not _compared(scenario):
+        return None
+    workload = scenario.workload.model_copy(update={_AXIS: "elastic"})
+    once = scenario.model_copy(update={"workload": workload, "repeat": 1, "sla": {}})
+    name = f"{_AXIS}=elastic"
+    return Cell(
+        id=f"{cell.id},{name}" if cell.params else name,
+        params={**cell.params, _AXIS: "elastic"},
+        scenario=once,
+        exact_for=cell.id,
+    )
+
+
+def _may_differ(scenario: Scenario, catalogue: Catalogue) -> bool:
+    """Whether the strategy does not promise an exact result, and elastic sums would give one."""
+    work = scenario.workload
+    if (
+        work.command is not None
+        or work.shards > 1
+        or scenario.recovery.params.get("batch") == "shrink"
+    ):
+        return False
+    strategy, kind = (
+        catalogue.strategies[scenario.recovery.strategy],
+        catalogue.workloads[work.kind],
+    )
+    return not getattr(strategy, "exact", True) and bool(getattr(kind, "cuts_batches", False))
+
+
+def _compared(scenario: Scenario) -> bool:
+    """Whether the job has faults, and its result is compared with the control arm's."""
+    asked = scenario.invariants
+    if isinstance(asked, InvariantExclusion):
+        judged = _JUDGED_BY not in asked.leave_out
+    else:
+        judged = isinstance(asked, str) or _JUDGED_BY in asked
+    return judged and bool(scenario.faults) and scenario.baseline == "paired"

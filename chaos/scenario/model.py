@@ -316,7 +316,7 @@ class Cell(Strict):
     or ``default``.
 
     ``exact_for``: id of the cell that this one repeats once with elastic sums
-    (``chaos.loading.exactness``).
+    (``chaos.loading.load``).
     """
 
     id: str

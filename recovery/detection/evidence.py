@@ -5,18 +5,17 @@ answer to a hang waits for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.detection.absent import absence
 from trainchaos.recovery.detection.hangs import Hang
 from trainchaos.recovery.detection.ras import Behind
 from trainchaos.recovery.detection.ras_watch import RasWatch
 from trainchaos.recovery.process.stacks import training_frames
 from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import Message, Recall, Recalled
+from trainchaos.recovery.transport.wire import CollectiveEntry, Message, Recall, Recalled
 
 EVERY_S = 10.0
 """Shortest time between two requests to one process: a dump takes it about a millisecond, and a
@@ -24,7 +23,7 @@ rank that is often late must not pay for it with each step.
 """
 LATE_S = 0.6
 """For what is seen of a process from outside after it was declared to hang: twice as long as its
-end is put off (``recovery.process.last_look``).
+end is put off (``recovery.process.child``).
 """
 MOST_ASKED = 4
 """Processes asked for their stacks at one moment: in a stall of all ranks a few tell where they
@@ -35,6 +34,7 @@ MOST_RECALLED = 1024
 
 
 MOST_SAID = 2  # sentences of RAS about one process
+DONE = "done"
 
 
 class Witness(Protocol):
@@ -283,3 +283,59 @@ class HangEvidence:
                 entries=[one.model_dump() for one in said.entries] if said else [],
                 why=said.why if said else "it did not answer",
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absence:
+    """``process`` has not begun ``awaited``, in which ``waiting`` stand."""
+
+    process: str
+    awaited: CollectiveEntry
+    waiting: tuple[str, ...]
+
+    @property
+    def what(self) -> str:
+        """For people: such as ``all_reduce 24 of shard-1``."""
+        one = self.awaited
+        return f"{one.op or 'collective'} {one.seq} of {one.group.partition('/')[2] or 'all ranks'}"
+
+
+def absence(said: Mapping[str, Recalled]) -> Absence | None:
+    """The one process that others wait for in a collective, and that has itself begun nothing that
+    is not done. None: there is no such process, or there are several. ``said``: the answer of each
+    process, of one moment.
+
+    Who waits in an operation of its own, with one other rank (which torch does not record for gloo)
+    or with several, may only be kept by a third. A rank that never had a part in a group is not
+    known to be one of it, and one that does not say what it has begun is not blamed.
+    """
+    newest = {name: _newest(one) for name, one in said.items()}
+    idle = {name for name, one in said.items() if one.begun == 0}
+    found: dict[str, Absence] = {}
+    for name, entry in _standing(said):
+        for other in idle:
+            if newest[other].get(entry.group, entry.seq) < entry.seq:
+                before = found.get(other)
+                waiting = (*(before.waiting if before else ()), name)
+                awaited = before.awaited if before else entry
+                found[other] = Absence(process=other, awaited=awaited, waiting=waiting)
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _newest(said: Recalled) -> dict[str, int]:
+    """Group -> number of the last collective that was begun in it."""
+    newest: dict[str, int] = {}
+    for entry in said.entries:
+        newest[entry.group] = max(entry.seq, newest.get(entry.group, entry.seq))
+    return newest
+
+
+def _standing(said: Mapping[str, Recalled]) -> Iterator[tuple[str, CollectiveEntry]]:
+    """Each process with the first collective of each group that it has begun and is not done."""
+    for name, one in said.items():
+        first: dict[str, CollectiveEntry] = {}
+        for entry in one.entries:
+            if entry.state != DONE and entry.seq <= first.get(entry.group, entry).seq:
+                first[entry.group] = entry
+        for entry in first.values():
+            yield name, entry

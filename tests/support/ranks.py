@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tests.support.running import LIMIT_S
+from tests.support.running import LIMIT_S, until
 from trainchaos.recovery.collectives.abandoned import LEAVING
 from trainchaos.recovery.collectives.group import GenerationLost, Group
 from trainchaos.recovery.collectives.storelink import StoreLink
@@ -128,9 +128,7 @@ class Self:
 
     def settle(self) -> None:
         """Wait until what was left is gone."""
-        for thread in threading.enumerate():
-            if thread.name == LEAVING:
-                thread.join(LIMIT_S)
+        until(lambda: not any(one.name == LEAVING for one in threading.enumerate()))
 
     def entered(self) -> None:
         """Another group is about to be used."""

@@ -16,7 +16,6 @@ from typing import Any
 
 from trainchaos.recovery.health.readings.reading import Place, Problem, Problems, Reading
 from trainchaos.recovery.health.sources.nvml_metrics import ASKS, FIELDS, RATES, SELDOM_S, FieldAsk
-from trainchaos.recovery.health.sources.visible import cuda_names
 
 RETRY_S = 60.0
 """Until a library or driver that was not there is tried again: somebody may install it, and a try
@@ -38,6 +37,7 @@ REFUSED = (
 """Of a metric: it will be the same the next time."""
 VALUE_OF = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Member of a field's union, by its type (nvmlValueType_t, from 0)."""
+BY_BUS = "PCI_BUS_ID"
 
 
 def load() -> Any:
@@ -288,3 +288,39 @@ class NvmlSource:
 
 def _name(error: Exception) -> str:
     return type(error).__name__.removeprefix("NVMLError_")
+
+
+def cuda_names(
+    uuids: Sequence[str], models: Sequence[str], environ: Mapping[str, str]
+) -> dict[int, str]:
+    """NVML's index -> torch's name, such as ``cuda:0``, of each visible device: NVML counts in the
+    order of the PCI bus, CUDA as ``CUDA_VISIBLE_DEVICES`` says, and by default puts faster models
+    first (CUDA C++ Programming Guide, environment variables). ``uuids``,
+    ``models``: of all devices, in NVML's order. As in CUDA, the first word that names no device
+    ends the list. Raises LookupError where the environment does not say which device is which.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    numbered = len(set(models)) <= 1 or environ.get("CUDA_DEVICE_ORDER") == BY_BUS
+    words = [str(i) for i in range(len(uuids))] if visible is None else visible.split(",")
+    found: dict[int, str] = {}
+    for word in map(str.strip, words):
+        if word.startswith("MIG"):
+            raise LookupError(f"{word} is a part of a device, which NVML counts in another way")
+        if word.isdigit() and not all(uuids):
+            raise LookupError("a device cannot be read, and CUDA may not count it")
+        if word.isdigit() and not numbered:
+            raise LookupError(f"models differ: set CUDA_DEVICE_ORDER={BY_BUS}")
+        index = _index(word, uuids)
+        if index is None or index in found:
+            break
+        found[index] = f"cuda:{len(found)}"
+    return found
+
+
+def _index(word: str, uuids: Sequence[str]) -> int | None:
+    if word.isdigit():
+        return int(word) if int(word) < len(uuids) else None
+    if not word.startswith("GPU-"):
+        return None
+    alike = [i for i, uuid in enumerate(uuids) if uuid.startswith(word)]
+    return alike[0] if len(alike) == 1 else None

@@ -16,8 +16,15 @@ import pytest
 from tests.support.search.simulate import KILL, cell_of, play
 from trainchaos.chaos.errors import InfrastructureError, LogError
 from trainchaos.chaos.events import log as module
-from trainchaos.chaos.events.holes import MAX_LINE_BYTES
-from trainchaos.chaos.events.log import ActorLog, Event, EventWriter, Kind, read_actor, read_log
+from trainchaos.chaos.events.log import (
+    MAX_LINE_BYTES,
+    ActorLog,
+    Event,
+    EventWriter,
+    Kind,
+    read_actor,
+    read_log,
+)
 from trainchaos.recovery.cli.takeover_log import read_takeover_log
 
 LINE = {

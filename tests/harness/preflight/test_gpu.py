@@ -9,9 +9,8 @@ import pytest
 
 from trainchaos.harness.preflight import compare
 from trainchaos.harness.preflight.checks.findings import HOST
-from trainchaos.harness.preflight.measurement import Measurement
 from trainchaos.harness.preflight.places import Places, places_here
-from trainchaos.harness.preflight.preflight import fit
+from trainchaos.harness.preflight.preflight import Measurement, fit
 
 pytestmark = pytest.mark.gpu
 

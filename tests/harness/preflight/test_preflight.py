@@ -23,9 +23,8 @@ from trainchaos.harness.preflight import baseline as baselines
 from trainchaos.harness.preflight import compare
 from trainchaos.harness.preflight.baseline import Baseline, BaselineError, of_repeats, read, save
 from trainchaos.harness.preflight.checks.findings import HOST, Finding, Findings, Rate, as_taints
-from trainchaos.harness.preflight.measurement import FULL, Measurement
 from trainchaos.harness.preflight.places import Answer, Order
-from trainchaos.harness.preflight.preflight import fit
+from trainchaos.harness.preflight.preflight import FULL, Measurement, fit
 from trainchaos.recovery.health.taint import MAX_TEXT
 from trainchaos.recovery.health.taints import TaintList
 

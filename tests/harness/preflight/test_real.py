@@ -21,9 +21,8 @@ from trainchaos.harness.host.processes import is_same, with_descendants
 from trainchaos.harness.preflight import compare
 from trainchaos.harness.preflight.checks.check import Task
 from trainchaos.harness.preflight.checks.findings import HOST, Finding
-from trainchaos.harness.preflight.measurement import FULL, Measurement
 from trainchaos.harness.preflight.places import Order, Places
-from trainchaos.harness.preflight.preflight import fit
+from trainchaos.harness.preflight.preflight import FULL, Measurement, fit
 from trainchaos.recovery.process.processes import start_time
 
 pytestmark = pytest.mark.real

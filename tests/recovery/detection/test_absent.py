@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from trainchaos.recovery.detection.absent import Absence, absence
+from trainchaos.recovery.detection.evidence import Absence, absence
 from trainchaos.recovery.transport.wire import CollectiveEntry, Recalled
 
 State = Literal["done", "started", "scheduled"]

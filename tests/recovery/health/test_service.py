@@ -18,7 +18,7 @@ from trainchaos.recovery.health.readings.reading import Place, Problem, Reading
 from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
 from trainchaos.recovery.health.readings.signs import HealthAlarm
 from trainchaos.recovery.health.service import MOST_WAITING, HealthService
-from trainchaos.recovery.health.sources.visible import cuda_names
+from trainchaos.recovery.health.sources.nvml import cuda_names
 
 HERE = Place(node=1, device="cuda:3")
 

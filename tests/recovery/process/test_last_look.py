@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainchaos.recovery.process.last_look import EVERY_S, LIMIT_S, kill_after
+from trainchaos.recovery.process.child import LOOK_EVERY_S, LOOK_LIMIT_S, kill_after
 from trainchaos.recovery.process.outside_stacks import PROGRAM
 from trainchaos.recovery.process.stacks import STACK_SIGNAL, StackReader
 
@@ -54,14 +54,14 @@ def test_it_is_not_looked_at_for_long(stopped: subprocess.Popen[bytes]) -> None:
     clock_s = [100.0]
 
     def pause(seconds: float) -> None:
-        assert seconds == EVERY_S and not is_gone(stopped)
+        assert seconds == LOOK_EVERY_S and not is_gone(stopped)
         clock_s[0] += seconds
 
     pidfd = os.pidfd_open(stopped.pid)
     kill_after(pidfd, lambda: True, now_s=lambda: clock_s[0], pause=pause).join(BOUND_S)
     os.close(pidfd)
     stopped.wait(BOUND_S)
-    assert LIMIT_S <= clock_s[0] - 100.0 <= LIMIT_S + 2 * EVERY_S
+    assert LOOK_LIMIT_S <= clock_s[0] - 100.0 <= LOOK_LIMIT_S + 2 * LOOK_EVERY_S
 
 
 def test_one_that_goes_on_is_not_looked_at_any_more(

@@ -286,7 +286,7 @@ def test_sigterm_reaches_the_supervisor_while_the_main_thread_computes() -> None
     pid = os.fork()
     if pid == 0:
         try:
-            from trainchaos.recovery.process.notice import tell_on_sigterm
+            from trainchaos.recovery.process.entry import tell_on_sigterm
 
             tell_on_sigterm(Channel(theirs))
             os.write(theirs.fileno(), b'{"type":"ready"}\n')
@@ -310,7 +310,7 @@ def test_sigterm_reaches_the_supervisor_while_the_main_thread_computes() -> None
 
 HELPERS = """
 import multiprocessing, os, socket, sys
-from trainchaos.recovery.process.notice import tell_on_sigterm
+from trainchaos.recovery.process.entry import tell_on_sigterm
 from trainchaos.recovery.process.stacks import answer_requests
 from trainchaos.recovery.transport.channel import Channel
 

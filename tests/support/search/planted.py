@@ -29,8 +29,7 @@ from trainchaos.harness.sim.rank.state import Own, State
 from trainchaos.harness.sim.rank.step import Attempt
 from trainchaos.recovery.checkpoint.files import checkpoints, manifest, retention, saving
 from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
-from trainchaos.recovery.checkpoint.files.choosing import CheckpointChooser
-from trainchaos.recovery.checkpoint.files.custody import Custody
+from trainchaos.recovery.checkpoint.files.custody import CheckpointChooser, Custody
 from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
 from trainchaos.recovery.checkpoint.files.retention import Agreement
 from trainchaos.recovery.detection.hangs import HangDetector

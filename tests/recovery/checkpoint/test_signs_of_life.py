@@ -255,11 +255,10 @@ def test_a_wait_for_the_save_before_belongs_to_the_checkpoint(tmp_path: Path, ga
     rank.saver.disk = gate
     rank.saver._saves = lambda: (
         phases.append(rank.saver._writer.background.busy),
-        gate.opened.set(),
+        gate.opened.set() if len(phases) > 1 else None,
     )
     rank.run(5)
     assert gate.reached.wait(LIMIT_S) and phases == [False]
-    gate.opened.clear()
     rank.step(pausing=True)
     assert phases == [False, True], "before it waits"
     assert rank.said(Kind.CHECKPOINT_COMMITTED) == [5, 6]

@@ -84,7 +84,7 @@ def seen(read: Callable[[], str | None]) -> str | None:
 def test_the_program_is_asked_and_nobody_waits_for_it(tmp_path: Path) -> None:
     says = f"import sys; print({dump_of(THREAD).decode()!r} if sys.argv[3] == '5' else '')"
     path = program(tmp_path, says)
-    look = OutsideStack(5, find=lambda: path)
+    look = OutsideStack(5, find=lambda: path, now_s=lambda: 100.0)
     assert look.read() is None, "nobody looked yet"
     look.begin()
     assert training_frames(seen(look.read) or "") == ["/a/train.py:7 in waits"]

@@ -35,7 +35,6 @@ recovery: hot-spare
 faults: [{id: hit, kind: process-kill, target: {rank: 1}, at: {step: 14}}]
 """
 LIMIT_S = 90.0
-PACE = ("--step-s", "0.06", "--late-s", "0.2")  # late: while the kill is noticed
 
 
 class _Fake(Stack):

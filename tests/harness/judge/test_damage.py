@@ -25,8 +25,6 @@ from trainchaos.harness.judge.checkers import check_all
 from trainchaos.harness.judge.record.whole import broken
 
 BASES = ("hot-spare", "checkpoint-restart", "memory", "nan", "rot", "takeover", "agents", "script")
-UNSEEN = {Kind.EVENTS_DROPPED, Kind.FILES_DROPPED}
-"""Kinds that say themselves that something is missing."""
 
 
 def _write(folder: Path, arm: Mapping[str, tuple[Event, ...]], damage: Damage) -> Path:

@@ -35,7 +35,6 @@ from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.transport import atomic_rename
 
 __all__ = ["gate"]
-PAIR = Layout(world=2)
 STRIDE = 1 << 10
 
 

@@ -167,15 +167,6 @@ def _blind_to_the_optimizer(right: Wrong) -> Wrong:
     return lambda self: {**right(self), "optimizer": "0" * 16}
 
 
-def _joined_of_any_generation(right: Wrong) -> Wrong:
-    """A late word of an earlier generation counts."""
-
-    def joined(self: Formation, process: Any, message: Any) -> Any:
-        return right(self, process, message.model_copy(update={"generation": self.generation}))
-
-    return joined
-
-
 def _agrees_with_itself(right: Wrong) -> Wrong:
     """Digests are compared over all ranks, whatever shard they hold."""
     return lambda members, digests, *, shards: right(members, digests, shards=1)

@@ -1,4 +1,4 @@
-"""Closed forms of goodput, lost work and spares. Times in seconds, or all in another unit.
+"""Closed forms of goodput and spares. Times in seconds, or all in another unit.
 
 Symbols as in the sources: M mean time between failures while the job runs, tau useful work between
 two checkpoints, delta what a checkpoint holds the job up, R a restart that can itself fail, D a
@@ -64,13 +64,6 @@ def working(restart: float, down: float, mtbf: float) -> float:
     return mtbf / (math.exp(restart / mtbf) * (mtbf + down))
 
 
-def lost_work(segment: float, mtbf: float) -> float:
-    """Expected work lost in a segment that fails: M - w / (e^(w/M) - 1)."""
-    if segment / mtbf > _CERTAIN:
-        return mtbf
-    return mtbf - segment / math.expm1(segment / mtbf)
-
-
 def goodput_of_law(law: Law, tau: float, delta: float, down: float) -> float:
     """As ``goodput`` without a restart that can fail, for any law of the times between failures,
     which begin anew with each: tau SUM_(i >= 1) S(i (tau + delta)) / (E[X] + D).
@@ -86,34 +79,6 @@ def goodput_of_law(law: Law, tau: float, delta: float, down: float) -> float:
             return tau * total / (law.mean_s + down)
         first += block
     raise ValueError("checkpoints are too frequent beside the time between failures")
-
-
-def linear_ettr(nodes: float, rate: float, queue: float, interval: float, save: float) -> float:
-    """Meta's expected ratio of effective training time: (1 - N r (u0 + Delta/2)) / (1 + w/Delta)
-    (Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters",
-    2025). ``rate``: failures of a node in a unit of time; ``queue``: u0, ``save``: w.
-
-    It is linear in the rate, and too low where recovery is a large share of the time.
-    """
-    return (1 - nodes * rate * (queue + interval / 2)) / (1 + save / interval)
-
-
-def erlang_b(servers: int, load: float) -> float:
-    """Erlang's loss formula: the probability that all of ``servers`` are busy, where what finds
-    them busy is lost. By the recursion B(k) = a B(k-1) / (k + a B(k-1)).
-    """
-    blocked = 1.0
-    for k in range(1, servers + 1):
-        blocked = load * blocked / (k + load * blocked)
-    return blocked
-
-
-def spare_availability(spares: int, load: float) -> float:
-    """The probability that all nodes of a job are there, which stops, and fails no more, where one
-    is missing; ``spares`` beside them, ``load`` nodes in repair on average:
-    1 - ErlangB(k + 1, rho), whatever the law of repair times.
-    """
-    return 1.0 - erlang_b(spares + 1, load)
 
 
 def spares_for(
@@ -156,12 +121,3 @@ def missing(spares: int, load: float) -> float:
         total += (spares - a) * here
         here *= load / (a + 1)
     return max(0.0, load - spares + total)
-
-
-def commit_share(law: Law, step: float, points: int = 1 << 14) -> float:
-    """Share of time in steps that are committed, where a failure costs the step in which it comes
-    and nothing else: (1 / E[X]) INT_step^inf S(x) dx, by the trapezoid rule over the law's bulk.
-    """
-    # E[X] = INT_0^inf S, so that the integral from 0 to the step is enough.
-    at = np.linspace(0.0, step, points)
-    return 1.0 - float(np.trapezoid(law.survival(at), at)) / law.mean_s

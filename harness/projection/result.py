@@ -371,7 +371,3 @@ class Projection(Model):
             for row in (one, other)
         )
         return (one.point.goodput - other.point.goodput) ** 2 < max(0.0, unknown)
-
-    def best_at(self, gpus: int) -> Projected:
-        """The strategy with the highest goodput at a size. Raises ValueError at no such size."""
-        return max((row for row in self.rows if row.gpus == gpus), key=lambda row: row.goodput)

@@ -13,20 +13,7 @@ from functools import lru_cache
 from typing import overload
 
 from trainchaos.recovery.data.exclusion_index import ExclusionIndex
-from trainchaos.recovery.data.permutation import permutation, samples_at
-
-
-def permute(index: int, size: int, seed: int, epoch: int) -> int:
-    """Where ``index`` (0 <= index < size) goes in the permutation of ``epoch``. Raises ValueError
-    when out of range.
-    """
-    return permutation(size, seed, epoch).at(index)
-
-
-def sample_at(position: int, samples: int, seed: int) -> int:
-    """The sample id at a global position (from 0); epoch = position // samples."""
-    epoch, index = divmod(position, samples)
-    return permute(index, samples, seed, epoch)
+from trainchaos.recovery.data.permutation import samples_at
 
 
 def batch(step: int, global_batch: int, samples: int, seed: int) -> list[int]:

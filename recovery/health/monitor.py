@@ -31,10 +31,6 @@ class Cost:
     worst_s: float = 0.0
     by_source: dict[str, float] = field(default_factory=dict)
 
-    def of_time(self, period_s: float) -> float:
-        """Share of the time that goes into reading, at a period; 0 before the first read."""
-        return self.total_s / self.reads / period_s if self.reads and period_s > 0 else 0.0
-
 
 @dataclass(kw_only=True)
 class Monitor:

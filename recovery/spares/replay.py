@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,12 +76,3 @@ def put(tensor: Tensor, data: memoryview) -> None:
 def text_of(state: TrainState) -> str:
     """The rest of the state, as text that is equal for equal state but for the step."""
     return json.dumps(state.scalars())
-
-
-def rules_of(scalars: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the next step of the optimizer goes by, of a state's scalars."""
-    groups: Mapping[str, Any] = {
-        "groups": scalars["optimizer"]["groups"],
-        "frozen": scalars["frozen"],
-    }
-    return groups

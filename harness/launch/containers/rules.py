@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 TABLE = "trainchaos"
 COUNTS = "trainchaos_count"
 CHAIN = "TRAINCHAOS"
-MTU_BITS = 1514 * 8
 LEAST_BURST = 16 << 10
 QUEUE_S = 0.05  # seconds of bytes that may wait at a limited device
 LEAST_QUEUE = 256 << 10

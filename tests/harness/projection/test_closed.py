@@ -9,7 +9,7 @@ from collections import deque
 import pytest
 
 from trainchaos.harness.projection import closed
-from trainchaos.harness.projection.arrivals import Fixed, Law, Poisson, Trace, Weibull
+from trainchaos.harness.projection.arrivals import Law, Poisson, Trace, Weibull
 from trainchaos.harness.projection.presets import BYTEROBUST, LLAMA3, PRESETS, mtbf_s
 from trainchaos.recovery.policy.interval import optimum_s
 
@@ -36,7 +36,6 @@ def test_the_best_interval_of_very_rare_failures_is_youngs(ratio: float) -> None
 def test_what_takes_a_thousand_times_as_long_as_failures_leave_it_is_never_done() -> None:
     assert closed.goodput(1000.0, 5.0, 120.0, 0.0, 1.0) == 0.0
     assert closed.goodput(1.0, 0.0, 0.0, 0.0, 1e-9) == 0.0
-    assert closed.lost_work(1000.0, 1.0) == 1.0
 
 
 @pytest.mark.parametrize(("save", "mtbf"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (1.0, math.nan)])
@@ -60,10 +59,6 @@ def test_goodput_at_a_constant_rate(
     assert closed.goodput(tau, delta, restart, down, mtbf) == pytest.approx(share, abs=5e-6)
 
 
-def test_lost_work_of_a_segment_that_fails() -> None:
-    assert closed.lost_work(60.0, 108.173) == pytest.approx(27.241, abs=5e-4)
-
-
 @pytest.mark.parametrize(
     ("law", "share"),
     [
@@ -83,31 +78,18 @@ def test_a_law_whose_sum_does_not_end_is_refused() -> None:
         closed.goodput_of_law(Poisson(1e9), 1e-3, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(("interval", "ettr"), [(5.0, 0.9307), (60.0, 0.6764)])
-def test_metas_linear_ettr(interval: float, ettr: float) -> None:
-    found = closed.linear_ettr(2048, 6.5e-3 / 1440, 5.0, interval, 0.0)
-    assert found == pytest.approx(ettr, abs=5e-5)
-
-
 def test_where_recovery_is_a_large_share_the_linear_form_is_too_low() -> None:
     mtbf = 1440 / (2048 * 6.5e-3)
     assert closed.goodput_of_law(Poisson(mtbf), 60.0, 1e-9, 5.0) == pytest.approx(0.7151, abs=5e-5)
 
 
-@pytest.mark.parametrize(("spares", "share"), [(4, 0.5331), (8, 0.8391)])
-def test_availability_with_spares(spares: int, share: float) -> None:
-    assert closed.spare_availability(spares, 7.762) == pytest.approx(share, abs=5e-5)
-
-
 @pytest.mark.parametrize("load", [0.3, 7.762, 40.0])
 def test_spares_of_a_job_that_goes_on_are_poisson(load: float) -> None:
-    """Which takes more of them than a job that stops, and fails no more."""
     share, k = math.exp(-load), 0
     while share < 0.99:
         k += 1
         share += math.exp(k * math.log(load) - load - math.lgamma(k + 1))
     assert closed.spares_for(0.99, load) == k
-    assert closed.spare_availability(k, load) >= 0.99
 
 
 def test_spares_for_failures_that_take_several_nodes() -> None:
@@ -162,25 +144,6 @@ def test_all_nodes_are_there_as_long_as_spares_say() -> None:
 def test_more_spares_than_may_be_are_refused() -> None:
     with pytest.raises(ValueError, match="more than 3 spares"):
         closed.spares_for(0.99, 7.762, most=3)
-
-
-def test_commit_share_of_a_published_run() -> None:
-    """torchft: steps of 10.9 s, a failure each 60 s: measured 0.823."""
-    assert closed.commit_share(Fixed(60.0), 10.9) == pytest.approx(0.8183, abs=5e-5)
-
-
-@pytest.mark.parametrize("step", [0.01, 1.0, 10.9, 60.0])
-def test_commit_share_of_laws_that_can_be_integrated(step: float) -> None:
-    """Of the whole, with u = step / scale: e^-u at a constant rate, 1 - erf(u) of shape 2, and
-    of shape 1/2, by x = y^2, (1 + sqrt u) e^(-sqrt u), whose slope is infinite where it begins.
-    """
-    assert closed.commit_share(Poisson(60.0), step) == pytest.approx(math.exp(-step / 60), abs=1e-9)
-    even, bursts = Weibull(60.0, 2.0), Weibull(60.0, 0.5)
-    u = step / (60.0 / math.gamma(1.5))
-    assert closed.commit_share(even, step) == pytest.approx(1 - math.erf(u), abs=1e-9)
-    root = math.sqrt(step / 30.0)
-    share = (1 + root) * math.exp(-root)
-    assert closed.commit_share(bursts, step) == pytest.approx(share, abs=1e-6)
 
 
 def test_nodes_missing_beyond_the_spares() -> None:

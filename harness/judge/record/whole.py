@@ -63,7 +63,22 @@ def _broken(log: Log) -> Mapping[str, str]:
             continue
         if (why := next(_wrong(actor, pids.get(name)), None)) is not None:
             found[name] = why
-    return {**_of_another_clock(log), **found}
+    return {**_of_another_clock(log), **dict(_cut_short(log)), **found}
+
+
+def _cut_short(log: Log) -> Iterator[tuple[str, str]]:
+    """Records that end before a step that others committed in the same generation, which no rank
+    can do alone. The supervisor may know of fewer lines, where a fault kept a heartbeat from it.
+    """
+    reached: dict[int, int] = {}
+    for event in log.of(Kind.STEP_COMMITTED):
+        reached[event.generation] = max(event.step or 0, reached.get(event.generation, 0))
+    for name, actor in log.actors.items():
+        last = next((e for e in reversed(actor.events) if e.kind is Kind.BATCH_TAKEN), None)
+        if last is None or actor.ended:
+            continue
+        if (high := reached.get(last.generation, 0)) > (last.step or 0):
+            yield name, f"{name}.jsonl: ends in step {last.step}, others committed step {high}"
 
 
 def _wrong(actor: ActorLog, pid: int | None) -> Iterator[str]:

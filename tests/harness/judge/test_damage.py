@@ -18,13 +18,22 @@ from trainchaos.chaos.events.event import Event
 from trainchaos.chaos.events.kinds import Kind
 from trainchaos.chaos.events.log import ORCHESTRATOR, read_log
 from trainchaos.chaos.events.writer import EventWriter
-from trainchaos.harness.fuzz.damage import WAYS, Damage, DamageSearch, misjudged, places, replayed
+from trainchaos.harness.fuzz.damage import (
+    ENDING,
+    WAYS,
+    Damage,
+    DamageSearch,
+    misjudged,
+    places,
+    replayed,
+)
 from trainchaos.harness.fuzz.draw.draw import World
 from trainchaos.harness.fuzz.play.play import SimPlayer, kinds, strategies
 from trainchaos.harness.judge.checkers import check_all
 from trainchaos.harness.judge.record.whole import broken
 
 BASES = ("hot-spare", "checkpoint-restart", "memory", "nan", "rot", "takeover", "agents", "script")
+FOUND = Path(__file__).resolve().parents[3] / "scenarios" / "regressions"
 
 
 def _write(folder: Path, arm: Mapping[str, tuple[Event, ...]], damage: Damage) -> Path:
@@ -102,6 +111,11 @@ def test_a_judge_that_takes_damage_for_guilt_is_found(
     assert replayed(memory / name, player) == found.find
     monkeypatch.undo()
     assert replayed(memory / name, player) is None
+
+
+@pytest.mark.parametrize("path", sorted(FOUND.glob(f"*{ENDING}")), ids=lambda path: path.stem)
+def test_damage_that_was_taken_for_guilt_is_seen_as_such(path: Path, memory: Path) -> None:
+    assert replayed(path, SimPlayer(catalogue=build_catalogue(), root=memory)) is None
 
 
 @pytest.mark.parametrize(("wrote", "found"), [(-1, False), (3, True)])

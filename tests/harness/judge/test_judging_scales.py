@@ -18,8 +18,8 @@ from tests.support.search.simulate import Played, cell_of, evidence, play
 from trainchaos.chaos.events.log import Event, read_log
 from trainchaos.harness.judge.checkers import check_all
 from trainchaos.harness.judge.checkers.job.loss import _smooth
-from trainchaos.harness.judge.evidence.absurd import absurdity
 from trainchaos.harness.judge.measure.measure import measure
+from trainchaos.harness.judge.verdict.arms import absurdity
 
 LEAST = 300
 WATCHED = ("/harness/judge/", "/chaos/events/", "/chaos/fault/")

@@ -12,7 +12,7 @@ from tests.support import arms
 from tests.support.logs import Script
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers.job.ending import _fills_a_replica
-from trainchaos.harness.judge.checkers.job.lost import without_need
+from trainchaos.harness.judge.checkers.job.world import without_need
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.lineage import history_of
 

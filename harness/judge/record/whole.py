@@ -16,6 +16,7 @@ from operator import le
 from pathlib import PurePath
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log
+from trainchaos.harness.judge.record.nodes import silenced
 
 CLOCK_S = 0.1
 """How far apart the difference of monotonic and wall clock may seem on one machine: they are read
@@ -67,17 +68,19 @@ def _broken(log: Log) -> Mapping[str, str]:
 
 
 def _cut_short(log: Log) -> Iterator[tuple[str, str]]:
-    """Records that end before a step that others committed in the same generation, which no rank
-    can do alone. The supervisor may know of fewer lines, where a fault kept a heartbeat from it.
+    """Records that end more than a step before what others committed in the same generation, which
+    no rank can do alone. The supervisor may know of fewer lines, where a fault kept a heartbeat
+    from it. One step may be a share that was left out, which is for the checkers; a node that was
+    lost took the ends of its ranks' records along.
     """
     reached: dict[int, int] = {}
     for event in log.of(Kind.STEP_COMMITTED):
         reached[event.generation] = max(event.step or 0, reached.get(event.generation, 0))
     for name, actor in log.actors.items():
         last = next((e for e in reversed(actor.events) if e.kind is Kind.BATCH_TAKEN), None)
-        if last is None or actor.ended:
+        if last is None or actor.ended or name in silenced(log):
             continue
-        if (high := reached.get(last.generation, 0)) > (last.step or 0):
+        if (high := reached.get(last.generation, 0)) > (last.step or 0) + 1:
             yield name, f"{name}.jsonl: ends in step {last.step}, others committed step {high}"
 
 

@@ -49,7 +49,8 @@ def whole(log: Log) -> Log:
 def _broken(log: Log) -> Mapping[str, str]:
     pids = {e.data["process"]: e.data["pid"] for e in log.of(Kind.PROCESS_SPAWNED)}
     found = {name: why for name, why in log.clocks.unsure().items() if name in log.actors}
-    due = [ORCHESTRATOR, *(event.data["process"] for event in log.of(Kind.PROCESS_READY))]
+    ready = [event.data["process"] for event in log.of(Kind.PROCESS_READY)]
+    due = [ORCHESTRATOR, *ready]
     due += [
         PurePath(file).stem
         for event in log.of(Kind.FILES_DROPPED)
@@ -60,7 +61,7 @@ def _broken(log: Log) -> Mapping[str, str]:
     # ended before it wrote a line, as its supervisor states: a spare that a finished job needs not
     silent = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if e.data["last_seq"] == -1}
     for name, actor in log.actors.items():
-        if name in silent and not actor.events and not actor.problems:
+        if name in silent.difference(ready) and not actor.events and not actor.problems:
             continue
         if (why := next(_wrong(actor, pids.get(name)), None)) is not None:
             found[name] = why

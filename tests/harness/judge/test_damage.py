@@ -118,13 +118,17 @@ def test_damage_that_was_taken_for_guilt_is_seen_as_such(path: Path, memory: Pat
     assert replayed(path, SimPlayer(catalogue=build_catalogue(), root=memory)) is None
 
 
-@pytest.mark.parametrize(("wrote", "found"), [(-1, False), (3, True)])
+@pytest.mark.parametrize(
+    ("wrote", "ready", "found"), [(-1, False, False), (3, False, True), (-1, True, True)]
+)
 def test_who_was_ended_before_its_first_line_lost_none(
-    wrote: int, found: bool, memory: Path
+    wrote: int, ready: bool, found: bool, memory: Path
 ) -> None:
-    """A spare that is just begun as the job is done."""
+    """A spare that is just begun as the job is done; one that was ready had written some."""
     writer = EventWriter(memory, ORCHESTRATOR, time.monotonic_ns)
     writer.write(Kind.ACTOR_STARTED, pid=1, host="h", wall_ns=time.time_ns())
+    if ready:
+        writer.write(Kind.PROCESS_READY, process="s1")
     writer.write(
         Kind.PROCESS_EXITED,
         process="s1",

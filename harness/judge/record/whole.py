@@ -50,14 +50,13 @@ def _broken(log: Log) -> Mapping[str, str]:
     pids = {e.data["process"]: e.data["pid"] for e in log.of(Kind.PROCESS_SPAWNED)}
     found = {name: why for name, why in log.clocks.unsure().items() if name in log.actors}
     ready = [event.data["process"] for event in log.of(Kind.PROCESS_READY)]
-    due = [ORCHESTRATOR, *ready]
-    due += [
-        PurePath(file).stem
-        for event in log.of(Kind.FILES_DROPPED)
-        for file in event.data["files"]
-        if str(file).endswith(".jsonl")
-    ]
-    found |= {name: f"there is no {name}.jsonl" for name in due if name not in log.actors}
+    dropped = (file for event in log.of(Kind.FILES_DROPPED) for file in event.data["files"])
+    gone = [PurePath(file).stem for file in dropped if str(file).endswith(".jsonl")]
+    found |= {
+        name: f"there is no {name}.jsonl"
+        for name in (ORCHESTRATOR, *ready, *gone)
+        if name not in log.actors
+    }
     # ended before it wrote a line, as its supervisor states: a spare that a finished job needs not
     silent = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if e.data["last_seq"] == -1}
     for name, actor in log.actors.items():

@@ -7,21 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.gating.test_gate_cli import SCENARIO as GATED
 from trainchaos.chaos.cli import invoke
 
-SCENARIO = """\
-version: 1
-name: judged
-seed: 17
-launcher: sim
-workload: {kind: gpt, size: nano, ranks: 2, steps: 28, global_batch: 8, checkpoint: {every: 10}}
-recovery: drop-replica
-faults:
-  - {id: kill, kind: process-kill, target: {rank: 1}, at: {step: 13}}
-sla:
-  recovery_time: ["median < 60s"]
-repeat: 3
-"""
+SCENARIO = GATED.replace("LIMIT", "60s").replace("repeat: 5", "repeat: 3")
 
 
 def verdicts(run: Path) -> dict[str, str]:
@@ -42,7 +31,7 @@ def test_all_reports_say_what_was_judged_last(
     scenario = tmp_path / "judged.yaml"
     scenario.write_text(SCENARIO)
     assert invoke(["run", str(scenario), "--runs", str(tmp_path), "-q"]) == 0
-    run = (tmp_path / "judged" / "latest").resolve()
+    run = (tmp_path / "gated" / "latest").resolve()
     assert {*verdicts(run).values()} == {"pass"}
     assert invoke(["gate", str(run), "-q"]) == 3  # three arms are no bound of a median
     assert {*verdicts(run).values()} == {"inconclusive"}, verdicts(run)

@@ -20,11 +20,11 @@ from trainchaos.recovery.nodes.agent.agent import MAX_KEPT, SILENT_PINGS
 from trainchaos.recovery.nodes.agent.dialer import CONNECT_LIMIT_S, LATEST_S, SOONEST_S
 from trainchaos.recovery.nodes.coordinator.software import versions
 from trainchaos.recovery.nodes.link import handshake, protocol
-from trainchaos.recovery.nodes.link.bundle import Letter, apart, together
-from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed, ProtocolViolation
+from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed
 from trainchaos.recovery.nodes.link.link import Link, Post
 from trainchaos.recovery.nodes.link.protocol import FROM_COORDINATOR
 from trainchaos.recovery.transport.progress_counters import PHASES
+from trainchaos.recovery.transport.stream import MessageError
 from trainchaos.recovery.transport.wire import (
     Abort,
     CheckpointNote,
@@ -81,7 +81,7 @@ class SimulatedAgent:
         self._beat_s = beat_s
         self._incarnation = secrets.token_hex(8)
         self._post = Post(limit=MAX_KEPT)
-        self._versions = versions()
+        self._versions = dict(versions())
         self.link: Link | None = None
         self.welcome = self.ended = False
         self.epoch, self._ping_s = 0, 1.0
@@ -89,7 +89,7 @@ class SimulatedAgent:
         self.processes: dict[str, int] = {}
         self._generation: dict[str, int] = {}
         self._told: dict[str, int] = {}
-        self._heard: list[Letter] = []
+        self._heard: list[tuple[str, Message]] = []
         self._next_pid = FIRST_PID
         self._heard_s = self._beat_due_s = 0.0
         self.fenced = 0
@@ -183,17 +183,17 @@ class SimulatedAgent:
 
     def say(self, process: str, message: Parked | Joined | CheckpointNote) -> None:
         """A rank sends a message, at once if the agent is connected."""
-        self._heard.append(Letter(process, message))
+        self._heard.append((process, message))
         self._pass_on()
         if time.monotonic() >= self.deaf_until_s:
             self._send()
 
-    def put_raw(self, frame: protocol.Frame) -> None:
+    def put_raw(self, frame: Message) -> None:
         """Send a frame as it is, whatever it claims."""
         self._put(frame)
         self._send()
 
-    def _put(self, frame: protocol.Frame) -> None:
+    def _put(self, frame: Message) -> None:
         if self.link is not None:
             self.link.put(frame, got=self._post.received)
             self._traffic.messages_out += 1
@@ -234,7 +234,7 @@ class SimulatedAgent:
             for name, step in moved.items()
             if self._generation.get(name)
         }
-        self._put(protocol.Beat.model_construct(time_ns=time_ns, marks=marks, states={}, pulses={}))
+        self._put(protocol.Beat(time_ns=time_ns, marks=marks, states={}, pulses={}))
         self._count_bytes()
         if any(p == self._job.members.get(0, (None, ""))[1] for p in moved) and (
             committed % SAVE_EVERY == 0
@@ -255,7 +255,7 @@ class SimulatedAgent:
                 if self._post.accept(parcel):
                     self._do(parcel.frame)
             self._pass_on()
-        except (ProtocolViolation, OSError):
+        except (MessageError, OSError):
             self.lose()
 
     def _be_welcomed(self, welcome: protocol.Welcome) -> None:
@@ -279,7 +279,7 @@ class SimulatedAgent:
             case protocol.Start():
                 self._start(frame.process)
             case protocol.Tell():
-                for process, message in apart(frame):
+                for process, message in frame.messages():
                     if process in self.processes:
                         self._order(process, message)
             case protocol.Signal():
@@ -304,9 +304,13 @@ class SimulatedAgent:
         self.processes[process] = pid
         self._post.add(protocol.Started(process=process, pid=pid))
         ready = Ready(
-            steps=STEPS, samples=SAMPLES, global_batch=BATCH, seed=SEED, versions=self._versions
+            steps=STEPS,
+            samples=SAMPLES,
+            global_batch=BATCH,
+            seed=SEED,
+            versions=self._versions,
         )
-        self._heard.append(Letter(process, ready))
+        self._heard.append((process, ready))
 
     def _order(self, process: str, message: Message) -> None:
         job = self._job
@@ -337,13 +341,13 @@ class SimulatedAgent:
             case Stop():
                 self._end(process, 0)
         if answer is not None:
-            self._heard.append(Letter(process, answer))
+            self._heard.append((process, answer))
 
     def _pass_on(self) -> None:
         """Pass on what ranks have said, as the real agent does after a turn, and before it tells of
         an end.
         """
-        for heard in together(self._heard, protocol.Heard):
+        for heard in protocol.Heard.of(self._heard):
             self._post.add(heard)
         self._heard.clear()
 

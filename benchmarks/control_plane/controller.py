@@ -14,7 +14,7 @@ import statistics
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +26,8 @@ from trainchaos.recovery.policy.strategy import StateFrom, Strategy
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.supervise.controller import Controller, Stage
 from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.transport.stream import packed
 from trainchaos.recovery.transport.wire import (
-    NOTHING_OWN,
     CheckpointNote,
     Joined,
     Message,
@@ -69,11 +69,10 @@ class NoJob:
     def expect(self, role: str, mode: str, count: int) -> None:
         """Do nothing."""
 
-    def send(self, process: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
+    def send(self, process: str, message: Message) -> bool:
         """Count a message; send nothing."""
-        message = message.varied(**own) if own else message
         self.sent[type(message).__name__] += 1
-        self.bytes += len(message.model_dump_json()) + 1
+        self.bytes += len(packed(message))
         return True
 
     def kill(self, process: str) -> None:

@@ -13,6 +13,7 @@ from benchmarks.control_plane.agents import SimulatedAgent
 from benchmarks.control_plane.job import SimulatedJob
 from trainchaos.recovery.nodes.link import handshake, protocol
 from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed, Seal, TokenRefused
+from trainchaos.recovery.transport.stream import framed
 from trainchaos.recovery.transport.wire import Joined, Parked
 
 ANSWER_S = 5.0
@@ -47,11 +48,7 @@ def tell(
     liar.say(foreign, Parked(generation=job.generation, step=committed, valid=True, why="failed"))
     time_ns = time.monotonic_ns()
     words = (job.generation, 0, 0, 0, 1, 0, 0, 0)
-    liar.put_raw(
-        protocol.Beat.model_construct(
-            time_ns=time_ns, marks={foreign: words}, states={foreign: "T"}
-        )
-    )
+    liar.put_raw(protocol.Beat(time_ns=time_ns, marks={foreign: words}, states={foreign: "T"}))
     liar.put_raw(
         protocol.Ended(process=foreign, exit_code=None, signal=9, time_ns=time_ns, mark=words)
     )
@@ -59,7 +56,7 @@ def tell(
     pause(1.0)
     believed["of another's processes"] = int(not victim.welcome or not job.trains)
     unknown = (job.generation, 0, NO_PHASE, 0, 1, 0, 0, 0)
-    liar.put_raw(protocol.Beat.model_construct(time_ns=time_ns, marks={own: unknown}, states={}))
+    liar.put_raw(protocol.Beat(time_ns=time_ns, marks={own: unknown}, states={}))
     until_s = time.monotonic() + ANSWER_S
     while liar.link is link and time.monotonic() < until_s:
         pause(0.02)
@@ -90,7 +87,7 @@ def _no_message(stranger: SimulatedAgent) -> bool:
     """Whether an agent that knows the token and sends no message is turned away."""
     with socket.create_connection(stranger.address, timeout=ANSWER_S) as sock:
         keys = handshake.enter(sock, stranger.token, node=stranger.node)
-        sock.sendall(Seal(keys.sending).seal(b'0 0 {"type":"hello"'))
+        sock.sendall(framed(Seal(keys.sending).seal(b'[0,0,{"type":"Hello"')))
         return _is_closed(sock)
 
 

@@ -16,9 +16,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import median
 
+from msgspec import structs
+
 from trainchaos.recovery.nodes.coordinator.outbox import Outbox
 from trainchaos.recovery.nodes.link import protocol
-from trainchaos.recovery.nodes.link.bundle import Letter, apart, together
 from trainchaos.recovery.nodes.link.handshake import Keys
 from trainchaos.recovery.nodes.link.link import Link, Post
 from trainchaos.recovery.transport.wire import Abort, Join, Joined, Message, Parked
@@ -65,7 +66,8 @@ class Pair:
         """Tell the ranks of the node, numbered from ``first``."""
         for rank in range(first, first + RANKS):
             own = {"rank": rank, "source": -1, "receives": False}
-            self.outbox.tell(f"w{rank}", message, own if isinstance(message, Join) else {})
+            mine = structs.replace(message, **own) if isinstance(message, Join) else message
+            self.outbox.tell(f"w{rank}", mine)
         self.outbox.pump(self.link)
         self.link.flush()
 
@@ -74,9 +76,11 @@ class Pair:
         letters = []
         for parcel in self.agents.take():
             self.post.accept(parcel)
-            letters += [Letter(process, answer.varied()) for process, _ in apart(parcel.frame)]
+            letters += [
+                (process, structs.replace(answer)) for process, _ in parcel.frame.messages()
+            ]
         assert len(letters) == RANKS, "each rank is told once"
-        for frame in together(letters, protocol.Heard):
+        for frame in protocol.Heard.of(letters):
             self.post.add(frame)
         self.post.pump(self.agents)
         self.agents.flush()
@@ -88,14 +92,14 @@ class Pair:
         for parcel in parcels:
             self.outbox.accept(parcel)
             if isinstance(parcel.frame, protocol.Heard):
-                apart(parcel.frame)
+                parcel.frame.messages()
 
     def ping(self) -> None:
         """Ask for the agent's clock."""
         self.link.put(protocol.Ping(sent_ns=NOW_NS), got=1)
         self.link.flush()
 
-    def say(self, frame: protocol.Frame) -> None:
+    def say(self, frame: Message) -> None:
         """Have the agent say something."""
         self.agents.take()
         self.agents.put(frame)

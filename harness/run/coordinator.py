@@ -7,7 +7,7 @@ event log) belongs to the test, and stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from trainchaos.recovery.supervise.adoption import past
 from trainchaos.recovery.supervise.controller import Controller
 from trainchaos.recovery.supervise.supervision import Hands
 from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import NOTHING_OWN, Extra, Message
+from trainchaos.recovery.transport.wire import Extra, Message
 
 Make = Callable[[Hands], Controller]
 FIRST_STATE = StateFrom.INITIAL  # an arm has a checkpoint directory of its own, which is empty
@@ -138,10 +138,10 @@ class RevocableHands:
         """See Hands."""
         self._hands.expect(role, mode, count)
 
-    def send(self, process: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
+    def send(self, process: str, message: Message) -> bool:
         """See Hands."""
         self._check("send")
-        sent = self._hands.send(process, message, own)
+        sent = self._hands.send(process, message)
         self._check()
         return sent
 

@@ -38,7 +38,6 @@ from trainchaos.recovery.process.stacks import STACK_SIGNAL, keep
 from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
 from trainchaos.recovery.supervise.supervision import Hands, StopFlag
 from trainchaos.recovery.transport.wire import (
-    NOTHING_OWN,
     CheckpointNote,
     Extra,
     Join,
@@ -335,9 +334,8 @@ class Orchestrator:
     def expect(self, role: str, mode: str, count: int) -> None:
         """Start them one by one: an arm has few."""
 
-    def send(self, process: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
+    def send(self, process: str, message: Message) -> bool:
         """Send; a rank learns of the faults armed for it before it joins."""
-        message = message.varied(**own) if own else message
         if isinstance(message, Join):
             self._injector.arm(process, message.rank)
         if isinstance(message, Stop):

@@ -19,7 +19,7 @@ from trainchaos.recovery.process.processes import become_subreaper
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.rank.script import ScriptConfig
 from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import NOTHING_OWN, Message
+from trainchaos.recovery.transport.wire import Message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,8 @@ class ProcessHost(Protocol):
     def alive(self, name: str) -> bool:
         """Whether its exit has not been reported yet."""
 
-    def send(self, name: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
-        """Send a message; False when the process has exited. ``own``: fields that differ for this
-        process.
-        """
+    def send(self, name: str, message: Message) -> bool:
+        """Send a message; False when the process has exited."""
 
     def signal(self, name: str, signum: int) -> None:
         """Signal a process; one that has exited is no error."""

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.detection.hangs import Hang
 from trainchaos.recovery.detection.ras import Behind
@@ -280,7 +282,7 @@ class HangEvidence:
                 process=name,
                 role=role,
                 rank=said.rank if said else None,
-                entries=[one.model_dump() for one in said.entries] if said else [],
+                entries=[structs.asdict(one) for one in said.entries] if said else [],
                 why=said.why if said else "it did not answer",
             )
 

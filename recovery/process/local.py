@@ -26,10 +26,11 @@ from trainchaos.recovery.process.child import ChildProcess
 from trainchaos.recovery.process.remnants import LeftoverSessions
 from trainchaos.recovery.process.starvation import Pulse, Usage
 from trainchaos.recovery.transport import progress_counters
-from trainchaos.recovery.transport.channel import Channel, WireError
+from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.progress_counters import Mark, MarkPage
 from trainchaos.recovery.transport.reverse_dns import nameless
-from trainchaos.recovery.transport.wire import NOTHING_OWN, Message
+from trainchaos.recovery.transport.stream import MessageError
+from trainchaos.recovery.transport.wire import Message
 
 REAP_LIMIT_S = 10.0
 SEND_LIMIT_S = 0.5
@@ -171,12 +172,10 @@ class Children:
         """Whether its exit has not been reported yet."""
         return name in self._children
 
-    def send(self, name: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
-        """Send a message, with the fields that differ for this process; False when it has exited
-        or no longer reads.
-        """
+    def send(self, name: str, message: Message) -> bool:
+        """Send a message; False when it has exited or no longer reads."""
         channel = child.channel if (child := self._children.get(name)) is not None else None
-        return channel is not None and channel.send(message.varied(**own) if own else message)
+        return channel is not None and channel.send(message)
 
     def signal(self, name: str, signum: int) -> None:
         """Signal through the pidfd; a process that has exited is no error, nor is one that would
@@ -282,7 +281,7 @@ class Children:
         while channel is not None:
             try:
                 messages = channel.receive() if processes.readable(channel.fileno()) else []
-            except WireError:
+            except MessageError:
                 # Not a message of ours: a rank that sends garbage is not trusted any further.
                 self.signal(child.name, signal.SIGKILL)
                 messages = None

@@ -12,9 +12,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.rank.membership import Order, SupervisorOrders
-from trainchaos.recovery.transport.channel import Channel, WireError
+from trainchaos.recovery.transport.channel import Channel
+from trainchaos.recovery.transport.stream import MessageError
 from trainchaos.recovery.transport.wire import (
     Abort,
     Digest,
@@ -98,7 +101,7 @@ class RankAgent:
         while True:
             try:
                 messages = self.channel.receive()
-            except WireError:
+            except MessageError:
                 messages = None
             if messages is None:
                 self._orphaned()
@@ -137,7 +140,7 @@ class RankAgent:
 
     def _with_begun(self, told: Recalled) -> Recalled:
         group = self._group
-        return told if group is None else told.varied(begun=group.unfinished())
+        return told if group is None else structs.replace(told, begun=group.unfinished())
 
     def _break_group(self, generation: int) -> None:
         # Repeated, because the training thread may open a connection just after a sweep while it

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainchaos.recovery.spares import frames
-from trainchaos.recovery.spares.frames import FrameError
 from trainchaos.recovery.spares.hostcopy import COPY_S, HostCopy
-from trainchaos.recovery.transport.auth import AuthenticationFailed, enter
+from trainchaos.recovery.transport.auth import enter
+from trainchaos.recovery.transport.stream import MessageError
 
 CONNECT_S = 5.0
 SEND_S = 60.0
@@ -110,7 +110,7 @@ class Feed:
                         item.done()
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_WR)
-        except (OSError, ValueError, RuntimeError, FrameError, AuthenticationFailed) as error:
+        except (OSError, ValueError, RuntimeError, MessageError) as error:
             why = str(error) or type(error).__name__
         else:
             why = "closed"

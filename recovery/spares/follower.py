@@ -17,19 +17,20 @@ from torch import Tensor
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.spares import frames, replay
-from trainchaos.recovery.spares.frames import FrameError
 from trainchaos.recovery.spares.hostcopy import Landing
 from trainchaos.recovery.spares.standing import SETTLE_SILENCE_S
 from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.state.state import TrainState
-from trainchaos.recovery.transport.auth import AuthenticationFailed, admit
+from trainchaos.recovery.transport import stream
+from trainchaos.recovery.transport.auth import admit
+from trainchaos.recovery.transport.stream import MessageError
 
 LOOK_S = 0.05  # between looks whether the spare is promoted, while nothing comes
 SILENCE_S = 60.0
 """In the midst of a frame, as for its feeder."""
 END_S = 5.0  # within which the thread ends, once its connection is closed
 
-_BAD = (FrameError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
+_BAD = (MessageError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
 class Follower:
@@ -122,7 +123,7 @@ class Follower:
                 continue
             with sock:
                 self._connection = sock
-                with suppress(OSError, AuthenticationFailed, *_BAD):
+                with suppress(OSError, *_BAD):
                     admit(sock, self._token, purpose=frames.PURPOSE, version=frames.VERSION)
                     self._follow(sock)
             with self._news:
@@ -160,7 +161,7 @@ class Follower:
             case "dropped":
                 self._synced, self._refuses = False, True
             case other:
-                raise FrameError(f"a frame of an unknown kind {other[:20]!r}")
+                raise MessageError(f"a frame of an unknown kind {other[:20]!r}")
 
     def _compare(
         self,
@@ -205,13 +206,13 @@ class Follower:
             sizes = sizes[len(header["names"]) :]
         besides = state.besides()
         if list(besides) != header["besides"]:
-            raise FrameError("the state has other tensors than here")
+            raise MessageError("the state has other tensors than here")
         rest = []
         for size, tensor in zip(sizes, besides.values(), strict=True):
             if size != tensor.nbytes:
-                raise FrameError("a tensor of another size")
+                raise MessageError("a tensor of another size")
             data = memoryview(bytearray(size))
-            frames.fill(sock, data, self._arrived)
+            stream.fill(sock, data, progress=self._arrived)
             rest.append(data)
         if self._refuses or self._torn or header["step"] <= state.step:
             return
@@ -234,7 +235,7 @@ class Follower:
         slots = state.planned(header["scalars"])
         tensors = {name: local(tensor) for name, tensor in state.tensors(slots).items()}
         if sorted(tensors) != sorted(header["tensors"]):
-            raise FrameError("the tensors of the state are others")
+            raise MessageError("the tensors of the state are others")
         self._changed()
         self._synced, self._torn = False, True
         for size, name in zip(header["sizes"], header["tensors"], strict=True):
@@ -253,8 +254,8 @@ class Follower:
 
     def _fill(self, sock: socket.socket, tensor: Tensor, size: int) -> None:
         if size != tensor.nbytes:
-            raise FrameError("a tensor of another size")
-        frames.fill(sock, self._landing.of(tensor), self._arrived)
+            raise MessageError("a tensor of another size")
+        stream.fill(sock, self._landing.of(tensor), progress=self._arrived)
         self._landing.landed(tensor)
 
     def _say(self, how: str, size: int, seconds: float) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.memory.header import is_memory
 from trainchaos.recovery.policy.copies import CopyPlan
@@ -172,7 +174,7 @@ class Formation:
             process.rank, process.health, process.finished = rank, Health.TRAINING, False
             process.shard = rank % self._shards
             process.live, process.follows = "", False  # it follows until then
-            self._hands.send(name, common, own)
+            self._hands.send(name, structs.replace(common, **own))
 
     def _plan(self, form: Form) -> tuple[CopyPlan, int]:
         """Who sends its state to whom, and the step from which a live spare may have followed (see

@@ -4,7 +4,6 @@ of a job.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from trainchaos.recovery.detection.pace import HangLimits
 from trainchaos.recovery.policy.jobconfig import COLLECTIVE_TIMEOUT_S, FORM_TIMEOUT_S
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import NOTHING_OWN, Message
+from trainchaos.recovery.transport.wire import Message
 
 
 class Hands(Protocol):
@@ -29,10 +28,8 @@ class Hands(Protocol):
     def expect(self, role: str, mode: str, count: int) -> None:
         """So many calls of ``spawn`` follow at once, and may share the wait."""
 
-    def send(self, process: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
-        """Send to a process; False when it has exited. ``own``: fields that differ for this process
-        from a message to many.
-        """
+    def send(self, process: str, message: Message) -> bool:
+        """Send to a process; False when it has exited."""
 
     def kill(self, process: str) -> None:
         """SIGKILL; the exit is reported later."""

@@ -1,8 +1,7 @@
 """Two ends of a connection prove to each other that they know the same secret, without sending it.
 
 Challenge and response, HMAC-SHA256 over two fresh random numbers, so that a recorded exchange
-cannot be replayed. Each message is a length and a JSON document; everything ends within a bound,
-however slow the other side is.
+cannot be replayed. Everything ends within a bound, however slow the other side is.
 """
 
 from __future__ import annotations
@@ -11,22 +10,31 @@ import hashlib
 import hmac
 import secrets
 import socket
-import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from msgspec import Meta
+
+from trainchaos.recovery.transport.stream import (
+    Closed,
+    Incoming,
+    Message,
+    MessageError,
+    packed,
+    parser,
+    receive,
+)
 
 LIMIT_S = 5.0
 MAX_MESSAGE = 1 << 12
 CLOSED = "the other side closed before it had said who it is"
 LATE = "the other side did not say in time who it is"
-_LENGTH = struct.Struct("!I")
 _REFUSED = ""  # in place of the server's code, where the client's was wrong
 
 
-class AuthenticationFailed(Exception):
+class AuthenticationFailed(MessageError):
     """The other side failed to authenticate, or sent garbage. ``node``: the one that it claims to
     be, without proof.
     """
@@ -40,49 +48,42 @@ class TokenRefused(AuthenticationFailed):
     """The server says that the token is not its own."""
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+_Nonce = Annotated[str, Meta(min_length=32, max_length=128)]
+_T = TypeVar("_T")
 
 
-class _Challenge(_Message):
+class _Challenge(Message):
     version: int
-    nonce: str = Field(min_length=32, max_length=128)
+    nonce: _Nonce
 
 
-class _Response(_Message):
+class _Response(Message):
     version: int
-    nonce: str = Field(min_length=32, max_length=128)
+    nonce: _Nonce
     mac: str
-    node: int | None = Field(default=None, ge=0)
+    node: Annotated[int, Meta(ge=0)] | None = None
 
 
-class _Answer(_Message):
+class _Answer(Message):
     mac: str
 
 
-_M = TypeVar("_M", bound=_Message)
+_RESPONSE: Callable[[bytes], _Response] = parser(_Response)
 
 
 class Admitting:
     """The server's side of one connection, which never waits: ``first`` is to be sent, then what
-    comes is to be taken, ``wanted`` bytes at most at a time, until there is a ``key``, which only
-    these two have and for this connection alone, or a ``refusal``. ``purpose``, ``version``: of the
-    protocol that follows.
+    comes is to be taken until there is a ``key``, which only these two have and for this connection
+    alone, or a ``refusal``. ``purpose``, ``version``: of the protocol that follows.
     """
 
     def __init__(self, token: bytes, *, purpose: str, version: int) -> None:
         self._token, self._purpose, self._version = token, purpose, version
         self._nonce = secrets.token_hex(32)
-        self._size: int | None = None
-        self._data = b""
-        self.first = _framed(_Challenge(version=version, nonce=self._nonce))
+        self._incoming = Incoming(MAX_MESSAGE)
+        self.first = packed(_Challenge(version=version, nonce=self._nonce))
         self.key: bytes | None = None
         self.refusal: AuthenticationFailed | None = None
-
-    @property
-    def wanted(self) -> int:
-        """How many bytes of its message are still to come."""
-        return (_LENGTH.size if self._size is None else self._size) - len(self._data)
 
     def take(self, data: bytes) -> bytes:
         """Go on with what came; returns what is to be sent. Raises AuthenticationFailed, also where
@@ -90,16 +91,10 @@ class Admitting:
         """
         if not data:
             raise AuthenticationFailed(CLOSED)
-        self._data += data
-        if self.wanted:
-            return b""
-        if self._size is None:
-            self._size, self._data = _size(self._data), b""
-            return b"" if self._size else self._judge(b"")
-        return self._judge(self._data)
+        documents = _authentic(lambda: self._incoming.take(data))
+        return self._judge(_authentic(lambda: _RESPONSE(documents[0]))) if documents else b""
 
-    def _judge(self, body: bytes) -> bytes:
-        response = _parsed(_Response, body)
+    def _judge(self, response: _Response) -> bytes:
         if response.version != self._version:
             raise AuthenticationFailed(
                 f"the other side speaks version {response.version}, not {self._version}: run the"
@@ -112,9 +107,9 @@ class Admitting:
             self.refusal = AuthenticationFailed(
                 "the other side does not know the run's token", node=response.node
             )
-            return _framed(_Answer(mac=_REFUSED))
+            return packed(_Answer(mac=_REFUSED))
         self.key = bytes.fromhex(_mac(self._token, self._purpose, "key", mine, its))
-        return _framed(_Answer(mac=_mac(self._token, self._purpose, "server", its, mine)))
+        return packed(_Answer(mac=_mac(self._token, self._purpose, "server", its, mine)))
 
 
 def admit(
@@ -127,7 +122,8 @@ def admit(
     side = Admitting(token, purpose=purpose, version=version)
     _send(sock, side.first, until_s)
     while side.key is None:
-        answer = side.take(_exactly(sock, side.wanted, until_s))
+        sock.settimeout(_left_s(until_s))
+        answer = side.take(sock.recv(MAX_MESSAGE))
         if side.refusal is not None:
             with suppress(OSError):
                 _send(sock, answer, until_s)
@@ -153,7 +149,7 @@ def enter(
     mine, its = secrets.token_hex(32), challenge.nonce
     mac = _mac(token, purpose, "client", its, mine)
     named = node if challenge.version == version else None  # another version may not know the field
-    _send(sock, _framed(_Response(version=version, nonce=mine, mac=mac, node=named)), until_s)
+    _send(sock, packed(_Response(version=version, nonce=mine, mac=mac, node=named)), until_s)
     if challenge.version != version:
         raise AuthenticationFailed(
             f"the other side speaks version {challenge.version}, not {version}: run the same"
@@ -173,46 +169,26 @@ def _mac(token: bytes, *words: str) -> str:
     return hmac.new(token, "|".join(words).encode(), hashlib.sha256).hexdigest()
 
 
-def _framed(message: BaseModel) -> bytes:
-    body = message.model_dump_json(exclude_none=True).encode()
-    return _LENGTH.pack(len(body)) + body
-
-
-def _size(head: bytes) -> int:
-    size: int = _LENGTH.unpack(head)[0]
-    if size > MAX_MESSAGE:
-        raise AuthenticationFailed(f"a message of {size} bytes, over {MAX_MESSAGE}")
-    return size
-
-
-def _parsed(kind: type[_M], body: bytes) -> _M:
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise AuthenticationFailed(
-            f"not a message: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        ) from error
-
-
-def _send(sock: socket.socket, said: bytes, until_s: float) -> None:
+def _send(sock: socket.socket, data: bytes, until_s: float) -> None:
     sock.settimeout(_left_s(until_s))
-    sock.sendall(said)
+    sock.sendall(data)
 
 
-def _receive(sock: socket.socket, kind: type[_M], until_s: float) -> _M:
-    return _parsed(kind, _exactly(sock, _size(_exactly(sock, _LENGTH.size, until_s)), until_s))
+def _receive(sock: socket.socket, kind: type[_T], until_s: float) -> _T:
+    read: Callable[[bytes], _T] = parser(kind)
+    return _authentic(lambda: receive(sock, read, MAX_MESSAGE, until_s))
 
 
-def _exactly(sock: socket.socket, size: int, until_s: float) -> bytes:
-    data = b""
-    while len(data) < size:
-        sock.settimeout(_left_s(until_s))
-        part = sock.recv(size - len(data))
-        if not part:
-            raise AuthenticationFailed(CLOSED)
-        data += part
-    return data
+def _authentic(read: Callable[[], _T]) -> _T:
+    """What is read, with errors that say at which stage it was."""
+    try:
+        return read()
+    except MessageError as error:
+        raise AuthenticationFailed(str(error)) from error
+    except Closed as error:
+        raise AuthenticationFailed(CLOSED) from error
+    except TimeoutError as error:
+        raise TimeoutError(LATE) from error
 
 
 def _left_s(until_s: float) -> float:

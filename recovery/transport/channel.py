@@ -1,4 +1,4 @@
-"""The connection of a supervisor and a rank: messages, one a line, over a stream socket."""
+"""The connection of a supervisor and a rank."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import socket
 import threading
 from typing import Any
 
-from pydantic import ValidationError
-
+from trainchaos.recovery.transport.stream import Incoming, packed
 from trainchaos.recovery.transport.wire import ANY_MESSAGE, Message
 
-MAX_LINE = 1 << 20
-
-
-class WireError(Exception):
-    """The other side sent something that is not a message."""
+LONGEST = 1 << 20
 
 
 class Channel:
@@ -29,7 +24,7 @@ class Channel:
         self._sending = threading.Lock()  # a notice is sent by a thread of its own
         if send_limit_s is not None:
             sock.settimeout(send_limit_s)
-        self._buffer = b""
+        self._incoming = Incoming(LONGEST)
 
     def fileno(self) -> int:
         """Descriptor to wait on."""
@@ -39,16 +34,20 @@ class Channel:
         """Send one message; False when the other side is gone or reads nothing: it may have got a
         part.
         """
+        return self.send_packed(packed(message))
+
+    def send_packed(self, data: bytes) -> bool:
+        """``send``, of a message with its length."""
         try:
             with self._sending:
-                self.sock.sendall(message.model_dump_json().encode() + b"\n")
+                self.sock.sendall(data)
         except OSError:
             return False
         return True
 
     def receive(self) -> list[Any] | None:
         """Read once, return the messages completed by it; None: the other side closed. Raises
-        WireError.
+        MessageError.
         """
         try:
             data = self.sock.recv(1 << 16)
@@ -56,15 +55,7 @@ class Channel:
             return []
         except OSError:
             return None
-        if not data:
-            return None
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if max(len(line) for line in (*lines, self._buffer)) > MAX_LINE:
-            raise WireError(f"a message is longer than {MAX_LINE} bytes")
-        try:
-            return [ANY_MESSAGE.validate_json(line) for line in lines]
-        except ValidationError as error:
-            raise WireError(f"not a message: {error.errors()[0]['msg']}") from error
+        return [ANY_MESSAGE(document) for document in self._incoming.take(data)] if data else None
 
     def close(self) -> None:
         """Close the socket."""

@@ -1,45 +1,17 @@
-"""Messages between supervisor and ranks.
-
-Typed, JSON, one a line over a stream socket. Nothing is unpickled.
-"""
+"""Messages between supervisor and ranks (``recovery.transport.stream``)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from msgspec import field
 
 from trainchaos.recovery.policy.doubts import Doubt
-
-_set = object.__setattr__  # messages are frozen
-
-NOTHING_OWN: Mapping[str, Any] = MappingProxyType({})
-"""Of a message that is sent as it is."""
+from trainchaos.recovery.transport.stream import Message, Record, parser
 
 MOST_LEFT_OUT = 4096  # samples in a message
 # samples that a rank may name: whatever their numbers, they fit into one message
 MOST_BLAMED = 32_768
-
-
-class Message(BaseModel):
-    """Base of all messages."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    def varied(self, **own: Any) -> Self:
-        """``model_copy(update=own)``, unchecked as well, in a third of the time: a decision sends
-        one to each of many thousand ranks. As ``BaseModel.__copy__`` does it, without what messages
-        do not have (further fields, private attributes).
-        """
-        made = type(self).__new__(type(self))
-        _set(made, "__dict__", {**self.__dict__, **own})
-        _set(made, "__pydantic_extra__", None)
-        _set(made, "__pydantic_private__", None)
-        known = self.__pydantic_fields_set__  # shared: as messages are frozen, nothing is added
-        _set(made, "__pydantic_fields_set__", known if own.keys() <= known else {*known, *own})
-        return made
 
 
 class Join(Message):
@@ -61,7 +33,6 @@ class Join(Message):
     ``standby``: the group is formed already, under this name ("": it is not).
     """
 
-    type: Literal["join"] = "join"
     generation: int
     rank: int
     world: int
@@ -71,12 +42,12 @@ class Join(Message):
     source: int = -1
     receives: bool = False
     direct: bool = False
-    feeds: list[int] = Field(default_factory=list)
+    feeds: list[int] = field(default_factory=list)
     shards: int = 1
     finish: int = 0
     left_out: int = 0
     examine: int = 0
-    doubts: list[Doubt] = Field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
     agreed: int = -1
     anew: bool = True
     live: int = -1
@@ -92,7 +63,6 @@ class StandBy(Message):
     earlier one for the same loss is void. Answered by ``StoodBy``, or not at all.
     """
 
-    type: Literal["stand-by"] = "stand-by"
     generation: int
     lost: int
     group: str
@@ -107,7 +77,6 @@ class LeaveOut(Message):
     MOST_LEFT_OUT at a time.
     """
 
-    type: Literal["leave-out"] = "leave-out"
     after: int
     samples: list[int]
     since: list[int]
@@ -116,7 +85,6 @@ class LeaveOut(Message):
 class Abort(Message):
     """To a rank: leave ``generation`` now, whatever it is doing, and park."""
 
-    type: Literal["abort"] = "abort"
     generation: int
 
 
@@ -125,7 +93,6 @@ class Feed(Message):
     ``recovery.spares.frames``). ``anew``: send it the whole state first, whatever it holds.
     """
 
-    type: Literal["feed"] = "feed"
     spare: str
     address: str
     anew: bool = False
@@ -136,7 +103,6 @@ class Follow(Message):
     do, and be fed. Answered by ``Following``, each time that it is sent.
     """
 
-    type: Literal["follow"] = "follow"
     shard: int
 
 
@@ -145,7 +111,6 @@ class Following(Message):
     date.
     """
 
-    type: Literal["following"] = "following"
     shard: int
     live: str
 
@@ -155,13 +120,10 @@ class Settle(Message):
     nothing more arrives. Answered by ``Settled``.
     """
 
-    type: Literal["settle"] = "settle"
-
 
 class Settled(Message):
     """From a spare: the step whose whole state it holds (-1: none)."""
 
-    type: Literal["settled"] = "settled"
     step: int
 
 
@@ -170,7 +132,6 @@ class PauseRequest(Message):
     checkpoint before.
     """
 
-    type: Literal["pause"] = "pause"
     save: bool = False
 
 
@@ -179,14 +140,11 @@ class Agreed(Message):
     the newest before it, is to be kept until they agree on a newer one.
     """
 
-    type: Literal["agreed"] = "agreed"
     step: int
 
 
 class Stop(Message):
     """To a rank: end well."""
-
-    type: Literal["stop"] = "stop"
 
 
 class Inquiry(Message):
@@ -194,7 +152,6 @@ class Inquiry(Message):
     answer, since one to another supervisor, which was lost in its turn, may come first.
     """
 
-    type: Literal["inquiry"] = "inquiry"
     number: int = 0
 
 
@@ -205,7 +162,6 @@ class Status(Message):
     to follow (-1: none).
     """
 
-    type: Literal["status"] = "status"
     place: Literal["waiting", "joining", "training", "finished"]
     generation: int
     step: int
@@ -221,16 +177,13 @@ class Recall(Message):
     answer. Nobody waits for it.
     """
 
-    type: Literal["recall"] = "recall"
     number: int
 
 
-class CollectiveEntry(BaseModel):
+class CollectiveEntry(Record):
     """One collective as torch's flight recorder has it: ``seq``: its number in its group, alike on
     all ranks; ``sizes``: of what goes in.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     group: str
     seq: int
@@ -245,7 +198,6 @@ class Recalled(Message):
     one other rank too; None: it has no group.
     """
 
-    type: Literal["recalled"] = "recalled"
     number: int
     rank: int
     entries: list[CollectiveEntry]
@@ -258,7 +210,6 @@ class Extra(Message):
     answers).
     """
 
-    type: Literal["extra"] = "extra"
     topic: str
     payload: dict[str, Any]
 
@@ -269,12 +220,11 @@ class Ready(Message):
     Status; where several ranks hold the model together, a spare listens from ``Follow`` on.
     """
 
-    type: Literal["ready"] = "ready"
     steps: int = 0
     samples: int = 0
     global_batch: int = 0
     seed: int = 0
-    versions: dict[str, str] = Field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     live: str = ""
 
 
@@ -284,14 +234,13 @@ class Parked(Message):
     reduced gradients it holds and has not applied (0: none).
     """
 
-    type: Literal["parked"] = "parked"
     generation: int
     step: int
     valid: bool
     why: Literal["aborted", "pause", "nonfinite", "failed"]
-    blamed: list[int] = Field(default_factory=list)
+    blamed: list[int] = field(default_factory=list)
     error: str = ""
-    samples: list[int] = Field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
     pending: int = 0
 
 
@@ -300,7 +249,6 @@ class Joined(Message):
     it holds, the same on all that hold the same; empty where nobody else does.
     """
 
-    type: Literal["joined"] = "joined"
     generation: int
     step: int
     checkpoint: str | None
@@ -310,7 +258,6 @@ class Joined(Message):
 class CheckpointNote(Message):
     """From a rank: a checkpoint is being saved, is committed, or could not be saved (``error``)."""
 
-    type: Literal["checkpoint"] = "checkpoint"
     state: Literal["saving", "committed", "failed"]
     checkpoint: str
     step: int
@@ -322,14 +269,12 @@ class SetAside(Message):
     that ranks need not be warned of it any more.
     """
 
-    type: Literal["set-aside"] = "set-aside"
     doubts: list[Doubt]
 
 
 class StoodBy(Message):
     """From a rank or a spare: it is connected to all others of this group."""
 
-    type: Literal["stood-by"] = "stood-by"
     generation: int
     group: str
 
@@ -338,7 +283,6 @@ class Digest(Message):
     """From a rank: a digest of its parameters and optimizer state after ``step`` (see
     ``recovery.supervise.divergence``)."""
 
-    type: Literal["digest"] = "digest"
     generation: int
     step: int
     digest: str
@@ -347,7 +291,6 @@ class Digest(Message):
 class Failed(Message):
     """From a rank: it is about to end because of this error."""
 
-    type: Literal["failed"] = "failed"
     error: str
 
 
@@ -356,7 +299,6 @@ class Unrecoverable(Message):
     better.
     """
 
-    type: Literal["unrecoverable"] = "unrecoverable"
     error: str
 
 
@@ -365,13 +307,10 @@ class Notice(Message):
     otherwise.
     """
 
-    type: Literal["notice"] = "notice"
-
 
 class Finished(Message):
     """From a rank: its last step is committed; it stays to help others until ordered to stop."""
 
-    type: Literal["finished"] = "finished"
     step: int
 
 
@@ -408,5 +347,5 @@ FromRank = (
     | Settled
     | Extra
 )
-AnyMessage = Annotated[ToRank | FromRank, Field(discriminator="type")]
-ANY_MESSAGE: TypeAdapter[Any] = TypeAdapter(AnyMessage)
+
+ANY_MESSAGE = parser(ToRank | FromRank)

@@ -26,7 +26,7 @@ HOLDER = """
 import os, signal, sys
 from trainchaos.recovery.transport import progress_counters as marks
 marks.bell_of(int(sys.argv[2])).hold()
-os.write(int(sys.argv[1]), b'{"type":"notice"}\\n')
+os.write(int(sys.argv[1]), b'\\0\\0\\0\\x11{"type":"Notice"}')
 signal.pause()
 """
 

@@ -6,11 +6,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.fault.targets import LinkShape
 from trainchaos.harness.launch.links.messages import (
+    ANSWER,
+    LONGEST,
     CloseForward,
     Done,
     Forward,
@@ -19,14 +21,16 @@ from trainchaos.harness.launch.links.messages import (
     Probed,
     Routed,
     SetShape,
-    line,
 )
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
 from trainchaos.recovery.process.processes import readable
+from trainchaos.recovery.transport import stream
+from trainchaos.recovery.transport.stream import Incoming, Message
 
 START_LIMIT_S = 30.0
 ANSWER_LIMIT_S = 5.0
 REAP_LIMIT_S = 5.0
+_A = TypeVar("_A", bound=Message)
 
 
 class LinkProxy:
@@ -57,11 +61,12 @@ class LinkProxy:
         finally:
             theirs.close()
         self._control = ours
-        self._pending = b""
+        self._incoming = Incoming(LONGEST)
+        self._pending: list[Any] = []
         self._probes: dict[int, Mapping[str, float | None]] = {}
         self._count = 0
         ours.settimeout(START_LIMIT_S)
-        self.door = (host, Routed.model_validate_json(self._line()).port)
+        self.door = (host, self._await(Routed).port)
         ours.settimeout(ANSWER_LIMIT_S)
 
     def refuses(self, link: Link) -> str | None:
@@ -76,40 +81,34 @@ class LinkProxy:
         """Shape directed links, by names of processes; in force when this returns. Raises
         InfrastructureError.
         """
-        self._say(line(SetShape(links=list(links), shape=shape)))
-        while not self._take(self._line()):
-            pass
+        self._say(SetShape(links=list(links), shape=shape))
+        self._await(Done)
         return "link proxy"
 
     def forward(self, link: Link, host: str, port: int) -> int:
         """Open a port that leads any client to ``host:port`` along ``link``. Raises
         InfrastructureError.
         """
-        self._say(line(Forward(link=link, host=host, port=port)))
-        while not (text := self._line()).startswith(b'{"port"'):
-            self._take(text)
-        return Routed.model_validate_json(text).port
+        self._say(Forward(link=link, host=host, port=port))
+        return self._await(Routed).port
 
     def close_forward(self, port: int) -> None:
         """Accept no more connections at a port from ``forward``."""
-        self._say(line(CloseForward(port=port)))
-        while not self._take(self._line()):
-            pass
+        self._say(CloseForward(port=port))
+        self._await(Done)
 
     def probe(self, link: Link) -> int:
         """Start to measure a link; returns the probe's number."""
         self._count += 1
-        self._say(line(Probe(number=self._count, link=link)))
+        self._say(Probe(number=self._count, link=link))
         return self._count
 
     def probed(self, number: int) -> Mapping[str, Any] | None:
         """Result of a probe (``round_trip_s``, ``mbit_per_s``; None: nothing arrived), once it is
         done.
         """
-        while number not in self._probes and (
-            b"\n" in self._pending or readable(self._control.fileno())
-        ):
-            self._take(self._line())
+        while number not in self._probes and (self._pending or readable(self._control.fileno())):
+            self._await(Probed)
         return self._probes.get(number)
 
     def close(self) -> None:
@@ -118,32 +117,31 @@ class LinkProxy:
         self.process.kill()
         self.process.wait(timeout=REAP_LIMIT_S)
 
-    def _take(self, text: bytes) -> bool:
-        """Whether the message confirms a shape; results of probes are stored."""
-        if b'"number"' in text:
-            probed = Probed.model_validate_json(text)
-            self._probes[probed.number] = {
-                "round_trip_s": probed.round_trip_s,
-                "mbit_per_s": probed.mbit_per_s,
-            }
-            return False
-        Done.model_validate_json(text)
-        return True
-
-    def _say(self, data: bytes) -> None:
+    def _say(self, message: Message) -> None:
         try:
-            self._control.sendall(data)
+            stream.send(self._control, message)
         except OSError as error:
             raise InfrastructureError(f"the link proxy is gone: {error}") from error
 
-    def _line(self) -> bytes:
-        while b"\n" not in self._pending:
-            try:
-                data = self._control.recv(1 << 16)
-            except OSError as error:
-                raise InfrastructureError(f"the link proxy does not answer: {error}") from error
-            if not data:
-                raise InfrastructureError("the link proxy is gone")
-            self._pending += data
-        text, self._pending = self._pending.split(b"\n", 1)
-        return text
+    def _await(self, kind: type[_A]) -> _A:
+        """The next answer of a kind; results of probes before it are stored."""
+        while True:
+            while not self._pending:
+                self._pending += self._read()
+            answer = self._pending.pop(0)
+            if isinstance(answer, Probed):
+                self._probes[answer.number] = {
+                    "round_trip_s": answer.round_trip_s,
+                    "mbit_per_s": answer.mbit_per_s,
+                }
+            if isinstance(answer, kind):
+                return answer
+
+    def _read(self) -> list[Any]:
+        try:
+            data = self._control.recv(1 << 16)
+        except OSError as error:
+            raise InfrastructureError(f"the link proxy does not answer: {error}") from error
+        if not data:
+            raise InfrastructureError("the link proxy is gone")
+        return [ANSWER(document) for document in self._incoming.take(data)]

@@ -1,73 +1,66 @@
-"""Messages to and from the link proxy: JSON, one per line."""
+"""Messages to and from the link proxy."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from msgspec import Meta
 
 from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.recovery.transport.stream import Message, parser
 
-MAX_LINE = 1 << 16
+LONGEST = 1 << 16
+Port = Annotated[int, Meta(ge=1, le=65535)]
 
 Link = tuple[str, str]
 """Names of the source and the destination process."""
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Route(_Message):
+class Route(Message):
     """From a rank: route my connection to ``link[1]``, which listens at ``host:port``, through the
     proxy.
     """
 
-    do: Literal["route"] = "route"
     link: Link
     host: str
-    port: int = Field(ge=1, le=65535)
+    port: Port
 
 
-class Forward(_Message):
+class Forward(Message):
     """From the launcher: open a port and forward every connection made to it to ``host:port``."""
 
-    do: Literal["forward"] = "forward"
     link: Link
     host: str
-    port: int = Field(ge=1, le=65535)
+    port: Port
 
 
-class CloseForward(_Message):
+class CloseForward(Message):
     """From the launcher: accept no more connections at this port."""
 
-    do: Literal["close-forward"] = "close-forward"
     port: int
 
 
-class Routed(_Message):
+class Routed(Message):
     """The answer: connect to this port instead."""
 
     port: int
 
 
-class SetShape(_Message):
+class SetShape(Message):
     """Shape these links from now on."""
 
-    do: Literal["shape"] = "shape"
     links: list[Link]
     shape: LinkShape
 
 
-class Probe(_Message):
+class Probe(Message):
     """Measure a link by sending bytes along it. ``number``: repeated in the answer."""
 
-    do: Literal["probe"] = "probe"
     number: int
     link: Link
 
 
-class Probed(_Message):
+class Probed(Message):
     """Measured over the probe's own connections, shaped like the link's. None: nothing arrived in
     time.
     """
@@ -77,16 +70,9 @@ class Probed(_Message):
     mbit_per_s: float | None
 
 
-class Done(_Message):
+class Done(Message):
     """A shape is in force."""
 
-    do: Literal["done"] = "done"
 
-
-AnyRequest = Route | Forward | CloseForward | SetShape | Probe
-REQUEST: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="do")])
-
-
-def line(message: _Message) -> bytes:
-    """A message in its wire format."""
-    return message.model_dump_json().encode() + b"\n"
+REQUEST = parser(Route | Forward | CloseForward | SetShape | Probe)
+ANSWER = parser(Routed | Probed | Done)

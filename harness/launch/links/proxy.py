@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from trainchaos.harness.launch.links.messages import (
+    LONGEST,
     REQUEST,
     CloseForward,
     Done,
@@ -30,11 +32,12 @@ from trainchaos.harness.launch.links.messages import (
     Route,
     Routed,
     SetShape,
-    line,
 )
 from trainchaos.harness.launch.links.pipe import Pipe
 from trainchaos.harness.launch.links.shaping import OPEN, OPEN_CHUNK, LinkShape, Pacer
 from trainchaos.recovery.process.processes import die_with
+from trainchaos.recovery.transport import stream
+from trainchaos.recovery.transport.stream import Incoming, Message, MessageError
 
 IDLE_S = 1.0
 RETRY_S = 0.02  # between checks whether a blocked link lets a connection through
@@ -127,22 +130,17 @@ class Proxy:
 
     def _listen_to(self, sock: socket.socket, *, trusted: bool) -> None:
         sock.setblocking(False)
-        pending = bytearray()
+        incoming = Incoming(LONGEST)
 
         def ready() -> None:
             try:
                 data = sock.recv(1 << 16)
+                for document in incoming.take(data):
+                    self._obey(REQUEST(document), sock, trusted=trusted)
             except BlockingIOError:
                 return
-            except OSError:
-                data = b""
-            pending.extend(data)
-            while (end := pending.find(b"\n")) >= 0:
-                try:
-                    self._obey(bytes(pending[:end]), sock, trusted=trusted)
-                except ValueError:
-                    data = b""  # not a message of our ranks
-                del pending[: end + 1]
+            except (OSError, MessageError):
+                data = b""  # gone, or none of our ranks
             if not data:
                 self._selector.unregister(sock)
                 sock.close()
@@ -150,30 +148,29 @@ class Proxy:
 
         self._selector.register(sock, selectors.EVENT_READ, ready)
 
-    def _obey(self, text: bytes, sock: socket.socket, *, trusted: bool) -> None:
-        request = REQUEST.validate_json(text)
+    def _obey(self, request: Any, sock: socket.socket, *, trusted: bool) -> None:
         if isinstance(request, Route):
             accepted = partial(self._accepted, request.link, (request.host, request.port))
-            self._answer(sock, line(Routed(port=self._listen(accepted, once=True))))
+            self._answer(sock, Routed(port=self._listen(accepted, once=True)))
         elif isinstance(request, Forward):
             accepted = partial(self._accepted, request.link, (request.host, request.port))
-            self._answer(sock, line(Routed(port=self._listen(accepted))))
+            self._answer(sock, Routed(port=self._listen(accepted)))
         elif isinstance(request, CloseForward):
             server = self._servers.pop(request.port)
             self._selector.unregister(server)
             server.close()
-            self._answer(sock, line(Done()))
+            self._answer(sock, Done())
         elif isinstance(request, SetShape):
             self._shape(request)
-            self._answer(sock, line(Done()))
+            self._answer(sock, Done())
         elif isinstance(request, Probe) and trusted:
             port = self._probe_port(request.link)
             threading.Thread(target=self._probe, args=(request, *port), daemon=True).start()
 
-    def _answer(self, sock: socket.socket, data: bytes) -> None:
+    def _answer(self, sock: socket.socket, message: Message) -> None:
         with self._lock:
             try:
-                sock.sendall(data)
+                stream.send(sock, message)
             except OSError:
                 pass  # the client is gone
 
@@ -201,7 +198,7 @@ class Proxy:
         rule = self._rules.get(request.link) or _Rule(OPEN, 0.0)
         self._answer(
             self._control,
-            line(probe(request.number, server, (self._host, port), rule.shape.bytes_per_s)),
+            probe(request.number, server, (self._host, port), rule.shape.bytes_per_s),
         )
 
     # ---- bytes
@@ -276,7 +273,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     served = Proxy(control, sys.argv[3])
     control.setblocking(True)
-    control.sendall(line(Routed(port=served.door)))
+    stream.send(control, Routed(port=served.door))
     control.setblocking(False)
     served.run()
     os._exit(0)  # a probe may still be waiting

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import time
 
-from trainchaos.harness.launch.links.messages import Route, Routed, line
+from trainchaos.harness.launch.links.messages import ANSWER, LONGEST, Route, Routed
+from trainchaos.recovery.transport import stream
+from trainchaos.recovery.transport.stream import MessageError
 
 LIMIT_S = 5.0
 Address = tuple[str, int]
@@ -22,16 +25,11 @@ class Router:
         RuntimeError.
         """
         request = Route(link=(self._name, peer), host=address[0], port=address[1])
-        return self._door[0], Routed.model_validate_json(self._ask(line(request))).port
-
-    def _ask(self, request: bytes) -> bytes:
         try:
             with socket.create_connection(self._door, timeout=LIMIT_S) as sock:
-                sock.sendall(request)
-                with sock.makefile("rb") as answers:
-                    answer = answers.readline()
-        except OSError as error:
+                stream.send(sock, request)
+                answer = stream.receive(sock, ANSWER, LONGEST, time.monotonic() + LIMIT_S)
+        except (OSError, MessageError) as error:
             raise RuntimeError(f"the link proxy does not answer: {error}") from error
-        if not answer:
-            raise RuntimeError("the link proxy is gone")
-        return answer
+        assert isinstance(answer, Routed)
+        return self._door[0], answer.port

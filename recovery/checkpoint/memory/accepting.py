@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from trainchaos.recovery.checkpoint.memory.protocol import ProtocolError
+from trainchaos.recovery.transport.stream import MessageError
 
 MAX_CONNECTIONS = 512  # of ranks of its node, and as many of other keepers
 TURN_S = 0.1
@@ -71,7 +71,7 @@ class Acceptor:
         try:
             with sock:
                 self._serve(sock)
-        except (OSError, ProtocolError) as error:
+        except (OSError, MessageError) as error:
             self._say(f"a connection ended: {type(error).__name__}: {error}")
         finally:
             self._slots.release()

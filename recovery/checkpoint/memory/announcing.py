@@ -15,9 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from socket import socket
 
+from msgspec import structs
+
 from trainchaos.recovery.checkpoint.memory import protocol
 from trainchaos.recovery.checkpoint.memory.peers import ASK_LIMIT_S, Address, Peers
-from trainchaos.recovery.checkpoint.memory.protocol import Kept, Note, Notes, ProtocolError
+from trainchaos.recovery.checkpoint.memory.protocol import Kept, Note, Notes
+from trainchaos.recovery.transport import stream
+from trainchaos.recovery.transport.stream import MessageError
 
 IDLE_S = 5.0  # after this a connection is closed: the next note may be long in coming
 CLOSE_LIMIT_S = 5.0
@@ -99,7 +103,7 @@ class NoteSender:
         outcome: Kept | Exception
         try:
             outcome = self._ask(Notes(notes=tuple(notes)))
-        except (OSError, ProtocolError) as error:
+        except (OSError, MessageError) as error:
             self._hang_up()
             outcome = error
         self._told(self._node, notes, outcome)
@@ -115,7 +119,7 @@ class NoteSender:
         for fresh in [True] if self._sock is None else [False, True]:
             try:
                 self._sock = self._sock or self._peers.open(self._node)
-                protocol.send(self._sock, notes)
+                stream.send(self._sock, notes)
                 answer, _ = protocol.receive_answer(self._sock, limit_s=ASK_LIMIT_S)
                 break
             except (BrokenPipeError, ConnectionResetError):
@@ -124,7 +128,7 @@ class NoteSender:
                     raise
         if isinstance(answer, Kept):
             return answer
-        raise ProtocolError("not an answer to notes")
+        raise MessageError("not an answer to notes")
 
     def _hang_up(self) -> None:
         if self._sock is not None:
@@ -149,9 +153,7 @@ class Announcer:
         """Announce to all of these; done when the direct receivers have it. ``nodes``: by the
         ring.
         """
-        return [
-            self._say(head, note.model_copy(update={"on": rest})) for head, rest in branches(nodes)
-        ]
+        return [self._say(head, structs.replace(note, on=rest)) for head, rest in branches(nodes)]
 
     def tell(self, note: Note, node: int) -> Future[None]:
         """Send to one keeper."""

@@ -29,9 +29,10 @@ from trainchaos.recovery.checkpoint.memory.protocol import (
     Held,
     Kept,
     Offer,
-    ProtocolError,
     Refused,
 )
+from trainchaos.recovery.transport import stream
+from trainchaos.recovery.transport.stream import MessageError
 
 RETRY_S = 0.01
 SILENCE_S = 60.0  # of a keeper that receives a part from another node
@@ -124,7 +125,7 @@ class KeeperClient:
             except BaseException as error:
                 # an answer may still arrive, which must not be taken for that of the next request
                 self._drop()
-                if not isinstance(error, OSError | ProtocolError):
+                if not isinstance(error, OSError | MessageError):
                     raise
                 raise KeeperError(
                     f"the keeper of this node: {error or type(error).__name__}"
@@ -147,7 +148,7 @@ class KeeperClient:
             sock = self._sock = self._sock or self._connect(connect_s)
             try:
                 sock.settimeout(limit_s)
-                protocol.send(sock, message, fds)
+                stream.send(sock, message, fds)
                 while True:
                     if progress is not None:
                         self._await(sock, limit_s)
@@ -180,7 +181,7 @@ class KeeperClient:
                 sock.settimeout(CONNECT_LIMIT_S)
                 sock.connect("\0" + self._name)
                 if not protocol.same_user(sock):
-                    raise ProtocolError("another user listens in its place")
+                    raise MessageError("another user listens in its place")
                 return sock
             except ConnectionRefusedError:
                 sock.close()

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from msgspec import Meta
 
 from trainchaos.recovery.checkpoint.files import pieces
+from trainchaos.recovery.transport.stream import Record
 
 VERSION = 2  # of messages and headers
 PIECE_BYTES = 4 << 20  # as on disk: small enough for a cache, large enough for speed
@@ -23,25 +24,22 @@ step: it may have gone back on purpose.
 """
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+_Count = Annotated[int, Meta(ge=0)]
 
 
-class Key(_Strict):
+class Key(Record):
     """Names a part of a checkpoint: shard ``shard`` of ``shards``, saved after ``step`` by
     ``generation``.
     """
 
-    generation: int = Field(ge=0)
-    step: int = Field(ge=0, le=MAX_STEP)
-    shard: int = Field(ge=0)
-    shards: int = Field(ge=1)
+    generation: _Count
+    step: Annotated[int, Meta(ge=0, le=MAX_STEP)]
+    shard: _Count
+    shards: Annotated[int, Meta(ge=1)]
 
-    @model_validator(mode="after")
-    def _within(self) -> Self:
+    def __post_init__(self) -> None:
         if self.shard >= self.shards:
             raise ValueError(f"shard {self.shard} of {self.shards}")
-        return self
 
     @property
     def moment(self) -> Moment:
@@ -55,7 +53,7 @@ class Key(_Strict):
         return f"step {self.step} of generation {self.generation}{part}"
 
 
-class TensorPart(_Strict):
+class TensorPart(Record):
     """One tensor, or this shard's part of it. ``shape``: of the whole tensor; ``start``, ``sizes``:
     of the part in it, by dimension; ``offset``: of its bytes.
     """
@@ -65,11 +63,11 @@ class TensorPart(_Strict):
     shape: tuple[int, ...]
     start: tuple[int, ...]
     sizes: tuple[int, ...]
-    offset: int = Field(ge=0)
-    bytes: int = Field(ge=0)
+    offset: _Count
+    bytes: _Count
 
 
-class Header(_Strict):
+class Header(Record, kw_only=True):
     """``job``: the run it belongs to; ``bytes``: of the data; ``sums``: checksum of each
     ``piece_bytes`` of it (XXH3-128: it finds corruption, not forgery); ``scalars``: the rest of the
     state; ``seat``, ``buffer``: the process that owns the memory, and which of its buffers.
@@ -78,16 +76,15 @@ class Header(_Strict):
     version: Literal[1] = 1
     job: str
     key: Key
-    bytes: int = Field(ge=0)
-    piece_bytes: int = Field(default=PIECE_BYTES, ge=1)
+    bytes: _Count
+    piece_bytes: Annotated[int, Meta(ge=1)] = PIECE_BYTES
     sums: tuple[str, ...]
     parts: tuple[TensorPart, ...]
     scalars: dict[str, Any]
     seat: str
-    buffer: int = Field(ge=0)
+    buffer: _Count
 
-    @model_validator(mode="after")
-    def _sound(self) -> Self:
+    def __post_init__(self) -> None:
         if len(self.sums) != -(-self.bytes // self.piece_bytes):
             raise ValueError(f"{len(self.sums)} checksums for {self.bytes} bytes")
         for part in self.parts:
@@ -95,7 +92,6 @@ class Header(_Strict):
                 raise ValueError(f"{part.name} ends after the data")
             if not len(part.shape) == len(part.start) == len(part.sizes):
                 raise ValueError(f"{part.name} has dimensions that do not fit together")
-        return self
 
 
 def name_of(step: int) -> str:

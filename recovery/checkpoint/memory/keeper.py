@@ -39,13 +39,14 @@ from trainchaos.recovery.checkpoint.memory.protocol import (
     Note,
     Notes,
     Offer,
-    ProtocolError,
     Put,
     Refused,
 )
 from trainchaos.recovery.process.output import say
 from trainchaos.recovery.process.processes import die_with, redirect_output
-from trainchaos.recovery.transport.channel import Channel, WireError
+from trainchaos.recovery.transport import stream
+from trainchaos.recovery.transport.channel import Channel
+from trainchaos.recovery.transport.stream import MessageError
 from trainchaos.recovery.transport.wire import Extra
 
 KEEPER = b'{"be":"keeper"'
@@ -144,27 +145,27 @@ class Keeper:
 
     def _serve_rank(self, sock: socket.socket) -> None:
         if not protocol.same_user(sock):
-            raise ProtocolError("a process of another user was turned away")
+            raise MessageError("a process of another user was turned away")
         while _awaited(sock):
             got = protocol.receive_ask(sock, limit_s=REQUEST_LIMIT_S)
             if got is None:
                 return
             ask, fd = got
             if isinstance(ask, Offer) and fd is not None:
-                protocol.send(sock, self._take(ask, fd))
+                stream.send(sock, self._take(ask, fd))
                 continue
             if fd is not None:
                 os.close(fd)
             if isinstance(ask, Ask):
                 here = self._store.held()
                 held, lost = self._peers.held()
-                protocol.send(sock, Held(nodes={self._config.node: here, **held}, lost=lost))
+                stream.send(sock, Held(nodes={self._config.node: here, **held}, lost=lost))
             elif isinstance(ask, Fetch):
                 self._hand_over(sock, ask.key)
             elif isinstance(ask, Forget):
-                protocol.send(sock, self._forget(ask))
+                stream.send(sock, self._forget(ask))
             else:
-                raise ProtocolError(f"a rank may not send {type(ask).__name__}")
+                raise MessageError(f"a rank may not send {type(ask).__name__}")
 
     def _serve_peer(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -180,20 +181,20 @@ class Keeper:
                 self._hear(note.node, note)
                 # those may not know what this keeper knows already
                 self._announcer.announce(note, note.on)
-            protocol.send(sock, self._kept())
+            stream.send(sock, self._kept())
         elif isinstance(ask, Ask):
-            protocol.send(sock, Held(nodes={self._config.node: self._store.held()}))
+            stream.send(sock, Held(nodes={self._config.node: self._store.held()}))
         elif isinstance(ask, Forget):
-            protocol.send(sock, Kept(held=self._store.forget(ask.step, ask.before)))
+            stream.send(sock, Kept(held=self._store.forget(ask.step, ask.before)))
         elif isinstance(ask, Fetch):
             with self._store.lent(ask.key) as entry:
                 if entry is None:
-                    protocol.send(sock, Refused(reason=f"{ask.key.label} is not here"))
+                    stream.send(sock, Refused(reason=f"{ask.key.label} is not here"))
                 else:
-                    protocol.send(sock, Found(header=entry.header))
+                    stream.send(sock, Found(header=entry.header))
                     protocol.send_file(sock, entry.fd, entry.header.bytes, limit_s=REQUEST_LIMIT_S)
         else:
-            raise ProtocolError(f"a keeper may not send {type(ask).__name__}")
+            raise MessageError(f"a keeper may not send {type(ask).__name__}")
 
     # ---- what other keepers hold
 
@@ -251,7 +252,7 @@ class Keeper:
                     if entry is not None:
                         self._hear(successor, self._peers.put(successor, entry, self._note()))
                         copies = (successor,)
-                except (OSError, ProtocolError) as error:
+                except (OSError, MessageError) as error:
                     alone = f"node {successor}: {error}"
                     if isinstance(error, OSError):  # the keeper is gone, and what it held with it
                         self._store.heard(successor, ())
@@ -286,7 +287,7 @@ class Keeper:
         try:
             self._hear(put.note.node, put.note)
             self._store.would_take(header)
-            protocol.send(sock, Kept())  # go on: now the data
+            stream.send(sock, Kept())  # go on: now the data
             memory = receive_part(sock, header)
             fd = memory.detach()
             try:
@@ -294,33 +295,33 @@ class Keeper:
             except Refusal:
                 os.close(fd)
                 raise
-        except (Refusal, ProtocolError) as error:
+        except (Refusal, MessageError) as error:
             self._say(f"refused a copy of {header.key.label}: {error}")
-            protocol.send(sock, Refused(reason=str(error)))
+            stream.send(sock, Refused(reason=str(error)))
             return
-        protocol.send(sock, self._kept())
+        stream.send(sock, self._kept())
 
     def _hand_over(self, sock: socket.socket, key: Key) -> None:
         """Give a rank the descriptor of a part, of this node or fetched from another."""
         with self._store.lent(key) as entry:
             if entry is not None:
-                protocol.send(sock, Found(header=entry.header), [entry.fd])
+                stream.send(sock, Found(header=entry.header), [entry.fd])
                 return
         reasons = []
         for node in self._peers.nodes():
             try:
                 header, memory = self._peers.fetch(
-                    node, key, progress=partial(protocol.send, sock, Coming())
+                    node, key, progress=partial(stream.send, sock, Coming())
                 )
-            except (OSError, ProtocolError) as error:
+            except (OSError, MessageError) as error:
                 reasons.append(f"node {node}: {error}")
                 continue
             try:
-                protocol.send(sock, Found(header=header), [memory.fd])
+                stream.send(sock, Found(header=header), [memory.fd])
             finally:
                 memory.close()
             return
-        protocol.send(
+        stream.send(
             sock,
             Refused(reason=f"nobody has {key.label}: " + "; ".join(reasons or ["no other keeper"])),
         )
@@ -341,7 +342,7 @@ def be_keeper(config: KeeperConfig, channel: Channel) -> NoReturn:
         while (messages := channel.receive()) is not None:
             for message in messages:
                 _obey(keeper, message, channel)
-    except WireError as error:
+    except MessageError as error:
         say(str(error), who=f"keeper of node {config.node}")
     keeper.close()
     os._exit(0)

@@ -23,9 +23,10 @@ from trainchaos.recovery.checkpoint.memory.protocol import (
     Held,
     Kept,
     Note,
-    ProtocolError,
     Put,
 )
+from trainchaos.recovery.transport import stream
+from trainchaos.recovery.transport.stream import MessageError
 
 CONNECT_LIMIT_S = 2.0
 ASK_LIMIT_S = 2.0
@@ -97,21 +98,21 @@ class Peers:
         return held, lost
 
     def put(self, node: int, entry: HeldPart, note: Note) -> Kept:
-        """Send a copy, and report what is held here. Raises ProtocolError when it is refused,
+        """Send a copy, and report what is held here. Raises MessageError when it is refused,
         OSError.
         """
         header = entry.header
         with self._connect(node) as sock:
-            protocol.send(sock, Put(note=note, header=header))
+            stream.send(sock, Put(note=note, header=header))
             # a full keeper refuses before the data are sent
             ready, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
             if isinstance(ready, protocol.Refused):
-                raise ProtocolError(ready.reason)
+                raise MessageError(ready.reason)
             protocol.send_file(sock, entry.fd, header.bytes, limit_s=SEND_LIMIT_S)
             answer, _ = protocol.receive_answer(sock, limit_s=transfer_limit_s(header.bytes))
         if isinstance(answer, Kept):
             return answer
-        raise ProtocolError(
+        raise MessageError(
             answer.reason if isinstance(answer, protocol.Refused) else "not an answer to a copy"
         )
 
@@ -130,25 +131,25 @@ class Peers:
 
     def _forget(self, node: int, step: int, before: int) -> tuple[Key, ...]:
         with self._connect(node) as sock:
-            protocol.send(sock, Forget(step=step, before=before))
+            stream.send(sock, Forget(step=step, before=before))
             answer, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
         if isinstance(answer, Kept):
             return answer.held
-        raise ProtocolError("not an answer")
+        raise MessageError("not an answer")
 
     def fetch(
         self, node: int, key: Key, *, progress: Callable[[], None]
     ) -> tuple[Header, MemoryFile]:
         """Get a part into a memory file of this process, without a time limit as long as bytes
         arrive; the rank that restores it checks it. ``progress``: called as bytes arrive. Raises
-        ProtocolError, OSError, what ``progress`` raises.
+        MessageError, OSError, what ``progress`` raises.
         """
         progress()
         with self._connect(node, restoring=True) as sock:
-            protocol.send(sock, Fetch(key=key))
+            stream.send(sock, Fetch(key=key))
             answer, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
             if not isinstance(answer, Found):
-                raise ProtocolError(
+                raise MessageError(
                     answer.reason
                     if isinstance(answer, protocol.Refused)
                     else "not an answer to a fetch"
@@ -163,7 +164,7 @@ class Peers:
         def answer(node: int) -> tuple[Key, ...] | str:
             try:
                 return ask(node)
-            except (OSError, ProtocolError) as error:
+            except (OSError, MessageError) as error:
                 return str(error) or type(error).__name__
 
         if nodes := self.nodes():
@@ -172,11 +173,11 @@ class Peers:
 
     def _ask_held(self, node: int) -> tuple[Key, ...]:
         with self._connect(node, restoring=True) as sock:
-            protocol.send(sock, Ask())
+            stream.send(sock, Ask())
             answer, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
         if isinstance(answer, Held):
             return answer.nodes.get(node, ())
-        raise ProtocolError("not an answer to a list")
+        raise MessageError("not an answer to a list")
 
     @contextmanager
     def _connect(self, node: int, *, restoring: bool = False) -> Iterator[socket.socket]:
@@ -189,7 +190,7 @@ class Peers:
             raise
 
     def open(self, node: int, *, restoring: bool = False) -> socket.socket:
-        """An authenticated connection. Raises ProtocolError, OSError."""
+        """An authenticated connection. Raises MessageError, OSError."""
         with self._lock:
             address = self._addresses.get(node)
             shunned = time.monotonic() < self._shunned.get(node, 0.0)
@@ -220,7 +221,7 @@ def receive_part(
 ) -> MemoryFile:
     """Read a part's data into a memory file. ``progress``: wait as long as bytes arrive, with a
     call after each PIECE_BYTES; None: wait a limited time for all of them, and check them. Raises
-    ProtocolError, OSError.
+    MessageError, OSError.
     """
     memory = create(header.bytes, name="copy")
     some = header.bytes if progress is None else PIECE_BYTES
@@ -228,12 +229,12 @@ def receive_part(
         populate(memory, progress)
         for start in range(0, header.bytes, some or 1):
             data = memory.data[start : min(start + some, header.bytes)]
-            protocol.receive_into(sock, data, limit_s=transfer_limit_s(len(data)))
+            stream.fill(sock, data, time.monotonic() + transfer_limit_s(len(data)))
             if progress is not None:
                 progress()
         wrong = mismatch(header, memory.data) if progress is None else None
         if wrong is not None:
-            raise ProtocolError(f"{header.key.label} came damaged: {wrong}")
+            raise MessageError(f"{header.key.label} came damaged: {wrong}")
     except BaseException:
         memory.close()
         raise

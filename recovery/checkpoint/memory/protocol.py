@@ -1,5 +1,4 @@
-"""Messages of the keepers: a length, a JSON document, and for some a descriptor or raw bytes after
-it.
+"""Messages of the keepers, some of which a descriptor or raw bytes follow.
 
 Over a unix socket within a node, whose ends know each other's user id from the kernel; over TCP
 between nodes, where both ends prove that they know the run's token (``recovery.transport.auth``).
@@ -13,45 +12,34 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from msgspec import field
 
 from trainchaos.recovery.checkpoint.memory.header import VERSION, Header, Key
-from trainchaos.recovery.transport import auth
-from trainchaos.recovery.transport.auth import AuthenticationFailed
+from trainchaos.recovery.transport import auth, stream
+from trainchaos.recovery.transport.stream import Closed, Message, Record, parser
 
 MAX_MESSAGE = 64 << 20
 HELLO_LIMIT_S = 5.0
-_LENGTH = struct.Struct("!I")
 _PEER = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 
 
-class ProtocolError(Exception):
-    """The other side sent an unknown message, or is not the expected one."""
-
-
-class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Offer(_Message):
+class Offer(Message):
     """From a rank, with the descriptor of the data: keep this."""
 
-    ask: Literal["offer"] = "offer"
     header: Header
 
 
-class Put(_Message):
+class Put(Message):
     """From a keeper, which also reports what it holds; the data follow: keep a copy of this."""
 
-    ask: Literal["put"] = "put"
     note: Note
     header: Header
 
 
-class Note(_Message):
+class Note(Record):
     """The keeper of ``node`` holds ``held``; ``version``: higher than in any earlier note; ``on``:
     nodes that the receiver passes it on to, in the order of the ring.
     """
@@ -62,44 +50,38 @@ class Note(_Message):
     on: tuple[int, ...] = ()
 
 
-class Notes(_Message):
+class Notes(Message):
     """From a keeper, over a connection that stays open: what some keepers hold now."""
 
-    ask: Literal["notes"] = "notes"
     notes: tuple[Note, ...]
 
 
-class Ask(_Message):
+class Ask(Message):
     """List what is held: by this keeper, or (from a rank) by all that can be reached."""
 
-    ask: Literal["list"] = "list"
 
-
-class Fetch(_Message):
+class Fetch(Message):
     """Request for a part: the descriptor goes to a rank, the data to a keeper."""
 
-    ask: Literal["fetch"] = "fetch"
     key: Key
 
 
-class Forget(_Message):
+class Forget(Message):
     """Release what generations before ``before`` saved after ``step``, here and everywhere, and
     accept no more of it: the state may have been corrupted before that was noticed. The answer
     names what was released here.
     """
 
-    ask: Literal["forget"] = "forget"
     step: int
     before: int
 
 
-class Kept(_Message):
+class Kept(Message):
     """The part is kept. ``released``: buffers of this seat that may be used again; ``copies``:
     other nodes that hold it; ``alone``: why there is no copy; ``version``: as in ``Note``, in an
     answer to a keeper.
     """
 
-    answer: Literal["kept"] = "kept"
     held: tuple[Key, ...] = ()
     version: int = 0
     released: tuple[int, ...] = ()
@@ -107,80 +89,49 @@ class Kept(_Message):
     alone: str = ""
 
 
-class Refused(_Message):
+class Refused(Message):
     """The request is refused, and nothing was changed."""
 
-    answer: Literal["refused"] = "refused"
     reason: str
 
 
-class Held(_Message):
+class Held(Message):
     """Keys by node; ``lost``: nodes that did not answer, and why."""
 
-    answer: Literal["held"] = "held"
     nodes: dict[int, tuple[Key, ...]]
-    lost: dict[int, str] = {}
+    lost: dict[int, str] = field(default_factory=dict)
 
 
-class Coming(_Message):
+class Coming(Message):
     """To a rank that waits for the part: it is being fetched; another answer follows."""
 
-    answer: Literal["coming"] = "coming"
 
-
-class Found(_Message):
+class Found(Message):
     """The part follows."""
 
-    answer: Literal["found"] = "found"
     header: Header
 
 
 Request = Offer | Put | Notes | Ask | Fetch | Forget
 Answer = Kept | Refused | Held | Coming | Found
-_ASKS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
-_ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answer")])
-
-
-def send(sock: socket.socket, message: BaseModel, fds: Sequence[int] = ()) -> None:
-    """Send one message, with descriptors (unix sockets only). Raises OSError."""
-    body = message.model_dump_json().encode()
-    if fds:  # with the first byte, so that they arrive with their message
-        socket.send_fds(sock, [_LENGTH.pack(len(body))], list(fds))
-    else:
-        sock.sendall(_LENGTH.pack(len(body)))
-    sock.sendall(body)
+_ASKS, _ANSWERS = parser(Request), parser(Answer)
 
 
 def receive_ask(sock: socket.socket, *, limit_s: float) -> tuple[Request, int | None] | None:
     """A request and the descriptor that came with it, which the caller closes; None: the other side
-    closed.
-
-    Raises ProtocolError, OSError.
+    closed. Raises MessageError, OSError.
     """
-    got = _receive(sock, limit_s, MAX_MESSAGE)
-    return None if got is None else (_parse(_ASKS, got[0], got[1]), got[1])
+    try:
+        return _receive(sock, _ASKS, limit_s)
+    except Closed:
+        return None
 
 
 def receive_answer(sock: socket.socket, *, limit_s: float) -> tuple[Answer, int | None]:
-    """An answer and the descriptor that came with it, which the caller closes. Raises
-    ProtocolError, OSError.
+    """An answer and the descriptor that came with it, which the caller closes. Raises MessageError,
+    OSError.
     """
-    got = _receive(sock, limit_s, MAX_MESSAGE)
-    if got is None:
-        raise ConnectionResetError("the keeper closed the connection")
-    return _parse(_ANSWERS, got[0], got[1]), got[1]
-
-
-def receive_into(sock: socket.socket, data: memoryview, *, limit_s: float) -> None:
-    """Fill ``data``. Raises OSError, also when the other side ends before."""
-    deadline_s = time.monotonic() + limit_s
-    done = 0
-    while done < len(data):
-        sock.settimeout(max(0.001, deadline_s - time.monotonic()))
-        count = sock.recv_into(data[done:])
-        if not count:
-            raise ConnectionResetError(f"the other side ended after {done} of {len(data)} bytes")
-        done += count
+    return _receive(sock, _ANSWERS, limit_s)
 
 
 def send_file(sock: socket.socket, fd: int, size: int, *, limit_s: float) -> None:
@@ -196,13 +147,17 @@ def send_file(sock: socket.socket, fd: int, size: int, *, limit_s: float) -> Non
 
 
 def admit(sock: socket.socket, token: bytes) -> None:
-    """As the server: let the client authenticate, then do so too. Raises ProtocolError, OSError."""
-    _prove(auth.admit, sock, token)
+    """As the server: let the client authenticate, then do so too. Raises AuthenticationFailed,
+    OSError.
+    """
+    auth.admit(sock, token, purpose="keepers", version=VERSION, limit_s=HELLO_LIMIT_S)
 
 
 def enter(sock: socket.socket, token: bytes) -> None:
-    """As the client: authenticate, and have the server do so. Raises ProtocolError, OSError."""
-    _prove(auth.enter, sock, token)
+    """As the client: authenticate, and have the server do so. Raises AuthenticationFailed,
+    OSError.
+    """
+    auth.enter(sock, token, purpose="keepers", version=VERSION, limit_s=HELLO_LIMIT_S)
 
 
 def same_user(sock: socket.socket) -> bool:
@@ -211,45 +166,18 @@ def same_user(sock: socket.socket) -> bool:
     return bool(_PEER.unpack(raw)[1] == os.getuid())
 
 
-def _prove(side: Callable[..., bytes], sock: socket.socket, token: bytes) -> None:
-    try:
-        side(sock, token, purpose="keepers", version=VERSION, limit_s=HELLO_LIMIT_S)
-    except AuthenticationFailed as error:
-        raise ProtocolError(str(error)) from error
-
-
-def _parse(adapter: TypeAdapter[Any], body: bytes, fd: int | None) -> Any:
-    try:
-        return adapter.validate_json(body)
-    except ValidationError as error:
-        if fd is not None:
-            os.close(fd)
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ProtocolError(f"not a message: {where}: {first['msg']}") from error
-
-
-def _receive(sock: socket.socket, limit_s: float, largest: int) -> tuple[bytes, int | None] | None:
-    """One document, within ``limit_s``, and a descriptor if one came."""
-    deadline_s = time.monotonic() + limit_s
+def _receive(
+    sock: socket.socket, parse: Callable[[bytes], Any], limit_s: float
+) -> tuple[Any, int | None]:
+    """One message, within ``limit_s``, and a descriptor if one came."""
+    fds: list[int] = []
+    until_s = time.monotonic() + limit_s
     sock.settimeout(limit_s)
-    if sock.family == socket.AF_UNIX:
-        head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, 1)
-    else:
-        head, fds = sock.recv(_LENGTH.size), []
-    fd = fds[0] if fds else None
-    if not head:
-        return None
+    local = sock.family == socket.AF_UNIX
     try:
-        rest = bytearray(_LENGTH.size - len(head))
-        receive_into(sock, memoryview(rest), limit_s=max(0.001, deadline_s - time.monotonic()))
-        (size,) = _LENGTH.unpack(head + rest)
-        if size > largest:
-            raise ProtocolError(f"a message of {size} bytes, over {largest}")
-        body = bytearray(size)
-        receive_into(sock, memoryview(body), limit_s=max(0.001, deadline_s - time.monotonic()))
+        message = stream.receive(sock, parse, MAX_MESSAGE, until_s, fds=fds if local else None)
     except BaseException:
-        if fd is not None:
+        for fd in fds:
             os.close(fd)
         raise
-    return bytes(body), fd
+    return message, fds[0] if fds else None

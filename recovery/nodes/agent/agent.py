@@ -26,13 +26,12 @@ from trainchaos.recovery.nodes.agent.rejections import Rejections
 from trainchaos.recovery.nodes.agent.strays import Strays
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
-from trainchaos.recovery.nodes.link.bundle import apart
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import refuse_shared
-from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
 from trainchaos.recovery.nodes.link.link import FULL, Link, Post
 from trainchaos.recovery.process import processes
 from trainchaos.recovery.process.output import say
+from trainchaos.recovery.transport.stream import MessageError
 
 IDLE_BEAT_S = 0.5  # with no processes
 MAX_KEPT = 200_000  # messages that wait for a coordinator that is away
@@ -263,12 +262,12 @@ class NodeAgent:
                 elif not self._welcome and not isinstance(
                     parcel.frame, protocol.Fence | protocol.Refused
                 ):
-                    raise ProtocolViolation(f"{parcel.frame.type} before a welcome")
+                    raise MessageError(f"{type(parcel.frame).__name__} before a welcome")
                 if self._link is None:
                     return
                 if self._post.accept(parcel):
                     self._do(parcel.frame)
-        except (ProtocolViolation, OSError) as error:
+        except (MessageError, OSError) as error:
             self._lose(str(error))
 
     def _be_welcomed(self, welcome: protocol.Welcome) -> None:
@@ -297,7 +296,8 @@ class NodeAgent:
             case protocol.Start():
                 self._processes.start(frame, self._show)
             case protocol.Tell():
-                self._pass_on(frame)
+                for process, message in frame.messages():
+                    self._processes.tell(process, message)
             case protocol.Signal():
                 self._processes.signal(frame.process, frame.signum)
             case protocol.Ping():
@@ -316,10 +316,6 @@ class NodeAgent:
                 self._lose("")
             case protocol.Bye():
                 self.end("the run is over")
-
-    def _pass_on(self, tell: protocol.Tell) -> None:
-        for process, message in apart(tell):
-            self._processes.tell(process, message)
 
     def _answer(self, ping: protocol.Ping) -> None:
         received_ns = time.monotonic_ns()
@@ -358,7 +354,7 @@ class NodeAgent:
 
     def _tell_of_health(self) -> None:
         if signs := self._health.take():
-            self._post.add(protocol.Found(signs=tuple(signs)))
+            self._post.add(protocol.Found.of(signs))
         for problem in self._health.problems():
             self._say(f"health: {problem}")
         for (_, device), fit, said, _ in self._checks.take():

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.nodes.link import protocol
-from trainchaos.recovery.nodes.link.bundle import Letter, together
 from trainchaos.recovery.nodes.link.files import FileTail
 from trainchaos.recovery.nodes.link.link import Post
 from trainchaos.recovery.nodes.link.protocol import MarkWords
@@ -27,7 +26,6 @@ from trainchaos.recovery.transport.progress_counters import PHASES, Mark
 from trainchaos.recovery.transport.wire import Message
 
 SILENT_NS = 100_000_000
-LONGEST_HEARD = 1 << 20  # bytes of messages that are passed on as one; one alone may have more
 KEPT_ENDED = 1024  # reported again to a coordinator that takes over
 
 
@@ -70,26 +68,19 @@ class AgentProcesses:
 
     def tell_of(self, reports: Iterable[Report]) -> None:
         """Turn reports into messages; an exit comes after everything that the process wrote."""
-        heard: list[Letter] = []
-        size = 0
+        heard: list[tuple[str, Message]] = []
         for report in reports:
             if isinstance(report, MessageReceived):
                 self._spoken.add(report.process)
-                length = len(report.message.model_dump_json().encode())
-                if size + length > LONGEST_HEARD:
-                    self._pass_on(heard)
-                    size = 0
-                heard.append(Letter(report.process, report.message))
-                size += length
+                heard.append((report.process, report.message))
             else:
                 self._pass_on(heard)
-                size = 0
                 self._tell_of_end(report)
         self._pass_on(heard)
 
-    def _pass_on(self, heard: list[Letter]) -> None:
+    def _pass_on(self, heard: list[tuple[str, Message]]) -> None:
         """Send messages of processes, and forget them here."""
-        for frame in together(heard, protocol.Heard):
+        for frame in protocol.Heard.of(heard):
             self._post.add(frame)
         heard.clear()
 

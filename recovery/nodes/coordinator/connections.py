@@ -31,8 +31,7 @@ from trainchaos.recovery.nodes.coordinator.switchboard import Switchboard
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.beat_rate import late_s
 from trainchaos.recovery.nodes.link.clock import boot_id
-from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
-from trainchaos.recovery.nodes.link.link import Closed
+from trainchaos.recovery.transport.stream import Closed, MessageError
 
 ASLEEP_S = 1.0  # between two turns: a longer gap was our own, and no node counts as silent for it
 AWAY_S = 2.0  # between two turns: agents may have hung up, and connect again
@@ -230,7 +229,7 @@ class Connections:
                 state.silent_ns, state.asked = self._clock_ns(), False
                 if state.post.accept(parcel):
                     self._handle(state, parcel.frame)
-        except ProtocolViolation as error:
+        except MessageError as error:
             self._admission.note(f"node {state.node} at {state.hello.address}: {error}", state.node)
             self._miss(state, "reset")
         except OSError as error:

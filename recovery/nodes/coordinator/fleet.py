@@ -37,7 +37,7 @@ from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
 from trainchaos.recovery.process.pressure import PressureReading
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.process.starvation import Pulse
-from trainchaos.recovery.transport.wire import NOTHING_OWN, Abort, Inquiry, Join, Message, Stop
+from trainchaos.recovery.transport.wire import Abort, Inquiry, Join, Message, Stop
 
 __all__ = [
     "ClockMeasured",
@@ -230,15 +230,15 @@ class Fleet:
         """Whether its exit has not been reported yet."""
         return self._processes.living(name) is not None
 
-    def send(self, name: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
+    def send(self, name: str, message: Message) -> bool:
         """Send a message, with the next turn; False when the process has exited. It arrives once
-        the node can be reached. ``own``: fields that differ for this process.
+        the node can be reached.
         """
         if (state := self._reached(name)) is None:
             return False
         if needed := isinstance(message, NEEDED):
             state.want(self._clock_ns())
-        state.post.tell(name, message, own, needed=needed)
+        state.post.tell(name, message, needed=needed)
         return True
 
     def signal(self, name: str, signum: int) -> None:

@@ -20,16 +20,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from trainchaos.recovery.nodes.link import handshake
-from trainchaos.recovery.nodes.link.handshake import (
-    LATE,
-    LIMIT_S,
-    AuthenticationFailed,
-    ProtocolViolation,
-)
-from trainchaos.recovery.nodes.link.link import Link, Parcel
-from trainchaos.recovery.nodes.link.protocol import FROM_AGENT, Hello
+from trainchaos.recovery.nodes.link.handshake import LATE, LIMIT_S, AuthenticationFailed
+from trainchaos.recovery.nodes.link.link import Link
+from trainchaos.recovery.nodes.link.protocol import FROM_AGENT, Hello, Parcel
+from trainchaos.recovery.transport.auth import MAX_MESSAGE
+from trainchaos.recovery.transport.stream import MessageError
 
 STRANGERS = 1024
 PATIENCE_S = 1.0  # many times what a proof takes, and far less than an agent waits for its answer
@@ -59,7 +57,7 @@ class AgentListener:
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._end = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._entered: queue.SimpleQueue[tuple[Link, Parcel]] = queue.SimpleQueue()
+        self._entered: queue.SimpleQueue[tuple[Link, Parcel[Any]]] = queue.SimpleQueue()
         self._strangers: dict[int, _Stranger] = {}  # who came first is first
         self._accepts_s = 0.0  # when connections are accepted again
         self._poll = select.epoll()
@@ -70,7 +68,7 @@ class AgentListener:
         """Descriptor to wait on."""
         return self._fd
 
-    def enter(self) -> list[tuple[Link, Parcel]]:
+    def enter(self) -> list[tuple[Link, Parcel[Any]]]:
         """Verified connections, each with its ``Hello``."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._fd)
@@ -201,14 +199,14 @@ class _Stranger:
         """Ask for the proof. Raises OSError."""
         self._say(self._proof.first)
 
-    def hear(self) -> tuple[Link, Parcel] | None:
+    def hear(self) -> tuple[Link, Parcel[Any]] | None:
         """Go on with what came; the connection and its ``Hello`` once that is there. Raises
-        AuthenticationFailed, ProtocolViolation, OSError.
+        AuthenticationFailed, MessageError, OSError.
         """
         if self._link is not None:
             return self._said_hello(self._link)
         try:
-            data = self._sock.recv(self._proof.wanted)
+            data = self._sock.recv(MAX_MESSAGE)
         except (BlockingIOError, InterruptedError):
             return None
         answer = self._proof.take(data)
@@ -222,14 +220,14 @@ class _Stranger:
             self._link = Link(self._sock, handshake.admitted(key), FROM_AGENT)
         return None
 
-    def _said_hello(self, link: Link) -> tuple[Link, Parcel] | None:
+    def _said_hello(self, link: Link) -> tuple[Link, Parcel[Any]] | None:
         parcels = link.take()
         if not parcels:
             return None
         if len(parcels) > 1:
-            raise ProtocolViolation("more than one message before an answer")
+            raise MessageError("more than one message before an answer")
         if not isinstance(parcels[0].frame, Hello):
-            raise ProtocolViolation(f"{parcels[0].frame.type} before it said who it is")
+            raise MessageError(f"{type(parcels[0].frame).__name__} before it said who it is")
         return link, parcels[0]
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.health.readings.signs import event_of as sign_event
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
@@ -50,7 +51,8 @@ def told_of(
         case protocol.Checked(device=device, fit=fit, said=said):
             return [NodeChecked(node=node, device=device, fit=fit, said=said)]
     own = {"node": node, "rank": None}
-    return [NodeFound(node=node, sign=sign.model_copy(update=own)) for sign in frame.signs]
+    signs: tuple[Sign, ...] = (*frame.reports, *frame.alarms)
+    return [NodeFound(node=node, sign=sign.model_copy(update=own)) for sign in signs]
 
 
 def clock_of(info: NodeInfo) -> list[EventData]:

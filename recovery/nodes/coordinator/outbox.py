@@ -1,45 +1,36 @@
 """What a coordinator sends to one agent: messages to several processes of a node, sent together,
-travel as one line.
+travel as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from trainchaos.recovery.nodes.link.bundle import Letter, together
 from trainchaos.recovery.nodes.link.link import Lazy, Link, Post
-from trainchaos.recovery.nodes.link.protocol import Frame, Tell
-from trainchaos.recovery.transport.wire import NOTHING_OWN, Message
+from trainchaos.recovery.nodes.link.protocol import Tell
+from trainchaos.recovery.transport.wire import Message
 
 
 class Outbox(Post):
-    """A post whose messages to processes wait for others of their kind until the next turn, or
-    until another frame has to go. ``needed``: the job cannot continue before the message has
+    """A post whose messages to processes wait for others until the next turn, or until another
+    frame has to go. ``needed``: the job cannot continue before the message has
     arrived; ``on_put``: called whenever there is something to send.
     """
 
     def __init__(self, *, limit: int) -> None:
         super().__init__(limit=limit)
         self.on_put: Callable[[], None] | None = None
-        self._open: list[Letter] = []
+        self._open: list[tuple[str, Message]] = []
         self._open_needed = False
         self._needed = 0  # number of the last needed frame
 
-    def tell(
-        self,
-        process: str,
-        message: Message,
-        own: Mapping[str, Any] = NOTHING_OWN,
-        *,
-        needed: bool = False,
-    ) -> None:
-        """Queue a message to a process; it is sent until it arrives. ``own``: see ``Letter``."""
-        self._open.append(Letter(process, message, own))
+    def tell(self, process: str, message: Message, *, needed: bool = False) -> None:
+        """Queue a message to a process; it is sent until it arrives."""
+        self._open.append((process, message))
         self._open_needed |= needed
         self._stir()
 
-    def put(self, frame: Frame, *, needed: bool = False) -> None:
+    def put(self, frame: Message, *, needed: bool = False) -> None:
         """Queue a frame, after all queued before it."""
         number = self.add(frame)
         self._needed = number if needed else self._needed
@@ -49,7 +40,7 @@ class Outbox(Post):
         """Whether a needed message is not confirmed yet."""
         return self._open_needed or self.awaits(self._needed)
 
-    def add(self, frame: Frame | Lazy, *, then: Callable[[], None] | None = None) -> int:
+    def add(self, frame: Message | Lazy, *, then: Callable[[], None] | None = None) -> int:
         """See ``Post``."""
         self._seal()
         self._stir()
@@ -71,7 +62,7 @@ class Outbox(Post):
 
     def _seal(self) -> None:
         letters, self._open = self._open, []
-        for frame in together(letters, Tell):
+        for frame in Tell.of(letters):
             number = super().add(frame)
             if self._open_needed:
                 self._needed = number

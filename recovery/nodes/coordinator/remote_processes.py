@@ -16,15 +16,14 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
     RemoteProcess,
 )
 from trainchaos.recovery.nodes.link import protocol
-from trainchaos.recovery.nodes.link.bundle import apart
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import land
-from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
 from trainchaos.recovery.nodes.link.protocol import MarkWords
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.stacks import MOST_READ
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER, Mark
+from trainchaos.recovery.transport.stream import MessageError
 
 KEPT_GONE = 1024  # processes
 
@@ -122,14 +121,14 @@ class RemoteProcesses:
     # ---- messages of agents
 
     def handle(self, state: NodeState, frame: Any) -> None:
-        """Handle a message about a process, from its node's agent. Raises ProtocolViolation."""
+        """Handle a message about a process, from its node's agent. Raises MessageError."""
         match frame:
             case protocol.Beat():
                 self._beat(state, frame)
             case protocol.Lines():
                 self._land(state, frame)
             case protocol.Heard():
-                for name, message in apart(frame):
+                for name, message in frame.messages():
                     if self._of(state, name) is not None:
                         self._paths.heard(state.node, message, self._clock_ns())
                         self._reports.append(MessageReceived(process=name, message=message))
@@ -175,7 +174,7 @@ class RemoteProcesses:
         try:
             return list(state.marks(words, self._clock_ns(), self._boot))
         except IndexError as error:
-            raise ProtocolViolation(f"a mark of an unknown phase: {words}") from error
+            raise MessageError(f"a mark of an unknown phase: {words}") from error
 
     def _land(self, state: NodeState, lines: protocol.Lines) -> None:
         owner = self.known(Path(lines.file).stem)

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from trainchaos.chaos.errors import ScenarioError
-from trainchaos.recovery.nodes.link.handshake import ProtocolViolation
 from trainchaos.recovery.nodes.link.link import Lazy
 from trainchaos.recovery.nodes.link.protocol import Lines
+from trainchaos.recovery.transport.stream import MessageError
 
 CHUNK = 1 << 16
 LOCK = "supervisor.lock"
@@ -77,12 +77,12 @@ def _read(path: Path, name: str, offset: int, length: int) -> Lines:
 
 
 def land(directory: Path, lines: Lines) -> None:
-    """Write bytes at their offset; writing them twice changes nothing. Raises ProtocolViolation for
+    """Write bytes at their offset; writing them twice changes nothing. Raises MessageError for
     a place outside of ``directory``, OSError.
     """
     path = PurePosixPath(lines.file)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ProtocolViolation(f"a file outside of the run's directory: {lines.file!r}")
+        raise MessageError(f"a file outside of the run's directory: {lines.file!r}")
     target = directory / path
     target.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -91,7 +91,7 @@ def land(directory: Path, lines: Lines) -> None:
         try:
             data = lines.text.encode(_ENCODING)
         except UnicodeEncodeError as error:
-            raise ProtocolViolation(f"bytes of {lines.file!r} that are none") from error
+            raise MessageError(f"bytes of {lines.file!r} that are none") from error
         # After a gap nothing is written: the file stays a prefix of what the process wrote, and
         # shows that it is one.
         while data and at <= os.fstat(fd).st_size:

@@ -1,8 +1,7 @@
-"""Lines that a third party cannot forge, repeat or reorder: after the proof of the token, each
-carries a running number and a code over both, with a key used only for this connection and
-direction.
+"""Messages that a third party cannot forge, repeat or reorder: after the proof of the token, each
+carries a code over its number and itself, with a key used only for this connection and direction.
 
-Nothing is encrypted: an eavesdropper on the network can read the lines, but cannot send any.
+Nothing is encrypted: an eavesdropper on the network can read messages, but cannot send any.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import socket
+import struct
 from dataclasses import dataclass
 
-from trainchaos.recovery.nodes.link.protocol import MAX_LINE, VERSION
+from trainchaos.recovery.nodes.link.protocol import VERSION
 from trainchaos.recovery.transport import auth
 from trainchaos.recovery.transport.auth import (
     LATE,
@@ -21,6 +21,7 @@ from trainchaos.recovery.transport.auth import (
     AuthenticationFailed,
     TokenRefused,
 )
+from trainchaos.recovery.transport.stream import MessageError
 
 __all__ = [
     "LATE",
@@ -28,7 +29,7 @@ __all__ = [
     "Admitting",
     "AuthenticationFailed",
     "Keys",
-    "ProtocolViolation",
+    "MessageError",
     "Seal",
     "TokenRefused",
     "admitted",
@@ -36,14 +37,8 @@ __all__ = [
     "enter",
 ]
 
-CODE = 32  # hexadecimal digits of each line's code: 128 bits
-MAX_HEAD = CODE + 24  # of a line: the code, its number, two spaces, the end
-
-
-class ProtocolViolation(Exception):
-    """What came is not a line of the other side, or not the next one: the connection is
-    unusable.
-    """
+CODE = 16  # bytes of each message's code
+_NUMBER = struct.Struct("!Q")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,38 +73,30 @@ class Seal:
     """One direction of a connection."""
 
     def __init__(self, key: bytes) -> None:
-        # Copied for each line: OpenSSL takes longer to begin a code than to make one.
+        # Copied for each message: OpenSSL takes longer to begin a code than to make one.
         self._begun = hmac.new(key, digestmod=hashlib.sha256)
         self._number = 0
 
     def seal(self, body: bytes) -> bytes:
-        """The next line: its code, its number and its body. ``body`` holds no newline."""
+        """The next message: its code and its body."""
         self._number += 1
-        text = b"%d %b" % (self._number, body)
-        return b"%b %b\n" % (self._code(text), text)
+        return self._code(self._number, body) + body
 
-    def open(self, line: bytes) -> bytes:
-        """The body of the next line, without its end. Raises ProtocolViolation."""
-        number = self._number + 1
-        code, space, text = line.partition(b" ")
-        if not space or not hmac.compare_digest(code, self._code(text)):
-            raise ProtocolViolation(
-                "a line without a valid code: forged, damaged, or of another connection"
+    def open(self, document: bytes) -> bytes:
+        """The body of the next message. Raises MessageError."""
+        code, body = document[:CODE], document[CODE:]
+        if not hmac.compare_digest(code, self._code(self._number + 1, body)):
+            raise MessageError(
+                "a message without the code that is due: forged, damaged, repeated, out of order,"
+                " or of another connection"
             )
-        count, _, body = text.partition(b" ")
-        if count != b"%d" % number:
-            raise ProtocolViolation(
-                f"line {count.decode()} came where {number} was due: repeated or out of order"
-            )
-        if len(body) > MAX_LINE:
-            raise ProtocolViolation(f"a line of {len(body)} bytes, over {MAX_LINE}")
-        self._number = number
+        self._number += 1
         return body
 
-    def _code(self, text: bytes) -> bytes:
+    def _code(self, number: int, body: bytes) -> bytes:
         code = self._begun.copy()
-        code.update(text)
-        return code.digest()[: CODE // 2].hex().encode()
+        code.update(_NUMBER.pack(number) + body)
+        return code.digest()[:CODE]
 
 
 def _derive(key: bytes, what: str) -> bytes:

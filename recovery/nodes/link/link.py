@@ -14,13 +14,18 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from trainchaos.recovery.nodes.link.handshake import MAX_HEAD, Keys, ProtocolViolation, Seal
-from trainchaos.recovery.nodes.link.protocol import MAX_LINE, Frame
+from trainchaos.recovery.nodes.link.handshake import CODE, Keys, Seal
+from trainchaos.recovery.nodes.link.protocol import LONGEST, Parcel
+from trainchaos.recovery.transport.stream import (
+    Closed,
+    Incoming,
+    Message,
+    MessageError,
+    encoded,
+    framed,
+)
 
 CHUNK = 1 << 18
 READ = 1 << 16
@@ -29,36 +34,19 @@ twice as many the C library maps pages anew each time (M_MMAP_THRESHOLD), which 
 than all else about a message.
 """
 FULL = 1 << 18  # bytes that wait in a link's buffer, above which nothing more is added
-LONGEST = MAX_LINE + MAX_HEAD
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parcel:
-    """A frame as received. ``number``: in the sender's post; ``got``: number of the last frame of
-    ours that the sender has.
-    """
-
-    number: int
-    got: int
-    frame: Any
-
-
-class Closed(ConnectionResetError):
-    """The process at the other end closed the connection, or ended; a reset raises another
-    error.
-    """
 
 
 class Link:
     """``parse``: for frames of the other side. The socket is non-blocking from now on."""
 
-    def __init__(self, sock: socket.socket, keys: Keys, parse: TypeAdapter[Any]) -> None:
+    def __init__(
+        self, sock: socket.socket, keys: Keys, parse: Callable[[bytes], Parcel[Any]]
+    ) -> None:
         self._sock = sock
         self._sending, self._receiving = Seal(keys.sending), Seal(keys.receiving)
         self._parse = parse
         self._out = bytearray()
-        self._in = bytearray()
-        self._looked = 0
+        self._incoming = Incoming(LONGEST + CODE)
         self.sent_bytes = self.received_bytes = 0
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -78,11 +66,10 @@ class Link:
         """Bytes that the other side has not taken yet."""
         return len(self._out)
 
-    def put(self, frame: Frame, *, number: int = 0, got: int = 0) -> None:
+    def put(self, frame: Message, *, number: int = 0, got: int = 0) -> None:
         """Queue a frame for ``flush``."""
-        self._out += self._sending.seal(
-            b"%d %d %b" % (number, got, frame.model_dump_json().encode())
-        )
+        parcel = Parcel(number=number, got=got, frame=frame)
+        self._out += framed(self._sending.seal(encoded(parcel)))
 
     def flush(self) -> None:
         """Send what the other side takes now. Raises OSError."""
@@ -94,8 +81,8 @@ class Link:
             self.sent_bytes += count
             del self._out[:count]
 
-    def take(self) -> list[Parcel]:
-        """Received frames. Raises ProtocolViolation, OSError (Closed: the other side closed)."""
+    def take(self) -> list[Parcel[Any]]:
+        """Received frames. Raises MessageError, OSError (Closed: the other side closed)."""
         try:
             data = self._sock.recv(READ)
         except (BlockingIOError, InterruptedError):
@@ -105,17 +92,7 @@ class Link:
         if not data:
             raise Closed("the other side closed the connection")
         self.received_bytes += len(data)
-        self._in += data
-        parcels = []
-        while (end := self._in.find(b"\n", self._looked)) >= 0:
-            line = bytes(self._in[:end])
-            del self._in[: end + 1]
-            self._looked = 0
-            parcels.append(self._open(line))
-        self._looked = len(self._in)
-        if self._looked > LONGEST:
-            raise ProtocolViolation(f"a line over {MAX_LINE} bytes")
-        return parcels
+        return [self._open(document) for document in self._incoming.take(data)]
 
     def reset(self) -> None:
         """Reset the connection: unlike the orderly close when a process ends, so that the other
@@ -131,20 +108,12 @@ class Link:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
-    def _open(self, line: bytes) -> Parcel:
-        number, _, rest = self._receiving.open(line).partition(b" ")
-        got, _, body = rest.partition(b" ")
-        try:
-            return Parcel(number=int(number), got=int(got), frame=self._parse.validate_json(body))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ProtocolViolation(f"not a message: {where}: {first['msg']}") from error
-        except ValueError as error:
-            raise ProtocolViolation(f"not a message: {error}") from error
+    def _open(self, document: bytes) -> Parcel[Any]:
+        parcel: Parcel[Any] = self._parse(self._receiving.open(document))
+        return parcel
 
 
-Lazy = Callable[[], Frame]
+Lazy = Callable[[], Message]
 
 
 class Post:
@@ -154,7 +123,7 @@ class Post:
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
-        self._kept: deque[tuple[int, Frame | Lazy, Callable[[], None] | None]] = deque()
+        self._kept: deque[tuple[int, Message | Lazy, Callable[[], None] | None]] = deque()
         self._numbers = itertools.count(1)
         self._unsent = 0  # number of unsent frames, at the end of the kept ones
         self.received = 0
@@ -173,7 +142,7 @@ class Post:
         """Whether more frames wait than ``limit``."""
         return len(self._kept) > self._limit
 
-    def add(self, frame: Frame | Lazy, *, then: Callable[[], None] | None = None) -> int:
+    def add(self, frame: Message | Lazy, *, then: Callable[[], None] | None = None) -> int:
         """Queue a frame; a function is called for it each time it is sent. Returns its number.
         ``then``: called once the other side has confirmed it.
         """
@@ -191,7 +160,7 @@ class Post:
         while self._unsent and link.waiting < FULL:
             number, frame, _ = self._kept[-self._unsent]
             link.put(
-                frame if isinstance(frame, Frame) else frame(), number=number, got=self.received
+                frame if isinstance(frame, Message) else frame(), number=number, got=self.received
             )
             self._unsent -= 1
 
@@ -213,13 +182,11 @@ class Post:
         self._kept = deque((next(self._numbers), frame, then) for _, frame, then in self._kept)
         self._unsent, self.received = len(self._kept), 0
 
-    def accept(self, parcel: Parcel) -> bool:
-        """Whether a parcel is new. Raises ProtocolViolation when an earlier one is missing."""
+    def accept(self, parcel: Parcel[Any]) -> bool:
+        """Whether a parcel is new. Raises MessageError when an earlier one is missing."""
         self.confirmed(parcel.got)
         if parcel.number > self.received + 1:
-            raise ProtocolViolation(
-                f"message {parcel.number} came where {self.received + 1} was due"
-            )
+            raise MessageError(f"message {parcel.number} came where {self.received + 1} was due")
         new = parcel.number in (0, self.received + 1)
         self.received = max(self.received, parcel.number)
         return new

@@ -1,43 +1,64 @@
 """Messages between the coordinator of a job and the agents of its nodes.
 
 The agent connects. Both ends prove that they know the run's token
-(``recovery.nodes.link.handshake``); every later line carries a running number and a code made with
-a key of this one connection, so that forged, replayed or reordered lines are refused. JSON, one
-message a line, nothing is unpickled. Times are nanoseconds of the sender's monotonic clock.
+(``recovery.nodes.link.handshake``); every later message carries a code made with a key of this one
+connection over it and its number, so that forged, replayed or reordered ones are refused. Times are
+nanoseconds of the sender's monotonic clock.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+import msgspec
+from msgspec import Meta, field
 
-from trainchaos.recovery.health.readings.signs import Sign
+from trainchaos.recovery.health.readings.reports import HealthReport
+from trainchaos.recovery.health.readings.signs import HealthAlarm, Sign
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
+from trainchaos.recovery.transport.stream import Message, Record, encoded, parser
+from trainchaos.recovery.transport.wire import ANY_MESSAGE
 
-VERSION = 13
-MAX_LINE = 4 << 20
-
-
-class Frame(BaseModel):
-    """Base of all messages."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+VERSION = 14
+LONGEST = 4 << 20  # bytes of a message
+TOGETHER = 1 << 20  # bytes of messages of processes in one message, unless one alone has more
+_T = TypeVar("_T")
 
 
-class Bundle(Frame):
-    """Messages of one kind to or from processes (``recovery.nodes.link.bundle``). ``common``:
-    fields that all of them have; ``each``: the process and the further fields of its message.
+class Letters(Message):
+    """Messages to or from processes, in this order: the process, and its message as it is passed
+    on (``recovery.transport.wire``).
     """
 
-    common: dict[str, Any]
-    each: tuple[tuple[str, dict[str, Any]], ...]
+    each: tuple[tuple[str, msgspec.Raw], ...]
+
+    @classmethod
+    def of(cls, letters: Iterable[tuple[str, Message]]) -> Iterator[Self]:
+        """As few as TOGETHER allows. A message to many in a row is encoded once."""
+        each: list[tuple[str, msgspec.Raw]] = []
+        size, last, raw = 0, None, msgspec.Raw()
+        for process, message in letters:
+            if message is not last:
+                last, raw = message, msgspec.Raw(encoded(message))
+            length = memoryview(raw).nbytes
+            if each and size + length > TOGETHER:
+                yield cls(each=tuple(each))
+                each, size = [], 0
+            each.append((process, raw))
+            size += length
+        if each:
+            yield cls(each=tuple(each))
+
+    def messages(self) -> list[tuple[str, Message]]:
+        """Process and message of each. Raises MessageError."""
+        return [(process, ANY_MESSAGE(raw)) for process, raw in self.each]
 
 
 # ---- from the agent
 
 
-class Hello(Frame):
+class Hello(Message):
     """The first message of an agent. ``incarnation``: of the agent's process, new with each;
     ``epoch``: of the highest coordinator that it has obeyed (0: none); ``host``, ``boot``: of the
     machine; ``address``: where its ranks listen; ``devices``: that torch can see there, such as
@@ -46,7 +67,6 @@ class Hello(Frame):
     without a coordinator before it ends everything.
     """
 
-    type: Literal["hello"] = "hello"
     node: int
     incarnation: str
     epoch: int
@@ -55,42 +75,37 @@ class Hello(Frame):
     address: str
     devices: tuple[str, ...] = ()
     scratch: str = ""
-    processes: dict[str, int] = Field(default_factory=dict)
-    versions: dict[str, str] = Field(default_factory=dict)
+    processes: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     lease_s: float = 120.0
 
 
-class Started(Frame):
+class Started(Message):
     """The answer to ``Start``. ``error``: why the process could not be started; then ``pid`` is
     0.
     """
 
-    type: Literal["started"] = "started"
     process: str
     pid: int
     error: str = ""
 
 
-class Heard(Bundle):
+class Heard(Letters):
     """Processes of the node sent messages, in this order: all of one kind that came in one turn of
     the agent, as far as they fit. When a generation is aborted, all ranks of a node say at once
     that they have left it.
     """
 
-    type: Literal["heard"] = "heard"
 
-
-class Sinking(Frame):
+class Sinking(Message):
     """A process will exit in a moment (``recovery.process.local.Dying``)."""
 
-    type: Literal["sinking"] = "sinking"
     process: str
 
 
-class Stacks(Frame):
+class Stacks(Message):
     """The answer of a process to ``recovery.process.stacks.STACK_SIGNAL``."""
 
-    type: Literal["stacks"] = "stacks"
     process: str
     text: str
 
@@ -101,12 +116,11 @@ index.
 """
 
 
-class Ended(Frame):
+class Ended(Message):
     """A process is reaped; all its lines came before. ``mark``: its last one; ``time_ns``: when it
     was noticed.
     """
 
-    type: Literal["ended"] = "ended"
     process: str
     exit_code: int | None
     signal: int | None
@@ -114,81 +128,82 @@ class Ended(Frame):
     mark: MarkWords
 
 
-class Beat(Frame):
+class Beat(Message):
     """The node's heartbeat: changes since the last one over this connection. ``marks``: by process;
     ``states``: process -> the kernel's letter; ``pulses``: of silent processes, in each beat
     (``recovery.process.starvation.Pulse``).
     """
 
-    type: Literal["beat"] = "beat"
     time_ns: int
     marks: dict[str, MarkWords]
     states: dict[str, str]
-    pulses: dict[str, tuple[float, bool]] = Field(default_factory=dict)
+    pulses: dict[str, tuple[float, bool]] = field(default_factory=dict)
 
 
-class Pressed(Frame):
+class Pressed(Message):
     """How short of CPU the node and its ranks are, sent periodically
     (``recovery.process.pressure``).
     """
 
-    type: Literal["pressed"] = "pressed"
     time_ns: int
-    cpus: int = Field(ge=1)
+    cpus: Annotated[int, Meta(ge=1)]
     some_s: float | None
     steal_s: float | None
     ranks: dict[str, tuple[float, float]]
 
 
-class Lines(Frame):
+class Lines(Message):
     """Bytes of a file of a process, whole lines for event logs. ``file``: relative to the node's
     scratch directory there and to the run's directory here; ``offset``: of the first byte, so that
     bytes already present are written only once; ``text``: one character per byte.
     """
 
-    type: Literal["lines"] = "lines"
     file: str
-    offset: int = Field(ge=0)
+    offset: Annotated[int, Meta(ge=0)]
     text: str
 
 
-class Pong(Frame):
+class Pong(Message):
     """The answer to ``Ping``: its ``sent_ns``, and when it was received and answered here."""
 
-    type: Literal["pong"] = "pong"
     sent_ns: int
     received_ns: int
     answered_ns: int
 
 
-class Cleared(Frame):
+class Cleared(Message):
     """The answer to ``Clear``: every process of the arm has ended but those ``left`` (pid ->
     name).
     """
 
-    type: Literal["cleared"] = "cleared"
-    left: dict[int, str] = Field(default_factory=dict)
+    left: dict[int, str] = field(default_factory=dict)
 
 
-class Warned(Frame):
+class Warned(Message):
     """The node has notice that it will be ended soon (SIGTERM), and has passed it to its ranks."""
 
-    type: Literal["warned"] = "warned"
 
-
-class Found(Frame):
+class Found(Message):
     """What the node's health service found (``recovery.health.service``); whose node a sign names
     does not count, nor whose rank.
     """
 
-    type: Literal["found"] = "found"
-    signs: tuple[Sign, ...]
+    reports: tuple[HealthReport, ...] = ()
+    alarms: tuple[HealthAlarm, ...] = ()
+
+    @classmethod
+    def of(cls, signs: Iterable[Sign]) -> Self:
+        """Signs of either kind."""
+        signs = tuple(signs)
+        return cls(
+            reports=tuple(sign for sign in signs if isinstance(sign, HealthReport)),
+            alarms=tuple(sign for sign in signs if isinstance(sign, HealthAlarm)),
+        )
 
 
-class Checked(Frame):
+class Checked(Message):
     """The answer to ``Check`` (``recovery.health.care.place_check.Answer``)."""
 
-    type: Literal["checked"] = "checked"
     device: str
     fit: bool | None
     said: str
@@ -197,89 +212,75 @@ class Checked(Frame):
 # ---- from the coordinator
 
 
-class Welcome(Frame):
+class Welcome(Message):
     """The answer to ``Hello``. ``epoch``: of this coordinator, not lower than any before;
     ``coordinator``: its identity: for another one than before, the agent numbers its messages anew;
     ``beat_s``: seconds between two of its reports with changes; ``ping_s``: within which it is
     pinged (``recovery.nodes.link.beat_rate``).
     """
 
-    type: Literal["welcome"] = "welcome"
     epoch: int
     coordinator: str
-    beat_s: float = Field(default=LEAST_S, ge=LEAST_S, le=60.0)
-    ping_s: float = Field(default=1.0, ge=1.0, le=600.0)
+    beat_s: Annotated[float, Meta(ge=LEAST_S, le=60.0)] = LEAST_S
+    ping_s: Annotated[float, Meta(ge=1.0, le=600.0)] = 1.0
 
 
-class Fence(Frame):
+class Fence(Message):
     """The node was given up: kill everything and begin anew, as another agent. This message ends
     the connection.
     """
 
-    type: Literal["fence"] = "fence"
 
-
-class Refused(Frame):
+class Refused(Message):
     """The answer to ``Hello`` where the agent cannot be admitted now, and why; it may dial again.
     This message ends the connection.
     """
 
-    type: Literal["refused"] = "refused"
     why: str
 
 
-class Start(Frame):
+class Start(Message):
     """Start a process. ``config``: JSON for its entry, in which the agent only sets ``parent`` to
     its own pid; ``log``: its event log, as in ``Lines.file``, "" for none.
     """
 
-    type: Literal["start"] = "start"
     process: str
     mode: Literal["warm", "cold"]
     config: str
     log: str = ""
 
 
-class Tell(Bundle):
+class Tell(Letters):
     """Pass messages to processes, in this order."""
 
-    type: Literal["tell"] = "tell"
 
-
-class Signal(Frame):
+class Signal(Message):
     """Signal a process through its held pidfd."""
 
-    type: Literal["signal"] = "signal"
     process: str
     signum: int
 
 
-class Ping(Frame):
+class Ping(Message):
     """A query for the offset of the node's clock."""
 
-    type: Literal["ping"] = "ping"
     sent_ns: int
 
 
-class Check(Frame):
+class Check(Message):
     """Find out whether a device of the node is fit, ``cpu`` for its processors; answered by
     ``Checked``, unless ``Clear`` comes first.
     """
 
-    type: Literal["check"] = "check"
-    device: str = Field(pattern=r"^(cpu|(cpu|cuda):\d{1,5})$")
+    device: Annotated[str, Meta(pattern=r"^(cpu|(cpu|cuda):\d{1,5})$")]
 
 
-class Clear(Frame):
+class Clear(Message):
     """The arm is over: kill and reap everything, forget its files; answered by ``Cleared``."""
 
-    type: Literal["clear"] = "clear"
 
-
-class Bye(Frame):
+class Bye(Message):
     """The run is over: kill everything and end."""
-
-    type: Literal["bye"] = "bye"
 
 
 FromAgent = (
@@ -300,7 +301,16 @@ FromAgent = (
 )
 FromCoordinator = Welcome | Fence | Refused | Start | Tell | Signal | Ping | Check | Clear | Bye
 
-FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])
-FROM_COORDINATOR: TypeAdapter[FromCoordinator] = TypeAdapter(
-    Annotated[FromCoordinator, Field(discriminator="type")]
-)
+
+class Parcel(Record, Generic[_T], array_like=True):
+    """A message with its ``number`` in the sender's post (0: it may be lost), and the number
+    ``got`` of the last message of ours that the sender has.
+    """
+
+    number: int
+    got: int
+    frame: _T
+
+
+FROM_AGENT = parser(Parcel[FromAgent])
+FROM_COORDINATOR = parser(Parcel[FromCoordinator])

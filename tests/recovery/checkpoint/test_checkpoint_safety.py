@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.recovery.checkpoint.test_checkpointer import ALONE, Rank
 from tests.recovery.checkpoint.test_checkpoints import flip
@@ -134,7 +135,7 @@ def test_an_agent_remembers_the_last_agreement(tmp_path: Path) -> None:
     )
     agent._handle(first)
     agent._handle(Agreed(step=50))
-    agent._handle(first.model_copy(update={"agreed": -1}))
+    agent._handle(structs.replace(first, agreed=-1))
     assert agent.heard.agreed == 50, "a supervisor that does not know takes nothing back"
     one.close()
     other.close()

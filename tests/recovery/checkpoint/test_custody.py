@@ -321,7 +321,7 @@ def told(rank: Either, deletes: Callable[[bool], None]) -> tuple[list[str], list
     """
     # a simulated rank says none, so that logs of one seed are the same
     where = f" in {rank.directory / 'checkpoints'}"
-    said = [message.model_dump_json().replace(where, "") for message in story(rank, deletes)]
+    said = [str(message).replace(where, "") for message in story(rank, deletes)]
     logged = [
         (e.kind, e.generation, e.step, e.data["checkpoint"]) for e in rank.events(*OF_CHECKPOINTS)
     ]

@@ -31,7 +31,6 @@ from trainchaos.recovery.run import _spec
 from trainchaos.recovery.supervise.supervision import StopFlag, Timing
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import (
-    NOTHING_OWN,
     Inquiry,
     Join,
     Joined,
@@ -82,8 +81,7 @@ class FakeHost:
     def alive(self, name: str) -> bool:
         return name in self._names
 
-    def send(self, name: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
-        message = message.varied(**own)
+    def send(self, name: str, message: Message) -> bool:
         answer: Message | None = None
         if isinstance(message, Inquiry):
             answer = Status(

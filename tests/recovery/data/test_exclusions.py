@@ -23,7 +23,8 @@ from trainchaos.recovery.policy.strategy import MOST_SHOWN, Form, StateFrom, des
 from trainchaos.recovery.rank import examine
 from trainchaos.recovery.supervise.adoption import JobRecord
 from trainchaos.recovery.supervise.controller import Controller
-from trainchaos.recovery.transport.channel import MAX_LINE
+from trainchaos.recovery.transport.channel import LONGEST
+from trainchaos.recovery.transport.stream import packed
 from trainchaos.recovery.transport.wire import MOST_BLAMED, MOST_LEFT_OUT, Join, LeaveOut, Parked
 
 # ---- supervisor
@@ -63,7 +64,7 @@ def heard(sent: list[tuple[str, Any]], name: str, received: ReceivedExclusions) 
 def test_each_process_is_told_once_and_a_join_does_not_grow() -> None:
     rig = Rig(HotSpare(spares=2), world=5)
     rig.train(steps=20)
-    before = max(len(m.model_dump_json()) for _, m in rig.hands.sent if isinstance(m, Join))
+    before = max(len(packed(m)) for _, m in rig.hands.sent if isinstance(m, Join))
     count = 50_000
     leave_out(rig, range(10**9, 10**9 + count), since=20)
     breaks(rig, 20)
@@ -72,8 +73,8 @@ def test_each_process_is_told_once_and_a_join_does_not_grow() -> None:
         received = ReceivedExclusions()
         joins = heard(rig.hands.sent, name, received)
         assert len(received.of(joins[-1])) == count
-        assert len(joins[-1].model_dump_json()) < before + 10
-    assert all(len(message.model_dump_json()) < MAX_LINE / 8 for _, message in rig.hands.sent)
+        assert len(packed(joins[-1])) < before + 60, "what a Join says of one process"
+    assert all(len(packed(message)) < LONGEST / 8 for _, message in rig.hands.sent)
     leave_out(rig, range(5), since=30)
     breaks(rig, 30)
     later = [(name, m) for name, m in rig.hands.sent[first:] if isinstance(m, LeaveOut)]
@@ -148,7 +149,7 @@ def test_a_share_that_no_message_takes_is_not_named() -> None:
     message = Parked(
         generation=1, step=6, valid=True, why="nonfinite", samples=largest, error="x" * 1000
     )
-    assert len(message.model_dump_json()) < MAX_LINE
+    assert len(packed(message)) < LONGEST
     for samples, named in ((largest, largest), ([*largest, 1], [])):
         job: Any = SimpleNamespace(
             config=SimpleNamespace(nonfinite="skip"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
+from msgspec import structs
 
 from trainchaos.recovery.detection.evidence import Absence, absence
 from trainchaos.recovery.transport.wire import CollectiveEntry, Recalled
@@ -49,7 +50,7 @@ def test_of_all_ranks_is_said_in_words() -> None:
 @pytest.mark.parametrize("begun", [1, None])
 def test_who_waits_for_another_or_does_not_say_is_not_named(begun: int | None) -> None:
     """It may wait for a part of a neighbour, which torch does not record for gloo."""
-    assert absence(stages() | {"w1": stages()["w1"].varied(begun=begun)}) is None
+    assert absence(stages() | {"w1": structs.replace(stages()["w1"], begun=begun)}) is None
 
 
 def test_who_did_not_answer_is_not_named_and_hides_nobody_else() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from trainchaos.chaos.events.kinds import REQUIRED
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.detection.evidence import EVERY_S, LATE_S, MOST_ASKED, HangEvidence
@@ -230,7 +232,7 @@ def test_collectives_are_asked_for_with_the_stacks_and_written_down_with_them() 
         "entries": [],
         "why": "it did not answer",
     }
-    assert told["entries"] == [ENTRY.model_dump()] and told["rank"] == 0 and told["why"] == ""
+    assert told["entries"] == [structs.asdict(ENTRY)] and told["rank"] == 0 and told["why"] == ""
     assert first != second
 
 
@@ -271,7 +273,7 @@ def all_asked(hands: Hands, marks: dict[str, Mark] = STANDING) -> HangEvidence:
     evidence = HangEvidence(hands)
     evidence.suspect(set(marks), marks)
     for name, number in hands.recalls:
-        entry, begun = (OPEN, 1) if name != "w1" else (OPEN.model_copy(update=LAST), 0)
+        entry, begun = (OPEN, 1) if name != "w1" else (structs.replace(OPEN, **LAST), 0)
         evidence.recalled(name, Recalled(number=number, rank=0, entries=[entry], begun=begun))
     return evidence
 

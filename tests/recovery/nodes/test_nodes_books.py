@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.recovery.nodes.test_nodes_fleet import MARK, Puppet, Stage
 from tests.support.clusters.nodes import heard
 from trainchaos.recovery.nodes.agent import agent_processes as module
 from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
 from trainchaos.recovery.nodes.coordinator import remote_processes
+from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.link import Post
 from trainchaos.recovery.nodes.link.protocol import Ended, Heard, Lines, Start, Started
 from trainchaos.recovery.process.local import Exited, MessageReceived
 from trainchaos.recovery.process.node import script_recipe
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER
+from trainchaos.recovery.transport.stream import encoded
 from trainchaos.recovery.transport.wire import Parked, Ready, Stop
 
 
@@ -197,11 +200,11 @@ def said(processes: AgentProcesses) -> list[tuple[str, ...]]:
     """What waits for the coordinator: the kind of each line, and the processes it is of."""
     frames = [frame for _, frame, _ in processes._post._kept if not callable(frame)]
     return [
-        ("heard", *(name for name, _ in frame.each))
+        ("Heard", *(name for name, _ in frame.each))
         if isinstance(frame, Heard)
-        else (frame.type, getattr(frame, "process", ""))
+        else (type(frame).__name__, getattr(frame, "process", ""))
         for frame in frames
-        if frame.type != "started"
+        if not isinstance(frame, Started)
     ]
 
 
@@ -218,21 +221,21 @@ def test_what_ranks_say_in_one_turn_is_one_line_and_an_exit_comes_after_it(
         for name in ("w0", "w1", "w2")
     ]
     processes.tell_of([*parked, Exited(process="w1", exit_code=1, signal=None, time_ns=1)])
-    assert said(processes) == [("heard", "w0", "w1", "w2"), ("ended", "w1")]
+    assert said(processes) == [("Heard", "w0", "w1", "w2"), ("Ended", "w1")]
     confirm(processes)
-    monkeypatch.setattr(module, "LONGEST_HEARD", 2 * len(parked[0].message.model_dump_json()))
+    monkeypatch.setattr(protocol, "TOGETHER", 2 * len(encoded(parked[0].message)))
     processes.tell_of(parked)
-    assert said(processes) == [("heard", "w0", "w1"), ("heard", "w2")]
+    assert said(processes) == [("Heard", "w0", "w1"), ("Heard", "w2")]
     confirm(processes)
-    monkeypatch.setattr(module, "LONGEST_HEARD", 10)
+    monkeypatch.setattr(protocol, "TOGETHER", 10)
     processes.tell_of(parked)
-    assert said(processes) == [("heard", "w0"), ("heard", "w1"), ("heard", "w2")]
+    assert said(processes) == [("Heard", "w0"), ("Heard", "w1"), ("Heard", "w2")]
     confirm(processes)
     text = "\N{SLIGHTLY SMILING FACE}" * 1000  # four bytes each, and a line has so many bytes
     wide = [
-        MessageReceived(process=name, message=parked[0].message.model_copy(update={"error": text}))
+        MessageReceived(process=name, message=structs.replace(parked[0].message, error=text))
         for name in ("w0", "w1")
     ]
-    monkeypatch.setattr(module, "LONGEST_HEARD", 5000)
+    monkeypatch.setattr(protocol, "TOGETHER", 5000)
     processes.tell_of(wide)
-    assert said(processes) == [("heard", "w0"), ("heard", "w1")]
+    assert said(processes) == [("Heard", "w0"), ("Heard", "w1")]

@@ -36,7 +36,6 @@ from trainchaos.recovery.nodes.link.protocol import (
     Beat,
     Ended,
     Fence,
-    Frame,
     Hello,
     Lines,
     Ping,
@@ -51,7 +50,7 @@ from trainchaos.recovery.nodes.link.protocol import (
 )
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.pressure import PressureReading
-from trainchaos.recovery.transport.wire import Abort, Parked, Ready, Stop
+from trainchaos.recovery.transport.wire import Abort, Message, Parked, Ready, Stop
 
 TOKEN = b"t" * 32
 SECOND = 1_000_000_000
@@ -91,7 +90,7 @@ class Puppet:
         )
         self.link.flush()
 
-    def say(self, *frames: Frame, reliable: bool = True) -> None:
+    def say(self, *frames: Message, reliable: bool = True) -> None:
         for frame in frames:
             self.number += reliable
             self.link.put(frame, number=self.number if reliable else 0, got=self.got)
@@ -493,7 +492,7 @@ def test_one_that_comes_back_after_it_was_counted_dead_is_fenced(stage: Stage) -
     again = Puppet(stage.fleet, 0, "a", processes={"w0": 4711})
     reports = stage.until_kind(Exited)
     assert [type(r) for r in reports] == [NodeLost, Exited]
-    assert stage.answer(again).type == "fence"
+    assert isinstance(stage.answer(again), Fence)
     stage.join(0, "b")
     assert stage.fleet.nodes()[0].lost == ""
 
@@ -523,7 +522,7 @@ def test_another_agent_in_the_place_of_one_that_is_missed_means_that_it_is_lost(
     ],
 )
 def test_an_agent_that_talks_nonsense_is_cut_off_and_logged(
-    stage: Stage, frame: Frame, why: str
+    stage: Stage, frame: Message, why: str
 ) -> None:
     puppet = stage.join()
     stage.spawn(puppet)

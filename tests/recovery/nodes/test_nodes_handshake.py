@@ -22,24 +22,19 @@ from tests.support.running import LIMIT_S, until
 from trainchaos.recovery.nodes.coordinator import listener as listening
 from trainchaos.recovery.nodes.coordinator.listener import AgentListener
 from trainchaos.recovery.nodes.link import handshake
-from trainchaos.recovery.nodes.link.handshake import (
-    AuthenticationFailed,
-    Keys,
-    ProtocolViolation,
-    Seal,
-    TokenRefused,
-)
+from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed, Keys, Seal, TokenRefused
 from trainchaos.recovery.nodes.link.link import Link
 from trainchaos.recovery.nodes.link.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
-    MAX_LINE,
+    LONGEST,
     VERSION,
     Beat,
     Hello,
     Ping,
 )
 from trainchaos.recovery.transport import auth
+from trainchaos.recovery.transport.stream import LENGTH, MessageError, framed, packed, receive
 
 TOKEN = b"t" * 32
 HELLO = Hello(node=0, incarnation="a", epoch=0, host="h", boot="b", address="127.0.0.1")
@@ -103,11 +98,9 @@ def test_a_coordinator_that_does_not_know_the_token_is_not_obeyed() -> None:
 
         def lie() -> None:
             until_s = time.monotonic() + LIMIT_S
-            auth._send(
-                left, auth._framed(auth._Challenge(version=VERSION, nonce="0" * 64)), until_s
-            )
+            auth._send(left, packed(auth._Challenge(version=VERSION, nonce="0" * 64)), until_s)
             auth._receive(left, auth._Response, until_s)
-            auth._send(left, auth._framed(auth._Answer(mac="0" * 64)), until_s)
+            auth._send(left, packed(auth._Answer(mac="0" * 64)), until_s)
 
         thread = threading.Thread(target=lie, daemon=True)
         thread.start()
@@ -169,34 +162,34 @@ def test_a_drip_of_bytes_does_not_stretch_the_limit() -> None:
         thread.join(LIMIT_S)
 
 
-def test_a_line_is_taken_once_and_in_its_place() -> None:
+def test_a_message_is_taken_once_and_in_its_place() -> None:
     key = secrets.token_bytes(32)
     sender, receiver = Seal(key), Seal(key)
-    one, two, three = (sender.seal(b"%d" % n)[:-1] for n in range(3))
+    one, two, three = (sender.seal(b"%d" % n) for n in range(3))
     assert receiver.open(one) == b"0"
     for wrong in (one, three):
-        with pytest.raises(ProtocolViolation, match="repeated or out of order"):
+        with pytest.raises(MessageError, match="repeated, out of order"):
             receiver.open(wrong)
     assert receiver.open(two) == b"1", "what was refused changed nothing"
 
 
 @pytest.mark.parametrize("change", [b"0 ", b"", b"x" * 40, b"\xff\x00 1 1"])
-def test_a_line_that_was_made_up_is_refused(change: bytes) -> None:
-    with pytest.raises(ProtocolViolation, match="without a valid code"):
+def test_a_message_that_was_made_up_is_refused(change: bytes) -> None:
+    with pytest.raises(MessageError, match="without the code that is due"):
         Seal(TOKEN).open(change)
 
 
 @given(line=st.binary(max_size=200))
 def test_garbage_is_refused_in_words(line: bytes) -> None:
-    with pytest.raises(ProtocolViolation):
+    with pytest.raises(MessageError):
         Seal(TOKEN).open(line)
 
 
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_a_changed_bit_is_seen(at: int, bit: int) -> None:
-    line = bytearray(Seal(TOKEN).seal(b'{"type":"ping","sent_ns":1}')[:-1])
+    line = bytearray(Seal(TOKEN).seal(b'{"type":"Ping","sent_ns":1}'))
     line[at % len(line)] ^= 1 << bit
-    with pytest.raises(ProtocolViolation):
+    with pytest.raises(MessageError):
         Seal(TOKEN).open(bytes(line))
 
 
@@ -227,24 +220,24 @@ def test_what_was_heard_on_one_connection_is_refused_on_another() -> None:
     agent.flush()
     assert taken(coordinator)[0].frame == HELLO
     below.sendall(said)  # a replay on the same connection
-    with pytest.raises(ProtocolViolation, match="out of order"):
+    with pytest.raises(MessageError, match="out of order"):
         taken(coordinator)
     other, _, below = linked(Keys(sending=b"1" * 32, receiving=b"2" * 32))
     below.sendall(said)
-    with pytest.raises(ProtocolViolation, match="of another connection"):
+    with pytest.raises(MessageError, match="of another connection"):
         taken(other)
 
 
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b"0 0 {}", "not a message"),
-        (b'0 0 {"type":"welcome","epoch":1}', "not a message"),  # of the other direction
-        (b'0 0 {"type":"pong"}', "not a message"),
-        (b"x 0 {}", "not a message"),
-        (b'0 0 {"type":"lines","file":"a","offset":-1,"text":""}', "not a message"),
+        (b"[0,0,{}]", "not a message"),
+        (b'[0,0,{"type":"Welcome","epoch":1}]', "not a message"),  # of the other direction
+        (b'[0,0,{"type":"Pong"}]', "not a message"),
+        (b'["x",0,{"type":"Warned"}]', "not a message"),
+        (b'[0,0,{"type":"Lines","file":"a","offset":-1,"text":""}]', "not a message"),
         (
-            b'0 0 {"type":"pong","sent_ns":1,"received_ns":1,"answered_ns":1,"more":1}',
+            b'[0,0,{"type":"Pong","sent_ns":1,"received_ns":1,"answered_ns":1,"more":1}]',
             "not a message",
         ),
         (b"\xff\xfe", "not a message"),
@@ -252,23 +245,17 @@ def test_what_was_heard_on_one_connection_is_refused_on_another() -> None:
 )
 def test_what_is_sealed_well_and_no_message_is_refused(body: bytes, why: str) -> None:
     coordinator, agent, below = linked()
-    below.sendall(agent._sending.seal(body))
-    with pytest.raises(ProtocolViolation, match=why):
+    below.sendall(framed(agent._sending.seal(body)))
+    with pytest.raises(MessageError, match=why):
         taken(coordinator)
 
 
-def test_a_line_without_end_is_cut_off() -> None:
+def test_a_message_without_end_is_cut_off() -> None:
     coordinator, _, below = linked()
-    thread = threading.Thread(
-        target=lambda: suppressed(below.sendall, b"x" * (MAX_LINE * 2)), daemon=True
-    )
-    below.settimeout(LIMIT_S)
-    thread.start()
-    with pytest.raises(ProtocolViolation, match="a line over"):
-        for _ in range(10_000_000):
-            coordinator.take()
+    below.sendall(LENGTH.pack(2 * LONGEST))
+    with pytest.raises(MessageError, match="a message of"):
+        taken(coordinator)
     coordinator.close()
-    thread.join(LIMIT_S)
 
 
 @settings(max_examples=50, deadline=None)
@@ -278,7 +265,7 @@ def test_a_link_survives_any_bytes_with_a_refusal(data: list[bytes]) -> None:
     link = Link(one, Keys(sending=b"s", receiving=b"r"), FROM_AGENT)
     with two:
         two.sendall(b"".join(data) + b"\n")
-        with pytest.raises((ProtocolViolation, ConnectionError)):
+        with pytest.raises((MessageError, ConnectionError)):
             two.shutdown(socket.SHUT_WR)
             while True:
                 link.take()
@@ -481,7 +468,7 @@ def test_who_is_turned_away_is_logged_with_why(listener: tuple[AgentListener, li
         http.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         until(lambda: len(listener[1]) == 2)
     link = dial(listener[0])
-    link.put(Ping.model_construct(type="ping", sent_ns=1))
+    link.put(Ping(sent_ns=1))
     link.flush()
     until(lambda: len(listener[1]) == 3)
     assert "does not know the run's token" in listener[1][0]
@@ -505,11 +492,16 @@ def test_who_does_not_know_the_token_is_named_by_address_and_node(
 def test_a_made_up_node_is_no_number_of_one(
     listener: tuple[AgentListener, list[str]], node: str
 ) -> None:
-    body = f'{{"version":{VERSION},"nonce":"{"0" * 64}","mac":"","node":{node}}}'.encode()
+    nonce = "0" * 64
+    body = f'{{"type":"_Response","version":{VERSION},"nonce":"{nonce}","mac":"","node":{node}}}'
     with socket.create_connection(listener[0].address, timeout=LIMIT_S) as sock:
-        sock.sendall(struct.pack("!I", len(body)) + body)
+        sock.sendall(framed(body.encode()))
         until(lambda: bool(listener[1]))
-    assert "not a message: node" in listener[1][0] and "\n" not in listener[1][0]
+    assert (
+        "not a message:" in listener[1][0]
+        and "$.node" in listener[1][0]
+        and "\n" not in listener[1][0]
+    )
 
 
 def test_another_version_is_not_told_what_it_may_not_know() -> None:
@@ -520,13 +512,10 @@ def test_another_version_is_not_told_what_it_may_not_know() -> None:
         )
         thread.start()
         until_s = time.monotonic() + LIMIT_S
-        auth._send(
-            left, auth._framed(auth._Challenge(version=VERSION - 1, nonce="0" * 64)), until_s
-        )
-        (size,) = struct.unpack("!I", auth._exactly(left, 4, until_s))
-        said = json.loads(auth._exactly(left, size, until_s))
+        auth._send(left, packed(auth._Challenge(version=VERSION - 1, nonce="0" * 64)), until_s)
+        said = receive(left, json.loads, LONGEST, until_s)
         thread.join(LIMIT_S)
-    assert said.keys() == {"version", "nonce", "mac"}
+    assert said.keys() == {"type", "version", "nonce", "mac"}
 
 
 def test_whoever_does_not_say_hello_first_is_turned_away(
@@ -536,7 +525,7 @@ def test_whoever_does_not_say_hello_first_is_turned_away(
     link.put(Beat(time_ns=1, marks={}, states={}))
     link.flush()
     until(lambda: bool(listener[1]))
-    assert "beat before it said who it is" in listener[1][0]
+    assert "Beat before it said who it is" in listener[1][0]
 
 
 def test_the_token_is_never_sent() -> None:

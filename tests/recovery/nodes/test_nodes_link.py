@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from trainchaos.recovery.nodes.link.clock import DRIFT, REPEAT_S, ClockWatch
 from trainchaos.recovery.nodes.link.files import CHUNK, FileTail, land
-from trainchaos.recovery.nodes.link.handshake import Keys, ProtocolViolation
+from trainchaos.recovery.nodes.link.handshake import Keys
 from trainchaos.recovery.nodes.link.link import READ, Link, Parcel, Post
 from trainchaos.recovery.nodes.link.protocol import FROM_AGENT, FROM_COORDINATOR, Lines, Sinking
+from trainchaos.recovery.transport.stream import MessageError
 
 KEYS = Keys(sending=b"s", receiving=b"r")
 
@@ -67,7 +68,7 @@ def test_a_gap_is_refused() -> None:
     assert post.accept(Parcel(number=1, got=0, frame=None))
     assert not post.accept(Parcel(number=1, got=0, frame=None)), "doubled"
     assert post.accept(Parcel(number=0, got=0, frame=None)), "one that may be lost"
-    with pytest.raises(ProtocolViolation, match="message 3 came where 2 was due"):
+    with pytest.raises(MessageError, match="message 3 came where 2 was due"):
         post.accept(Parcel(number=3, got=0, frame=None))
 
 
@@ -198,7 +199,7 @@ def test_what_lands_twice_or_late_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "."])
 def test_nothing_lands_outside(tmp_path: Path, name: str) -> None:
-    with pytest.raises((ProtocolViolation, OSError)):
+    with pytest.raises((MessageError, OSError)):
         land(tmp_path / "run", Lines(file=name, offset=0, text="x"))
     assert not (tmp_path / "x").exists()
 
@@ -212,7 +213,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 
 
 def test_text_that_is_no_bytes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProtocolViolation, match="that are none"):
+    with pytest.raises(MessageError, match="that are none"):
         land(tmp_path, Lines(file="a", offset=0, text="€"))
 
 

@@ -27,7 +27,15 @@ from trainchaos.recovery.policy.strategies.none import NoRecovery
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.supervise.controller import Stage
 from trainchaos.recovery.transport.channel import Channel
-from trainchaos.recovery.transport.wire import CheckpointNote, Message, Notice, PauseRequest, Stop
+from trainchaos.recovery.transport.stream import packed
+from trainchaos.recovery.transport.wire import (
+    CheckpointNote,
+    Message,
+    Notice,
+    PauseRequest,
+    Ready,
+    Stop,
+)
 
 ALL = ["checkpoint-restart", "drop-replica", "hot-spare"]
 TERM = {
@@ -289,7 +297,7 @@ def test_sigterm_reaches_the_supervisor_while_the_main_thread_computes() -> None
             from trainchaos.recovery.process.entry import tell_on_sigterm
 
             tell_on_sigterm(Channel(theirs))
-            os.write(theirs.fileno(), b'{"type":"ready"}\n')
+            os.write(theirs.fileno(), packed(Ready()))
             # minutes in C, without the interpreter's lock
             hashlib.pbkdf2_hmac("sha256", b"x", b"y", 10**9)
         finally:

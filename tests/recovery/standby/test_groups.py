@@ -12,6 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
 from tests.support.ranks import Self, ranks, results
 from tests.support.running import LIMIT_S, until
@@ -234,7 +235,7 @@ def formed_as_asked(me: Self) -> set[str]:
     standing, names = Standing(me), list[str]()
     for _ in range(4):
         asked = me.hear()
-        standing.groups.ask(asked.varied(store_port=me.port))
+        standing.groups.ask(structs.replace(asked, store_port=me.port))
         names.append(asked.group)
     standing.until(*names)
     me.settle()

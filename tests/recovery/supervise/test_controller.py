@@ -4,7 +4,6 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,6 @@ from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.supervise.controller import Controller, Stage, Timing
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import (
-    NOTHING_OWN,
     Abort,
     Finished,
     Join,
@@ -82,8 +80,8 @@ class FakeHands:
         self.marks[name] = BLANK
         return name
 
-    def send(self, process: str, message: Message, own: Mapping[str, Any] = NOTHING_OWN) -> bool:
-        self.sent.append((process, message.varied(**own)))
+    def send(self, process: str, message: Message) -> bool:
+        self.sent.append((process, message))
         return True
 
     def kill(self, process: str) -> None:

@@ -17,7 +17,6 @@ from tests.support.clusters.cluster import agent_command
 from tests.support.running import LIMIT_S
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, FleetLimits, FleetReport
 from trainchaos.recovery.nodes.coordinator.node_state import ClockMeasured
-from trainchaos.recovery.nodes.link.bundle import Letter, together
 from trainchaos.recovery.nodes.link.protocol import Heard
 from trainchaos.recovery.transport.wire import Extra, Message
 
@@ -27,8 +26,7 @@ RANK = "tests.support.clusters.tiny_rank"
 
 def heard(process: str, message: Message) -> Heard:
     """What an agent says when a process has sent a message."""
-    (line,) = together([Letter(process, message)], Heard)
-    assert isinstance(line, Heard)
+    (line,) = Heard.of([(process, message)])
     return line
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from msgspec import structs
+
 from tests.support.search import defects
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.harness.fuzz.draw.draw import World
@@ -213,9 +215,7 @@ def _forgets_the_past(**forgotten: Any) -> Callable[[Wrong], Wrong]:
 
 def _ignores_torn(right: Wrong) -> Wrong:
     """A state that was being overwritten is taken for whole."""
-    return lambda self, entry, message: right(
-        self, entry, message.model_copy(update={"valid": True})
-    )
+    return lambda self, entry, message: right(self, entry, structs.replace(message, valid=True))
 
 
 def _pauses_again(right: Wrong) -> Wrong:

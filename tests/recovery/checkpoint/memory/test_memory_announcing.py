@@ -33,6 +33,7 @@ from trainchaos.recovery.checkpoint.memory.keepers import Keepers
 from trainchaos.recovery.checkpoint.memory.peers import Peers
 from trainchaos.recovery.checkpoint.memory.protocol import Note, Notes
 from trainchaos.recovery.process.local import Exited, MessageReceived, Report
+from trainchaos.recovery.transport import stream
 from trainchaos.recovery.transport.wire import Extra, Message
 
 MANY = 20
@@ -45,7 +46,7 @@ class Traffic:
         self.opened: Counter[tuple[int, int]] = Counter()
         self.lines = 0
         self._lock = threading.Lock()
-        opening, sending = Peers.open, protocol.send
+        opening, sending = Peers.open, stream.send
 
         def counted(peers: Peers, node: int, *, restoring: bool = False) -> socket.socket:
             with self._lock:
@@ -58,7 +59,7 @@ class Traffic:
             sending(sock, message, *more)
 
         patch.setattr(Peers, "open", counted)
-        patch.setattr(protocol, "send", send)
+        patch.setattr(stream, "send", send)
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def test_an_older_word_never_takes_the_place_of_a_newer_one(
     one, two = ring(2)
     with Peers(1, bytes.fromhex(TOKEN), {0: ("127.0.0.1", one.port)}).open(0) as sock:
         for version, step in ((10**19, 5), (10**19 - 1, 4)):
-            protocol.send(sock, Notes(notes=(Note(node=1, version=version, held=(key(step),)),)))
+            stream.send(sock, Notes(notes=(Note(node=1, version=version, held=(key(step),)),)))
             protocol.receive_answer(sock, limit_s=LIMIT_S)
     assert one._store.known_at(1) == (key(5),)
     one.know({})

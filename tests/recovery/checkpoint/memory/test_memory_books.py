@@ -5,6 +5,7 @@ and whoever saved.
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from tests.harness.arm.test_roster import FakeKeeperHost, keepers_of, lose, starts
 from tests.recovery.checkpoint.memory.test_memory import JOB, key, part
@@ -59,7 +60,7 @@ def keeper_store() -> KeeperStore:
 
 def save(held: KeeperStore, step: int, *, seat: str, generation: int) -> None:
     header, memory = part(step, generation=generation, size=4096)
-    held.add(header.model_copy(update={"seat": seat}), memory.detach(), copy=False)
+    held.add(structs.replace(header, seat=seat), memory.detach(), copy=False)
 
 
 @pytest.mark.slow

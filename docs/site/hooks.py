@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import recovery_reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from tests.mutations.page import listed
+from tests.mutations.tables import all_mutations
 from trainchaos.chaos.cli import cli
 from trainchaos.chaos.commands.list import KINDS, entries
 from trainchaos.chaos.events.kinds import REQUIRED, Kind
 from trainchaos.chaos.planning.listing import ListingEntry
+from trainchaos.harness.compare.result.definitions import computed
 from trainchaos.recovery.playbook.book import playbook
 from trainchaos.recovery.playbook.entry import ABOUT as ACTIONS
 
@@ -40,6 +44,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     _add(files, config, "reference/events.md", _events())
     _add(files, config, "reference/playbook.md", _playbook())
     _add(files, config, "reference/cli.md", _command_line())
+    _add(files, config, "reference/recovery.md", recovery_reference.page())
+    _add(files, config, "reference/mutations.md", _mutations())
+    _add(files, config, "reference/computed.md", "\n".join(computed()).replace("<", "&lt;") + "\n")
     for name in AT_THE_TOP:
         _add(files, config, name, (ROOT / name).read_text().replace("](docs/", "]("))
     return files
@@ -136,6 +143,14 @@ def _playbook() -> str:
         *_table(["to do", "means"], [[action.value, text] for action, text in ACTIONS.items()]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _mutations() -> str:
+    return (
+        "# Mutations\n\nChanges of good logs, each as a bug would make it, and the checker that must"
+        " see it (`tests/mutations`); [verdicts](../verdicts.md) has the checkers.\n"
+        + listed(all_mutations())
+    )
 
 
 def _code(text: str) -> str:

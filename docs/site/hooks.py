@@ -147,8 +147,8 @@ def _playbook() -> str:
 
 def _mutations() -> str:
     return (
-        "# Mutations\n\nChanges of good logs, each as a bug would make it, and the checker that must"
-        " see it (`tests/mutations`); [verdicts](../verdicts.md) has the checkers.\n"
+        "# Mutations\n\nChanges of good logs, each as a bug would make it, and the checker that"
+        " must see it (`tests/mutations`); [verdicts](../verdicts.md) has the checkers.\n"
         + listed(all_mutations())
     )
 

@@ -15,7 +15,8 @@ from trainchaos.recovery.nodes import serve
 
 MEMBERS = {
     "Job": (
-        "attach register loader at_end ready running step busy mesh generation seed steps device done"
+        "attach register loader at_end ready running step busy mesh generation seed steps device"
+        " done"
     ),
     "Step": "phase batches accumulate backward run as_loss commit",
 }

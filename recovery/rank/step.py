@@ -105,8 +105,8 @@ class Step:
         self.seconds[self._phase] = time.perf_counter() - self._since
 
     def phase(self, name: str) -> None:
-        """Note that the next phase begins (data, forward, backward, collective, optimizer). A script
-        need not call it: all but ``data`` are noticed by themselves.
+        """Note that the next phase begins (data, forward, backward, collective, optimizer). A
+        script need not call it: all but ``data`` are noticed by themselves.
         """
         job = self._job
         job.check()

@@ -1,4 +1,4 @@
-"""The mutations by checker, as the site of the documentation lists them (``docs/site/hooks.py``)."""
+"""The mutations by checker, as the documentation's site lists them (``docs/site/hooks.py``)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ def _reference() -> ModuleType:
 
 
 REFERENCE = _reference()
-METHODS = [f"{owner}.{name}" for owner, names in REFERENCE.MEMBERS.items() for name in names.split()]
+METHODS = [
+    f"{owner}.{name}" for owner, names in REFERENCE.MEMBERS.items() for name in names.split()
+]
 
 
 @pytest.mark.parametrize("name", [*recovery.__all__, *METHODS])

@@ -4,10 +4,10 @@
 Each seed is a separate search in one process; it ends with the first find, and counts scenarios and
 processor seconds until then. ``--apart`` repeats the search for a defect found by a story without
 the stories of its scenario, to see what the others find. Results are kept in
-``docs/results/planted.jsonl``, one line per search, and shown in ``docs/search.md``; ``--table``
-only renews that table. ``--part I/N`` searches every Nth defect from I on, and ``--into FILE``
-writes elsewhere, so that several processes can share the work; ``--table FILE...`` merges their
-results.
+``docs/results/planted.jsonl``, one line per search; ``docs/search.md`` has their summary, and the
+site of the documentation the table; ``--table`` only renews the summary. ``--part I/N`` searches
+every Nth defect from I on, and ``--into FILE`` writes elsewhere, so that several processes can
+share the work; ``--table FILE...`` merges their results.
 """
 
 from __future__ import annotations
@@ -70,28 +70,34 @@ def read(paths: Sequence[Path]) -> list[Row]:
     ]
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The table and its summary for the page."""
+def summary(rows: Sequence[Row]) -> str:
+    """What the searches found, for the page."""
     plays = [row["plays"] for row in rows if row["shown"]]
     seconds = [row["seconds"] for row in rows if row["shown"]]
     missed = [
         name for name in PLANTED if any(row["name"] == name and not row["shown"] for row in rows)
     ]
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    lines = [
+    names = _names(rows)
+    return "\n".join(
         (
             f"{len(names)} defects, {len(rows)} searches: {len(plays)} found theirs, in a median of"
             f" {statistics.median(plays):.0f} scenarios and {statistics.median(seconds):.1f} s of"
             f" one processor, the longest in {max(plays)} and {max(seconds):.0f} s."
-            f" {_missed(missed)}{_unsearched(names)}"
-        ),
-        "",
-        _by_stories(rows),
-        "",
+            f" {_missed(missed)}{_unsearched(names)}",
+            "",
+            _by_stories(rows),
+            "",
+        )
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """What became of each defect, for the site of the documentation."""
+    lines = [
         "| defect | strategy | found | scenarios | seconds | in a story | by |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name in names:
+    for name in _names(rows):
         mine = [row for row in rows if row["name"] == name]
         found = [row for row in mine if row["shown"]]
         plays, seconds = [row["plays"] for row in found], [row["seconds"] for row in found]
@@ -106,6 +112,10 @@ def table(rows: Sequence[Row]) -> str:
             f"| {name} | {strategy} | {len(found)} of {len(mine)} | {how} | {_told(found)} | {by} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["name"] for row in rows))
 
 
 def _told(found: Sequence[Row]) -> str:
@@ -142,9 +152,9 @@ def _unsearched(names: Sequence[str]) -> str:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Write the table into its page."""
+    """Write the summary into its page."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table(rows) + END + rest.partition(END)[2])
+    PAGE.write_text(before + BEGIN + summary(rows) + END + rest.partition(END)[2])
 
 
 def main() -> int:

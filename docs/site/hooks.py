@@ -4,22 +4,30 @@ each time the site is built, and the files at the top of the project.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+import recovery_reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from benchmarks import planted
+from benchmarks.adaptive import table as sweep
+from tests.mutations.page import listed
+from tests.mutations.tables import all_mutations
 from trainchaos.chaos.cli import cli
 from trainchaos.chaos.commands.list import KINDS, entries
 from trainchaos.chaos.events.kinds import REQUIRED, Kind
 from trainchaos.chaos.planning.listing import ListingEntry
+from trainchaos.harness.compare.result.definitions import computed
 from trainchaos.recovery.playbook.book import playbook
 from trainchaos.recovery.playbook.entry import ABOUT as ACTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
 AT_THE_TOP = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 ABOUT = {
     "faults": "What can be injected, and what each launcher makes of it.",
@@ -40,6 +48,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     _add(files, config, "reference/events.md", _events())
     _add(files, config, "reference/playbook.md", _playbook())
     _add(files, config, "reference/cli.md", _command_line())
+    _add(files, config, "reference/recovery.md", recovery_reference.page())
+    _add(files, config, "reference/mutations.md", _mutations())
+    _add(files, config, "reference/adaptive-sweep.md", _sweep())
+    _add(files, config, "reference/planted.md", _planted())
+    _add(files, config, "reference/computed.md", "\n".join(computed()).replace("<", "&lt;") + "\n")
     for name in AT_THE_TOP:
         _add(files, config, name, (ROOT / name).read_text().replace("](docs/", "]("))
     return files
@@ -136,6 +149,33 @@ def _playbook() -> str:
         *_table(["to do", "means"], [[action.value, text] for action, text in ACTIONS.items()]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _sweep() -> str:
+    lines = (RESULTS / "adaptive-sweep.jsonl").read_text().splitlines()
+    return (
+        "# The sweep of adaptive, row by row\n\nGoodput, median (95 % interval where n is 6 or"
+        " more), and the paired ratio of adaptive to the fixed strategy with the best median;"
+        " [adaptive](../adaptive.md) says what was played.\n\n"
+        + sweep.table(sweep.gathered(json.loads(line) for line in lines))
+        + "\n"
+    )
+
+
+def _planted() -> str:
+    rows = planted.merged(planted.read([planted.RESULTS]))
+    return (
+        "# Planted defects\n\nHow soon the search finds each; [search](../search.md) says how they"
+        " are planted.\n\n" + planted.table(rows)
+    )
+
+
+def _mutations() -> str:
+    return (
+        "# Mutations\n\nChanges of good logs, each as a bug would make it, and the checker that"
+        " must see it (`tests/mutations`); [verdicts](../verdicts.md) has the checkers.\n"
+        + listed(all_mutations())
+    )
 
 
 def _code(text: str) -> str:

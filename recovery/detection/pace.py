@@ -1,6 +1,6 @@
 """How long a rank may be silent, by its phase, the job's history, and the user's settings.
 
-Pure. ``docs/recovery.md`` has the rule as a table.
+Pure. ``docs/recovery-rules.md`` has the rule as a table.
 """
 
 from __future__ import annotations

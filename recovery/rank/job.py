@@ -210,11 +210,11 @@ class Job:
         """A data loader whose workers compute this rank's samples ahead: ``loader.load(samples)``
         in a step. Make it after ``attach`` and before the loop.
 
-        ``prefetch``: batches each worker computes ahead; ``collate_fn``: default torch's. With 0
-        workers samples are computed when they are requested. ``limit_s``: how long data may take to
-        come; a rank that waits for its workers is not taken for hung until then. Raises ImportError
-        when torchdata is not installed, TypeError for an iterable dataset, RuntimeError before
-        ``attach``.
+        ``prefetch``: batches each worker computes ahead; ``collate_fn``: default torch's. With
+        ``num_workers=0`` samples are computed when they are requested. ``limit_s``: how long data
+        may take to come; a rank that waits for its workers is not taken for hung until then. Raises
+        ImportError when torchdata is not installed, TypeError for an iterable dataset, RuntimeError
+        before ``attach``.
         """
         self._require_attached("loader(dataset)")
         return Loader(
@@ -288,7 +288,7 @@ class Job:
     @contextmanager
     def step(self) -> Iterator[Step]:
         """One attempt at the next step; a lost generation or a refused step ends the block without
-        an error.
+        an error. Other exceptions pass through: the process ends, which is a failure like any.
         """
         if self.rehearsal.under_way:
             with self.rehearsal.step() as step:
@@ -358,7 +358,7 @@ class Job:
     @property
     def mesh(self) -> DeviceMesh:
         """The mesh of this process, from its first generation on: ``replicate``, ``shard``,
-        ``pipeline`` and ``tensor``. Raises RuntimeError before.
+        ``pipeline``, ``context`` and ``tensor``. Raises RuntimeError before.
         """
         if self._attached is None or self._attached.groups is None:
             raise RuntimeError(

@@ -105,7 +105,9 @@ class Step:
         self.seconds[self._phase] = time.perf_counter() - self._since
 
     def phase(self, name: str) -> None:
-        """Note that the next phase begins (data, forward, backward, collective, optimizer)."""
+        """Note that the next phase begins (data, forward, backward, collective, optimizer). A
+        script need not call it: all but ``data`` are noticed by themselves.
+        """
         job = self._job
         job.check()
         job.blocks.training()
@@ -299,8 +301,9 @@ class Step:
             )
 
     def commit(self) -> None:
-        """Apply the gradients. All ranks alike refuse a non-finite loss or gradient before it
-        changes anything. Raises RuntimeError before ``backward``, and the second time.
+        """Clip and apply the gradients, step the scheduler, and save a checkpoint if one is due.
+        All ranks alike refuse a non-finite loss or gradient before it changes anything. Every block
+        ends with it. Raises RuntimeError before ``backward``, and the second time.
         """
         if self._job.state.step >= self.number:
             raise RuntimeError(

@@ -10,6 +10,6 @@ new file is found by itself): a name, the base that it changes (``bases.BASES``)
 The verdict over all checkers is the worst of those named, or worse. Checkers that are not named may
 see it too; but for every registered checker there has to be a mutation that it alone sees
 (``tests/harness/judge/test_mutations.py``), so that none could be taken away unnoticed. Put that
-one first among those that name the checker: the test tries them in order. docs/verdicts.md lists
-them all (``python -m tests.mutations.page``).
+one first among those that name the checker: the test tries them in order. The site of the
+documentation lists them all (``tests/mutations/page.py``).
 """

@@ -1,17 +1,11 @@
-"""Writes the list of mutations in docs/verdicts.md: ``python -m tests.mutations.page``."""
+"""The mutations by checker, as the documentation's site lists them (``docs/site/hooks.py``)."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 
-from tests.mutations.tables import all_mutations
 from tests.mutations.tape import Mutation
-
-PAGE = Path("docs/verdicts.md")
-BEGIN, END = "<!-- mutations -->\n", "<!-- end of mutations -->"
 
 
 def listed(corpus: Iterable[Mutation]) -> str:
@@ -23,14 +17,3 @@ def listed(corpus: Iterable[Mutation]) -> str:
             open_ = ", inconclusive" if verdict != "fail" else ""
             by[checker].append(f"- {name} ({mutation.base}{open_})")
     return "\n".join(f"\n**`{name}`**\n\n" + "\n".join(by[name]) for name in sorted(by)) + "\n\n"
-
-
-def with_list(text: str, corpus: Iterable[Mutation]) -> str:
-    """The page with its list as it should be."""
-    return re.sub(
-        f"{BEGIN}.*{END}", lambda _: f"{BEGIN}{listed(corpus)}{END}", text, flags=re.DOTALL
-    )
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_list(PAGE.read_text(), all_mutations()))

@@ -22,7 +22,7 @@ SETTINGS = "chaos.yaml"
 """The file of a user's project, no module."""
 EXAMPLE = {name for name, _ in BLOCKS.findall((ROOT / "CONTRIBUTING.md").read_text())}
 """Files that a reader is shown how to add."""
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
 CODE = [
     path for room in (*ROOMS, "benchmarks", "tests") for path in sorted((ROOT / room).rglob("*.py"))
 ]

@@ -304,9 +304,12 @@ def _lines() -> Iterator[str]:
     for name, formula in COMPARED.items():
         yield f"- **{name}**: {formula.text}"
     yield ""
-    yield from _functions()
+    yield (
+        "The details of each are in the docstrings of the computing functions, which the site shows"
+        " (`make docs`, `reference/computed.html`)."
+    )
     yield ""
-    yield "### Peaks"
+    yield "## Peaks"
     yield ""
     yield " ".join((flops.PEAK_TFLOPS_DOC).split())
     yield ""
@@ -315,13 +318,16 @@ def _lines() -> Iterator[str]:
     )
 
 
-def _functions() -> Iterator[str]:
-    yield "## What the computing functions say"
+def computed() -> Iterator[str]:
+    """What the computing functions say, as Markdown."""
+    yield "# What the computing functions say"
+    yield ""
+    yield "The docstrings behind the formulas of [metrics](../metrics.md)."
     for by in dict.fromkeys(
         one.by for one in (*FORMULAS.values(), *RATES.values(), *COMPARED.values())
     ):
         yield ""
-        yield f"### `{by.__module__}.{by.__qualname__}`"
+        yield f"## `{by.__module__}.{by.__qualname__}`"
         yield ""
         if by.__module__ in _DEFINED_BY_MODULE:
             yield from _paragraphs(_told(inspect.getmodule(by)))

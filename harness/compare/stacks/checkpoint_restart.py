@@ -19,7 +19,7 @@ class CheckpointRestart(RecoveryStack):
     strategy: ClassVar[str] = "checkpoint-restart"
     advised: ClassVar[Mapping[str, Value]] = {"--memory-checkpoints": "2"}
     tuned_because: ClassVar[str] = (
-        "docs/recovery.md, In memory: a checkpoint in memory is cheap enough for every few steps,"
-        " so that a lost rank costs the steps since the last one; docs/performance.md measures each"
-        " second step."
+        "docs/recovery-rules.md, In memory: a checkpoint in memory is cheap enough for every few"
+        " steps, so that a lost rank costs the steps since the last one; docs/performance.md"
+        " measures each second step."
     )

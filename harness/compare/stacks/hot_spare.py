@@ -25,8 +25,8 @@ class HotSpare(RecoveryStack):
     strategy: ClassVar[str] = "hot-spare"
     grid: ClassVar[Mapping[str, tuple[Value, ...]]] = {"--hang-timeout": (0.05, 0.1, 0.15)}
     tuned_because: ClassVar[str] = (
-        "docs/recovery.md, Silence: --hang-timeout takes the place of what is learned from the"
-        " length of steps; the learned limit is 0.6 s at least. Checkpoints are saved"
+        "docs/recovery-rules.md, Silence: --hang-timeout takes the place of what is learned from"
+        " the length of steps; the learned limit is 0.6 s at least. Checkpoints are saved"
         " synchronously, as all other stacks here save them."
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.planted import PAGE, RESULTS, merged, read, table
+from benchmarks.planted import PAGE, RESULTS, merged, read, summary
 from tests.support.search.planted import PLANTED, sought
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.harness.fuzz.play.oracle import find_in
@@ -141,4 +141,4 @@ def test_there_are_enough_and_the_page_shows_what_became_of_each() -> None:
     assert len(PLANTED) >= LEAST
     unsearched = set(PLANTED) - {row["name"] for row in rows}
     assert unsearched <= set(SHOWN), "python -m benchmarks.planted NAME searches for what is new"
-    assert table(rows) in PAGE.read_text(), "python -m benchmarks.planted --table"
+    assert summary(rows) in PAGE.read_text(), "python -m benchmarks.planted --table"

@@ -131,7 +131,7 @@ scenarios: $(STAMP) ## run every scenario for real (those this machine cannot do
 
 docs: $(STAMP) ## build the site of the documentation into build/site; a link that leads nowhere is an error
 	$(PIP) --requirement docs/site/requirements.txt
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(STAMP) ## measure recovery and overhead; prints the tables kept in docs/performance.md and docs/clusters.md
 	$(BIN)/python -m benchmarks.recovery

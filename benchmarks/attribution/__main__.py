@@ -34,7 +34,6 @@ from trainchaos.chaos.errors import ChaosError
 from trainchaos.chaos.events.log import read_log
 from trainchaos.chaos.files import write_whole
 from trainchaos.harness.explain.diagnose import diagnose
-from trainchaos.recovery.playbook.book import playbook
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,10 +78,7 @@ def _asked(key: Key, paper: Path, python: Path | None) -> Answers:
     if python is not None:
         runs = {name: nvrx.ask(python, name, log) for name, log in logs.items()}
         return Answers(tool=nvrx.TOOL, runs=runs)
-    known = playbook()
-    return Answers(
-        tool="trainchaos", runs={name: diagnose(log, known) for name, log in logs.items()}
-    )
+    return Answers(tool="trainchaos", runs={name: diagnose(log) for name, log in logs.items()})
 
 
 def _conclude(key: Key, answers: Answers, into: Path) -> None:

@@ -146,9 +146,8 @@ def _run(path: Path, form: str) -> int:
     from trainchaos.harness.explain.account import story_of
     from trainchaos.harness.explain.text import story_json, story_lines
     from trainchaos.harness.host.rundir import open_run
-    from trainchaos.recovery.playbook.book import playbook
 
-    story = story_of(open_run(path), playbook())
+    story = story_of(open_run(path))
     if form == "json":
         say(json.dumps(story_json(story), indent=2))
     else:

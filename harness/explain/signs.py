@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from trainchaos.chaos.events.log import Event, Kind, Log
-from trainchaos.recovery.playbook.book import Playbook, signal_name
+from trainchaos.recovery.playbook.book import playbook, signal_name
 from trainchaos.recovery.playbook.entry import Entry, Tells
 
 KINDS = (
@@ -39,10 +39,10 @@ class Sign:
 class Signs:
     """The signs of one arm, found by time."""
 
-    def __init__(self, log: Log, playbook: Playbook) -> None:
+    def __init__(self, log: Log) -> None:
         self._events = list(log.of(*KINDS))
         self._times = [event.time_ns for event in self._events]
-        self._playbook = playbook
+        self._playbook = playbook()
 
     def between(
         self, start_ns: float, end_ns: float, about: Collection[str | None] = ()

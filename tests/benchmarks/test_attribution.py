@@ -35,7 +35,6 @@ from trainchaos.chaos.fault.base import Fault
 from trainchaos.harness.explain.diagnose import diagnose
 from trainchaos.harness.explain.diagnosis import CauseClass, DiagnosedIncident, Layer
 from trainchaos.recovery.health.credible import failing
-from trainchaos.recovery.playbook.book import playbook
 from trainchaos.recovery.playbook.entry import Action
 
 RANKS = 4
@@ -98,7 +97,7 @@ def test_the_catalogue_is_told_from_its_logs() -> None:
         assert len(incidents) == len(question.tree["faults"]), question
         about = {"kind": question.kind, "strategy": question.strategy}
         keys.append(Keyed(id=f"{question.id}.{number}", **about, incidents=incidents))
-        answers[keys[-1].id] = diagnose(log, playbook())
+        answers[keys[-1].id] = diagnose(log)
     found = score(keys, Answers(tool="ours", runs=answers))
     assert found.kinds.keys() | found.traceless.keys() == CATALOGUE.kind.keys()
     place, cause = found.overall["place"], found.overall["cause"]

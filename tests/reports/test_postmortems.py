@@ -108,7 +108,7 @@ def test_timelines_go_from_the_hit_to_the_first_new_step(told: Told) -> None:
         recovery = one.incident.recovery_time
         assert recovery is not None
         assert times[-1] == pytest.approx(recovery, abs=0.01)
-        signal = one.account.course.signal
+        signal = one.account.signal
         assert signal is not None
         kill = one.incident.fault == "kill"
         assert signal.what.startswith("process exited" if kill else "failure detected")

@@ -6,7 +6,6 @@ from typing import Any
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, make_log
 from trainchaos.harness.explain.signs import Sign, Signs
-from trainchaos.recovery.playbook.book import playbook
 
 SAVE = {"checkpoint": "step-00000030", "error": "OSError: [Errno 28] No space left on device"}
 XID = {"what": "xid", "code": 79, "device": "cuda:1", "node": 0, "rank": 1, "source": "nvml"}
@@ -53,7 +52,7 @@ def signs(*rows: tuple[str, Kind, dict[str, Any]]) -> Signs:
         ActorLog(actor=actor, events=tuple(events), problems=(), ended=True)
         for actor, events in actors.items()
     ]
-    return Signs(make_log(logs), playbook())
+    return Signs(make_log(logs))
 
 
 def named(found: tuple[Sign, ...]) -> list[tuple[str, str | None]]:

@@ -15,7 +15,6 @@ from trainchaos.chaos.events.log import Log, make_log, read_log
 from trainchaos.chaos.fault.targets import BROKEN_DEVICE, NO_DEVICE_MEMORY
 from trainchaos.harness.explain.diagnose import diagnose
 from trainchaos.harness.explain.strip import strip
-from trainchaos.recovery.playbook.book import playbook
 
 pytestmark = pytest.mark.slow
 NEW = (Kind.STACKS_DUMPED, Kind.CLOCK_MEASURED)
@@ -94,8 +93,7 @@ def lying(event: Event) -> Event:
 
 
 def test_a_diagnosis_believes_no_fault_event(sittings: Played) -> None:
-    book = playbook()
     for question, log in sittings:
-        said = diagnose(log, book)
-        assert said == diagnose(strip(log), book), question
-        assert said == diagnose(changed(log, lying), book), question
+        said = diagnose(log)
+        assert said == diagnose(strip(log)), question
+        assert said == diagnose(changed(log, lying)), question

@@ -32,23 +32,6 @@ _OF_ENTRY = (
     "note",
     "sources",
 )
-_OF_INCIDENT = (
-    "fault",
-    "kind",
-    "cell",
-    "repeat",
-    "occurrence",
-    "target",
-    "step",
-    "injected_s",
-    "landed",
-    "outcome",
-    "detection_time",
-    "recovery_time",
-    "steps_lost",
-    "restored_step",
-    "decision",
-)
 MOST_ALIKE = 2
 """Of signs with one meaning, those that are named."""
 LONGEST = 200  # characters of a line of a log
@@ -281,9 +264,8 @@ def _evidence(told: Told) -> Iterator[tuple[str, str]]:
 
 
 def _account_json(account: Account) -> dict[str, Any]:
-    one = account.incident.model_dump(mode="json")
     return {
-        **{name: one[name] for name in _OF_INCIDENT},
+        **account.incident.model_dump(mode="json"),
         "hit": account.hit,
         "blamed_who_was_hit": account.right,
         "timeline": [asdict(moment) for moment in account.moments],

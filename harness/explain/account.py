@@ -17,7 +17,7 @@ from trainchaos.harness.explain.collectives import FlightRecord, records_between
 from trainchaos.harness.explain.course import Moment, course_of
 from trainchaos.harness.explain.diagnose import diagnose
 from trainchaos.harness.explain.diagnosis import DiagnosedIncident
-from trainchaos.harness.explain.signs import Sign, Signs
+from trainchaos.harness.explain.signs import Sign, signs_between
 from trainchaos.harness.host.rundir import RunDirectory, arm_id
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.cost import failure_cost
@@ -102,7 +102,7 @@ def story_of(run: RunDirectory) -> Story:
         log = read_log(run.events(arm.id), budget)
         if arm.arm == "faulted":
             accounts += told_of(log, arm.id, results)
-        history, signs = history_of(log), Signs(log)
+        history = history_of(log)
         for failure in unclaimed_failures(history, episodes_of(history)):
             time_ns, about = failure.time_ns, {failure.data["process"]}
             unexplained.append(
@@ -110,7 +110,7 @@ def story_of(run: RunDirectory) -> Story:
                     arm=arm.id,
                     failure=failure,
                     at_s=(time_ns - history.start_ns) / NS,
-                    signs=signs.between(time_ns - NS, time_ns, about),
+                    signs=signs_between(log, time_ns - NS, time_ns, about),
                     stacks=stacks_between(log, time_ns, time_ns + NS),
                     records=records_between(log, time_ns, time_ns + NS),
                 )
@@ -125,7 +125,7 @@ def told_of(log: Log, arm: str, results: Results) -> list[Account]:
     """The incidents of one faulted arm. ``log``: of the arm with this id; ``results``: of its run.
     Raises LogError where the log does not say how its run began.
     """
-    history, signs, said = history_of(log), Signs(log), diagnose(log)
+    history, said = history_of(log), diagnose(log)
     episodes = [one for one in episodes_of(history) if one.injected]
     by_hit = {(one.fault, one.occurrence): one for one in episodes}
     starts = sorted(one.injected.time_ns for one in episodes if one.injected)
@@ -151,7 +151,7 @@ def told_of(log: Log, arm: str, results: Results) -> list[Account]:
                 right=first.may_be_blamed(failure) or blamed in hit
                 if failure and blamed is not None and hit
                 else None,
-                signs=signs.between(start, end, {*hit, blamed} if hit else ()),
+                signs=signs_between(log, start, end, {*hit, blamed} if hit else ()),
                 moments=moments,
                 signal=signal,
                 rank_s=cost_of(results, incident),

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from statistics import median
 
 from trainchaos.chaos.events.budget import Budget
@@ -33,19 +32,20 @@ EARLY_S = 0.25
 """A silence may have begun so long before the fault that it is told of: a rank falls behind while
 it waits for its point.
 """
-SHOWN = 4  # innermost frames of each process, in a report for people
 LEAST = 3
 """Incidents of the other strategy without which nothing is said of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a log holds of a time. ``failure``: the first that was declared."""
+    """What a log holds of a time. ``failure``: the first that was declared; ``stacks``: those
+    dumped (``chaos.events.kinds``).
+    """
 
     arm: str
     failure: Event | None
     signs: tuple[Sign, ...]
-    stacks: tuple[Stack, ...]
+    stacks: tuple[Event, ...]
     records: tuple[FlightRecord, ...]
 
     @property
@@ -111,7 +111,7 @@ def story_of(run: RunDirectory) -> Story:
                     failure=failure,
                     at_s=(time_ns - history.start_ns) / NS,
                     signs=signs_between(log, time_ns - NS, time_ns, about),
-                    stacks=stacks_between(log, time_ns, time_ns + NS),
+                    stacks=_stacks(log, time_ns, time_ns + NS),
                     records=records_between(log, time_ns, time_ns + NS),
                 )
             )
@@ -157,11 +157,15 @@ def told_of(log: Log, arm: str, results: Results) -> list[Account]:
                 rank_s=cost_of(results, incident),
                 cheaper=cheaper_than(results, incident),
                 diagnosis=_said(said, history, (start, end), failure),
-                stacks=stacks_between(log, start, end),
+                stacks=_stacks(log, start, end),
                 records=records_between(log, start, end),
             )
         )
     return accounts
+
+
+def _stacks(log: Log, start_ns: float, end_ns: float) -> tuple[Event, ...]:
+    return tuple(e for e in log.of(Kind.STACKS_DUMPED) if start_ns <= e.time_ns <= end_ns)
 
 
 def _said(
@@ -190,53 +194,6 @@ def _span(
     else:
         end = next((other for other in starts if other > max(own)), history.end_ns)
     return min(own), max(end, *failures, *own)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stack:
-    """One process. ``role``: hung, peer or stuck (``chaos.events.kinds``); ``frames``: of its
-    training thread, the innermost first; ``file``: beside the process's output, "": none.
-    """
-
-    process: str
-    role: str
-    answered: bool
-    frames: tuple[str, ...]
-    file: str
-
-    @property
-    def said(self) -> str:
-        """For people."""
-        who = f"{self.process} ({self.role})"
-        if not self.answered:
-            return f"{who} did not answer: it was stopped, or waited in the kernel"
-        shown = " < ".join(_short(frame) for frame in self.frames[:SHOWN])
-        return f"{who} in {shown or 'no Python code'}" + (f"; {self.file}" if self.file else "")
-
-
-def stacks_between(log: Log, start_ns: float, end_ns: float) -> tuple[Stack, ...]:
-    """Those of a time, in the order of the log."""
-    return tuple(
-        Stack(
-            process=str(event.data["process"]),
-            role=str(event.data["role"]),
-            answered=bool(event.data["answered"]),
-            frames=_texts(event.data["frames"]),
-            file=str(event.data["file"]),
-        )
-        for event in log.of(Kind.STACKS_DUMPED)
-        if start_ns <= event.time_ns <= end_ns
-    )
-
-
-def _texts(found: object) -> tuple[str, ...]:
-    return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
-
-
-def _short(frame: str) -> str:
-    """A frame with its file's last folder only: ``rank/step.py:178 in backward``."""
-    path, _, rest = frame.rpartition(":")
-    return f"{'/'.join(PurePath(path).parts[-2:])}:{rest}" if path else frame
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos.events.figures import with_unit
@@ -32,6 +33,8 @@ _OF_ENTRY = (
     "note",
     "sources",
 )
+_OF_STACK = ("process", "role", "answered", "frames", "file")
+SHOWN = 4  # innermost frames of each process
 MOST_ALIKE = 2
 """Of signs with one meaning, those that are named."""
 LONGEST = 200  # characters of a line of a log
@@ -181,8 +184,25 @@ def _after(account: Account, at_s: float) -> str:
 
 def _stood(told: Told) -> Iterator[tuple[str, str]]:
     """Where ranks that hung stood."""
-    yield from (("stack", stack.said) for stack in told.stacks)
+    yield from (("stack", _stack(event)) for event in told.stacks)
     yield from (("waits", line) for line in standing(told.records))
+
+
+def _stack(dumped: Event) -> str:
+    """Where the training thread of one process stood, the innermost frames first."""
+    data = dumped.data
+    who = f"{data['process']} ({data['role']})"
+    if not data["answered"]:
+        return f"{who} did not answer: it was stopped, or waited in the kernel"
+    frames = data["frames"] if isinstance(data["frames"], list | tuple) else ()
+    shown = " < ".join(_short(str(frame)) for frame in frames[:SHOWN])
+    return f"{who} in {shown or 'no Python code'}" + (f"; {data['file']}" if data["file"] else "")
+
+
+def _short(frame: str) -> str:
+    """A frame with its file's last folder only: ``rank/step.py:178 in backward``."""
+    path, _, rest = frame.rpartition(":")
+    return f"{'/'.join(PurePath(path).parts[-2:])}:{rest}" if path else frame
 
 
 def _account(account: Account) -> Iterator[str]:
@@ -284,7 +304,7 @@ def _told_json(told: Told) -> dict[str, Any]:
     names = ("cause", "process", "rank", "detail")
     return {
         "blamed": {name: data[name] for name in names} if data else None,
-        "stacks": [asdict(stack) for stack in told.stacks],
+        "stacks": [{name: event.data[name] for name in _OF_STACK} for event in told.stacks],
         "collectives": standing(told.records),
         "flight_records": [asdict(one) for one in told.records],
         "signs": [{"what": sign.what, "entry": entry_json(sign.entry)} for sign in told.signs],

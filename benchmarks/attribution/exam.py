@@ -78,8 +78,8 @@ class Variant(_Model):
     at: Tree | None = None
     workload: Tree = {}
     launcher: Tree = {}
+    recovery: Tree = {}
     kill: int | None = None
-    spares: int | None = None
     strategies: tuple[str, ...] = STRATEGIES
 
 
@@ -184,15 +184,12 @@ def questions(
 
 
 def _job(variant: Variant, strategy: str, launcher: str, rng: random.Random) -> Tree:
-    recovery: Tree = {"strategy": strategy}
-    if variant.spares is not None and strategy == "hot-spare":
-        recovery["spares"] = variant.spares
     return {
         **CATALOGUE.job,
         "seed": rng.randrange(1_000_000),
         "launcher": {"kind": launcher, "nodes": 2, **variant.launcher},
         "workload": {**CATALOGUE.job["workload"], **variant.workload},
-        "recovery": recovery,
+        "recovery": {"strategy": strategy, **variant.recovery},
         "faults": [],
     }
 

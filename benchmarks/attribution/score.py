@@ -80,7 +80,6 @@ class Score(BaseModel):
     tool: str
     overall: dict[str, Share]
     kinds: dict[str, dict[str, Share]]
-    strategies: dict[str, dict[str, Share]]
     traceless: dict[str, Share]
     unfaulted_said: Share
     unfaulted_blamed: Share
@@ -110,11 +109,9 @@ def score(keys: Sequence[Keyed], answers: Answers) -> Score:
             silent[row.incident.kind].append(row.answer is None and row.question not in said)
     unfaulted = [key.id for key in keys if key.kind == UNFAULTED]
     by_kind: dict[str, list[Row]] = defaultdict(list)
-    by_strategy: dict[str, list[Row]] = defaultdict(list)
     confusion: dict[str, Counter[str]] = defaultdict(Counter)
     for incident, row in traced:
         by_kind[incident.kind].append(row)
-        by_strategy[row.strategy].append(row)
         # An accepted answer stands where it was given: what cannot be told apart is seen.
         confusion[incident.truth.causes[0].value][row.said] += 1
     for row in extra:
@@ -123,7 +120,6 @@ def score(keys: Sequence[Keyed], answers: Answers) -> Score:
         tool=answers.tool,
         overall=_shares([row for _, row in traced]),
         kinds={name: _shares(by_kind[name]) for name in sorted(by_kind)},
-        strategies={name: _shares(by_strategy[name]) for name in sorted(by_strategy)},
         traceless={kind: share(silent[kind]) for kind in sorted(silent)},
         unfaulted_said=share([name in said for name in unfaulted]),
         unfaulted_blamed=share([name in blamed for name in unfaulted]),
@@ -221,7 +217,7 @@ def _mistakes(traced: Sequence[tuple[Incident, Row]]) -> list[dict[str, Any]]:
 
 
 def page(found: Score, about: Mapping[str, Any]) -> str:
-    """As Markdown: shares by aspect, kind and strategy, the confusion matrix, and mistakes."""
+    """As Markdown: shares by aspect and kind, the confusion matrix, and mistakes."""
     return "\n\n".join(_page(found, about)) + "\n"
 
 
@@ -247,12 +243,11 @@ def _page(found: Score, about: Mapping[str, Any]) -> Iterator[str]:
     if found.traceless:
         quiet = (f"{kind} {one.right} of {one.n}" for kind, one in found.traceless.items())
         yield f"Traceless faults of which nothing was said: {', '.join(quiet)}."
-    for name, groups in (("kind", found.kinds), ("strategy", found.strategies)):
-        rows = [
-            [of, each["cause"].n, *(f"{s.percent} [{s.interval}]" for s in each.values())]
-            for of, each in groups.items()
-        ]
-        yield _table([name, "n", *ASPECTS], rows)
+    rows = [
+        [kind, each["cause"].n, *(f"{s.percent} [{s.interval}]" for s in each.values())]
+        for kind, each in found.kinds.items()
+    ]
+    yield _table(["kind", "n", *ASPECTS], rows)
     yield "Confusion matrix: the most exact cause (rows) and what was said (columns)."
     causes = sorted({name for row in found.confusion.values() for name in row} - {NOTHING})
     causes.append(NOTHING)

@@ -102,12 +102,18 @@ def scored(sittings: Played) -> Score:
 def test_some_kinds_are_told_from_their_logs() -> None:
     found = scored(sat())
     assert found.mistakes == [] and found.innocent == 0 and found.unfaulted_said.right == 0
-    for row in found.rows:
-        one = row.incident
-        if one is not None and one.kind == "rank-hang":
-            assert (CauseClass.DATA in one.truth.causes) == (one.phase == "data")
-        if one is not None and one.kind == "node-stop":
-            assert one.truth.places == ("node",) and one.nodes and one.members
+
+
+@pytest.mark.slow
+def test_the_truth_goes_by_phase_and_strategy() -> None:
+    for question, log in sat():
+        other = question.model_copy(update={"strategy": "checkpoint-restart"})
+        for one, again in zip(incidents_of(log, question), incidents_of(log, other), strict=True):
+            if one.kind == "rank-hang":
+                assert (CauseClass.DATA in one.truth.causes) == (one.phase == "data")
+            if one.kind == "node-stop":
+                assert one.truth.places == ("node",) and one.nodes and one.members
+                assert again.truth.places == ("node", "member")
 
 
 @pytest.mark.long

@@ -88,15 +88,12 @@ def _numbers(kind: str, words: Sequence[str], form: str) -> int:
 
     book = playbook()
     answers = [(word, *_look_up(book, kind, word)) for word in words]
-    if form == "json":
-        rows = [
-            {"asked": asked, "entry": entry_json(entry), "problem": "" if entry else said}
-            for asked, entry, said in answers
-        ]
-        say(json.dumps(rows, indent=2))
-    else:
-        found = [entry_lines(entry, said) for _, entry, said in answers if entry]
-        _say_folded([line for block in found for line in ("", *block)][1:])
+    rows = [
+        {"asked": asked, "entry": entry_json(entry), "problem": "" if entry else said}
+        for asked, entry, said in answers
+    ]
+    found = [entry_lines(entry, said) for _, entry, said in answers if entry]
+    _tell(form, rows, [line for block in found for line in ("", *block)][1:])
     missing = [said for _, entry, said in answers if entry is None]
     for said in missing:
         say(said, err=True)
@@ -105,13 +102,26 @@ def _numbers(kind: str, words: Sequence[str], form: str) -> int:
 
 def _look_up(book: Playbook, kind: str, word: str) -> tuple[Entry | None, str]:
     """The entry, and how it is called; or None, and why there is none."""
+    from trainchaos.recovery.playbook.book import signal_name
+
     if kind == "signal":
-        return _signal(book, word)
+        name = signal_name(word)
+        if not name:
+            return None, f"there is no signal {word!r}; names are as SIGBUS or BUS, numbers as 7"
+        entry = book.by_signal(name)
+        return entry, name if entry else f"no entry for {name}"
     number = _whole(word)
     if number is None:
         return None, f"{kind} needs a number, and {word!r} is none"
     if kind == "exit":
-        return _exit(book, number)
+        if not -64 <= number <= 255:
+            return None, (
+                f"{number} is no exit code: they are 0 to 255, or minus the number of a signal"
+            )
+        entry = book.by_exit_code(number)
+        if entry is None:
+            return None, f"no entry for exit code {number}: it is the program's own"
+        return entry, f"exit code {number}" + (f" ({entry.signal})" if entry.signal else "")
     name, known = ("XID", book.xids) if kind == "xid" else ("SXid", book.sxids)
     entry = book.by_xid(number) if kind == "xid" else book.by_sxid(number)
     if entry is not None:
@@ -123,36 +133,13 @@ def _look_up(book: Playbook, kind: str, word: str) -> tuple[Entry | None, str]:
     )
 
 
-def _signal(book: Playbook, word: str) -> tuple[Entry | None, str]:
-    from trainchaos.recovery.playbook.book import signal_name
-
-    name = signal_name(word)
-    if not name:
-        return None, f"there is no signal {word!r}; names are as SIGBUS or BUS, numbers as 7"
-    entry = book.by_signal(name)
-    return entry, name if entry else f"no entry for {name}"
-
-
-def _exit(book: Playbook, code: int) -> tuple[Entry | None, str]:
-    if not -64 <= code <= 255:
-        return None, f"{code} is no exit code: they are 0 to 255, or minus the number of a signal"
-    entry = book.by_exit_code(code)
-    if entry is None:
-        return None, f"no entry for exit code {code}: it is the program's own"
-    return entry, f"exit code {code}" + (f" ({entry.signal})" if entry.signal else "")
-
-
 def _run(path: Path, form: str) -> int:
     from trainchaos.harness.explain.account import story_of
     from trainchaos.harness.explain.text import story_json, story_lines
     from trainchaos.harness.host.rundir import open_run
-    from trainchaos.recovery.playbook.book import playbook
 
-    story = story_of(open_run(path), playbook())
-    if form == "json":
-        say(json.dumps(story_json(story), indent=2))
-    else:
-        _say_folded(story_lines(story))
+    story = story_of(open_run(path))
+    _tell(form, story_json(story), story_lines(story))
     return errors.EXIT_PASS
 
 
@@ -190,12 +177,10 @@ def _lines(lines: Iterator[str] | Sequence[str], what: str, form: str) -> int:
             yield line
 
     matches = match_text(counted())
-    if form == "json":
-        rows = [match_json(match) for match in matches]
-        known = bool(matches) and matches[0].entry.tells is not Tells.EFFECT
-        say(json.dumps({"lines": read, "known": known, "matches": rows}, indent=2))
-    elif matches:
-        _say_folded(match_lines(matches, what, read))
+    rows = [match_json(match) for match in matches]
+    known = bool(matches) and matches[0].entry.tells is not Tells.EFFECT
+    told = match_lines(matches, what, read) if matches else []
+    _tell(form, {"lines": read, "known": known, "matches": rows}, told)
     if matches:
         return errors.EXIT_PASS
     why = f"{read} lines, and the playbook knows none of them" if read > 1 else "nothing known"
@@ -222,17 +207,17 @@ def _ras(found: RasFinding, what: str, form: str) -> int:
         for name, ranks in kinds
         if ranks and (entry := playbook().by_id(f"nccl-ras-{name}"))
     }
-    if form == "json":
-        rows = {name: [asdict(one) for one in ranks] for name, ranks in kinds}
-        told = [entry_json(entry) for entry in entries.values()]
-        say(json.dumps({"communicators": found.communicators, **rows, "entries": told}, indent=2))
-    elif said := found.sentences:
+    rows = {name: [asdict(one) for one in ranks] for name, ranks in kinds}
+    told = [entry_json(entry) for entry in entries.values()]
+    tree = {"communicators": found.communicators, **rows, "entries": told}
+    lines = []
+    if said := found.sentences:
         lines = [f"{what}: NCCL's RAS, communicators: {found.communicators}"]
         lines += [f"  {one}" for one in said[:MOST_RANKS]]
         lines += [f"  and {len(said) - MOST_RANKS} more"] if len(said) > MOST_RANKS else []
         for name, entry in entries.items():
             lines += ["", *entry_lines(entry, name)]
-        _say_folded(lines)
+    _tell(form, tree, lines)
     if entries:
         return errors.EXIT_PASS
     say(f"{what}: by NCCL's RAS no rank is named as dead, missing or behind", err=True)
@@ -267,9 +252,13 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _say_folded(lines: Sequence[str]) -> None:
+def _tell(form: str, tree: object, lines: Sequence[str]) -> None:
+    """As JSON, or as lines that are folded to the terminal."""
     from trainchaos.chaos import columns
 
+    if form == "json":
+        say(json.dumps(tree, indent=2))
+        return
     wide = columns.width_of(sys.stdout)
     for line in lines:
         for part in columns.fold(line, wide, " " * 10 if line.startswith("  ") else ""):

@@ -5,19 +5,18 @@ what it cost, and what its evidence means. Computed from the event logs alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from statistics import median
 
 from trainchaos.chaos.events.budget import Budget
 from trainchaos.chaos.events.kinds import Kind
 from trainchaos.chaos.events.log import Event, Log, read_log
 from trainchaos.harness.explain.collectives import FlightRecord, records_between
-from trainchaos.harness.explain.course import Course, course_of
+from trainchaos.harness.explain.course import Moment, course_of
 from trainchaos.harness.explain.diagnose import diagnose
 from trainchaos.harness.explain.diagnosis import DiagnosedIncident
-from trainchaos.harness.explain.signs import Sign, Signs
+from trainchaos.harness.explain.signs import Sign, signs_between
 from trainchaos.harness.host.rundir import RunDirectory, arm_id
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.cost import failure_cost
@@ -27,71 +26,59 @@ from trainchaos.harness.judge.record.history import NS, History
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.results import CellResult, Results
 from trainchaos.harness.judge.verdict.judge import judge
-from trainchaos.recovery.playbook.book import Playbook, playbook
 from trainchaos.recovery.playbook.entry import Entry
 
 EARLY_S = 0.25
 """A silence may have begun so long before the fault that it is told of: a rank falls behind while
 it waits for its point.
 """
-SHOWN = 4  # innermost frames of each process, in a report for people
 LEAST = 3
 """Incidents of the other strategy without which nothing is said of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blame:
-    """A failure as it was declared. ``process`` None: nobody was named."""
-
-    cause: str
-    process: str | None
-    rank: int | None
-    detail: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Account:
-    """An incident that fired: its post-mortem. ``hit``: processes; empty where a fault hits none (a
-    link, a disk); ``right``: whether who was blamed was hit; None: nobody was blamed, or no process
-    was hit; ``rank_s``: what it cost, rank-seconds (``cost_of``); ``cheaper``: None: the run
-    supports no claim; ``diagnosis``: what the log without its fault events says of that time.
+class Told:
+    """What a log holds of a time. ``failure``: the first that was declared; ``stacks``: those
+    dumped (``chaos.events.kinds``).
     """
 
     arm: str
-    incident: Incident
-    hit: tuple[str, ...]
-    blame: Blame | None
-    right: bool | None
+    failure: Event | None
     signs: tuple[Sign, ...]
-    course: Course
-    rank_s: float | None
-    cheaper: Cheaper | None
-    diagnosis: DiagnosedIncident | None
-    stacks: tuple[Stack, ...]
+    stacks: tuple[Event, ...]
     records: tuple[FlightRecord, ...]
 
     @property
     def advice(self) -> Entry | None:
         """The entry of the best sign."""
-        return _advice(self.signs)
+        return next((sign.entry for sign in self.signs if sign.entry), None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unexplained:
+class Account(Told):
+    """An incident that fired: its post-mortem. ``hit``: processes; empty where a fault hits none (a
+    link, a disk); ``right``: whether who was blamed was hit; None: nobody was blamed, or no process
+    was hit; ``moments``, ``signal``: its course (``course_of``); ``rank_s``: what it cost,
+    rank-seconds (``cost_of``); ``cheaper``: None: the run supports no claim; ``diagnosis``: what
+    the log without its fault events says of that time.
+    """
+
+    incident: Incident
+    hit: tuple[str, ...]
+    right: bool | None
+    moments: tuple[Moment, ...]
+    signal: Moment | None
+    rank_s: float | None
+    cheaper: Cheaper | None
+    diagnosis: DiagnosedIncident | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unexplained(Told):
     """A failure that no fault explains. ``at_s``: since the arm began."""
 
-    arm: str
-    step: int | None
+    failure: Event
     at_s: float
-    blame: Blame
-    signs: tuple[Sign, ...]
-    stacks: tuple[Stack, ...]
-    records: tuple[FlightRecord, ...]
-
-    @property
-    def advice(self) -> Entry | None:
-        """The entry of the best sign."""
-        return _advice(self.signs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +91,7 @@ class Story:
     idle: int
 
 
-def story_of(run: RunDirectory, known: Playbook) -> Story:
+def story_of(run: RunDirectory) -> Story:
     """Judge a stored run and tell its incidents; writes nothing. Raises LogError, ScenarioError,
     NewerVersion as ``judge``.
     """
@@ -113,25 +100,21 @@ def story_of(run: RunDirectory, known: Playbook) -> Story:
     unexplained: list[Unexplained] = []
     for arm in results.arms:
         log = read_log(run.events(arm.id), budget)
-        history, signs = history_of(log), Signs(log, known)
-        episodes = episodes_of(history)
         if arm.arm == "faulted":
-            said = diagnose(log, known)
-            accounts += _accounts(arm.id, results, episodes, history, signs, said)
-        unexplained += [
-            Unexplained(
-                arm=arm.id,
-                step=failure.step,
-                at_s=(failure.time_ns - history.start_ns) / NS,
-                blame=_blame(failure),
-                signs=signs.between(
-                    failure.time_ns - NS, failure.time_ns, {failure.data["process"]}
-                ),
-                stacks=stacks_between(log, failure.time_ns, failure.time_ns + NS),
-                records=records_between(log, failure.time_ns, failure.time_ns + NS),
+            accounts += told_of(log, arm.id, results)
+        history = history_of(log)
+        for failure in unclaimed_failures(history, episodes_of(history)):
+            time_ns, about = failure.time_ns, {failure.data["process"]}
+            unexplained.append(
+                Unexplained(
+                    arm=arm.id,
+                    failure=failure,
+                    at_s=(time_ns - history.start_ns) / NS,
+                    signs=signs_between(log, time_ns - NS, time_ns, about),
+                    stacks=_stacks(log, time_ns, time_ns + NS),
+                    records=records_between(log, time_ns, time_ns + NS),
+                )
             )
-            for failure in unclaimed_failures(history, episodes)
-        ]
     idle = sum(not incident.fired for incident in results.faults)
     return Story(
         results=results, accounts=tuple(accounts), unexplained=tuple(unexplained), idle=idle
@@ -142,49 +125,47 @@ def told_of(log: Log, arm: str, results: Results) -> list[Account]:
     """The incidents of one faulted arm. ``log``: of the arm with this id; ``results``: of its run.
     Raises LogError where the log does not say how its run began.
     """
-    book, history = playbook(), history_of(log)
-    signs, said = Signs(log, book), diagnose(log, book)
-    return [*_accounts(arm, results, episodes_of(history), history, signs, said)]
-
-
-def _accounts(
-    arm: str,
-    results: Results,
-    episodes: Sequence[Episode],
-    history: History,
-    signs: Signs,
-    said: Sequence[DiagnosedIncident],
-) -> Iterator[Account]:
-    fired = [one for one in results.faults if one.fired]
-    incidents = [one for one in fired if arm_id(one.cell, one.repeat, "faulted") == arm]
-    by_hit = {(one.fault, one.occurrence): one for one in episodes if one.injected}
+    history, said = history_of(log), diagnose(log)
+    episodes = [one for one in episodes_of(history) if one.injected]
+    by_hit = {(one.fault, one.occurrence): one for one in episodes}
     starts = sorted(one.injected.time_ns for one in episodes if one.injected)
-    for incident in incidents:
+    accounts = []
+    for incident in results.faults:
+        if not incident.fired or arm_id(incident.cell, incident.repeat, "faulted") != arm:
+            continue
         keys = ((incident.fault, number) for number in incident.occurrences)
         hits = [by_hit[key] for key in keys if key in by_hit]
         if not hits:
             continue
         first = next((one for one in hits if one.failure), hits[0])
-        hit = tuple(dict.fromkeys(name for one in hits for name in one.processes))
-        blamed = first.failure.data["process"] if first.failure else None
+        failure, hit = first.failure, tuple(dict.fromkeys(p for one in hits for p in one.processes))
+        blamed = failure.data["process"] if failure else None
         start, end = _span(incident, hits, starts, history)
-        course = course_of(history.log, round(start), incident.kind, first.failure, end)
-        yield Account(
-            arm=arm,
-            incident=incident,
-            hit=hit,
-            blame=_blame(first.failure) if first.failure else None,
-            right=first.may_be_blamed(first.failure) or blamed in hit
-            if first.failure and blamed is not None and hit
-            else None,
-            signs=signs.between(start, end, {*hit, blamed} if hit else ()),
-            course=course,
-            rank_s=cost_of(results, incident),
-            cheaper=cheaper_than(results, incident),
-            diagnosis=_said(said, history, (start, end), first.failure),
-            stacks=stacks_between(history.log, start, end),
-            records=records_between(history.log, start, end),
+        moments, signal = course_of(log, start, incident.kind, failure, end)
+        accounts.append(
+            Account(
+                arm=arm,
+                incident=incident,
+                hit=hit,
+                failure=failure,
+                right=first.may_be_blamed(failure) or blamed in hit
+                if failure and blamed is not None and hit
+                else None,
+                signs=signs_between(log, start, end, {*hit, blamed} if hit else ()),
+                moments=moments,
+                signal=signal,
+                rank_s=cost_of(results, incident),
+                cheaper=cheaper_than(results, incident),
+                diagnosis=_said(said, history, (start, end), failure),
+                stacks=_stacks(log, start, end),
+                records=records_between(log, start, end),
+            )
         )
+    return accounts
+
+
+def _stacks(log: Log, start_ns: float, end_ns: float) -> tuple[Event, ...]:
+    return tuple(e for e in log.of(Kind.STACKS_DUMPED) if start_ns <= e.time_ns <= end_ns)
 
 
 def _said(
@@ -202,7 +183,7 @@ def _said(
 
 def _span(
     incident: Incident, hits: Sequence[Episode], starts: Sequence[int], history: History
-) -> tuple[float, float]:
+) -> tuple[int, float]:
     """From the first hit to the recovery; without one, to the next hit of another incident, or the
     end.
     """
@@ -213,67 +194,6 @@ def _span(
     else:
         end = next((other for other in starts if other > max(own)), history.end_ns)
     return min(own), max(end, *failures, *own)
-
-
-def _blame(failure: Event) -> Blame:
-    data = failure.data
-    return Blame(
-        cause=str(data["cause"]),
-        process=data["process"],
-        rank=data["rank"],
-        detail=str(data["detail"]),
-    )
-
-
-def _advice(signs: Sequence[Sign]) -> Entry | None:
-    return next((sign.entry for sign in signs if sign.entry), None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stack:
-    """One process. ``role``: hung, peer or stuck (``chaos.events.kinds``); ``frames``: of its
-    training thread, the innermost first; ``file``: beside the process's output, "": none.
-    """
-
-    process: str
-    role: str
-    answered: bool
-    frames: tuple[str, ...]
-    file: str
-
-    @property
-    def said(self) -> str:
-        """For people."""
-        who = f"{self.process} ({self.role})"
-        if not self.answered:
-            return f"{who} did not answer: it was stopped, or waited in the kernel"
-        shown = " < ".join(_short(frame) for frame in self.frames[:SHOWN])
-        return f"{who} in {shown or 'no Python code'}" + (f"; {self.file}" if self.file else "")
-
-
-def stacks_between(log: Log, start_ns: float, end_ns: float) -> tuple[Stack, ...]:
-    """Those of a time, in the order of the log."""
-    return tuple(
-        Stack(
-            process=str(event.data["process"]),
-            role=str(event.data["role"]),
-            answered=bool(event.data["answered"]),
-            frames=_texts(event.data["frames"]),
-            file=str(event.data["file"]),
-        )
-        for event in log.of(Kind.STACKS_DUMPED)
-        if start_ns <= event.time_ns <= end_ns
-    )
-
-
-def _texts(found: object) -> tuple[str, ...]:
-    return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
-
-
-def _short(frame: str) -> str:
-    """A frame with its file's last folder only: ``rank/step.py:178 in backward``."""
-    path, _, rest = frame.rpartition(":")
-    return f"{'/'.join(PurePath(path).parts[-2:])}:{rest}" if path else frame
 
 
 @dataclass(frozen=True, kw_only=True)

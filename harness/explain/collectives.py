@@ -8,7 +8,7 @@ all ranks of a group, as every rank has to call the same ones in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainchaos.chaos.events.kinds import Kind
@@ -41,6 +41,15 @@ class Entry:
     def name(self) -> str:
         """As ``all_reduce 41``."""
         return f"{self.op or 'collective'} {self.seq}"
+
+    @property
+    def sized(self) -> str:
+        """As ``all_reduce 41 (8 Float)``."""
+        return f"{self.name} ({self.sizes})" if self.sizes else self.name
+
+    def matches(self, other: Entry) -> bool:
+        """Whether two ranks in them are in the same collective."""
+        return self.op == other.op and (self.op not in SAME_SIZES or self.sizes == other.sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,40 +123,24 @@ def _of_group(group: str, records: Sequence[FlightRecord]) -> Iterator[tuple[int
     at = {r: e for r, entries in of.items() for e in entries if e.seq == number}
     waiting = {record: entry for record, entry in at.items() if not entry.done}
     first = next(iter(waiting.values()))
-    sized = f" ({first.sizes})" if first.sizes else ""
-    if not all(_match(first, entry) for entry in at.values()):
-        each = "; ".join(f"{r.who} is in {_sized(entry)}" for r, entry in at.items())
+    if not all(first.matches(entry) for entry in at.values()):
+        each = "; ".join(f"{r.who} is in {entry.sized}" for r, entry in at.items())
         yield _MISMATCH, f"{each}: they do not match, in {group}"
         return
-    waits = _names([*waiting])
-    verb = "waits" if len(waiting) == 1 else "wait"
+    waits = f"{_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in"
     last = {record: max(entries, key=lambda e: e.seq) for record, entries in of.items()}
     behind = [record for record, entry in last.items() if entry.seq < number]
     through = [record for record in last if record not in waiting and record not in behind]
     for record in behind:
-        text = f"{record.who} has not begun {first.name}{sized} of {group}; its last there is"
-        yield _BEHIND, f"{text} {last[record].name}, done; {waits} {verb} in {first.name}"
+        text = f"{record.who} has not begun {first.sized} of {group}; its last there is"
+        yield _BEHIND, f"{text} {last[record].name}, done; {waits} {first.name}"
     if through:
-        text = f"{waits} {verb} in {first.name}{sized} of {group}"
-        yield _THROUGH, f"{text}; {_names(through)} {_is(through)} through it"
+        done = f"{_names(through)} {'is' if len(through) == 1 else 'are'} through it"
+        yield _THROUGH, f"{waits} {first.sized} of {group}; {done}"
     elif not behind:
         others = "none of them is behind" if len(waiting) > 1 else "no other has a record of it"
-        yield _ALIKE, f"{waits} {verb} in {first.name}{sized} of {group}; {others}"
+        yield _ALIKE, f"{waits} {first.sized} of {group}; {others}"
 
 
-def _match(one: Entry, other: Entry) -> bool:
-    if one.op != other.op:
-        return False
-    return one.op not in SAME_SIZES or one.sizes == other.sizes
-
-
-def _sized(entry: Entry) -> str:
-    return f"{entry.name} ({entry.sizes})" if entry.sizes else entry.name
-
-
-def _names(records: Sequence[FlightRecord]) -> str:
+def _names(records: Iterable[FlightRecord]) -> str:
     return ", ".join(record.who for record in records)
-
-
-def _is(records: Sequence[FlightRecord]) -> str:
-    return "is" if len(records) == 1 else "are"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,33 +31,35 @@ class HistoryOfPlaces:
     arms: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Use:
-    """A place in an arm. ``seconds``: with a process on it; ``blamed``: (arm, generation) of its
-    incidents: who fails together on one place has one incident.
-    """
-
-    seconds: float
-    blamed: frozenset[tuple[int, int]]
-
-
 def read_places(paths: Sequence[Path]) -> HistoryOfPlaces:
     """What runs say of places: run directories, and ``--events`` directories of ``recovery.run``.
-    Failures that a run injected itself do not count, nor do simulated arms. Raises NoRun, LogError.
+    Who fails together on one place has one incident. Failures that a run injected itself do not
+    count, nor do simulated arms. Raises NoRun, LogError.
     """
-    budget = Budget()
-    nodes, devices = dict[str, list[_Use]](), dict[str, list[_Use]]()
-    arms = 0
+    budget, arms = Budget(), 0
+    used: dict[str, float] = defaultdict(float)
+    blamed: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for folder in dict.fromkeys(each for path in paths for each in _folders(path)):
         log = read_log(folder, budget)
         failures = list(_own_failures(log))
-        if not _real(log):
+        started = log.first(Kind.RUN_STARTED)
+        if started is None or started.data.get("launcher") == "sim":
             continue
         arms += 1
-        for device, found in ((False, nodes), (True, devices)):
-            for place, use in _uses(log, failures, arms, device=device).items():
-                found.setdefault(place, []).append(use)
-    return HistoryOfPlaces(nodes=_summed(nodes), devices=_summed(devices), arms=arms)
+        at = _places(log)
+        for place, seconds in _used_s(log, at).items():
+            used[place] += seconds
+        for event in failures:
+            for place in at.get(event.data["process"], ()):
+                blamed[place].add((arms, event.generation))
+    records = {
+        place: Record(incidents=len(blamed[place]), used_s=used[place]) for place in sorted(used)
+    }
+    return HistoryOfPlaces(
+        nodes={place: one for place, one in records.items() if "/" not in place},
+        devices={place: one for place, one in records.items() if "/" in place},
+        arms=arms,
+    )
 
 
 def lemons_of(history: HistoryOfPlaces, *, false_alarm: float) -> tuple[Lemon, ...]:
@@ -81,11 +84,6 @@ def _folders(path: Path) -> Iterator[Path]:
     yield from (run.events(arm) for arm in run.arms())
 
 
-def _real(log: Log) -> bool:
-    started = log.first(Kind.RUN_STARTED)
-    return started is not None and started.data.get("launcher") != "sim"
-
-
 def _own_failures(log: Log) -> Iterator[Event]:
     """Failures that blame a process and that no injected fault explains."""
     if log.first(Kind.FAULT_INJECTED) is None:
@@ -103,33 +101,36 @@ def _own_failures(log: Log) -> Iterator[Event]:
     )
 
 
-def _uses(log: Log, failures: Sequence[Event], arm: int, *, device: bool) -> dict[str, _Use]:
-    """Each place of an arm with its use."""
-    spawned = {
-        event.data["process"]: event
+def _places(log: Log) -> dict[str, tuple[str, ...]]:
+    """Process -> the places that it was on: its node, and its device if that has a name."""
+    spawned = [
+        event
         for event in log.of(Kind.PROCESS_SPAWNED)
         if event.data["role"] != KEEPER and event.data.get("node") is not None
-    }
-    names = _names(log, {event.data["node"] for event in spawned.values()})
-    at = {
-        process: place
-        for process, event in spawned.items()
-        if (place := _place(event, names, device=device)) is not None
-    }
+    ]
+    names = _names(log, {event.data["node"] for event in spawned})
+    found = {}
+    for event in spawned:
+        node = names[event.data["node"]]
+        device = str(event.data.get("device") or "").partition("@")[0]
+        on_it = (f"{node}/{device}",) if device.startswith("cuda:") else ()
+        found[event.data["process"]] = (node, *on_it)
+    return found
+
+
+def _used_s(log: Log, at: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Seconds in which each place had a process on it, and not twice for two processes."""
+    begins = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_SPAWNED)}
     exits = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
     end_ns = max((event.time_ns for event in log.events), default=0)
-    spans: dict[str, list[tuple[int, int]]] = {}
-    for process, place in at.items():
-        span = spawned[process].time_ns, exits.get(process, end_ns)
-        spans.setdefault(place, []).append(span)
-    blamed: dict[str, set[tuple[int, int]]] = {}
-    for event in failures:
-        if event.data["process"] in at:
-            blamed.setdefault(at[event.data["process"]], set()).add((arm, event.generation))
-    return {
-        place: _Use(seconds=_covered_s(each), blamed=frozenset(blamed.get(place, ())))
-        for place, each in spans.items()
-    }
+    used: dict[str, float] = defaultdict(float)
+    until: dict[str, int] = defaultdict(int)
+    for process in sorted(at, key=lambda process: begins[process]):
+        ends = exits.get(process, end_ns)
+        for place in at[process]:
+            used[place] += max(0, ends - max(begins[process], until[place])) / NS
+            until[place] = max(until[place], ends)
+    return used
 
 
 def _names(log: Log, nodes: set[int]) -> dict[int, str]:
@@ -146,31 +147,4 @@ def _names(log: Log, nodes: set[int]) -> dict[int, str]:
     return {
         node: host if several.count(host) == 1 and host else str(node)
         for node, host in hosts.items()
-    }
-
-
-def _place(event: Event, names: Mapping[int, str], *, device: bool) -> str | None:
-    name = names[event.data["node"]]
-    if not device:
-        return name
-    its = str(event.data.get("device") or "").partition("@")[0]
-    return f"{name}/{its}" if its.startswith("cuda:") else None
-
-
-def _covered_s(spans: Sequence[tuple[int, int]]) -> float:
-    """Seconds in which at least one span lasts; spans in ns."""
-    covered = until = 0
-    for begins, ends in sorted(spans):
-        covered += max(0, ends - max(begins, until))
-        until = max(until, ends)
-    return covered / NS
-
-
-def _summed(found: Mapping[str, Sequence[_Use]]) -> dict[str, Record]:
-    return {
-        place: Record(
-            incidents=len({key for use in uses for key in use.blamed}),
-            used_s=sum(use.seconds for use in uses),
-        )
-        for place, uses in sorted(found.items())
     }

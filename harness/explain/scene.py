@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from statistics import median
 
 from trainchaos.chaos.events.event import Event
 from trainchaos.chaos.events.kinds import Kind
-from trainchaos.chaos.events.log import ORCHESTRATOR, Log
+from trainchaos.chaos.events.log import Log
 
 TOGETHER_NS = 3_000_000_000
 """Failures of one node that are declared within so long are one: a frozen process is found out by
@@ -25,8 +24,6 @@ SOONER_NS = 2_000_000
 """The kernel takes longer to give back the memory of a process that trains, and to report its end;
 and so does it, by a factor of two, for the others that were told to end at the same moment.
 """
-
-
 _SILENT = re.compile(r"\bsilent for (\d+(?:\.\d+)?) s\b")
 
 
@@ -39,25 +36,14 @@ def silence_s(failure: Event) -> float:
 
 
 class Scene:
-    """Questions to one arm's log."""
+    """Questions to one arm's log. ``spawned``, ``exits``: process -> its start, its end."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
         started = log.first(Kind.RUN_STARTED) or (log.events[0] if log.events else None)
         self.start_ns = started.time_ns if started else 0
-
-    @cached_property
-    def spawned(self) -> Mapping[str, Event]:
-        """Process -> its start."""
-        return {event.data["process"]: event for event in self.log.of(Kind.PROCESS_SPAWNED)}
-
-    @cached_property
-    def _exits(self) -> Mapping[str, Event]:
-        return {event.data["process"]: event for event in self.log.of(Kind.PROCESS_EXITED)}
-
-    def exit_of(self, process: str | None) -> Event | None:
-        """How a process ended; None: it did not."""
-        return self._exits.get(process) if process is not None else None
+        self.spawned = {event.data["process"]: event for event in log.of(Kind.PROCESS_SPAWNED)}
+        self.exits = {event.data["process"]: event for event in log.of(Kind.PROCESS_EXITED)}
 
     def failure_groups(self) -> Iterator[list[Event]]:
         """Failures that were declared before the next generation trains."""
@@ -104,7 +90,7 @@ class Scene:
             return set()
         took = {
             name: event.time_ns - asked
-            for name, event in self._exits.items()
+            for name, event in self.exits.items()
             if type(asked := event.data.get("asked_ns")) is int
             and 0 <= asked - failure.time_ns <= AT_ONCE_NS
         }
@@ -128,20 +114,18 @@ class Scene:
 
     def _living(self, node: int, time_ns: int) -> set[str]:
         """Workers and spares on a node that were ready and had not ended just before."""
-        ready = {
-            event.data["process"]
-            for event in self.log.of(Kind.PROCESS_READY)
-            if event.time_ns < time_ns
-        }
-        before = time_ns - TOGETHER_NS // 10
-        gone = {name for name, event in self._exits.items() if event.time_ns < before}
+        ready = {e.data["process"] for e in self.log.of(Kind.PROCESS_READY) if e.time_ns < time_ns}
+        gone = {name for name in ready if self._gone(name, time_ns - TOGETHER_NS // 10 - 1)}
         return {name for name in ready - gone if self._node_of(name) == node}
+
+    def _gone(self, process: str, time_ns: int) -> bool:
+        event = self.exits.get(process)
+        return event is not None and event.time_ns <= time_ns
 
     def node_of_all(self, ranks: Sequence[int], time_ns: int) -> int | None:
         """The node whose ranks are exactly these; None: there is none, or it has one rank only."""
-        members = self._members(time_ns)
         by_node: dict[int | None, set[int]] = defaultdict(set)
-        for rank, process in enumerate(members):
+        for rank, process in enumerate(self._members(time_ns)):
             by_node[self._node_of(process)].add(rank)
         if len(by_node) < 2 or len(ranks) < 2:
             return None
@@ -151,30 +135,26 @@ class Scene:
         started = [e for e in self.log.of(Kind.GENERATION_STARTED) if e.time_ns <= time_ns]
         return started[-1].data["members"] if started else ()
 
-    def worked_on(self, failure: Event) -> bool:
-        """Whether a process did steps in the silence it was blamed for."""
-        return self._worked(str(failure.data["process"]), failure)
-
     def all_worked_on(self, failure: Event) -> bool:
         """Whether all members did; who was taken for silent is not known."""
         members = self._members(failure.time_ns)
-        return bool(members) and all(self._worked(name, failure) for name in members)
+        return bool(members) and all(self.worked_on(failure, name) for name in members)
 
-    def _worked(self, process: str, failure: Event) -> bool:
-        """Two steps committed in a silence: the second began in it. One may just have begun it."""
+    def worked_on(self, failure: Event, process: str | None = None) -> bool:
+        """Whether a process, by default the one that is blamed, committed two steps in the silence
+        it was blamed for: the second began in it. One may just have begun it.
+        """
         since = failure.time_ns - 1e9 * silence_s(failure)
         steps = {
             event.step
-            for event in self.log.by(process)
+            for event in self.log.by(process or str(failure.data["process"]))
             if event.kind is Kind.STEP_COMMITTED and since < event.time_ns <= failure.time_ns
         }
         return len(steps) > 1
 
     def last_error(self, process: str | None, time_ns: int) -> Event | None:
         """The last error that a process reported, by then."""
-        if process is None:
-            return None
-        errors = [e for e in self.log.by(process) if e.kind is Kind.ERROR_RAISED]
+        errors = [e for e in self.log.by(process or "") if e.kind is Kind.ERROR_RAISED]
         return next((e for e in reversed(errors) if e.time_ns <= time_ns), None)
 
     def had_notice(self, failure: Event) -> bool:
@@ -189,10 +169,8 @@ class Scene:
         """Whether samples of its step or later were left out, because no rank can compute them."""
         return any(event.time_ns >= failure.time_ns for event in self.log.of(Kind.SAMPLES_SKIPPED))
 
-    def saving(self, ended: Event | None) -> str | None:
+    def saving(self, ended: Event) -> str | None:
         """The checkpoint that a process had begun and not ended when it was gone."""
-        if ended is None:
-            return None
         begun: str | None = None
         for event in self.log.by(ended.data["process"]):
             if event.kind is Kind.CHECKPOINT_SAVING:
@@ -201,62 +179,21 @@ class Scene:
                 begun = None
         return begun
 
-    def device_left(self, ended: Event | None) -> str | None:
+    def device_left(self, ended: Event) -> str | None:
         """The device of a process that ended, if processes were started after it, and on another
         device that was taken or new, although this one was free.
         """
-        if ended is None or (start := self.spawned.get(ended.data["process"])) is None:
-            return None
-        device = start.data.get("device")
+        start = self.spawned.get(ended.data["process"])
+        device = start.data.get("device") if start is not None else None
         later = [e for e in self.spawned.values() if e.time_ns > ended.time_ns]
-        if device is None or not later:
+        devices = {event.data.get("device") for event in later}
+        if device is None or not later or device in devices:
             return None
-        if any(event.data.get("device") == device for event in later):
-            return None
+        at_ns = later[0].time_ns
         taken = {
             event.data.get("device")
             for name, event in self.spawned.items()
-            if event.time_ns < later[0].time_ns and not self._gone(name, later[0].time_ns)
+            if event.time_ns < at_ns and not self._gone(name, at_ns)
         }
-        crowded = any(event.data.get("device") in taken for event in later)
         known = {e.data.get("device") for e in self.spawned.values() if e.time_ns < ended.time_ns}
-        return device if crowded or later[0].data.get("device") not in known else None
-
-    def _gone(self, process: str, time_ns: int) -> bool:
-        event = self._exits.get(process)
-        return event is not None and event.time_ns <= time_ns
-
-    def slow_saves(self, times: float, late_s: float) -> list[Event]:
-        """Saves that took ``times`` the median of all, and ``late_s`` more; at least 4 saves."""
-        saves = list(self.log.of(Kind.CHECKPOINT_COMMITTED))
-        if len(saves) < 4:
-            return []
-        usual = median(event.data["seconds"] for event in saves)
-        limit = max(times * usual, usual + late_s)
-        return [event for event in saves if event.data["seconds"] > limit]
-
-    def troubled_formations(self, slow_s: float) -> Iterator[tuple[Event, str]]:
-        """Groups that took long to form, or were formed again, where no failure and no connection
-        explains it.
-        """
-        formed = list(self.log.of(Kind.GROUP_FORMED))
-        if not formed:
-            return
-        usual = min(event.data["seconds"] for event in formed)
-        stuck = [e.time_ns for e in self.log.of(Kind.FAILURE_DETECTED) if e.data["process"] is None]
-        for event in formed:
-            if event.data["seconds"] > usual + slow_s and not bisect_right(stuck, event.time_ns):
-                yield event, f"a group took {event.data['seconds']:.2f} s to form"
-                return
-        yield from self._formed_again()
-
-    def _formed_again(self) -> Iterator[tuple[Event, str]]:
-        """A generation that was started and never ready, without a failure in between."""
-        pending: Event | None = None
-        for event in self.log.by(ORCHESTRATOR):
-            if event.kind is Kind.GENERATION_STARTED:
-                if pending is not None:
-                    yield pending, "a group had to be formed again, and no process had failed"
-                pending = event
-            elif event.kind in (Kind.GENERATION_READY, Kind.FAILURE_DETECTED):
-                pending = None
+        return device if devices & taken or later[0].data.get("device") not in known else None

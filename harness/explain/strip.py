@@ -5,9 +5,8 @@ had happened by itself.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from trainchaos.chaos.events.event import Event
@@ -63,16 +62,6 @@ def strip(log: Log) -> Log:
     return make_log(actors)
 
 
-def write_stripped(log: Log, directory: Path) -> None:
-    """Write a stripped log as files that ``read_log`` reads, one for each actor; the directory
-    must not exist. Raises OSError.
-    """
-    directory.mkdir(parents=True)
-    for name, actor in strip(log).actors.items():
-        lines = "".join(f"{event.to_line()}\n" for event in actor.events)
-        (directory / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-
-
 def _data(event: Event, before: Mapping[str, list[int]], hidden: list[int]) -> Mapping[str, Any]:
     """An event's data, with nothing of the injection."""
     data = {name: _neutral(value) for name, value in event.data.items()}
@@ -95,20 +84,9 @@ def _neutral(value: Any) -> Any:
     """A value with no text that betrays the injection."""
     if isinstance(value, str):
         value = value.replace(EMULATED, "")
-        return NEUTRAL_MESSAGE if _betrays(value) else value
+        return NEUTRAL_MESSAGE if any(part in value.lower() for part in BETRAYING) else value
     if isinstance(value, Mapping):
         return {name: _neutral(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_neutral(inner) for inner in value]
     return value
-
-
-def _betrays(value: Any) -> bool:
-    return isinstance(value, str) and any(part in value.lower() for part in BETRAYING)
-
-
-def betrayals(log: Log, words: tuple[str, ...] = BETRAYING) -> Iterator[Event]:
-    """Events of a log that name an injected fault: none, if it was stripped."""
-    for event in log.events:
-        if event.kind in HIDDEN or any(word in event.to_line().lower() for word in words):
-            yield event

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from trainchaos.chaos.events.figures import with_unit
@@ -12,29 +13,28 @@ from trainchaos.harness.explain.collectives import standing
 from trainchaos.recovery.playbook.entry import ABOUT, Entry, Tells
 
 if TYPE_CHECKING:
-    from trainchaos.harness.explain.account import Account, Blame, Story, Unexplained
+    from trainchaos.chaos.events.event import Event
+    from trainchaos.harness.explain.account import Account, Story, Told, Unexplained
     from trainchaos.harness.explain.signs import Sign
     from trainchaos.recovery.playbook.rank import Match
 
 IN_FULL = 5
 """Of what a log matches; the rest is listed in a line each."""
-_OF_INCIDENT = (
-    "fault",
-    "kind",
-    "cell",
-    "repeat",
-    "occurrence",
-    "target",
-    "step",
-    "injected_s",
-    "landed",
-    "outcome",
-    "detection_time",
-    "recovery_time",
-    "steps_lost",
-    "restored_step",
-    "decision",
+_OF_ENTRY = (
+    "id",
+    "matches",
+    "meaning",
+    "cause",
+    "owner",
+    "likelihood",
+    "action",
+    "move",
+    "tells",
+    "note",
+    "sources",
 )
+_OF_STACK = ("process", "role", "answered", "frames", "file")
+SHOWN = 4  # innermost frames of each process
 MOST_ALIKE = 2
 """Of signs with one meaning, those that are named."""
 LONGEST = 200  # characters of a line of a log
@@ -103,21 +103,7 @@ def story_lines(story: Story) -> list[str]:
 
 def entry_json(entry: Entry | None) -> dict[str, Any] | None:
     """An entry for programs."""
-    if entry is None:
-        return None
-    return {
-        "id": entry.id,
-        "matches": entry.matches,
-        "meaning": entry.meaning,
-        "cause": entry.cause.value,
-        "owner": entry.owner.value,
-        "likelihood": entry.likelihood.value,
-        "action": entry.action.value,
-        "move": entry.move,
-        "tells": entry.tells.value,
-        "note": entry.note,
-        "sources": [*entry.sources],
-    }
+    return {name: getattr(entry, name) for name in _OF_ENTRY} if entry else None
 
 
 def match_json(match: Match) -> dict[str, Any]:
@@ -135,8 +121,11 @@ def story_json(story: Story) -> dict[str, Any]:
         "verdict": story.results.verdict,
         "simulated": story.results.simulated,
         "never_fired": story.idle,
-        "incidents": [_account_json(one) for one in story.accounts],
-        "unexplained": [_unexplained_json(one) for one in story.unexplained],
+        "incidents": [{"arm": one.arm, **_account_json(one)} for one in story.accounts],
+        "unexplained": [
+            {"arm": one.arm, "step": one.failure.step, "at_s": one.at_s, **_told_json(one)}
+            for one in story.unexplained
+        ],
     }
 
 
@@ -161,7 +150,7 @@ def facts_of(account: Account) -> list[tuple[str, str]]:
     facts = [
         ("first", f"{at}{_s(one.injected_s)} into the arm, {one.kind} hit {hit}{named}{landed}")
     ]
-    if (signal := account.course.signal) is not None:
+    if (signal := account.signal) is not None:
         facts.append(("shown", f"{_after(account, signal.at_s)} by {signal.who}: {signal.what}"))
     facts += [("blame", _blamed(account)), ("cost", _cost(account))]
     if (other := account.cheaper) is not None:
@@ -172,44 +161,54 @@ def facts_of(account: Account) -> list[tuple[str, str]]:
                 " less than this one. Idle time of spares is not counted",
             )
         )
-    facts += [("stack", stack.said) for stack in account.stacks]
-    facts += [("waits", line) for line in standing(account.records)]
-    return [
-        *facts,
-        *_reading(account),
-        *_evidence(account.signs, account.advice),
-        *_action(account),
-    ]
+    facts += _stood(account)
+    if (said := account.diagnosis) is not None:
+        who = f" of rank {said.rank}" if said.rank is not None else ""
+        who = f" of node {said.node}" if said.node is not None else who
+        reads = f"{said.cause.value}{who}, layer {said.layer.value} ({_cut(said.why)})"
+        facts.append(("reads as", reads))
+    facts += _evidence(account)
+    if account.advice is None and said is not None:
+        facts.append(("to do", f"{said.action.value}: {ABOUT[said.action]}"))
+    return facts
 
 
 def moments_of(account: Account) -> list[tuple[str, str, str]]:
     """The timeline of an incident: seconds after the hit, what, and who."""
-    return [(_after(account, m.at_s), m.what, m.who or "") for m in account.course.moments]
+    return [(_after(account, m.at_s), m.what, m.who or "") for m in account.moments]
 
 
 def _after(account: Account, at_s: float) -> str:
-    return f"+{max(0.0, at_s - account.course.moments[0].at_s):.3f} s"
+    return f"+{max(0.0, at_s - account.moments[0].at_s):.3f} s"
 
 
-def _reading(account: Account) -> Iterator[tuple[str, str]]:
-    """What the log without its fault events says."""
-    if (said := account.diagnosis) is not None:
-        who = f" of rank {said.rank}" if said.rank is not None else ""
-        who = f" of node {said.node}" if said.node is not None else who
-        yield "reads as", f"{said.cause.value}{who}, layer {said.layer.value} ({_cut(said.why)})"
+def _stood(told: Told) -> Iterator[tuple[str, str]]:
+    """Where ranks that hung stood."""
+    yield from (("stack", _stack(event)) for event in told.stacks)
+    yield from (("waits", line) for line in standing(told.records))
 
 
-def _action(account: Account) -> Iterator[tuple[str, str]]:
-    """What to do by the diagnosis, where the playbook knows none of the signs."""
-    if account.advice is None and (said := account.diagnosis) is not None:
-        yield "to do", f"{said.action.value}: {ABOUT[said.action]}"
+def _stack(dumped: Event) -> str:
+    """Where the training thread of one process stood, the innermost frames first."""
+    data = dumped.data
+    who = f"{data['process']} ({data['role']})"
+    if not data["answered"]:
+        return f"{who} did not answer: it was stopped, or waited in the kernel"
+    frames = data["frames"] if isinstance(data["frames"], list | tuple) else ()
+    shown = " < ".join(_short(str(frame)) for frame in frames[:SHOWN])
+    return f"{who} in {shown or 'no Python code'}" + (f"; {data['file']}" if data["file"] else "")
+
+
+def _short(frame: str) -> str:
+    """A frame with its file's last folder only: ``rank/step.py:178 in backward``."""
+    path, _, rest = frame.rpartition(":")
+    return f"{'/'.join(PurePath(path).parts[-2:])}:{rest}" if path else frame
 
 
 def _account(account: Account) -> Iterator[str]:
     yield f"{account.incident.fault}, arm {account.arm}: {account.incident.outcome}"
-    facts = facts_of(account)
-    yield from (_line(label, text) for label, text in facts)
-    if account.blame is not None:
+    yield from (_line(label, text) for label, text in facts_of(account))
+    if account.failure is not None:
         then = "; ".join(f"{at} {what}" for at, what, _ in moments_of(account)[1:])
         yield _line("then", then)
 
@@ -219,29 +218,29 @@ def _line(label: str, text: str) -> str:
 
 
 def _unexplained(found: Unexplained) -> Iterator[str]:
-    at = f"at step {found.step}, " if found.step is not None else ""
+    step = found.failure.step
+    at = f"at step {step}, " if step is not None else ""
     yield f"A failure that no fault explains, arm {found.arm}"
-    yield f"  first   {at}{_s(found.at_s)} into the arm"
-    yield f"  blame   {_who(found.blame)}"
-    yield from (_line("stack", stack.said) for stack in found.stacks)
-    yield from (_line("waits", line) for line in standing(found.records))
-    yield from (_line(*fact) for fact in _evidence(found.signs, found.advice))
+    yield _line("first", f"{at}{_s(found.at_s)} into the arm")
+    yield _line("blame", _who(found.failure))
+    yield from (_line(*fact) for fact in (*_stood(found), *_evidence(found)))
 
 
 def _blamed(account: Account) -> str:
-    if account.blame is None:
+    if account.failure is None:
         return "nobody: no failure was declared"
-    who = _who(account.blame)
+    who = _who(account.failure)
     if account.right is None:
         hit = "no process was hit" if not account.hit else "nobody was named"
         return f"{who}; {hit}"
     return f"{who}; {'that is who was hit' if account.right else 'that is not who was hit'}"
 
 
-def _who(blame: Blame) -> str:
-    rank = f" (rank {blame.rank})" if blame.rank is not None else ""
-    detail = f" ({_cut(blame.detail)})" if blame.detail else ""
-    return f"{blame.process or 'no process'}{rank}, cause {blame.cause}{detail}"
+def _who(failure: Event) -> str:
+    data = failure.data
+    rank = f" (rank {data['rank']})" if data["rank"] is not None else ""
+    detail = f" ({_cut(str(data['detail']))})" if data["detail"] else ""
+    return f"{data['process'] or 'no process'}{rank}, cause {data['cause']}{detail}"
 
 
 def _cost(account: Account) -> str:
@@ -265,9 +264,9 @@ def _cost(account: Account) -> str:
     return ", ".join([*parts, lost])
 
 
-def _evidence(signs: Sequence[Sign], advice: Entry | None) -> Iterator[tuple[str, str]]:
+def _evidence(told: Told) -> Iterator[tuple[str, str]]:
     groups: dict[str, list[Sign]] = {}
-    for sign in signs:
+    for sign in told.signs:
         groups.setdefault(sign.entry.id if sign.entry else sign.what, []).append(sign)
     for alike in [*groups.values()][:IN_FULL]:
         entry, more = alike[0].entry, len(alike) - MOST_ALIKE
@@ -276,63 +275,40 @@ def _evidence(signs: Sequence[Sign], advice: Entry | None) -> Iterator[tuple[str
         yield "sign", f"{what}: {entry.meaning if entry else 'the playbook has nothing on it'}"
     if len(groups) > IN_FULL:
         yield "sign", f"and {len(groups) - IN_FULL} more kinds; --format json has all"
-    if not signs:
+    if not told.signs:
         yield "sign", "none: no exit, error or health event in the log"
-    if advice is not None:
+    if (advice := told.advice) is not None:
         yield "to do", f"{advice.action.value}: {ABOUT[advice.action]} (whose: {advice.blame})"
         if advice.move:
             yield "warns", "the device is failing: move the work off it at once"
 
 
 def _account_json(account: Account) -> dict[str, Any]:
-    one = account.incident.model_dump(mode="json")
     return {
-        "arm": account.arm,
-        **{name: one[name] for name in _OF_INCIDENT},
-        "hit": [*account.hit],
-        "blamed": _blame_json(account.blame),
+        **account.incident.model_dump(mode="json"),
+        "hit": account.hit,
         "blamed_who_was_hit": account.right,
-        "timeline": [moment.model_dump() for moment in account.course.moments],
-        "first_signal": signal.model_dump() if (signal := account.course.signal) else None,
-        "stacks": [asdict(stack) for stack in account.stacks],
-        "collectives": standing(account.records),
-        "flight_records": [asdict(one) for one in account.records],
-        "cost_rank_s": _number(account.rank_s),
+        "timeline": [asdict(moment) for moment in account.moments],
+        "first_signal": asdict(account.signal) if account.signal else None,
+        # As in results.json: JSON has no infinity.
+        "cost_rank_s": "Infinity" if account.rank_s == math.inf else account.rank_s,
         "cheaper": asdict(account.cheaper) if account.cheaper else None,
         "diagnosis": said.model_dump(mode="json") if (said := account.diagnosis) else None,
-        **_signs_json(account.signs, account.advice),
+        **_told_json(account),
     }
 
 
-def _number(value: float | None) -> float | str | None:
-    """As in results.json: JSON has no infinity."""
-    return "Infinity" if value == math.inf else value
-
-
-def _unexplained_json(found: Unexplained) -> dict[str, Any]:
+def _told_json(told: Told) -> dict[str, Any]:
+    """What an incident and an unexplained failure have in common."""
+    data = told.failure.data if told.failure else {}
+    names = ("cause", "process", "rank", "detail")
     return {
-        "arm": found.arm,
-        "step": found.step,
-        "at_s": found.at_s,
-        "blamed": _blame_json(found.blame),
-        "stacks": [asdict(stack) for stack in found.stacks],
-        "collectives": standing(found.records),
-        "flight_records": [asdict(one) for one in found.records],
-        **_signs_json(found.signs, found.advice),
-    }
-
-
-def _blame_json(blame: Blame | None) -> dict[str, Any] | None:
-    if blame is None:
-        return None
-    named = {"process": blame.process, "rank": blame.rank}
-    return {"cause": blame.cause, **named, "detail": blame.detail}
-
-
-def _signs_json(signs: Sequence[Sign], advice: Entry | None) -> dict[str, Any]:
-    return {
-        "signs": [{"what": sign.what, "entry": entry_json(sign.entry)} for sign in signs],
-        "action": advice.action.value if advice else None,
+        "blamed": {name: data[name] for name in names} if data else None,
+        "stacks": [{name: event.data[name] for name in _OF_STACK} for event in told.stacks],
+        "collectives": standing(told.records),
+        "flight_records": [asdict(one) for one in told.records],
+        "signs": [{"what": sign.what, "entry": entry_json(sign.entry)} for sign in told.signs],
+        "action": told.advice.action if told.advice else None,
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from trainchaos.recovery.health.readings.reports import HealthReport
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.playbook.book import by_xid
+from trainchaos.recovery.playbook.entry import Entry
 
 ALARMS = {
     "ecc-uncorrected": "memory errors that were not corrected",
@@ -31,11 +32,17 @@ def announced(sign: Sign) -> str:
 def failing(what: str, code: int) -> str:
     """Why a device that reported this is about to fail, for people; "" if it is not. ``what``,
     ``code``: as in a report of the health source. An XID announces a failure if the playbook has
-    work leave the device at once (``move``). What a driver reports as ``ecc`` is a double-bit
-    error, and means what XID 48 does; its ``code`` does not count. Raises PlaybookError.
+    work leave the device at once (``move``). Raises PlaybookError.
     """
-    number = {"xid": code, "ecc": 48}.get(what)
-    entry = None if number is None else by_xid(number)
+    entry = entry_of(what, code)
     if entry is None or not entry.move:
         return ""
-    return f"{f'XID {number}' if what == 'xid' else what}: {entry.meaning.rstrip('.')}"
+    return f"{f'XID {code}' if what == 'xid' else what}: {entry.meaning.rstrip('.')}"
+
+
+def entry_of(what: str, code: object) -> Entry | None:
+    """The playbook's entry of a report. What a driver reports as ``ecc`` is a double-bit error, and
+    means what XID 48 does; its ``code`` does not count. Raises PlaybookError.
+    """
+    number = {"xid": code, "ecc": 48}.get(what)
+    return by_xid(number) if type(number) is int else None

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.recovery.detection.test_ras_text import DEAD
 from tests.support.commands.unreported import unreported
 from tests.support.fakes.ras_server import communicator, document, missing, rank, ras_server
 from trainchaos.chaos import cli
@@ -47,43 +48,6 @@ RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0
 kernel: NVRM: Xid (PCI:0000:5a:00): 79, pid=3, GPU has fallen off the bus.
 """
 RAS_JSON = document(communicator([rank(0), rank(1, 40), rank(2)], [missing(3, dead=True)]))
-RAS_TEXT = """\
-NCCL version 2.28.9 compiled with CUDA 13.0
-CUDA runtime version 13000, driver version 13000
-
-Job summary
-===========
-
-  Nodes  Processes         GPUs  Processes     GPUs
-(total)   per node  per process    (total)  (total)
-      1          4            1          4        4
-
-Communicators... (0.00s)
-=============
-
-Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
-    #  in group  per comm  per node  per comm  in group
-    0         1         1         3         4         3   RUNNING  INCOMPLETE,MISMATCH
-
-Errors
-======
-
-DEAD
-  1 job process is considered dead (unreachable via the RAS network)
-  Process 4243 on node 10.0.0.1 managing GPU 3
-
-#0-0 (27a079b828ff1a75) INCOMPLETE
-  Missing communicator data from 1 rank
-  Rank 3 -- GPU 3 managed by process 4243 on node 10.0.0.1
-
-Warnings
-========
-
-#0-0 (27a079b828ff1a75) MISMATCH
-  Communicator ranks have different AllReduce operation counts
-  2 ranks have launched up to operation 41
-  Rank 1 has launched up to operation 40 -- GPU 1 managed by process 4241 on node 10.0.0.1
-"""
 Explain = Callable[..., tuple[int, str, str]]
 
 
@@ -112,11 +76,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- NCCL's RAS
 
 
-@pytest.mark.parametrize("text", [RAS_JSON, RAS_TEXT])
-def test_an_answer_of_ras_says_who_is_gone_and_who_lags(
-    explain: Explain, tmp_path: Path, text: str
-) -> None:
-    (tmp_path / "ras.txt").write_text(text)
+def test_an_answer_of_ras_says_who_is_gone_and_who_lags(explain: Explain, tmp_path: Path) -> None:
+    (tmp_path / "ras.txt").write_text(RAS_JSON)
     code, out, err = explain(tmp_path / "ras.txt")
     assert (code, err) == (0, "") and "NCCL's RAS, communicators: 1" in out
     folded = " ".join(out.split())
@@ -126,11 +87,14 @@ def test_an_answer_of_ras_says_who_is_gone_and_who_lags(
     assert "to do restart: restart what failed" in folded
     assert "behind: A rank has launched fewer collectives" in folded
     assert explain("ras", tmp_path / "ras.txt")[1] == out
-    _, out, _ = explain(tmp_path / "ras.txt", "--format", "json")
-    found = json.loads(out)
+    found = json.loads(explain(tmp_path / "ras.txt", "--format", "json")[1])
     assert [one["rank"] for one in found["dead"]] == [3] and found["missing"] == []
     assert [one["others"] for one in found["behind"]] == [41]
     assert [one["id"] for one in found["entries"]] == ["nccl-ras-dead", "nccl-ras-behind"]
+    (tmp_path / "ras.txt").write_text(DEAD)
+    assert (
+        "rank 5 (process 4245 on 10.0.0.1) is considered dead" in explain(tmp_path / "ras.txt")[1]
+    )
 
 
 def test_ras_is_asked_where_an_address_is_given(explain: Explain) -> None:
@@ -139,13 +103,10 @@ def test_ras_is_asked_where_an_address_is_given(explain: Explain) -> None:
     assert code == 0 and out.startswith(f"{server.address}: NCCL's RAS, communicators: 1")
 
 
-def test_a_job_that_is_well_by_ras(explain: Explain) -> None:
+def test_what_ras_does_not_complain_of_or_answer(explain: Explain, tmp_path: Path) -> None:
     with ras_server(document(communicator([rank(0), rank(1)]))) as server:
         code, out, err = explain("ras", server.address)
     assert (code, out) == (1, "") and "no rank is named as dead, missing or behind" in err
-
-
-def test_no_answer_of_ras(explain: Explain, tmp_path: Path) -> None:
     with ras_server(knows=False) as server:
         code, out, err = explain("ras", server.address)
     assert (code, out) == (2, "") and "NCCL 2.28.7" in err
@@ -154,17 +115,17 @@ def test_no_answer_of_ras(explain: Explain, tmp_path: Path) -> None:
     assert explain(tmp_path / "cut.json")[0] == 2
 
 
-def test_of_many_ranks_some_are_said(explain: Explain) -> None:
+def test_of_many_ranks_some_are_said(explain: Explain, tmp_path: Path) -> None:
     many = document(communicator([rank(0), *(rank(n, 40) for n in range(1, 100))]))
-    with ras_server(many) as server:
-        _, out, _ = explain("ras", server.address)
+    (tmp_path / "ras.json").write_text(many)
+    out = explain(tmp_path / "ras.json")[1]
     assert out.count("lags:") == 20 and "and 79 more" in out
 
 
 def test_ras_in_the_middle_of_a_log(explain: Explain, tmp_path: Path) -> None:
-    (tmp_path / "train.log").write_text(f"step 1\nstep 2\n{RAS_TEXT}")
+    (tmp_path / "train.log").write_text(f"step 1\nstep 2\n{DEAD}")
     code, out, _ = explain(tmp_path / "train.log")
-    assert code == 0 and "nccl-ras-dead:" in out and "nccl-ras-behind:" in out
+    assert code == 0 and "nccl-ras-dead:" in out
 
 
 # --- numbers
@@ -325,35 +286,24 @@ def test_a_log_that_says_nothing(
     assert json.loads(explain(log, "--format", "json")[1] or '{"matches": []}')["matches"] == []
 
 
-def test_bytes_that_are_no_characters_are_read_over(explain: Explain, tmp_path: Path) -> None:
+def test_odd_lines_are_read(
+    explain: Explain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (log := tmp_path / "train.log").write_bytes(b"\xff\xfe \x1b[31mCUDA out of memory\r\n")
     code, out, _ = explain(log)
     assert code == 0 and "\x1b" not in out and "\\u001b[31mCUDA out of memory" in out
-
-
-def test_the_end_of_a_progress_bar_is_a_line(explain: Explain, tmp_path: Path) -> None:
     bar = "".join(f"\r{n}%" for n in range(100))
-    (log := tmp_path / "train.log").write_bytes(f"{bar}\rKilled\n".encode())
-    code, out, _ = explain(log)
-    assert code == 0 and "killed: " in out
-
-
-def test_a_line_without_end_is_read_in_parts(
-    explain: Explain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    log.write_bytes(f"{bar}\rKilled\n".encode())
+    assert "killed: " in explain(log)[1], "the end of a progress bar is a line"
     monkeypatch.setattr("trainchaos.chaos.commands.explain.MOST_AT_ONCE", 1 << 12)
-    (log := tmp_path / "train.log").write_text("x" * (1 << 18) + "\nCUDA out of memory\n")
-    code, out, _ = explain(log)
-    assert code == 0 and "cuda-oom" in out
+    log.write_text("x" * (1 << 18) + "\nCUDA out of memory\n")
+    assert "cuda-oom" in explain(log)[1], "a line without end is read in parts"
 
 
 def test_standard_input(explain: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(LOG.encode())))
     code, out, _ = explain("-")
     assert code == 0 and out.startswith("standard input: 4 lines, 3 signs")
-
-
-def test_a_text_that_the_playbook_does_not_know(explain: Explain) -> None:
     assert explain("text", "all is well") == (1, "", "the text: nothing known\n")
 
 

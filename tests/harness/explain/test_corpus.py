@@ -90,9 +90,10 @@ def row(name: str, of: Iterable[Case]) -> str:
 
 
 def table() -> str:
-    """By family, the largest first."""
+    """Families with a mistake, the largest first, and all."""
     sizes = Counter(one.family for one in CASES)
-    order = sorted(sizes, key=lambda name: (-sizes[name], name))
+    wrong = {one.family for one in CASES if not one.right}
+    order = sorted(wrong, key=lambda name: (-sizes[name], name))
     lines = [row(name, (one for one in CASES if one.family == name)) for name in order]
     return "\n".join([HEAD, *lines, row("all", CASES)])
 

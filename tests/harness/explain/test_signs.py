@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, make_log
-from trainchaos.harness.explain.signs import Sign, Signs
-from trainchaos.recovery.playbook.book import playbook
+from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, Log, make_log
+from trainchaos.harness.explain.signs import Sign, signs_between
 
 SAVE = {"checkpoint": "step-00000030", "error": "OSError: [Errno 28] No space left on device"}
 XID = {"what": "xid", "code": 79, "device": "cuda:1", "node": 0, "rank": 1, "source": "nvml"}
@@ -34,8 +33,8 @@ def failed(cause: str, process: str | None, detail: str) -> dict[str, Any]:
     return {"failure": 1, "cause": cause, "process": process, "rank": 0, "detail": detail}
 
 
-def signs(*rows: tuple[str, Kind, dict[str, Any]]) -> Signs:
-    """The signs of a log with these events, one each nanosecond from 1 on."""
+def written(*rows: tuple[str, Kind, dict[str, Any]]) -> Log:
+    """A log with these events, one each nanosecond from 1 on."""
     actors: dict[str, list[Event]] = {}
     for number, (actor, kind, data) in enumerate(rows, start=1):
         own = actors.setdefault(actor, [])
@@ -53,7 +52,7 @@ def signs(*rows: tuple[str, Kind, dict[str, Any]]) -> Signs:
         ActorLog(actor=actor, events=tuple(events), problems=(), ended=True)
         for actor, events in actors.items()
     ]
-    return Signs(make_log(logs), playbook())
+    return make_log(logs)
 
 
 def named(found: tuple[Sign, ...]) -> list[tuple[str, str | None]]:
@@ -62,7 +61,7 @@ def named(found: tuple[Sign, ...]) -> list[tuple[str, str | None]]:
 
 
 def test_each_kind_of_sign() -> None:
-    log = signs(
+    log = written(
         (ORCHESTRATOR, Kind.HEALTH_REPORTED, XID),
         (ORCHESTRATOR, Kind.HEALTH_REPORTED, XID | {"what": "thermal", "code": 96, "rank": None}),
         (ORCHESTRATOR, Kind.HEALTH_ALARM, ALARM),
@@ -85,7 +84,7 @@ def test_each_kind_of_sign() -> None:
         ),
         (ORCHESTRATOR, Kind.FAILURE_DETECTED, failed("error", "w6", "Connection reset by peer")),
     )
-    assert named(log.between(0, 99)) == [
+    assert named(signs_between(log, 0, 99)) == [
         ("the health source reported XID 79 of rank 1", "xid-79"),
         ("w1 raised RuntimeError: CUDA out of memory", "cuda-oom"),
         ("w2 was ended by SIGBUS", "signal-bus"),
@@ -105,42 +104,44 @@ def test_each_kind_of_sign() -> None:
 def test_what_is_no_sign() -> None:
     asked = exited("w1", signal=9) | {"expected": True}
     command = {"attempt": 1, "exit_code": 1, "signal": None, "asked": True}
-    log = signs(
+    log = written(
         (ORCHESTRATOR, Kind.PROCESS_EXITED, asked),
         (ORCHESTRATOR, Kind.PROCESS_EXITED, exited("w2", code=0)),
         (ORCHESTRATOR, Kind.COMMAND_ENDED, command),
         (ORCHESTRATOR, Kind.FAILURE_DETECTED, failed("exit", "w1", "signal 9")),
         (ORCHESTRATOR, Kind.FAILURE_DETECTED, failed("error", None, "all ranks wait")),
     )
-    assert log.between(0, 99) == ()
+    assert signs_between(log, 0, 99) == ()
 
 
 def test_those_of_who_was_hit_come_first() -> None:
-    log = signs(
+    log = written(
         ("w4", Kind.CHECKPOINT_FAILED, SAVE),
         (ORCHESTRATOR, Kind.PROCESS_EXITED, exited("w0", signal=9)),
         (ORCHESTRATOR, Kind.PROCESS_EXITED, exited("w1", signal=15)),
     )
-    first = [what for what, _ in named(log.between(0, 99, {"w0"}))]
+    first = [what for what, _ in named(signs_between(log, 0, 99, {"w0"}))]
     assert first[0] == "w0 was ended by SIGKILL" and first[1].startswith("w4 could not save")
-    assert named(log.between(0, 99))[0][1] == "disk-full", "of nobody in particular, the cause"
+    assert named(signs_between(log, 0, 99))[0][1] == "disk-full", (
+        "of nobody in particular, the cause"
+    )
 
 
 def test_only_those_of_the_time() -> None:
-    log = signs(
+    log = written(
         (ORCHESTRATOR, Kind.PROCESS_EXITED, exited("w0", signal=9)),
         (ORCHESTRATOR, Kind.PROCESS_EXITED, exited("w1", signal=9)),
         (ORCHESTRATOR, Kind.PROCESS_EXITED, exited("w2", signal=9)),
     )
-    assert [what for what, _ in named(log.between(2, 2))] == ["w1 was ended by SIGKILL"]
-    assert log.between(4, 99) == () and len(log.between(1, 3)) == 3
+    assert [what for what, _ in named(signs_between(log, 2, 2))] == ["w1 was ended by SIGKILL"]
+    assert signs_between(log, 4, 99) == () and len(signs_between(log, 1, 3)) == 3
 
 
 def test_a_long_error_is_cut_and_an_empty_one_said() -> None:
-    log = signs(
+    log = written(
         ("w0", Kind.ERROR_RAISED, {"type": "ValueError", "message": "x" * 10_000}),
         ("w0", Kind.CHECKPOINT_FAILED, SAVE | {"error": " \n"}),
     )
-    long, empty = sorted((what for what, _ in named(log.between(0, 99))), reverse=True)
+    long, empty = sorted((what for what, _ in named(signs_between(log, 0, 99))), reverse=True)
     assert long.startswith("w0 raised ValueError: xxx") and len(long) < 200
     assert empty == "w0 could not save: nothing"

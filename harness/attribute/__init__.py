@@ -1,1 +1,0 @@
-"""The fault catalogue as an examination of whoever diagnoses."""

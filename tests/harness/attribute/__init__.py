@@ -1,1 +1,0 @@
-"""Tests of harness/attribute and the diagnosis it examines."""

@@ -34,9 +34,9 @@ def find_checkpoints(facts: Facts, seen: Sighting, directory: Path) -> None:
             log_size=seen.printed,
         )
     scratch = next((one for one in told if set(one.paths) & set(seen.saved)), None)
-    if kept or scratch:
-        _in_scratch(facts, kept or scratch.paths, scratch)
-        _find_resume(facts, (kept or scratch.paths)[0], seen.scratch)
+    if paths := kept or (scratch.paths if scratch else ()):
+        _in_scratch(facts, paths, None if kept else scratch)
+        _find_resume(facts, paths[0], seen.scratch)
     elif beside or told:
         _outside(facts, beside, told, directory)
     else:

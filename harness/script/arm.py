@@ -332,8 +332,12 @@ class ScriptArm:
         self.start()
 
     def _findings(self) -> Findings:
-        return Findings.of(
-            self._spec, self.observer, self._listener, self._injected, self._attempts.number
+        return Findings(
+            spec=self._spec,
+            observer=self.observer,
+            listener=self._listener,
+            injected=self._injected,
+            starts=self._attempts.number,
         )
 
     def _hear_points(self) -> None:

@@ -12,7 +12,6 @@ from trainchaos.harness.script.listen.progress import (
     BeaconReader,
     FollowedFile,
     GrowingFile,
-    ProgressReader,
     ProgressReport,
     RegexReader,
 )
@@ -37,7 +36,7 @@ class CommandListener:
         self._kept = OutputLog(prepared.output)
         # what it prints, or the file that the scenario names in place of that
         self._text = self._output if prepared.heard is None else FollowedFile(prepared.heard)
-        self._reader: ProgressReader = (
+        self._reader = (
             BeaconReader(self._reports)
             if spec.progress == "beacon"
             else RegexReader(self._text, expressions(spec.progress), spec.steps)

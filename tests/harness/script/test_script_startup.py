@@ -249,7 +249,8 @@ def reason(begun: Begun, ended: CommandEnded | None, injected: str = "") -> str:
     """Of the arm's end."""
     listener: Any = begun.listener
     observer: Any = begun.observer
-    return outcome_of(Findings.of(begun.spec, observer, listener, injected), ended)[1]
+    found = Findings(spec=begun.spec, observer=observer, listener=listener, injected=injected)
+    return outcome_of(found, ended)[1]
 
 
 def test_a_slow_start_is_not_blamed_on_the_expression() -> None:

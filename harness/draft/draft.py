@@ -30,8 +30,7 @@ from trainchaos.harness.draft.facts import FAULTS, Command, Facts, command_of
 from trainchaos.harness.draft.progress import Proposal, propose
 from trainchaos.harness.draft.watching.changes import places
 from trainchaos.harness.draft.watching.logs import as_printed, log_of_steps, named
-from trainchaos.harness.draft.watching.ran import Ran
-from trainchaos.harness.draft.watching.watch import Sighting, Watch
+from trainchaos.harness.draft.watching.watch import Ran, Sighting, Watch
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.workload import DataInfo

@@ -10,10 +10,9 @@ from pathlib import Path
 from trainchaos.harness.draft.arguments import Argument, added
 from trainchaos.harness.draft.facts import MISSING, SCRATCH, UNSURE, Command, Facts
 from trainchaos.harness.draft.training import ended_after, longer
-from trainchaos.harness.draft.watching.changes import SURE, Kept
+from trainchaos.harness.draft.watching.changes import SURE, Kept, checkpoints
 from trainchaos.harness.draft.watching.changes import kept as kept_by_changes
 from trainchaos.harness.draft.watching.watch import Sighting
-from trainchaos.harness.draft.watching.written import checkpoints
 
 SHOWN = 3
 _PLAIN = re.compile(r"[\w@%+=:,./$-]+")

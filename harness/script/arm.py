@@ -76,7 +76,7 @@ class ScriptArm:
             ranks=spec.ranks,
         )
         self._startup = Startup(
-            spec,
+            spec=spec,
             ranks=self._ranks,
             listener=self._listener,
             observer=self.observer,
@@ -126,7 +126,7 @@ class ScriptArm:
         """What follows the ranks, and what starts the command."""
         spec = self._spec
         watch = RankWatch(
-            spec,
+            spec=spec,
             ranks=self._ranks,
             roll=RollCall(spec, prepared.output),
             listener=self._listener,
@@ -138,7 +138,7 @@ class ScriptArm:
             now_ns=now_ns,
         )
         attempts = Attempts(
-            prepared,
+            prepared=prepared,
             arm=self._setup.id,
             ledger=self.scene.ledger,
             ranks=self._ranks,
@@ -174,10 +174,7 @@ class ScriptArm:
         """Whether the arm has an outcome."""
         return bool(self.outcome)
 
-    @property
-    def over(self) -> bool:
-        """As ``ending``: processes that are left are ended after the last turn."""
-        return bool(self.outcome)
+    over = ending  # processes that are left are ended after the last turn
 
     def introduce(self) -> OpeningFacts:
         """Describe the command by its scenario; its internals are unknown."""
@@ -264,9 +261,7 @@ class ScriptArm:
             self.observer.settle()
             self.outcome, self.reason = outcome, reason
 
-    def fail(self, outcome: str, reason: str) -> None:
-        """As ``stop``."""
-        self.stop(outcome, reason)
+    fail = stop
 
     def end_processes(self) -> None:
         """Ask the command to end, and kill the remaining processes."""

@@ -8,6 +8,7 @@ reported by processes that are not found, is stopped at once: no arm of it would
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.script.listen.derive import derive
@@ -27,45 +28,37 @@ UNRANKED_S = 8.0
 NS = 1e9
 
 
+@dataclass(kw_only=True)
 class Startup:
     """One arm's. ``check``: it is the first arm of its command in the run; ``miscounted``: why the
     ranks are others than those of the scenario, so that it was stopped; "" if it was not.
     """
 
-    def __init__(
-        self,
-        spec: WorkloadSpec,
-        *,
-        ranks: Ranks,
-        listener: CommandListener,
-        observer: Observer,
-        now_ns: Callable[[], int],
-        check: bool,
-    ) -> None:
-        self._spec = spec
-        self._ranks = ranks
-        self._listener = listener
-        self._observer = observer
-        self._now_ns = now_ns
-        self._check = check
-        self._findings = Findings(spec=spec, observer=observer, listener=listener)
-        self.miscounted = ""
-        self._began_ns = now_ns()
-        self._judged_ns = 0
-        self._unread_ns = self._unranked_ns = 0  # since when
+    spec: WorkloadSpec
+    ranks: Ranks
+    listener: CommandListener
+    observer: Observer
+    now_ns: Callable[[], int]
+    check: bool
+    miscounted: str = ""
+
+    def __post_init__(self) -> None:
+        self._findings = Findings(spec=self.spec, observer=self.observer, listener=self.listener)
+        self._began_ns = self.now_ns()
+        self._judged_ns = self._unread_ns = self._unranked_ns = 0  # since when
 
     def known(self) -> str:
         """What is known while no step was seen, or no rank that made one, for people; empty
         afterwards.
         """
-        spec, lines, seen = self._spec, self._listener.lines, self._observer
+        spec, lines, seen = self.spec, self.listener.lines, self.observer
         if seen.reports and seen.generation:
             return ""
-        found = len(self._ranks.living())
+        found = len(self.ranks.living())
         words = [f"{found} of {spec.ranks} ranks found"] if found or spec.ranks > 1 else []
         if seen.reports:
             words.append(f"steps up to {seen.committed} reported")
-        elif not self._listener.waiting:
+        elif not self.listener.waiting:
             printed = f"{lines} line{'s' if lines != 1 else ''} printed"
             words.append(printed if lines else "no output yet")
             if spec.progress == "beacon":
@@ -78,19 +71,19 @@ class Startup:
     @property
     def observed(self) -> bool:
         """Whether its steps were read, and its ranks found, as many as the scenario counts."""
-        return bool(self._observer.reports and self._observer.generation) and not self.miscounted
+        return bool(self.observer.reports and self.observer.generation) and not self.miscounted
 
     def blind(self) -> str:
         """Why the command cannot be observed as the scenario says, for people; empty: it can, or
         that is not known yet.
         """
-        now = self._now_ns()
-        if not self._check or (now - self._judged_ns) / NS < JUDGE_EVERY_S:
+        now = self.now_ns()
+        if not self.check or (now - self._judged_ns) / NS < JUDGE_EVERY_S:
             return ""
         self._judged_ns = now
-        seen = self._observer
+        seen = self.observer
         if seen.reports and seen.generation:
-            self._check = False  # its steps are read, and ranks were found
+            self.check = False  # its steps are read, and ranks were found
             self.miscounted = self._miscounted()
             return self.miscounted
         if seen.reports:
@@ -100,14 +93,14 @@ class Startup:
             return why if late else ""
         if seen.generation > ENDINGS:
             return keeps_ending(self._findings, seen.generation)
-        return "" if self._listener.waiting else self._unread(now)
+        return "" if self.listener.waiting else self._unread(now)
 
     def _miscounted(self) -> str:
         """That a process names itself a rank that the scenario does not count: then there are more,
         and one of those that it counts may not be found at all. Or that fewer ranks were found than
         there are: a run proves nothing with part of them; a later generation may have lost some.
         """
-        members, ranks = self._observer.members, self._spec.ranks
+        members, ranks = self.observer.members, self.spec.ranks
         last = max(members, default=0)
         if last >= ranks:
             return (
@@ -115,16 +108,16 @@ class Startup:
                 f" and workload.ranks is {ranks}: correct it, and have each rank name itself (RANK"
                 " in its environment, or a beacon)"
             )
-        short = len(members) < ranks and self._observer.generation == 1
+        short = len(members) < ranks and self.observer.generation == 1
         return (
             f"steps are reported, and {len(members)} of {ranks} ranks were found" if short else ""
         )
 
     def _unread(self, now: int) -> str:
-        found = derive(self._listener.recent)
-        wanted = min(UNREAD_STEPS, max(LEAST_UNREAD, self._spec.steps // 2))
+        found = derive(self.listener.recent)
+        wanted = min(UNREAD_STEPS, max(LEAST_UNREAD, self.spec.steps // 2))
         # certainly the steps, rather than some that come before training
-        if found is None or not found.certain(self._spec.steps) or found.steps < wanted:
+        if found is None or not found.certain(self.spec.steps) or found.steps < wanted:
             self._unread_ns = 0
             return ""
         self._unread_ns = self._unread_ns or now
@@ -132,4 +125,4 @@ class Startup:
         return unread_steps(self._findings, found) if late else ""
 
     def _seconds(self, since_ns: int) -> float:
-        return (self._now_ns() - since_ns) / NS
+        return (self.now_ns() - since_ns) / NS

@@ -16,7 +16,7 @@ from trainchaos.harness.draft import launchers
 from trainchaos.harness.draft.draft import behind
 from trainchaos.harness.draft.facts import Command, Finding, command_of
 from trainchaos.harness.draft.frameworks import ScriptText
-from trainchaos.harness.draft.watching import ran
+from trainchaos.harness.draft.watching import watch
 
 
 def seen_behind(line: str, folder: Path, *processes: str) -> Command:
@@ -92,13 +92,13 @@ def test_the_kernel_says_what_ran_and_where_ranks_meet(tmp_path: Path) -> None:
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
     words = [sys.executable, "-c", "import sys; sys.stdin.read()", "--x", "a b", ""]
     with subprocess.Popen(words, cwd=tmp_path, env=env, stdin=subprocess.PIPE) as child:
-        until(lambda: tuple(words) in ran.running([child.pid]))
-        assert ran.running([child.pid, 2**22 + 1]) == {tuple(words): tmp_path}
-        assert ran.rendezvous([child.pid], {}) == {
+        until(lambda: tuple(words) in watch.running([child.pid]))
+        assert watch.running([child.pid, 2**22 + 1]) == {tuple(words): tmp_path}
+        assert watch.rendezvous([child.pid], {}) == {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "1234",
         }
-        assert ran.rendezvous([child.pid], env) == {}
+        assert watch.rendezvous([child.pid], env) == {}
         child.communicate(b"")
 
 

@@ -19,8 +19,8 @@ from trainchaos.harness.draft.draft import Drafted
 from trainchaos.harness.draft.facts import Facts, command_of
 from trainchaos.harness.draft.progress import propose
 from trainchaos.harness.draft.text import ScenarioText, shown, write
+from trainchaos.harness.draft.watching.changes import Listing, checkpoints, listing
 from trainchaos.harness.draft.watching.watch import Sighting
-from trainchaos.harness.draft.watching.written import Listing, checkpoints, listing
 from trainchaos.harness.script.listen.trial import lines_of, try_lines
 from trainchaos.harness.script.processes.command import CommandEnded
 from trainchaos.harness.script.processes.tree import FoundRank

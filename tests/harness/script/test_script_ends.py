@@ -289,7 +289,7 @@ def watch_of(job: Job, ranks: Any, listener: Any = None) -> RankWatch:
     spec: Any = SimpleNamespace(ranks=2)
     unused: dict[str, Any] = dict.fromkeys(("roll", "broker", "injector", "leftovers"))
     return RankWatch(
-        spec,
+        spec=spec,
         ranks=ranks,
         observer=job.observer,
         listener=listener,
@@ -308,7 +308,8 @@ def test_what_the_harness_ends_is_no_failure_of_the_job(ended: CommandEnded | No
     watch = watch_of(job, closing)
     unused: dict[str, Any] = dict.fromkeys(("ledger", "leftovers"))
     attempts = Attempts(
-        cast(Any, SimpleNamespace(mark="x")),
+        prepared=cast(Any, SimpleNamespace(mark="x")),
+        holds_launcher=False,
         arm="a",
         ranks=closing,
         watch=watch,

@@ -59,7 +59,7 @@ class Begun:
         listener: Any = self.listener
         observer: Any = self.observer
         return Startup(
-            self.spec,
+            spec=self.spec,
             ranks=ranks,
             listener=listener,
             observer=observer,

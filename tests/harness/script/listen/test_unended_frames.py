@@ -59,7 +59,7 @@ class Bar:
             "leftovers": None,
         }
         self.watch = RankWatch(
-            spec,
+            spec=spec,
             observer=self.job.observer,
             record=self.job.record,
             now_ns=lambda: self.job.now,

@@ -17,6 +17,7 @@ from trainchaos.harness.draft.draft import behind
 from trainchaos.harness.draft.facts import Command, Finding, command_of
 from trainchaos.harness.draft.frameworks import ScriptText
 from trainchaos.harness.draft.watching import watch
+from trainchaos.harness.script.processes.tree import FoundRank
 
 
 def seen_behind(line: str, folder: Path, *processes: str) -> Command:
@@ -117,6 +118,15 @@ def test_ranks_that_their_environments_announce_are_missed(tmp_path: Path) -> No
     (finding,) = (one for one in facts.findings if one.name == "ranks")
     assert not finding.found and "3 found" in finding.text and "say 4" in finding.text
     assert facts.ranks == 4
+
+
+def test_a_rank_that_names_itself_shows_that_there_are_others(tmp_path: Path) -> None:
+    """As with Lightning's own launcher: the first process is rank 0 and starts the others."""
+    seen = saw(found=2)
+    seen.ranks = {1: FoundRank(rank=1, world=None, pid=11, started=1)}
+    facts = decided(tmp_path, "python job.py", seen)
+    assert "one names itself rank 1: there are at least 2" in facts.of("ranks").text
+    assert facts.ranks == 2 and facts.of("ranks").needed
 
 
 def _of(findings: list[Finding]) -> Finding:

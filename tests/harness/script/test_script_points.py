@@ -126,41 +126,6 @@ def test_nan_that_is_trained_on_is_an_escape(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.long
-def test_two_ranks_are_stopped_at_once_and_go_on(tmp_path: Path) -> None:
-    fault = (
-        "{id: hit, kind: process-stop, target: {select: all}, at: {step: 12, phase: forward},"
-        " duration: 0.5s}"
-    )
-    incident = play(tmp_path, fault)["hit"]
-    assert incident.outcome == "masked" and incident.healed
-    stops = events(tmp_path, Kind.FAULT_INJECTED)
-    assert [e.data["target"]["rank"] for e in stops] == [0, 1]
-    healed = events(tmp_path, Kind.FAULT_HEALED)
-    assert stops[1].seq < min(e.seq for e in healed), "both before either goes on"
-
-
-@pytest.mark.real
-@pytest.mark.long
-def test_a_fault_fires_again_in_the_same_place_after_a_rollback(tmp_path: Path) -> None:
-    at = "at: {step: 13, phase: optimizer}, retrigger: {max: 2}"
-    play(tmp_path, f"{{id: hit, kind: process-kill, target: {{rank: 0}}, {at}}}")
-    assert [(e.generation, e.step) for e in events(tmp_path, Kind.FAULT_INJECTED)] == [
-        (1, 13),
-        (2, 13),
-    ]
-
-
-@pytest.mark.real
-@pytest.mark.long
-def test_a_fault_by_time_waits_for_the_next_point(tmp_path: Path) -> None:
-    incident = play(tmp_path, "{id: hit, kind: exception, target: {rank: 1}, at: {time: 0.4}}")[
-        "hit"
-    ]
-    assert incident.outcome == "recovered" and incident.step is not None
-
-
-@pytest.mark.real
-@pytest.mark.long
 def test_a_point_that_the_script_lacks_is_said(tmp_path: Path) -> None:
     fault = "{id: hit, kind: process-kill, target: {rank: 1}, at: {step: 12, phase: backward}}"
     scenario = write(
@@ -247,46 +212,11 @@ def test_the_step_in_flight_of_others_is_no_recovery(job: Job) -> None:
     assert job.causes() == ["start", "shrunk"]
 
 
-def test_a_job_that_begins_again_from_nothing_lost_everything(job: Job) -> None:
-    raised(job)
-    job.exit("w1", code=1)
-    job.found("w2", "w3")
-    for step in range(1, 101):
-        job.train(step, rank=0)
-        job.train(step, rank=1)
-    incident = incident_of(job)
-    assert (incident.steps_lost, incident.restored_step, incident.first_new_step) == (30, 0, 31)
-    assert (
-        incident.outcome == "recovered"
-        and incident.recovery_time is not None
-        and incident.recovery_time > 6
-    )
-
-
-@pytest.mark.parametrize(("ended", "outcome"), [("gave-up", "fail-stop"), ("timed-out", "hang")])
-def test_no_new_step_is_no_recovery(job: Job, ended: str, outcome: str) -> None:
-    raised(job)
-    job.exit("w1", code=1)
-    job.found("w2", "w3")
-    job.train(*range(1, 31))  # as far as it was before, and no further
-    incident = incident_of(job, ended)
-    assert (incident.outcome, incident.recovery_time) == (outcome, math.inf)
-
-
 def spoilt(job: Job, *steps: int) -> None:
     """Steps with a loss that is no number."""
     for step in steps:
         job.now += S // 10
         job.observer.on_progress(ProgressReport(step=step, rank=0, loss=math.nan), job.now)
-
-
-def test_a_bad_loss_that_is_trained_on_is_an_escape_with_its_step(job: Job) -> None:
-    inject(job, "tensor-corrupt")
-    job.train(31)
-    spoilt(job, *range(32, 101))
-    incident = incident_of(job)
-    assert (incident.outcome, incident.recovery_time) == ("sdc-escape", math.inf)
-    assert incident.evidence == {"committed_step": 32, "committed_loss": "nan"}
 
 
 def test_a_bad_loss_that_is_taken_back_is_none(job: Job) -> None:

@@ -245,11 +245,13 @@ def test_a_line_says_what_is_known_and_then_the_steps(capsys: pytest.CaptureFixt
 # ---- what is said at the end
 
 
-def reason(begun: Begun, ended: CommandEnded | None, injected: str = "") -> str:
+def reason(begun: Begun, ended: CommandEnded | None, injected: str = "", starts: int = 1) -> str:
     """Of the arm's end."""
     listener: Any = begun.listener
     observer: Any = begun.observer
-    found = Findings(spec=begun.spec, observer=observer, listener=listener, injected=injected)
+    found = Findings(
+        spec=begun.spec, observer=observer, listener=listener, injected=injected, starts=starts
+    )
     return outcome_of(found, ended)[1]
 
 
@@ -303,6 +305,8 @@ def test_steps_of_an_epoch_are_not_a_wrong_number_of_steps() -> None:
     assert "set workload.steps to what it does" in reason(begun, WELL)
     why = reason(begun, WELL, "process-term")
     assert "process-term had hit it" in why and "set workload.steps" not in why
+    why = reason(begun, WELL, "process-term", starts=2)
+    assert "it was started again after process-term, and ended with exit code 0" in why
     begun.observer.members = {}
     assert "no rank was found" in reason(begun, WELL)
 

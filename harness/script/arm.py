@@ -72,7 +72,7 @@ class ScriptArm:
             self._ranks.state,
             steps=spec.steps,
             deadline_s=spec.progress_deadline,
-            source=self._listener.source,
+            source=self._listener.reader.source,
             ranks=spec.ranks,
         )
         self._startup = Startup(
@@ -285,8 +285,8 @@ class ScriptArm:
                 "of_command": self._leftovers.memory(),
             },
             finished={
-                "refused": self._listener.refused,
-                "drawn": self._listener.drawn,
+                "refused": self._listener.reader.refused,
+                "drawn": self._listener.reader.drawn,
                 "committed_step": self.observer.committed,
                 "unused": self.scene.storage_unused,
                 "miscounted": self._startup.miscounted,
@@ -298,7 +298,7 @@ class ScriptArm:
         """That its lines changed their form, so that it may have gone on; "" if they did not."""
         if self.outcome == "completed" or not self.observer.reports:
             return ""
-        return next(changed_form(self._listener.unread, self.observer.committed), "")
+        return next(changed_form(self._listener.reader.unread, self.observer.committed), "")
 
     # ---- its end
 

@@ -73,7 +73,7 @@ def unread_steps(found: Findings, seen: Derived) -> str:
 def _why_short(found: Findings) -> str:
     """Why a command that ended well has not done all steps."""
     fault, seen = found.injected, found.observer
-    why = next(changed_form(found.listener.unread, seen.committed), "")
+    why = next(changed_form(found.listener.reader.unread, seen.committed), "")
     if why:
         pass
     elif seen.began_again:
@@ -97,33 +97,33 @@ def _why_short(found: Findings) -> str:
 
 def _why_none(found: Findings, *, late: bool = False) -> str:
     """Why no step was seen. ``late``: it had not ended at a deadline."""
-    heard, steps = found.listener, found.spec.steps
+    reader, text, steps = found.listener.reader, found.listener.text, found.spec.steps
     beacon = found.spec.progress == "beacon"
-    unmatched = heard.other_total is None and not heard.refused
-    seen = derive(heard.recent) if unmatched else None
+    unmatched = reader.other_total is None and not reader.refused
+    seen = derive(text.recent) if unmatched else None
     if seen is not None and seen.certain(steps):
         return unread_steps(found, seen)
     if seen is not None and not late and not beacon:
         why = f"{_none(found)}, of which {seen.steps} may be steps: if they are, give {seen.shown}"
-    elif late and heard.lines and unmatched:
-        why = f"it printed {heard.lines} lines, and none of them is surely a step: raise"
+    elif late and text.count and unmatched:
+        why = f"it printed {text.count} lines, and none of them is surely a step: raise"
         why += " workload.start_deadline if it takes longer to start"
         why += f", or call {BEACON} after each step" if beacon else f"; else correct {_key(found)},"
         why += "" if beacon else " which matched none"
-    elif beacon and heard.refused:
+    elif beacon and reader.refused:
         return (
-            f"{heard.refused} lines of the beacon were not understood: copy chaos/beacon.py again"
+            f"{reader.refused} lines of the beacon were not understood: copy chaos/beacon.py again"
         )
     elif beacon:
         why = (
             f"no beacon was heard: call {BEACON} after each step, or give progress: {{regex: ...}}"
         )
-    elif not heard.lines:
+    elif not text.count:
         return f"it printed nothing, so {_key(found)} found nothing"
-    elif heard.other_total is not None:
-        why = f"{_key(found)} matched, but the lines state {heard.other_total} steps and"
+    elif reader.other_total is not None:
+        why = f"{_key(found)} matched, but the lines state {reader.other_total} steps and"
         why += f" workload.steps is {steps}: correct workload.steps"
-    elif heard.refused:
+    elif reader.refused:
         why = f"{_key(found)} matched, but group step was never a number"
     else:
         why = _none(found)
@@ -136,7 +136,7 @@ def _key(found: Findings) -> str:
 
 
 def _none(found: Findings) -> str:
-    return f"{_key(found)} matched none of {found.listener.lines} lines"
+    return f"{_key(found)} matched none of {found.listener.text.count} lines"
 
 
 def keeps_ending(found: Findings, times: int) -> str:
@@ -146,11 +146,11 @@ def keeps_ending(found: Findings, times: int) -> str:
 
 def _failed(found: Findings) -> str:
     """The error that tells most, if the last lines do not show it, and the last lines."""
-    return _shown(found, *errors.telling_error(found.listener.recent))
+    return _shown(found, *errors.telling_error(list(found.listener.text.recent)))
 
 
 def _shown(found: Findings, error: Sequence[str] = (), times: int = 1) -> str:
-    last = found.listener.last
+    last = list(found.listener.output.last)
     return "; " + (printed(last[-SHOWN_LINES:], error, times) if last else "it printed nothing")
 
 

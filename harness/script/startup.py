@@ -51,7 +51,7 @@ class Startup:
         """What is known while no step was seen, or no rank that made one, for people; empty
         afterwards.
         """
-        spec, lines, seen = self.spec, self.listener.lines, self.observer
+        spec, lines, seen = self.spec, self.listener.text.count, self.observer
         if seen.reports and seen.generation:
             return ""
         found = len(self.ranks.living())
@@ -114,7 +114,7 @@ class Startup:
         )
 
     def _unread(self, now: int) -> str:
-        found = derive(self.listener.recent)
+        found = derive(self.listener.text.recent)
         wanted = min(UNREAD_STEPS, max(LEAST_UNREAD, self.spec.steps // 2))
         # certainly the steps, rather than some that come before training
         if found is None or not found.certain(self.spec.steps) or found.steps < wanted:

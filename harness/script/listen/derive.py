@@ -24,9 +24,10 @@ STEADY = 0.7
 LONGEST_LINE = 1000
 NEAR = 12  # characters between the word and its number
 _NUMBER = re.compile(
-    r"(?<![\d.])(?:[-+](?=[\d.]))?(?:\d[\d,_]*(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?", re.IGNORECASE
+    r"(?<![\d.])(?:[-+](?=[\d.]))?(?:\d[\d,_]*(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?"
+    r"|(?<![A-Za-z])[-+]?(?:nan|inf)(?:\.0*)?(?![A-Za-z])",
+    re.IGNORECASE,
 )
-_NAN = re.compile(r"(?<![A-Za-z])[-+]?(?:nan|inf)(?:\.0*)?(?![A-Za-z])", re.IGNORECASE)
 _MOST = 10**12
 _WORDS = (
     (r"global[ _-]?steps?|steps?", 4),
@@ -131,11 +132,8 @@ def derive(lines: Iterable[str]) -> Derived | None:
 
 def tokens_of(text: str) -> Iterator[Token]:
     """The numbers of a line, ``nan`` and ``inf`` included."""
-    found = sorted([*_NUMBER.finditer(text), *_NAN.finditer(text)], key=lambda match: match.start())
     last = 0
-    for match in found:
-        if match.start() < last:
-            continue
+    for match in _NUMBER.finditer(text):
         yield Token(
             text=match[0],
             start=match.start(),
@@ -181,17 +179,10 @@ def _columns(rows: Sequence[tuple[str, list[Token]]]) -> list[_Column]:
             again = epoch is not None or (
                 again and (total is None or max(steps) >= total - usual_gap(steps))
             )
-            found.append(
-                _Column(
-                    index=index,
-                    rank=rank,
-                    rows=rows,
-                    steps=steps,
-                    again=again,
-                    epoch=epoch,
-                    loss=loss,
-                )
+            column = _Column(
+                index=index, rank=rank, rows=rows, steps=steps, again=again, epoch=epoch, loss=loss
             )
+            found.append(column)
     epochs = [one.epoch for one in found]
     return [one for one in found if tokens[one.index] not in epochs]
 

@@ -25,6 +25,7 @@ import signal
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
@@ -46,35 +47,32 @@ MOST_STEPS = 100  # multiple of the announced steps; larger numbers are not step
 KILLED = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 
 
+@dataclass
 class Observer:
     """One arm's job as seen from outside. ``record``: writes events; ``state_of``: the kernel's
-    state of a process.
+    state of a process. ``began_again``: steps went back to the first ones, with no failure to
+    explain it.
     """
 
-    def __init__(
-        self,
-        record: RecordEvent,
-        state_of: Callable[[str], str],
-        *,
-        steps: int,
-        deadline_s: float,
-        source: str,
-        ranks: int = 1,
-    ) -> None:
-        self._record = record
-        self._state_of = state_of
-        self._steps = steps
-        self._deadline_s = deadline_s
-        self._source = source
-        self._every = max(1, steps * (ranks if source == "beacon" else 1) // MOST_RECORDED)
+    record: RecordEvent
+    state_of: Callable[[str], str]
+    _: KW_ONLY
+    steps: int
+    deadline_s: float
+    source: str
+    ranks: int = 1
+    generation: int = 0
+    members: dict[int, str] = field(default_factory=dict)
+    committed: int = 0
+    reports: int = 0
+    nonfinite: bool = False
+    began_again: bool = False
+
+    def __post_init__(self) -> None:
+        ranks = self.ranks if self.source == "beacon" else 1
+        self._every = max(1, self.steps * ranks // MOST_RECORDED)
         self._held: dict[str, Any] | None = None  # the newest report, if it is not recorded
         self._finite = True  # the loss recorded last
-        self.generation = 0
-        self.members: dict[int, str] = {}
-        self.committed = 0
-        self.reports = 0
-        self.nonfinite = False
-        self.began_again = False  # steps went back to the first ones, with no failure to explain it
         self._lowest = 0  # of the steps reported
         self._lost: set[str] = set()
         self._noticed: set[str] = set()  # told to end since the command was started
@@ -82,18 +80,16 @@ class Observer:
         self._newest: dict[int, deque[int]] = {}  # reports, by rank, in this generation
         self._first_step: int | None = None  # of this generation
         self._last_step: int | None = None
-        self._reports_here = 0
-        self._last_ns = 0
+        self._reports_here = self._last_ns = 0
         self._stride = 1
         self._intervals: deque[float] = deque(maxlen=200)
         self._cause = ""  # of the first failure of this generation
-        self._failed_ns = self._failed_step = 0
+        self._failed_ns = self._failed_step = self._failures = 0
         self._failed_rank: int | None = None
-        self._failures = 0
         # ranks that exited with an error after the last step
         self._late: list[tuple[str, int | None, int | None, int]] = []
         self._zero_based = False
-        self._other = OtherWork(record)
+        self._other = OtherWork(self.record)
         # a process was busy since the last step: the gap to the next step is not a step time
         self._paused = False
 
@@ -105,7 +101,7 @@ class Observer:
     @property
     def finished(self) -> bool:
         """Whether the last step was reported, as far as the reports' spacing shows."""
-        return self.reports > 0 and self.committed + self._stride > self._steps
+        return self.reports > 0 and self.committed + self._stride > self.steps
 
     @property
     def preempted(self) -> bool:
@@ -229,7 +225,7 @@ class Observer:
         if self.reports == 0 and progress.step == 0:
             self._zero_based = True
         step = progress.step + self._zero_based
-        if not 1 <= step <= MOST_STEPS * self._steps:
+        if not 1 <= step <= MOST_STEPS * self.steps:
             return
         self._note_return(step)
         self._turn_page(step, progress.rank, now_ns)
@@ -249,7 +245,7 @@ class Observer:
             "loss": _plain(progress.loss),
             "samples": progress.samples,
             "reported_ns": when,
-            "source": self._source,
+            "source": self.source,
             **odd,
         }
         finite = progress.loss is None or math.isfinite(progress.loss)
@@ -257,7 +253,7 @@ class Observer:
         if step % self._every == 0 or self._reports_here == 1 or finite != self._finite:
             self._finite = finite
             self.settle()
-        elif step >= self._steps - self._every:
+        elif step >= self.steps - self._every:
             self.settle()
         if self._first_step is None:
             self._first_step = step
@@ -306,13 +302,13 @@ class Observer:
         deadline.
         """
         if len(self._intervals) < LEARNED_FROM:
-            return self._deadline_s
+            return self.deadline_s
         learned = max(
             STALL_FLOOR_S,
             STALL_MEDIANS * statistics.median(self._intervals),
             STALL_LONGEST * max(self._intervals),
         )
-        return min(learned, self._deadline_s)
+        return min(learned, self.deadline_s)
 
     def _note_return(self, step: int) -> None:
         """Note a step that begins the count again: that of an epoch, as nothing has failed."""
@@ -359,7 +355,7 @@ class Observer:
         self._newest = {}
         self._first_step = self._last_step = None
         self._cause, self._late = "", []
-        self._record(
+        self.record(
             Kind.GENERATION_STARTED,
             members=list(self.members.values()),
             state="own",
@@ -380,7 +376,7 @@ class Observer:
         self._cause, self._failed_ns, self._failed_step = cause, now_ns, self._last_step or 0
         self._failed_rank = rank
         self._failures += 1
-        self._record(
+        self.record(
             Kind.FAILURE_DETECTED,
             failure=self._failures,
             cause=cause,
@@ -396,15 +392,13 @@ class Observer:
         """
         held, self._held = self._held, None
         if held is not None:
-            self._record(Kind.STEP_REPORTED, **held)
+            self.record(Kind.STEP_REPORTED, **held)
 
     def _suspect(self) -> int | None:
         """The rank that hangs: the one stopped according to the kernel, or the one whose reports
         are behind all others.
         """
-        stopped = [
-            rank for rank, name in self.members.items() if self._state_of(name) in ("T", "t")
-        ]
+        stopped = [rank for rank, name in self.members.items() if self.state_of(name) in ("T", "t")]
         if stopped:
             return stopped[0] if len(stopped) == 1 else None
         if len(self._steps_of) == len(self.members) > 1:

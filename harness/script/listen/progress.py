@@ -337,41 +337,22 @@ def parse_beacon(line: str) -> ProgressReport | None:
         return None
     time_ns, pid = _word(words[1], 1 << 63), _word(words[2], PID_LIMIT)
     rank, step = _word(words[3], 1 << 16), _word(words[4], STEP_LIMIT)
+    said = numbers.real("" if words[5] == "-" else words[5])
     if time_ns is None or pid is None:
         return None
-    value = _given(words[5])
-    if words[4] == "busy":
-        limit_s = value.value
-        if limit_s is None or not 0 <= limit_s <= BUSY_LIMIT_S:
-            return None
-        return ProgressReport(
-            step=0, rank=rank, pid=pid, time_ns=time_ns, busy_s=limit_s, what=words[6][:WHAT_LIMIT]
-        )
+    of = ProgressReport(step=step or 0, rank=rank, pid=pid, time_ns=time_ns)
+    if words[4] == "busy" and said.value is not None and 0 <= said.value <= BUSY_LIMIT_S:
+        return replace(of, busy_s=said.value, what=words[6][:WHAT_LIMIT])
     if step is None:
         return None
-    return ProgressReport(
-        step=step,
-        rank=rank,
-        pid=pid,
-        loss=value.value,
-        samples=_word(words[6], SAMPLES_LIMIT),
-        time_ns=time_ns,
-        unread={"loss": value.unread} if value.unread else {},
-    )
-
-
-def _given(word: str) -> numbers.ParsedNumber:
-    """A word of the beacon; a dash stands for no value."""
-    return numbers.ParsedNumber() if word == "-" else numbers.real(word)
+    unread = {"loss": said.unread} if said.unread else {}
+    return replace(of, loss=said.value, samples=_word(words[6], SAMPLES_LIMIT), unread=unread)
 
 
 def _word(text: str, limit: int) -> int | None:
     """A whole number in the beacon's format."""
-    return (
-        int(text)
-        if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < limit
-        else None
-    )
+    plain = text.isascii() and text.isdigit() and len(text) <= 19
+    return int(text) if plain and int(text) < limit else None
 
 
 def _from_groups(groups: Mapping[str, str | None]) -> ProgressReport | None:

@@ -34,7 +34,10 @@ class Begun:
     def __init__(self, *, ranks: int = 2, steps: int = 200, progress: Any = None) -> None:
         self.now = 0
         self.listener = SimpleNamespace(
-            lines=0, last=(), recent=(), refused=0, other_total=None, unread=(), waiting=False
+            text=SimpleNamespace(count=0, recent=()),
+            output=SimpleNamespace(last=()),
+            reader=SimpleNamespace(refused=0, other_total=None, unread=()),
+            waiting=False,
         )
         self.observer = SimpleNamespace(
             reports=0,
@@ -69,8 +72,8 @@ class Begun:
 
     def prints(self, lines: Sequence[str]) -> None:
         """All of its lines so far."""
-        self.listener.lines, self.listener.recent = len(lines), tuple(lines)
-        self.listener.last = tuple(lines[-6:])
+        self.listener.text = SimpleNamespace(count=len(lines), recent=tuple(lines))
+        self.listener.output = SimpleNamespace(last=tuple(lines[-6:]))
 
 
 def stopped(begun: Begun, startup: Startup, seconds: float) -> str:

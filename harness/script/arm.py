@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
@@ -27,6 +28,7 @@ from trainchaos.harness.script.listen.observer import Observer
 from trainchaos.harness.script.listen.trial import changed_form
 from trainchaos.harness.script.outcome_text import Findings, outcome_of
 from trainchaos.harness.script.point_broker import PointBroker
+from trainchaos.harness.script.points import Points
 from trainchaos.harness.script.processes.command import Command
 from trainchaos.harness.script.processes.environment import PreparedCommand, prepare
 from trainchaos.harness.script.processes.leftovers import CommandLeftovers
@@ -83,7 +85,8 @@ class ScriptArm:
             now_ns=now_ns,
             check=first,
         )
-        self._broker = PointBroker.of(spec, prepared.points, plan, kinds, self._listener.raised)
+        points = partial(Points, prepared.points) if spec.points else None
+        self._broker = PointBroker(plan, kinds, points, printed=self._listener.raised)
         if (fd := self._broker.fileno()) is not None:
             self._ranks.register(fd)
         self.scene = CommandScene(

@@ -7,11 +7,9 @@ script that calls ``beacon.point`` really holds there, and gets the injector's d
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -19,10 +17,10 @@ from trainchaos.chaos.beacon import EVERY_STEP
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.fault.build import build_all
-from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault
 from trainchaos.harness.arm.fault_context import RecordEvent
 from trainchaos.harness.inject.injector import Injector
+from trainchaos.harness.script.listen.numbers import in_json
 from trainchaos.harness.script.listen.observer import Observer
 from trainchaos.harness.script.points import PointDone, PointRequest, Points
 from trainchaos.harness.script.processes.hang_witness import HangWitness
@@ -96,20 +94,22 @@ class _Order:
 class PointBroker:
     """The points that the injector has given to the ranks of the present generation.
 
-    ``points``: where the processes of a script with points ask, None for a script without;
+    ``points``: opens where the processes of a script with points ask, None for a script without;
     ``printed``: lines they printed about exceptions raised there.
     """
 
     def __init__(
         self,
-        plan: Sequence[PlannedFault] = (),
-        kinds: Mapping[str, type[Fault]] | None = None,
-        points: Points | None = None,
+        plan: Sequence[PlannedFault],
+        kinds: Mapping[str, type[Fault]],
+        points: Callable[[Iterable[tuple[int, str]]], Points] | None,
         *,
         printed: Callable[[], Sequence[str]] = list,
     ) -> None:
         self._faults = build_all(plan, kinds) if points else {}
-        self._points = points
+        self._phases = places(plan, self._faults) if points else {}
+        named = {(step, name) for (_, step), names in self._phases.items() for name in names}
+        self._points = points(sorted(named)) if points else None
         self._rows: dict[str, list[_Row]] = {}
         self._holds: dict[int, _Hold] = {}  # by connection
         self._orders: dict[int, _Order] = {}
@@ -122,26 +122,7 @@ class PointBroker:
         for planned in plan:
             for step, _ in planned.points:
                 self._left[planned.id, step] += planned.max_fires * max(1, len(planned.ranks))
-        self._phases = places(plan, self._faults) if points else {}
         self._arm_places()
-
-    @classmethod
-    def of(
-        cls,
-        spec: WorkloadSpec,
-        path: Path,
-        plan: Sequence[PlannedFault],
-        kinds: Mapping[str, type[Fault]],
-        printed: Callable[[], Sequence[str]],
-    ) -> PointBroker:
-        """The broker of a command. ``path``: file of its points, if it has some."""
-        if not spec.points:
-            return cls()
-        named = places(plan, build_all(plan, kinds))
-        points = Points(
-            path, ((step, name) for (_, step), names in named.items() for name in names)
-        )
-        return cls(plan, kinds, points, printed=printed)
 
     def forget(self) -> None:
         """A new generation: its processes and points replace the old ones."""
@@ -270,7 +251,7 @@ class PointBroker:
             return  # not ordered
         del self._orders[said.connection]
         values = {"before": said.before, "after": said.after}
-        plain = {name: _plain(value) for name, value in values.items() if value is not None}
+        plain = {name: in_json(value) for name, value in values.items() if value is not None}
         record(Kind.FAULT_EFFECT, **order.evidence({"script": said.what} | plain))
         if said.what == "raise":
             self._raising.append(order)
@@ -342,8 +323,3 @@ def places(
         if inside and not planned.points:
             found[planned.id, NEXT_STEP] = POINT_NAMES.get(fault.point(DEFAULT_PHASE), ())
     return found
-
-
-def _plain(value: float) -> float | str:
-    """A number in JSON; non-finite values as text."""
-    return value if math.isfinite(value) else repr(value)

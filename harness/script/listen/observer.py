@@ -30,6 +30,7 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.arm.fault_context import RecordEvent
+from trainchaos.harness.script.listen.numbers import in_json
 from trainchaos.harness.script.listen.progress import ProgressReport
 
 NS = 1e9
@@ -242,7 +243,7 @@ class Observer:
         self._held = {
             "step": step,
             "rank": progress.rank,
-            "loss": _plain(progress.loss),
+            "loss": in_json(progress.loss),
             "samples": progress.samples,
             "reported_ns": when,
             "source": self.source,
@@ -451,8 +452,3 @@ def _how(exit_code: int | None, signum: int | None) -> str:
     if signum is not None:
         return f"signal {signum}"
     return "gone, with an unknown exit status" if exit_code is None else f"exit code {exit_code}"
-
-
-def _plain(loss: float | None) -> float | str | None:
-    """A loss in JSON; non-finite values as text."""
-    return repr(loss) if loss is not None and not math.isfinite(loss) else loss

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainchaos.chaos.scenario.frameworks import Framework
-from trainchaos.harness.draft import arguments
+from trainchaos.harness.draft import arguments, frameworks, launchers
 from trainchaos.harness.draft.frameworks import ScriptText
 from trainchaos.harness.draft.launchers import Launched
 from trainchaos.harness.draft.progress import Proposal
@@ -139,18 +139,14 @@ class Facts:
 
 
 def command_of(
-    words: Sequence[str],
-    env: Mapping[str, str],
-    launched: Launched,
-    frameworks: Sequence[Framework],
-    script: ScriptText,
-    steps: int | None,
+    words: Sequence[str], env: Mapping[str, str], script: ScriptText, steps: int | None
 ) -> Command:
     """The command to start: ``steps`` in the argument that says them, checkpoints sent to
     $CHAOS_SCRATCH where an option or a variable of the script names their place.
     """
-    new, needed = list(words), launched.env(frameworks)
-    for one in frameworks:
+    launched, known = launchers.recognise(words), frameworks.recognise(words, script)
+    new, needed = list(words), launched.env(known)
+    for one in known:
         needed |= one.env
     options = script.options
     if steps is not None and (given := arguments.find(new, arguments.STEPS, r"\d+")):
@@ -178,7 +174,7 @@ def command_of(
         words=new,
         env=needed | dict(env),
         launched=launched,
-        frameworks=list(frameworks),
+        frameworks=known,
         script=script,
         sent=sent,
     )

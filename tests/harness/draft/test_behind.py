@@ -12,7 +12,6 @@ import pytest
 
 from tests.harness.draft.test_scenario_text import decided, saw
 from tests.support.running import until
-from trainchaos.harness.draft import launchers
 from trainchaos.harness.draft.draft import behind
 from trainchaos.harness.draft.facts import Command, Finding, command_of
 from trainchaos.harness.draft.frameworks import ScriptText
@@ -23,7 +22,7 @@ from trainchaos.harness.script.processes.tree import FoundRank
 def seen_behind(line: str, folder: Path, *processes: str) -> Command:
     """The command of a line that started these processes in a directory."""
     words = shlex.split(line)
-    given = command_of(words, {"A": "1"}, launchers.recognise(words), [], ScriptText(), None)
+    given = command_of(words, {"A": "1"}, ScriptText(), None)
     return behind(given, {tuple(shlex.split(one)): folder for one in [line, *processes]})
 
 

@@ -13,7 +13,7 @@ from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.loading.load import LoadedScenario, load
 from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress
 from trainchaos.chaos.scenario.workload import WorkloadSpec
-from trainchaos.harness.draft import frameworks, launchers
+from trainchaos.harness.draft import frameworks
 from trainchaos.harness.draft.decide import decide
 from trainchaos.harness.draft.draft import Drafted
 from trainchaos.harness.draft.facts import Facts, command_of
@@ -62,9 +62,8 @@ def decided(
 ) -> Facts:
     """The facts of a command line that was seen."""
     words, script = shlex.split(line), frameworks.ScriptText(name="train", text=text)
-    recognised = frameworks.recognise(words, script)
-    command = command_of(words, {}, launchers.recognise(words), recognised, script, steps)
-    proposal = propose(seen, recognised, steps=steps)
+    command = command_of(words, {}, script, steps)
+    proposal = propose(seen, command.frameworks, steps=steps)
     return decide(command, seen, proposal, folder, steps)
 
 
@@ -447,9 +446,7 @@ def test_the_time_of_a_run_has_the_recoveries_in_it(tmp_path: Path) -> None:
     the hang and the notice of a preemption.
     """
     facts = decided(tmp_path, "torchrun --nproc-per-node 2 train.py", saw(found=2))
-    made = Drafted(
-        name="train", facts=facts, written=write(facts, "train", directory="."), seconds=9
-    )
+    made = Drafted(facts=facts, written=write(facts, "train", directory="."), seconds=9)
     first_s, step_s = facts.proposal.first_s, facts.proposal.step_s
     assert first_s and step_s and made.run_s is not None
     assert made.arms == 6

@@ -52,7 +52,6 @@ what has to be seen of the steps.
 
 MOST_RAN = 200
 """Different command lines that are kept."""
-LONGEST = 1 << 16  # bytes of a command line
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 
 Ran = Mapping[tuple[str, ...], Path]
@@ -266,15 +265,11 @@ def running(pids: Iterable[int]) -> Ran:
     """Of these processes, as far as this user may see."""
     found: dict[tuple[str, ...], Path] = {}
     for pid in pids:
+        words = tuple(tree.command_line(pid).removesuffix("\0").split("\0"))
         try:
-            with open(f"/proc/{pid}/cmdline", "rb") as stream:
-                raw = stream.read(LONGEST)
             place = Path(os.readlink(f"/proc/{pid}/cwd"))
         except OSError:
             continue
-        words = tuple(
-            word.decode(errors="replace") for word in raw.removesuffix(b"\0").split(b"\0")
-        )
         if words[0] and len(found) < MOST_RAN:
             found.setdefault(words, place)
     return MappingProxyType(found)

@@ -14,13 +14,13 @@ import pytest
 
 from tests.harness.script.test_script import command, events, run, write
 from tests.harness.script.test_script_observer import COMMAND, Job, S
+from tests.harness.script.test_script_sustained import incident_of, inject
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.loading.load import load
 from trainchaos.chaos.scenario.schema import scenario_schema
 from trainchaos.harness.judge.incident import Incident
-from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.script.listen.progress import ProgressReport
 
 POINTED = ("--steps", "30", "--restarts", "3", "--beacon", "--points")
@@ -152,23 +152,10 @@ def job() -> Job:
     return made
 
 
-def inject(job: Job, kind: str = "exception") -> None:
-    """At rank 1, in step 31; it landed."""
-    job.now += S // 100
-    target = {"process": "w1", "rank": 1}
-    job.record(Kind.FAULT_PLANNED, fault="hit", kind=kind, target={}, at={})
-    job.record(Kind.FAULT_INJECTED, step=31, fault="hit", kind=kind, occurrence=0, target=target)
-    job.record(Kind.FAULT_LANDED, step=31, fault="hit", occurrence=0, witness="script", evidence={})
-
-
 def raised(job: Job) -> None:
-    inject(job)
+    job.now += S // 100
+    inject(job, "exception", step=31)
     job.observer.on_error("w1", "it raised", job.now)
-
-
-def incident_of(job: Job, outcome: str = "completed") -> Incident:
-    (incident,) = measure(job.log(outcome), None).incidents
-    return incident
 
 
 def test_who_raised_and_reports_again_has_recovered(job: Job) -> None:
@@ -220,7 +207,7 @@ def spoilt(job: Job, *steps: int) -> None:
 
 
 def test_a_bad_loss_that_is_taken_back_is_none(job: Job) -> None:
-    inject(job, "tensor-corrupt")
+    inject(job, "tensor-corrupt", step=31)
     spoilt(job, 31, 32)
     job.exit("w1", code=1)
     job.exit("w0", code=1)
@@ -231,7 +218,7 @@ def test_a_bad_loss_that_is_taken_back_is_none(job: Job) -> None:
 
 
 def test_a_job_that_ends_by_a_bad_loss_has_not_gone_on(job: Job) -> None:
-    inject(job, "tensor-corrupt")
+    inject(job, "tensor-corrupt", step=31)
     spoilt(job, 31)
     job.exit("w1", signum=signal.SIGABRT)
     assert incident_of(job, "gave-up").outcome == "fail-stop"

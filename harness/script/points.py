@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import select
+import selectors
 import socket
 import struct
 from collections.abc import Iterable
@@ -81,14 +81,13 @@ class Points:
         path.write_text(text)
         self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         self._armed: set[tuple[int, str]] = set()
-        self._poll = select.epoll()
-        self._connections: dict[int, _Connection] = {}
-        self._numbers: dict[int, int] = {}  # by descriptor, which the kernel reuses
+        self._poll = selectors.EpollSelector()
+        self._connections: dict[int, _Connection] = {}  # by number: descriptors are used again
         self._count = 0
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._server.bind("\0" + name)  # abstract: no file is left behind
         self._server.listen(128)
-        self._poll.register(self._server.fileno(), select.EPOLLIN)
+        self._poll.register(self._server, selectors.EVENT_READ)
 
     def fileno(self) -> int:
         """Readable when there is news."""
@@ -106,12 +105,11 @@ class Points:
     def listen(self) -> list[PointRequest | PointDone | Disconnected]:
         """Messages since the last call, without waiting."""
         found: list[PointRequest | PointDone | Disconnected] = []
-        for fd, _ in self._poll.poll(0):
-            if fd == self._server.fileno():
+        for key, _ in self._poll.select(0):
+            if key.data is None:
                 self._accept()
-            elif fd in self._numbers:
-                number = self._numbers[fd]
-                found += self._read(number, self._connections[number])
+            else:
+                found += self._read(key.data, self._connections[key.data])
         return found
 
     def answer(self, connection: int, number: int, word: str) -> None:
@@ -149,8 +147,7 @@ class Points:
             made.setblocking(False)
             self._count += 1
             self._connections[self._count] = _Connection(socket=made, pid=pid)
-            self._numbers[made.fileno()] = self._count
-            self._poll.register(made.fileno(), select.EPOLLIN)
+            self._poll.register(made, selectors.EVENT_READ, self._count)
 
     def _read(
         self, connection: int, one: _Connection
@@ -173,7 +170,6 @@ class Points:
     def _hang_up(self, connection: int) -> None:
         one = self._connections.pop(connection, None)
         if one is not None:
-            del self._numbers[one.socket.fileno()]
             self._poll.unregister(one.socket)
             one.socket.close()
 

@@ -129,11 +129,8 @@ class Observer:
         """The step this generation began with, as far as the reports' spacing shows; 0 in the
         first.
         """
-        return (
-            0
-            if self.generation <= 1 or self._first_step is None
-            else self._first_step - self._stride
-        )
+        known = self.generation > 1 and self._first_step is not None
+        return (self._first_step or 0) - self._stride if known else 0
 
     def process_of(self, rank: int) -> str | None:
         """The live process of a rank, or None."""
@@ -146,10 +143,8 @@ class Observer:
 
     def on_ranks(self, members: Mapping[int, str], now_ns: int) -> None:
         """All present ranks have been found; ``members``: rank -> process."""
-        if dict(members) != self.members:
-            new = set(members.values()) - set(self.members.values())
-            if new:
-                self._begin("start" if self.generation == 0 else "restart", members, now_ns)
+        if set(members.values()) - set(self.members.values()):
+            self._begin("start" if self.generation == 0 else "restart", members, now_ns)
 
     def on_start(self) -> None:
         """The command is started, for the first time or again."""
@@ -168,7 +163,7 @@ class Observer:
             self._other.end(rank, now_ns)
         if exit_code == 0 and self.preempted and process in self._noticed and not self._cause:
             detail = f"it was told to end, and ended with exit code 0 after step {self.committed}"
-            self._fail("notice", process, self.rank_of(process), detail, now_ns)
+            self._fail("notice", process, detail, now_ns)
         if exit_code == 0 or not self.reports:
             return  # before the first step there is nothing to recover
         if self.finished:  # the end of the command shows whether the rest needed it
@@ -180,19 +175,15 @@ class Observer:
             and (now_ns - self._failed_ns) / NS <= SAME_BLOW_S
         )
         if not self._cause or same_blow:
-            self._fail("exit", process, self.rank_of(process), _how(exit_code, signum), now_ns)
+            self._fail("exit", process, _how(exit_code, signum), now_ns)
 
     def on_error(self, process: str, detail: str, now_ns: int) -> None:
         """A rank's script reported that it raises: the step has failed, whatever happens to the
         process.
         """
-        if (
-            process in self.members.values()
-            and not self._cause
-            and self.reports
-            and not self.finished
-        ):
-            self._fail("error", process, self.rank_of(process), detail, now_ns)
+        failed = self._cause or process not in self.members.values()
+        if self.reports and not failed and not self.finished:
+            self._fail("error", process, detail, now_ns)
 
     def on_command_failed(self, how: str, now_ns: int) -> None:
         """The command itself ended with an error; a failure unless a rank's failure was seen. After
@@ -202,17 +193,10 @@ class Observer:
         if self._cause or not self.reports:
             return
         first = min(self._late, key=lambda one: (one[2] not in KILLED, one[3]), default=None)
-        if first is None:
-            self._fail("exit", None, None, f"the command ended with {how}", now_ns)
-        else:
-            process, exit_code, signum, _ = first
-            self._fail(
-                "exit",
-                process,
-                self.rank_of(process),
-                f"{_how(exit_code, signum)}, after the last step",
-                now_ns,
-            )
+        process, detail = None, f"the command ended with {how}"
+        if first is not None:
+            process, detail = first[0], f"{_how(*first[1:3])}, after the last step"
+        self._fail("exit", process, detail, now_ns)
 
     def on_progress(self, progress: ProgressReport, now_ns: int) -> None:
         """A step was reported, or that a process is busy."""
@@ -230,11 +214,9 @@ class Observer:
             return
         self._note_return(step)
         self._turn_page(step, progress.rank, now_ns)
-        started = self._last_ns
-        self.nonfinite = self.nonfinite or (
-            progress.loss is not None and not math.isfinite(progress.loss)
-        )
-        said = progress.time_ns
+        started, loss, said = self._last_ns, progress.loss, progress.time_ns
+        finite = loss is None or math.isfinite(loss)
+        self.nonfinite = self.nonfinite or not finite
         when = said if said is not None and started <= said <= now_ns else now_ns
         self.reports += 1
         self._reports_here += 1
@@ -243,18 +225,17 @@ class Observer:
         self._held = {
             "step": step,
             "rank": progress.rank,
-            "loss": in_json(progress.loss),
+            "loss": in_json(loss),
             "samples": progress.samples,
             "reported_ns": when,
             "source": self.source,
             **odd,
         }
-        finite = progress.loss is None or math.isfinite(progress.loss)
         finite = finite and not progress.spoilt
-        if step % self._every == 0 or self._reports_here == 1 or finite != self._finite:
+        due = step % self._every == 0 or self._reports_here == 1 or finite != self._finite
+        if due:
             self._finite = finite
-            self.settle()
-        elif step >= self.steps - self._every:
+        if due or step >= self.steps - self._every:
             self.settle()
         if self._first_step is None:
             self._first_step = step
@@ -273,24 +254,21 @@ class Observer:
 
     def tick(self, now_ns: int) -> None:
         """Detect a hang."""
-        if now_ns < self.busy_until_ns:
+        if self._last_step is None or self._cause or self.finished or now_ns < self.busy_until_ns:
             return
         bound = self.stall_bound_s()
         waited = (now_ns - max(self._last_ns, self.busy_until_ns)) / NS
-        if self._last_step is not None and not self._cause and not self.finished and waited > bound:
-            rank = self._suspect()
-            usual = (
+        if waited > bound:
+            known = (
                 f"{statistics.median(self._intervals):.3g} s" if self._intervals else "not known"
             )
-            detail = f"no step reported for {waited:.1f} s (usual: {usual})"
-            measured = {"silent_s": round(waited, 6), "limit_s": round(bound, 6)}
             self._fail(
                 "hang",
-                None if rank is None else self.members[rank],
-                rank,
-                detail,
+                self._suspect(),
+                f"no step reported for {waited:.1f} s (usual: {known})",
                 now_ns,
-                **measured,
+                silent_s=round(waited, 6),
+                limit_s=round(bound, 6),
             )
 
     @property
@@ -332,16 +310,10 @@ class Observer:
             self._begin("resumed", living, now_ns)
         elif self._cause in ("exit", "error", "notice") and living:
             beyond = step > self._failed_step + self._stride
-            own_word = (
-                self._cause == "error"
-                and step > last
-                and rank is not None
-                and rank == self._failed_rank
-            )
-            if beyond or (own_word and rank in living):
-                self._begin(
-                    "shrunk" if len(living) < len(self.members) else "resumed", living, now_ns
-                )
+            raised = self._cause == "error" and rank is not None and rank == self._failed_rank
+            if beyond or (raised and rank in living and step > last):
+                cause = "shrunk" if len(living) < len(self.members) else "resumed"
+                self._begin(cause, living, now_ns)
 
     def _comes_late(self, rank: int, step: int) -> bool:
         """Whether a rank's lines come in another order: who goes back does steps once more."""
@@ -365,24 +337,18 @@ class Observer:
         )
 
     def _fail(
-        self,
-        cause: str,
-        process: str | None,
-        rank: int | None,
-        detail: str,
-        now_ns: int,
-        **measured: Any,
+        self, cause: str, process: str | None, detail: str, now_ns: int, **measured: Any
     ) -> None:
         self.settle()
         self._cause, self._failed_ns, self._failed_step = cause, now_ns, self._last_step or 0
-        self._failed_rank = rank
+        self._failed_rank = None if process is None else self.rank_of(process)
         self._failures += 1
         self.record(
             Kind.FAILURE_DETECTED,
             failure=self._failures,
             cause=cause,
             process=process,
-            rank=rank,
+            rank=self._failed_rank,
             detail=detail,
             **measured,
         )
@@ -395,17 +361,17 @@ class Observer:
         if held is not None:
             self.record(Kind.STEP_REPORTED, **held)
 
-    def _suspect(self) -> int | None:
-        """The rank that hangs: the one stopped according to the kernel, or the one whose reports
+    def _suspect(self) -> str | None:
+        """The process that hangs: the one stopped according to the kernel, or the one whose reports
         are behind all others.
         """
-        stopped = [rank for rank, name in self.members.items() if self.state_of(name) in ("T", "t")]
+        stopped = [name for name in self.members.values() if self.state_of(name) in ("T", "t")]
         if stopped:
             return stopped[0] if len(stopped) == 1 else None
         if len(self._steps_of) == len(self.members) > 1:
-            order = sorted(self._steps_of, key=lambda rank: self._steps_of[rank])
-            if self._steps_of[order[0]] < self._steps_of[order[1]]:
-                return order[0]
+            first, second = sorted(self._steps_of, key=lambda rank: self._steps_of[rank])[:2]
+            if self._steps_of[first] < self._steps_of[second]:
+                return self.members[first]
         return None
 
 

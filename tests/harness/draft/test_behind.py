@@ -126,6 +126,7 @@ def test_a_rank_that_names_itself_shows_that_there_are_others(tmp_path: Path) ->
     facts = decided(tmp_path, "python job.py", seen)
     assert "one names itself rank 1: there are at least 2" in facts.of("ranks").text
     assert facts.ranks == 2 and facts.of("ranks").needed
+    assert facts.of("ranks").change.startswith("have each rank name itself")
 
 
 def _of(findings: list[Finding]) -> Finding:

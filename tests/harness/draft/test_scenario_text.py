@@ -289,6 +289,7 @@ def test_checkpoints_beside_the_script_are_named_with_what_to_do(tmp_path: Path)
     facts = decided(tmp_path, "python train.py", saw(saved=(), wrote=wrote))
     (finding,) = (one for one in facts.findings if not one.found)
     assert "model.pt" in finding.text and "train.log" not in finding.text
+    assert finding.needed
     assert "$CHAOS_SCRATCH" in finding.change
     assert any(one.name == "files" and "train.log" in one.text for one in facts.findings)
     _, written = loaded(tmp_path, facts)

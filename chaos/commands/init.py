@@ -13,9 +13,10 @@ import click
 
 from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import PATH
+from trainchaos.chaos.commands.shared.quantities import Span
 from trainchaos.chaos.commands.shared.say import say
 
-DEFAULT_FOR = "30s"
+DEFAULT_FOR_S = 30.0
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -33,8 +34,9 @@ DEFAULT_FOR = "30s"
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @click.option(
     "--for",
-    "duration",
-    default=DEFAULT_FOR,
+    "for_s",
+    type=Span(),
+    default=f"{DEFAULT_FOR_S:g}s",
     show_default=True,
     metavar="TIME",
     help="How long to watch its steps, at most; the first is waited for three times as long.",
@@ -48,7 +50,7 @@ def init(
     run: Path | None,
     out: Path | None,
     force: bool,
-    duration: str,
+    for_s: float,
     steps: int | None,
     env: tuple[str, ...],
 ) -> int:
@@ -66,10 +68,12 @@ def init(
     if bool(command) == (run is not None):
         raise click.UsageError("give a COMMAND (chaos init -- torchrun train.py), or --from RUN")
     if run is not None:
-        if duration != DEFAULT_FOR or steps or env:
+        if for_s != DEFAULT_FOR_S or steps or env:
             raise click.UsageError("--for, --steps and --env go with a COMMAND, not with --from")
         return _tighten(run, out, force)
-    return _draft(command, out, force, _seconds(duration), steps, env)
+    if not 1 <= for_s <= 3600:
+        raise click.UsageError("--for: watch for 1s to 1h")
+    return _draft(command, out, force, for_s, steps, env)
 
 
 def _draft(
@@ -184,18 +188,6 @@ def _write(target: Path, text: str, force: bool) -> None:
         ) from error
     finally:
         beside.unlink(missing_ok=True)
-
-
-def _seconds(duration: str) -> float:
-    from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
-
-    try:
-        seconds = parse_duration(duration)
-    except ClauseError as error:
-        raise click.UsageError(f"--for: {error}") from error
-    if not 1 <= seconds <= 3600:
-        raise click.UsageError("--for: watch for 1s to 1h")
-    return seconds
 
 
 def _variables(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -9,12 +9,14 @@ import math
 from pathlib import Path
 
 from trainchaos.harness.draft.facts import (
+    FOUND,
     LEAST_DEADLINE_S,
     LEAST_HOLD_S,
     LEAST_START_S,
+    MISSING,
+    UNSURE,
     Command,
     Facts,
-    Finding,
 )
 from trainchaos.harness.draft.frameworks import GROUP
 from trainchaos.harness.draft.progress import Proposal
@@ -32,7 +34,7 @@ def decide(
 ) -> Facts:
     """All facts. ``steps``: those that were asked for, if any."""
     facts = Facts(command=command, proposal=proposal)
-    facts.findings.append(_launcher(command, seen))
+    _launcher(facts, seen)
     _ranks(facts, seen)
     find_progress(facts, seen)
     find_steps(facts, seen, steps)
@@ -42,7 +44,8 @@ def decide(
     return facts
 
 
-def _launcher(command: Command, seen: Sighting) -> Finding:
+def _launcher(facts: Facts, seen: Sighting) -> None:
+    command = facts.command
     names = ", ".join(one.name for one in command.frameworks)
     kind, needed = command.launched.kind, command.launched.env(command.frameworks)
     text = command.launched.name
@@ -50,89 +53,66 @@ def _launcher(command: Command, seen: Sighting) -> Finding:
     if seen.meets and not (kind and kind.ranks):
         meets = ", ".join(f"{name} {value}" for name, value in seen.meets.items())
         text += f", which sets {meets} for its ranks"
-    return Finding(
-        name="launcher",
-        text=text + (f"; the script uses {names}" if names else ""),
-        key="command",
-        change=f"{' and '.join(needed)} is set: {kind.note}" if kind and needed else "",
-    )
+    text += f"; the script uses {names}" if names else ""
+    change = f"{' and '.join(needed)} is set: {kind.note}" if kind and needed else ""
+    facts.add("launcher", text, key="command", change=change)
 
 
 def _ranks(facts: Facts, seen: Sighting) -> None:
     launched = facts.command.launched
     hidden = any(one.hidden for one in facts.command.frameworks)
-    seen_ranks, said, by = len(seen.ranks), launched.ranks, "the command line says"
+    said, by = launched.ranks, "the command line says"
     worlds = [one.world for one in seen.ranks.values() if one.world]
     if said is None and worlds and not seen.grouped:
         said, by = max(worlds), "their environments say"
     if seen.grouped:
         facts.group = facts.command.group or GROUP
     least = max(seen.ranks, default=-1) + 1  # of those that there are
-    if least > max(seen_ranks, said or 0):
+    if least > max(len(seen.ranks), said or 0):
         said, by = least, f"one names itself rank {least - 1}: there are at least"
-    if seen_ranks:
-        facts.findings.append(_found(facts, seen, said, by, least))
-        return
-    if not hidden and (said or 1) == 1 and facts.command.launched.name not in ("srun", "ray"):
+    if seen.ranks:
+        _found(facts, seen, said, by, least)
+    elif not hidden and (said or 1) == 1 and launched.name not in ("srun", "ray"):
         text = "no process names a rank, so the process that prints the steps is the only one"
         if facts.proposal.progress is None:
             text = "no process names a rank, so the command is taken for the only one"
-        facts.findings.append(Finding(name="ranks", text=text, value="1", key="ranks"))
-        return
-    if hidden and seen.alike and said in (None, seen.alike):
+        facts.add("ranks", text, value="1")
+    elif hidden and seen.alike and said in (None, seen.alike):
         facts.ranks = seen.alike
         text = "processes that were started alike and meet each other; nothing names their ranks,"
         text += " so they are numbered in the order in which they started"
-        facts.findings.append(Finding(name="ranks", text=text, value=str(seen.alike), key="ranks"))
-        return
-    # with one, a run would take what starts the ranks for the only rank
-    facts.ranks = said or max(2, len(facts.proposal.ranks))
-    facts.findings.append(
-        Finding(
-            name="ranks",
-            text="no process was found whose environment or beacon names its rank",
-            key="ranks",
-            change="; ".join(
-                [
-                    *_notes(facts),
-                    f"set RANK where the ranks are started, or {_line(facts)} in each,"
-                    " and correct ranks",
-                ]
-            ),
-            found=False,
-            needed=True,
+        facts.add("ranks", text, value=str(seen.alike))
+    else:  # with one, a run would take what starts the ranks for the only rank
+        facts.ranks = said or max(2, len(facts.proposal.ranks))
+        line = f"set RANK where the ranks are started, or {_line(facts)} in each, and correct ranks"
+        facts.add(
+            "ranks",
+            "no process was found whose environment or beacon names its rank",
+            state=MISSING,
+            change="; ".join([*_notes(facts), line]),
         )
-    )
 
 
-def _found(facts: Facts, seen: Sighting, said: int | None, by: str, least: int) -> Finding:
+def _found(facts: Facts, seen: Sighting, said: int | None, by: str, least: int) -> None:
     """Ranks that were found. ``said``: how many there are ``by`` what, if anything says so;
     ``least``: by the numbers that they name.
     """
-    seen_ranks = len(seen.ranks)
-    facts.ranks = max(seen_ranks, said or 0)
-    how = "by their beacons" if seen.hinted else "by the rank in their environments"
-    how += f", in groups named by {facts.group}" if facts.group else ""
-    text = f"found {how}"
-    short = said is not None and said > seen_ranks
-    change = ""
-    if short and facts.command.launched.nodes > 1:
+    count = len(seen.ranks)
+    facts.ranks = max(count, said or 0)
+    text = "found by their beacons" if seen.hinted else "found by the rank in their environments"
+    text += f", in groups named by {facts.group}" if facts.group else ""
+    if said is None or said <= count:
+        facts.add("ranks", text, value=str(count))
+        return
+    if facts.command.launched.nodes > 1:
         change = "those of other nodes are not seen here: a run needs all ranks on this machine"
-    elif short:
-        missing = ", ".join(map(str, sorted({*range(said or 0)} - {*seen.ranks})))
-        text = f"{seen_ranks} {text}, and {by} {said}; not seen: {missing}"
+    else:
+        missing = ", ".join(map(str, sorted({*range(said)} - {*seen.ranks})))
+        text = f"{count} {text}, and {by} {said}; not seen: {missing}"
         change = f"correct ranks, or have each name itself: {_line(facts)} in each"
-    if short and seen_ranks < least:
+    if count < least:
         change = f"have each rank name itself: {_line(facts)} in each"
-    return Finding(
-        name="ranks",
-        text=text,
-        value="" if short else str(seen_ranks),
-        key="ranks",
-        change=change,
-        found=not short,
-        needed=short,
-    )
+    facts.add("ranks", text, state=MISSING, change=change)
 
 
 def _line(facts: Facts) -> str:
@@ -152,23 +132,19 @@ def _restarts(facts: Facts, seen: Sighting) -> None:
     launched, kind = facts.command.launched, facts.command.launched.kind
     facts.restarts = 0 if launched.restarts else RESTARTS
     ours = f"a run starts the command again, up to {RESTARTS} times"
-    unseen = any(one.key == "ranks" and not one.found for one in facts.findings)
-    alone = facts.ranks == 1 and seen.together <= 1 and not unseen
+    alone = facts.ranks == 1 and seen.together <= 1 and facts.of("ranks").found
     change = ""
     if launched.restarts:
         text = f"{launched.name} starts its ranks again, up to {launched.restarts} times"
     elif kind and kind.ranks:
-        options = " or ".join(f"--{one}" for one in sorted(kind.restarts))
-        without = f" without {options}" if options else ""
+        without = f" without --{kind.restarts}" if kind.restarts else ""
         text = f"{launched.name} does not start its ranks again{without}: {ours}"
     elif kind and kind.name == "python" and alone:
         text = f"one process, which nothing starts again: {ours}"
     else:
         text = f"whether the job starts its ranks again by itself is not known: {ours}"
         change = "set restarts: 0 if it does"
-    facts.findings.append(
-        Finding(name="restarts", text=text, key="restarts", change=change, found=not change)
-    )
+    facts.add("restarts", text, change=change, state=UNSURE if change else FOUND)
 
 
 def _times(facts: Facts) -> None:

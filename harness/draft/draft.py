@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,8 +28,7 @@ from trainchaos.harness.draft.facts import FAULTS, Command, Facts, command_of
 from trainchaos.harness.draft.progress import Proposal, propose
 from trainchaos.harness.draft.watching.changes import places
 from trainchaos.harness.draft.watching.logs import as_printed, log_of_steps, named
-from trainchaos.harness.draft.watching.ran import Ran
-from trainchaos.harness.draft.watching.watch import Sighting, Watch
+from trainchaos.harness.draft.watching.watch import Ran, Sighting, Watch
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.workload import DataInfo
@@ -64,7 +61,6 @@ class WatchStopped(ChaosError):
 class Drafted:
     """A scenario to be written. ``seconds``: how long the command was watched."""
 
-    name: str
     facts: Facts
     written: text.ScenarioText
     seconds: float
@@ -113,27 +109,21 @@ def draft(
     """
     script = frameworks.read_scripts(words, directory)
     target = named or target_of(words, directory)
-    command = command_of(
-        words,
-        env,
-        launchers.recognise(words),
-        frameworks.recognise(words, script),
-        script,
-        steps,
-    )
-    with _folder() as folder:
+    command = command_of(words, env, script, steps)
+    with _folder() as name:
+        folder = Path(name)
         seen = _watched(command, folder, directory, for_s, steps)
         command = behind(command, seen.ran)
         proposal = _proposed(seen, command, directory, steps)
         _refuse_failed(seen, proposal)
         facts = decide(command, seen, proposal, directory, steps)
-        name = name_of(words, script) if named is None else plain_name(named.stem)
+        called = name_of(words, script) if named is None else plain_name(named.stem)
         place = os.path.relpath(directory, target.absolute().parent)
-        written = text.write(facts, name, directory=place)
+        written = text.write(facts, called, directory=place)
         trial = folder / "scenario.yaml"
         trial.write_text(written.text)
         check(trial)
-    return Drafted(name=name, facts=facts, written=written, seconds=seen.seconds)
+    return Drafted(facts=facts, written=written, seconds=seen.seconds)
 
 
 def target_of(words: Sequence[str], directory: Path) -> Path:
@@ -245,19 +235,14 @@ def _refuse_failed(seen: Sighting, proposal: Proposal) -> None:
     )
 
 
-@contextmanager
-def _folder() -> Iterator[Path]:
+def _folder() -> tempfile.TemporaryDirectory[str]:
     """A directory of its own, removed whatever happens."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix="chaos-init-"))
+        return tempfile.TemporaryDirectory(prefix="chaos-init-", ignore_cleanup_errors=True)
     except OSError as error:
         raise InfrastructureError(
             f"cannot make a directory: {error.strerror}", hint="free disk space, or set TMPDIR"
         ) from error
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def behind(command: Command, ran: Ran) -> Command:

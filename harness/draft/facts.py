@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainchaos.chaos.scenario.frameworks import Framework
-from trainchaos.harness.draft import arguments
+from trainchaos.harness.draft import arguments, frameworks, launchers
 from trainchaos.harness.draft.frameworks import ScriptText
 from trainchaos.harness.draft.launchers import Launched
 from trainchaos.harness.draft.progress import Proposal
@@ -25,22 +25,34 @@ LEAST_DEADLINE_S = 60.0
 LEAST_START_S = 120.0
 
 
+FOUND, UNSURE, MISSING = "found", "not certain", "not found"
+"""Of a finding: a run can do without what is not certain, and cannot without what is not found."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """Something that was found, or could not be. ``text``: what, and by what; ``value``: in the
     scenario; ``key``: of the line that says it; ``change``: what to change if it is wrong, or
-    because it was not found; ``needed``: a run cannot do without it; ``again``: the next command
-    that finds it.
+    because it was not found; ``again``: the next command that finds it.
     """
 
     name: str
     text: str
+    state: str = FOUND
     value: str = ""
     key: str = ""
     change: str = ""
-    found: bool = True
-    needed: bool = False
     again: str = ""
+
+    @property
+    def found(self) -> bool:
+        """Whether the scenario says it."""
+        return self.state == FOUND
+
+    @property
+    def needed(self) -> bool:
+        """Whether a person has to fill it in."""
+        return self.state == MISSING
 
 
 @dataclass(kw_only=True)
@@ -83,6 +95,16 @@ class Facts:
     start_s: float = LEAST_START_S
     findings: list[Finding] = field(default_factory=list)
 
+    def add(self, name: str, text: str, *, key: str | None = None, **more: str) -> None:
+        """A finding, said by the line of its name unless ``key`` is another one."""
+        self.findings.append(
+            Finding(name=name, text=text, key=name if key is None else key, **more)
+        )
+
+    def of(self, name: str) -> Finding:
+        """The finding of this name."""
+        return next(one for one in self.findings if one.name == name)
+
     @property
     def most_lost(self) -> int:
         """Steps that a fault may cost: fewer than were done when it hit, however late it comes. A
@@ -103,7 +125,7 @@ class Facts:
     def arm_s(self) -> float | None:
         """How long an arm without a fault takes; None if that is not known."""
         step_s = self.proposal.step_s
-        if step_s is None or any(one.key == "steps" and not one.found for one in self.findings):
+        if step_s is None or not self.of("steps").found:
             return None
         return (self.proposal.first_s or 0.0) + step_s * self.steps
 
@@ -117,18 +139,14 @@ class Facts:
 
 
 def command_of(
-    words: Sequence[str],
-    env: Mapping[str, str],
-    launched: Launched,
-    frameworks: Sequence[Framework],
-    script: ScriptText,
-    steps: int | None,
+    words: Sequence[str], env: Mapping[str, str], script: ScriptText, steps: int | None
 ) -> Command:
     """The command to start: ``steps`` in the argument that says them, checkpoints sent to
     $CHAOS_SCRATCH where an option or a variable of the script names their place.
     """
-    new, needed = list(words), launched.env(frameworks)
-    for one in frameworks:
+    launched, known = launchers.recognise(words), frameworks.recognise(words, script)
+    new, needed = list(words), launched.env(known)
+    for one in known:
         needed |= one.env
     options = script.options
     if steps is not None and (given := arguments.find(new, arguments.STEPS, r"\d+")):
@@ -137,26 +155,32 @@ def command_of(
         new = arguments.added(new, option, str(steps)) or new
     sent = ""
     place = arguments.find(new, arguments.CHECKPOINTS, r"(?!\d+$|true$|false$)[^-].*")
-    if place is not None and not place.value.startswith(SCRATCH):
-        kept = Path(place.value).name
-        new = arguments.replaced(new, place, f"{SCRATCH}/{kept}" if kept else SCRATCH)
-        sent = f"by {place.name}, which was {place.value}"
-    elif place is not None:
+    if place is not None:
         sent = f"by {place.name}"
+        if not place.value.startswith(SCRATCH):
+            new, sent = (
+                arguments.replaced(new, place, _below(place)),
+                f"{sent}, which was {place.value}",
+            )
     elif script.place_variables:
         for name in script.place_variables:
             needed.setdefault(name, SCRATCH)
             sent = f"by the variable {name}, which the script reads"
-    elif option := arguments.declared(options, arguments.CHECKPOINTS):
-        kept = Path(option.value).name
-        longer = arguments.added(new, option, f"{SCRATCH}/{kept}" if kept else SCRATCH)
-        if longer is not None:
-            new, sent = longer, f"by {option.name}, which the script declares"
+    elif (option := arguments.declared(options, arguments.CHECKPOINTS)) and (
+        longer := arguments.added(new, option, _below(option))
+    ):
+        new, sent = longer, f"by {option.name}, which the script declares"
     return Command(
         words=new,
         env=needed | dict(env),
         launched=launched,
-        frameworks=list(frameworks),
+        frameworks=known,
         script=script,
         sent=sent,
     )
+
+
+def _below(place: arguments.Argument) -> str:
+    """A place of checkpoints in $CHAOS_SCRATCH, of the same name."""
+    name = Path(place.value).name
+    return f"{SCRATCH}/{name}" if name else SCRATCH

@@ -1,5 +1,5 @@
-"""Recognises what a script trains with, by its text and by the words of its command: the table is
-``chaos.scenario.frameworks``.
+"""Reads the scripts of a command: what they train with (the table is
+``chaos.scenario.frameworks``), which variables and options they have, how many steps they do.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from trainchaos.harness.draft import arguments
 
 MOST_TEXT = 1 << 20  # bytes read of a script
 MOST_SCRIPTS = 8
-
-
 GROUP = next(one.group for one in FRAMEWORKS if one.group)
 """Variable that names replica groups, also where the framework is not recognised."""
-
+_PLACE = r"\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT|STORAGE)\w*"
 PLACE = re.compile(
-    r"environ(?:\.get\(|\[)\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT|STORAGE)\w*)['\"]"
-    r"|getenv\(\s*['\"](\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT|STORAGE)\w*)['\"]"
-    r"|\$\{((?:\w*(?:CKPT|CHECKPOINT|SAVE|OUTPUT|STORAGE)\w*|(?:\w+_)?(?:OUT|RUN)(?:_?DIR)?)):?[-=]"
+    rf"(?:environ(?:\.get\(|\[)|getenv\()\s*['\"](?P<python>{_PLACE})['\"]"
+    rf"|\$\{{(?P<shell>{_PLACE}|(?:\w+_)?(?:OUT|RUN)(?:_?DIR)?):?[-=]"
 )
 """A variable from which a script, or a script of a shell, reads where its checkpoints go."""
+_NO_PLACE = re.compile(r"EVERY|INTERVAL|STEPS|FREQ|KEEP|LIMIT|LEVEL")
 _READ = re.compile(
     r"(?:environ\.get|getenv)\(\s*['\"](\w+)['\"]\s*,\s*['\"]([^'\"\n]+)['\"]"
     r"|\$\{(\w+):?[-=]([^}\s]+)\}"
@@ -39,11 +37,8 @@ _OPTION = re.compile(
 )
 """An option that a script declares to argparse or click."""
 _DEFAULT = re.compile(r"\bdefault\s*=\s*(?:(?:\w+\.)?Path\()?(?:['\"]([^'\"]*)['\"]|(\d[\d_]*))")
-_GLOBAL = re.compile(
-    r"(?m)^(?P<name>[a-z]\w*)\s*=\s*(?:['\"]([^'\"\n]*)['\"]|(\d[\d_]*))\s*(?:#.*)?$"
-)
+_GLOBAL = re.compile(r"(?m)^([a-z]\w*)\s*=\s*(?:['\"]([^'\"\n]*)['\"]|(\d[\d_]*))\s*(?:#.*)?$")
 """A variable that nanoGPT's configurator.py makes an option."""
-_NO_PLACE = re.compile(r"EVERY|INTERVAL|STEPS|FREQ|KEEP|LIMIT|LEVEL")
 _NAMES = re.compile(r"[^\s'\"=;|&<>()]+\.(?:py|sh)(?![\w.])")
 """Scripts in a word of a command, which may be a line for a shell."""
 _TOTAL = re.compile(
@@ -52,9 +47,7 @@ _TOTAL = re.compile(
     r"(?P<call>int\()?[^\n\d]{0,60}?(?P<number>\d{1,12})\b",
     re.IGNORECASE,
 )
-_RANGE = re.compile(
-    r"\bfor (?:\w*step\w*|it|iter\w*) in range\((?:(?P<first>\d{1,12}),\s*)?(?P<end>\d{1,12})\)"
-)
+_RANGE = re.compile(r"\bfor (?:\w*step\w*|it|iter\w*) in range\((?:(\d{1,12}),\s*)?(\d{1,12})\)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +60,7 @@ class ScriptText:
     @property
     def place_variables(self) -> list[str]:
         """Variables from which they read where checkpoints go."""
-        found = (one[1] or one[2] or one[3] for one in PLACE.finditer(self.text))
+        found = (one["python"] or one["shell"] for one in PLACE.finditer(self.text))
         return [name for name in dict.fromkeys(found) if not _NO_PLACE.search(name)]
 
     @property
@@ -83,28 +76,27 @@ class ScriptText:
             if default := _DEFAULT.search(one["rest"]):
                 found[f"{one['name']} "] = default[1] or default[2] or ""
         if re.search(r"\bconfigurator\b", self.text):
-            for one in _GLOBAL.finditer(self.text):
-                found[f"--{one['name']}="] = one[2] or one[3] or ""
+            found |= {f"--{one[1]}=": one[2] or one[3] or "" for one in _GLOBAL.finditer(self.text)}
         if re.search(r"(?m)^\s*(?:import|from)\s+hydra\b", self.text):
             found["hydra.run.dir="] = "outputs"
         return found
 
     @property
-    def resume(self) -> tuple[str, str] | None:
-        """An option that has it go on from a checkpoint, as it is written in front of a value, and
-        the value ("": it takes none); None if there is none that says which.
+    def resume(self) -> str:
+        """The words that have it go on from a checkpoint; "" if it has no such option, or if
+        nothing says with which value.
         """
         for one in _OPTION.finditer(self.text):
-            if arguments.names(one["name"], arguments.RESUME):
+            if arguments.among(one["name"], arguments.RESUME):
                 if "store_true" in one["rest"]:
-                    return one["name"], ""
+                    return str(one["name"])
                 if value := self._latest(one["name"]):
-                    return one["name"], value
+                    return f"{one['name']} {value}"
         for head in self.options:
             value = self._latest(head.strip("-= "))
-            if head.endswith("=") and value and arguments.names(head, arguments.RESUME):
-                return head, value
-        return None
+            if head.endswith("=") and value and arguments.among(head, arguments.RESUME):
+                return head + value
+        return ""
 
     def _latest(self, option: str) -> str:
         """The word with which a script compares the option's value, if it says to go on."""
@@ -118,19 +110,31 @@ class ScriptText:
         whose default it is; None if there is none, or if there are several.
         """
         found = {int(one["number"]): one[0].strip(" ,({\n") for one in _TOTAL.finditer(self.text)}
-        for one in _RANGE.finditer(self.text):
-            found[int(one["end"]) - int(one["first"] or 0)] = one[0]
+        found |= {int(one[2]) - int(one[1] or 0): one[0] for one in _RANGE.finditer(self.text)}
         option = arguments.declared(self.options, arguments.STEPS)
         if not found and option is not None and option.value.isdigit():
             found = {int(option.value): f"the default of {option.name}"}
         return next(iter(found.items())) if len(found) == 1 else None
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # too long for a name: a line for a shell
-        return False
+def read_scripts(words: Sequence[str], directory: Path) -> ScriptText:
+    """The text of the scripts among a command's words, and of ``-m module`` below its directory."""
+    paths = [directory / name for word in words for name in _names(word)]
+    for flag, module in pairwise(words):
+        if flag in ("-m", "--module") and re.fullmatch(r"[\w.]+", module):
+            stem = directory / module.replace(".", "/")
+            paths += [stem.with_suffix(".py"), stem / "__main__.py"]
+    texts, name = list[str](), ""
+    for path in dict.fromkeys(paths):
+        try:
+            if not path.is_file() or len(texts) == MOST_SCRIPTS:
+                continue
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+                texts.append(stream.read(MOST_TEXT).decode(errors="replace"))
+        except OSError:  # not readable, or too long for a name: a line for a shell
+            continue
+        name = name or (path.parent.name if path.name == "__main__.py" else path.stem)
+    return ScriptText(name=name, text="\n".join(texts))
 
 
 def _names(word: str) -> list[str]:
@@ -141,24 +145,6 @@ def _names(word: str) -> list[str]:
         inner = []
     whole = [one for one in (word, word.partition("=")[2], *inner) if one.endswith((".py", ".sh"))]
     return list(dict.fromkeys([*whole, *_NAMES.findall(word)]))
-
-
-def read_scripts(words: Sequence[str], directory: Path) -> ScriptText:
-    """The text of the scripts among a command's words, and of ``-m module`` below its directory."""
-    paths = [directory / name for word in words for name in _names(word)]
-    for flag, module in pairwise(words):
-        if flag in ("-m", "--module") and re.fullmatch(r"[\w.]+", module):
-            stem = directory / module.replace(".", "/")
-            paths += [stem.with_suffix(".py"), stem / "__main__.py"]
-    texts, name = [], ""
-    for path in list(dict.fromkeys(path for path in paths if _is_file(path)))[:MOST_SCRIPTS]:
-        try:
-            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-                texts.append(stream.read(MOST_TEXT).decode(errors="replace"))
-        except OSError:
-            continue
-        name = name or (path.parent.name if path.name == "__main__.py" else path.stem)
-    return ScriptText(name=name, text="\n".join(texts))
 
 
 def recognise(words: Sequence[str], script: ScriptText) -> list[Framework]:

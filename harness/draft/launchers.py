@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from trainchaos.chaos.scenario.frameworks import Framework
-from trainchaos.harness.draft.arguments import number
+from trainchaos.harness.draft import arguments
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PYTHON = r"(?:.*/)?(?:python|pypy)[\d.]*"
@@ -29,58 +29,51 @@ class LauncherKind:
 
     name: str
     start: str
-    ranks: frozenset[str] = frozenset()
-    nodes: frozenset[str] = frozenset()
+    ranks: str = ""
+    nodes: str = ""
     one_each: bool = False
-    restarts: frozenset[str] = frozenset()
+    restarts: str = ""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     note: str = ""
 
 
 _STORE = MappingProxyType({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 _STORE_NOTE = "without it a job that torchrun restarts may read its predecessor's addresses"
+_DAEMON = "its ranks are started by {}'s daemon, not below the command: they are not found"
 LAUNCHERS = (
     LauncherKind(
         name="torchrun",
         start=rf"(?:.*/)?torchrun\b|{_PYTHON}(?: -\w)* -m torch\.distributed\.(?:run|launch)\b",
-        ranks=frozenset({"nproc-per-node"}),
-        nodes=frozenset({"nnodes"}),
+        ranks="nproc-per-node",
+        nodes="nnodes",
         one_each=True,
-        restarts=frozenset({"max-restarts"}),
+        restarts="max-restarts",
         env=_STORE,
         note=_STORE_NOTE,
     ),
     LauncherKind(
         name="accelerate",
         start=rf"(?:.*/)?accelerate launch\b|{_PYTHON}(?: -\w)* -m accelerate\.commands\.launch\b",
-        ranks=frozenset({"num-processes"}),
-        restarts=frozenset({"max-restarts"}),
+        ranks="num-processes",
+        restarts="max-restarts",
         env=_STORE,
         note=_STORE_NOTE,
     ),
     LauncherKind(
         name="deepspeed",
         start=rf"(?:.*/)?deepspeed\b|{_PYTHON}(?: -\w)* -m deepspeed\.launcher\.\w+\b",
-        ranks=frozenset({"num-gpus"}),
-        nodes=frozenset({"num-nodes"}),
-        restarts=frozenset({"max-elastic-restarts"}),
+        ranks="num-gpus",
+        nodes="num-nodes",
+        restarts="max-elastic-restarts",
     ),
     LauncherKind(
         name="srun",
         start=r"(?:.*/)?srun\b",
-        ranks=frozenset({"n", "ntasks"}),
-        note="its ranks are started by Slurm's daemon, not below the command: they are not found",
+        ranks="n|ntasks",
+        note=_DAEMON.format("Slurm"),
     ),
-    LauncherKind(
-        name="mpirun",
-        start=r"(?:.*/)?(?:mpirun|mpiexec)\b",
-        ranks=frozenset({"n", "np"}),
-    ),
-    LauncherKind(
-        name="ray",
-        start=r"(?:.*/)?ray job submit\b",
-        note="its ranks are started by Ray's daemon, not below the command: they are not found",
-    ),
+    LauncherKind(name="mpirun", start=r"(?:.*/)?(?:mpirun|mpiexec)\b", ranks="n|np"),
+    LauncherKind(name="ray", start=r"(?:.*/)?ray job submit\b", note=_DAEMON.format("Ray")),
     LauncherKind(name="python", start=rf"{_PYTHON}\b"),
     LauncherKind(name="shell", start=r"(?:.*/)?(?:ba|da|z)?sh\b"),
 )
@@ -119,24 +112,16 @@ def recognise(words: Sequence[str]) -> Launched:
     kind = next((one for one in LAUNCHERS if re.match(one.start, joined)), None)
     if kind is None:
         return Launched(kind=None)
-    nodes = number(rest, kind.nodes) or 1
-    per_node = number(rest, kind.ranks)
-    if per_node is None and kind.one_each and not _names(rest, kind.ranks):
+    nodes = arguments.number(rest, kind.nodes) or 1
+    per_node = arguments.number(rest, kind.ranks)
+    named = any(arguments.among(word.partition("=")[0], kind.ranks) for word in rest)
+    if per_node is None and kind.one_each and not named:  # not --nproc-per-node gpu
         per_node = 1
     return Launched(
         kind=kind,
         ranks=None if per_node is None else per_node * nodes,
         nodes=nodes,
-        restarts=number(rest, kind.restarts) or 0,
-    )
-
-
-def _names(words: Sequence[str], names: frozenset[str]) -> bool:
-    """Whether the option is there, whatever its value (``--nproc-per-node gpu``)."""
-    return any(
-        word.lstrip("-").partition("=")[0].replace("_", "-") in names
-        for word in words
-        if word.startswith("-")
+        restarts=arguments.number(rest, kind.restarts) or 0,
     )
 
 

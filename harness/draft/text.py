@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import textwrap
 from dataclasses import dataclass
 
-from trainchaos.chaos.scenario.progress import PresetProgress, Progress, RegexProgress
-from trainchaos.harness.draft.facts import NOTICE_S, Facts, Finding
+from trainchaos.chaos.scenario.progress import Progress
+from trainchaos.harness.draft.facts import FOUND, MISSING, NOTICE_S, UNSURE, Facts, Finding
 from trainchaos.harness.script.listen.derive import quoted
 
 WIDTH = 96
@@ -31,25 +31,37 @@ class _Writer:
         self.rows: list[str] = []
         self.lines: dict[str, int] = {}
 
-    def add(self, text: str, *, key: str = "", comment: str = "", indent: int = 0) -> None:
+    def add(self, text: str, *, key: str = "", comment: str = "") -> None:
         """A line, with a comment behind it if there is room, else above it."""
         room = len(text) + len(comment) + 4 <= WIDTH
         if comment and not room:
-            self.note(comment, indent)
+            self.note(comment, len(text) - len(text.lstrip()))
         self.rows.append(f"{text}  # {comment}" if comment and room else text)
         if key:
             self.lines.setdefault(key, len(self.rows))
 
     def note(self, comment: str, indent: int = 0) -> None:
         """A comment of its own, in as many lines as it takes."""
-        line = ""
-        for word in comment.split():
-            if line and indent + len(line) + len(word) + 3 > WIDTH:
-                self.rows.append(f"{' ' * indent}# {line}")
-                line = ""
-            line = f"{line} {word}" if line else word
-        if line:
-            self.rows.append(f"{' ' * indent}# {line}")
+        front = f"{' ' * indent}# "
+        self.rows += textwrap.wrap(
+            comment,
+            WIDTH,
+            initial_indent=front,
+            subsequent_indent=front,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+    def missing(self, finding: Finding, what: str = "") -> None:
+        """That a person has to fill something in, and how."""
+        self.note(f"NOT FOUND: {what}{finding.text}", 2)
+        self.note(f"{finding.change}.", 2)
+
+    def value(self, finding: Finding, text: str) -> None:
+        """A line with where its value is from."""
+        if not finding.found:
+            self.missing(finding)
+        self.add(text, key=finding.key, comment=finding.text if finding.found else "")
 
 
 def write(facts: Facts, name: str, *, directory: str) -> ScenarioText:
@@ -61,7 +73,7 @@ def write(facts: Facts, name: str, *, directory: str) -> ScenarioText:
     out.add(f"name: {name}")
     out.add("workload:")
     _command(out, facts, directory)
-    _progress(out, facts)
+    _workload(out, facts)
     _faults(out, facts)
     out.add("invariants: observable", comment="what a command's evidence supports")
     return ScenarioText(text="\n".join(out.rows) + "\n", lines=out.lines)
@@ -70,65 +82,41 @@ def write(facts: Facts, name: str, *, directory: str) -> ScenarioText:
 def _command(out: _Writer, facts: Facts, directory: str) -> None:
     words = [_word(word) for word in facts.command.words]
     row = f"  command: [{', '.join(words)}]"
-    if len(row) <= WIDTH:
-        out.add(row, key="command")
-    else:
-        out.add("  command:", key="command")
-        for word in words:
-            out.add(f"    - {word}")
+    long = len(row) > WIDTH
+    out.add("  command:" if long else row, key="command")
+    for word in words if long else ():
+        out.add(f"    - {word}")
     if directory != ".":
         out.add(f"  directory: {_word(directory)}", comment="relative to this file")
-    missing = _missing(facts, "checkpoints")
-    if missing is not None and missing.needed:
-        out.note(f"NOT FOUND: checkpoints in $CHAOS_SCRATCH, {missing.text}", 2)
-        out.note(f"{missing.change}.", 2)
+    checkpoints = facts.of("checkpoints")
+    if checkpoints.needed:
+        out.missing(checkpoints, "checkpoints in $CHAOS_SCRATCH, ")
         out.lines["checkpoints"] = len(out.rows)
     if facts.command.env:
         out.add("  env:", key="env")
+    kind = facts.command.launched.kind
     for variable, value in facts.command.env.items():
         sends = value.startswith("$CHAOS_SCRATCH")
-        note = ""
-        if sends:
-            note = "checkpoints go there: each arm has its own directory"
-        elif facts.command.launched.kind and variable in facts.command.launched.kind.env:
-            note = facts.command.launched.kind.note
+        note = kind.note if kind and variable in kind.env else ""
+        note = "checkpoints go there: each arm has its own directory" if sends else note
         key = "checkpoints" if sends else ""
-        out.add(f"    {variable}: {_word(value)}", key=key, comment=note, indent=4)
+        out.add(f"    {variable}: {_word(value)}", key=key, comment=note)
     out.lines.setdefault("checkpoints", out.lines["command"])
 
 
-def _progress(out: _Writer, facts: Facts) -> None:
-    _value(out, facts, "ranks", f"  ranks: {facts.ranks}")
+def _workload(out: _Writer, facts: Facts) -> None:
+    progress = _progress_value(facts.proposal.progress)
+    out.value(facts.of("ranks"), f"  ranks: {facts.ranks}")
     if facts.group:
         out.add(f"  group: {facts.group}", comment="each replica group counts its ranks from 0")
-    _value(out, facts, "steps", f"  steps: {facts.steps}")
-    _value(out, facts, "progress", f"  progress: {_progress_value(facts.proposal.progress)}")
-    out.add(
-        f"  start_deadline: {facts.start_s:g}s",
-        comment="longest time to the first step, also after a restart",
-        indent=2,
-    )
-    out.add(
-        f"  progress_deadline: {facts.deadline_s:g}s",
-        comment="an arm without a step for so long has failed",
-        indent=2,
-    )
-    out.add(
-        f"  restarts: {facts.restarts}",
-        key="restarts",
-        comment=next(one.text for one in facts.findings if one.key == "restarts"),
-        indent=2,
-    )
-
-
-def _value(out: _Writer, facts: Facts, key: str, text: str) -> None:
-    finding = next(one for one in facts.findings if one.key == key)
-    if finding.found:
-        out.add(text, key=key, comment=finding.text, indent=2)
-        return
-    out.note(f"NOT FOUND: {finding.text}", 2)
-    out.note(f"{finding.change}.", 2)
-    out.add(text, key=key)
+    out.value(facts.of("steps"), f"  steps: {facts.steps}")
+    out.value(facts.of("progress"), f"  progress: {progress}")
+    comment = "longest time to the first step, also after a restart"
+    out.add(f"  start_deadline: {facts.start_s:g}s", comment=comment)
+    comment = "an arm without a step for so long has failed"
+    out.add(f"  progress_deadline: {facts.deadline_s:g}s", comment=comment)
+    comment = facts.of("restarts").text
+    out.add(f"  restarts: {facts.restarts}", key="restarts", comment=comment)
 
 
 def _faults(out: _Writer, facts: Facts) -> None:
@@ -160,21 +148,12 @@ def _faults(out: _Writer, facts: Facts) -> None:
 
 
 def _progress_value(progress: Progress | None) -> str:
-    if isinstance(progress, PresetProgress):
-        given = progress.model_dump(exclude_none=True)
-        given |= {"file": quoted(progress.file)} if progress.file else {}
-        return f"{{{', '.join(f'{name}: {value}' for name, value in given.items())}}}"
-    if isinstance(progress, RegexProgress):
-        loss = f", loss: {quoted(progress.loss)}" if progress.loss else ""
-        numbers = progress.model_dump(exclude={"regex", "loss"}, exclude_defaults=True)
-        numbers |= {"file": quoted(progress.file)} if progress.file else {}
-        said = "".join(f", {name}: {value}" for name, value in numbers.items())
-        return f"{{regex: {quoted(progress.regex)}{loss}{said}}}"
-    return "beacon"
-
-
-def _missing(facts: Facts, key: str) -> Finding | None:
-    return next((one for one in facts.findings if one.key == key and not one.found), None)
+    """In YAML's flow style: expressions and files in quotes, and no more than was chosen."""
+    if progress is None or progress == "beacon":
+        return "beacon"
+    said = progress.model_dump(exclude_defaults=True)
+    quotes = {key: quoted(said[key]) for key in ("regex", "loss", "file") if key in said}
+    return f"{{{', '.join(f'{key}: {value}' for key, value in (said | quotes).items())}}}"
 
 
 def _word(word: str) -> str:
@@ -186,22 +165,13 @@ def shown(facts: Facts, lines: dict[str, int], path: str) -> list[str]:
     """The findings for a person, each with its line and what to change: found, then uncertain (a
     run can do without it), then not found.
     """
-    groups = {
-        "found": [one for one in facts.findings if one.found],
-        "not certain": [one for one in facts.findings if not one.found and not one.needed],
-        "not found": [one for one in facts.findings if not one.found and one.needed],
-    }
     rows: list[str] = []
-    for title, some in groups.items():
-        rows += [title] if some else []
-        rows += [row for one in some for row in _rows(one, lines, path)]
-    return rows
-
-
-def _rows(one: Finding, lines: dict[str, int], path: str) -> Sequence[str]:
-    place = f"  [{path}:{lines[one.key]}]" if one.key in lines else ""
-    text = f"{one.value}: {one.text}" if one.value else one.text
-    rows = [f"  {one.name:12} {text}{place}"]
-    if one.change:
-        rows.append(f"  {'':12} -> {one.change}")
+    for state in (FOUND, UNSURE, MISSING):
+        some = [one for one in facts.findings if one.state == state]
+        rows += [state] if some else []
+        for one in some:
+            place = f"  [{path}:{lines[one.key]}]" if one.key in lines else ""
+            text = f"{one.value}: {one.text}" if one.value else one.text
+            rows.append(f"  {one.name:12} {text}{place}")
+            rows += [f"  {'':12} -> {one.change}"] if one.change else []
     return rows

@@ -91,14 +91,10 @@ def tighten(path: Path, out: Path | None, *, load: Load) -> Tightened:
 
 
 def _refuse(path: Path, results: Results) -> None:
-    why = ""
+    why = f"its verdict is {results.verdict}" + (f": {results.reason}" if results.reason else "")
     if results.simulated:
         why = "it was simulated: its times are drawn, not measured"
-    elif results.verdict != "pass":
-        why = f"its verdict is {results.verdict}" + (
-            f": {results.reason}" if results.reason else ""
-        )
-    if why:
+    if results.simulated or results.verdict != "pass":
         raise ScenarioError(
             f"{path} cannot tighten anything: {why}",
             hint="run the scenario again with real processes, until it passes",
@@ -227,10 +223,8 @@ def _readable_time(seconds: float) -> float:
     """Rounded up, below a second to one digit."""
     if seconds >= 1:
         return readable(seconds)
-    if seconds <= 0:
-        return 0.001
-    size = 10.0 ** math.floor(math.log10(seconds))
-    return float(f"{math.ceil(seconds / size - 1e-9) * size:.6g}")
+    size = 10.0 ** math.floor(math.log10(max(seconds, 0.001)))
+    return max(0.001, float(f"{math.ceil(seconds / size - 1e-9) * size:.6g}"))
 
 
 def _figure(value: float, clause: Clause) -> str:

@@ -6,7 +6,7 @@ import re
 import shlex
 
 from trainchaos.harness.draft import arguments
-from trainchaos.harness.draft.facts import Facts, Finding
+from trainchaos.harness.draft.facts import FOUND, MISSING, Facts
 from trainchaos.harness.draft.progress import MOST_LINES, Proposal
 from trainchaos.harness.draft.watching.watch import Sighting
 from trainchaos.harness.script.outcome_text import BEACON
@@ -24,13 +24,11 @@ def find_progress(facts: Facts, seen: Sighting) -> None:
     """How its progress is read."""
     proposal = facts.proposal
     if proposal.progress is None:
-        facts.findings.append(_unseen(facts, seen))
+        _unseen(facts, seen)
         return
     steps = [step for _, step in proposal.steps]
-    text = (
-        f"steps {min(steps)} to {max(steps)}, the first after {proposal.first_s or 0:.0f} s,"
-        f" {_losses(proposal)}"
-    )
+    text = f"steps {min(steps)} to {max(steps)}, the first after {proposal.first_s or 0:.0f} s,"
+    text += f" {proposal.losses} losses" if proposal.losses else " no loss"
     if proposal.step_s is not None:
         text += f", about {proposal.step_s:.2g} s a step"
     if proposal.stride > 1:
@@ -39,28 +37,20 @@ def find_progress(facts: Facts, seen: Sighting) -> None:
         text += f" (each with {every})" if every else ""
     file = None if proposal.progress == "beacon" else proposal.progress.file
     text += f", in the file {file}" if file else ""
-    change = f"{proposal.doubt}: report the step of the run, or use the beacon"
-    if not proposal.doubt:
-        old = seen.count <= MOST_LINES and steps[0] > max(1, proposal.stride)
-        change = "it goes on from an old checkpoint: move that away" if old else ""
-        if proposal.one_epoch:
-            change = (
-                "one epoch was seen only: if the step begins again in the next one,"
-                f" {longer(seen, proposal, 'two epochs')}"
-            )
+    change = ""
+    if proposal.doubt:
+        change = f"{proposal.doubt}: report the step of the run, or use the beacon"
+    elif proposal.one_epoch:
+        change = (
+            "one epoch was seen only: if the step begins again in the next one,"
+            f" {longer(seen, proposal, 'two epochs')}"
+        )
+    elif seen.count <= MOST_LINES and steps[0] > max(1, proposal.stride):
+        change = "it goes on from an old checkpoint: move that away"
     daemon = _daemon(seen) if file else ""
     if daemon:
         text, change = f"{text}; {daemon}", FOREGROUND
-    facts.findings.append(
-        Finding(
-            name="progress",
-            text=text,
-            key="progress",
-            change=change,
-            found=not (proposal.doubt or daemon),
-            needed=bool(proposal.doubt or daemon),
-        )
-    )
+    facts.add("progress", text, change=change, state=MISSING if proposal.doubt or daemon else FOUND)
 
 
 def _daemon(seen: Sighting) -> str:
@@ -70,24 +60,22 @@ def _daemon(seen: Sighting) -> str:
     return ended if names else ""
 
 
-def _unseen(facts: Facts, seen: Sighting) -> Finding:
+def _unseen(facts: Facts, seen: Sighting) -> None:
     """That no step was seen, and what helps."""
-    proposal, known = facts.proposal, facts.command.frameworks
+    known = facts.command.frameworks
     text = f"no step was seen in {_count(seen.count, 'line')} within {seen.seconds:.0f} s"
     hook = next((f"for {one.name}, {one.hook}" for one in known if one.hook), "")
     every = next((f"for {one.name}, {one.every}, " for one in known if one.every), "")
     change = (
-        f"{longer(seen, proposal)}, {every}{hook or f'call {BEACON} after each step'}, or give"
-        " progress: {regex: ...} and try it with chaos try-progress"
+        f"{longer(seen, facts.proposal)}, {every}{hook or f'call {BEACON} after each step'}, or"
+        " give progress: {regex: ...} and try it with chaos try-progress"
     )
     if any(_MERGED.search(line) for _, line in seen.lines):
         text += "; Ray merges lines that look alike"
         change = f"chaos init --env RAY_DEDUP_LOGS=0 -- {shlex.join(facts.command.words)}"
     if daemon := _daemon(seen):
         text, change = f"{text}; {daemon}", f"{FOREGROUND}; {change}"
-    return Finding(
-        name="progress", text=text, key="progress", change=change, found=False, needed=True
-    )
+    facts.add("progress", text, change=change, state=MISSING)
 
 
 def longer(seen: Sighting, proposal: Proposal, need: str = "more steps") -> str:
@@ -103,70 +91,69 @@ def ended_after(seen: Sighting, proposal: Proposal) -> str:
     return f"it ended by itself after {seen.seconds:.1f} s{steps}"
 
 
-def _losses(proposal: Proposal) -> str:
-    return f"{proposal.losses} losses" if proposal.losses else "no loss"
-
-
 def find_steps(facts: Facts, seen: Sighting, asked: int | None) -> None:
     """How many steps it trains."""
+    proposal, command = facts.proposal, facts.command
+    last = max((step for _, step in proposal.steps), default=0)
+    again = f"chaos init --force --steps N -- {shlex.join(command.words)}"
+    known = _steps(facts, seen, asked)
+    state, change = FOUND, known[2] if known else f"say how many it trains: {again}"
+    if known is None:
+        facts.steps = max(100, 10 * last)
+        state, text = MISSING, "neither the lines nor the arguments say how many there are"
+    else:
+        facts.steps, text = known[:2]
+    if known and proposal.doubt:
+        state, change = MISSING, "the steps seen are not those of the run: say how many it trains"
+    elif known and last > facts.steps:
+        state, change = MISSING, f"step {last} was seen: correct it"
+    facts.add(
+        "steps",
+        text,
+        state=state,
+        value=str(facts.steps) if state == FOUND else "",
+        change=change,
+        again="" if state == FOUND or proposal.doubt else again,
+    )
+
+
+def _steps(facts: Facts, seen: Sighting, asked: int | None) -> tuple[int, str, str] | None:
+    """The number of steps, what says so, and what to change: by the surest evidence there is; None
+    if there is none.
+    """
     proposal, command = facts.proposal, facts.command
     words = [*command.inner, *command.words]  # the last counts
     given = arguments.find(words, arguments.STEPS, r"\d{1,12}")
     epochs = arguments.find(words, arguments.EPOCHS, r"\d{1,6}")
     steps = [step for _, step in proposal.steps]
     ended = seen.ended is not None and seen.ended.well and bool(steps)
-    guess = command.script.steps_guess
-    change, found = "", True
-    again = f"chaos init --force --steps N -- {shlex.join(command.words)}"
+    each, last, goes_on = proposal.per_epoch, max(steps, default=0), "correct it if it goes on"
     if proposal.total:
-        facts.steps, text = proposal.total, "the lines state that many"
-        if asked not in (None, proposal.total):
-            change = f"--steps says {asked}, and the lines are the judge of that"
-    elif asked is not None:
-        facts.steps, text = asked, "as --steps says"
-    elif ended and proposal.stride == 1:
-        facts.steps, text = max(steps) + (min(steps) == 0), ENDED
-    elif given is not None and int(given.value) != proposal.per_epoch:
-        facts.steps, text = int(given.value), f"{given.name} says so"
-        change = "correct it if those are the steps of an epoch" if proposal.per_epoch else ""
-    elif proposal.per_epoch and epochs is not None:
-        facts.steps = proposal.per_epoch * int(epochs.value)
-        text = f"{epochs.name} {epochs.value}, and the lines state {proposal.per_epoch} an epoch"
-    elif ended and proposal.per_epoch:
-        facts.steps = -(-max(steps) // proposal.per_epoch) * proposal.per_epoch
-        text = f"{ENDED}, in whole epochs of {proposal.per_epoch}"
-    elif ended:
-        facts.steps, text = max(steps) + (min(steps) == 0) * proposal.stride, ENDED
-    elif guess is not None:
-        facts.steps = guess[0]
+        wrong = f"--steps says {asked}, and the lines are the judge of that"
+        right = asked in (None, proposal.total)
+        return proposal.total, "the lines state that many", "" if right else wrong
+    if asked is not None:
+        return asked, "as --steps says", ""
+    if ended and proposal.stride == 1:
+        return last + (min(steps) == 0), ENDED, ""
+    if given is not None and int(given.value) != each:
+        unsure = "correct it if those are the steps of an epoch" if each else ""
+        return int(given.value), f"{given.name} says so", unsure
+    if each and epochs is not None:
+        text = f"{epochs.name} {epochs.value}, and the lines state {each} an epoch"
+        return each * int(epochs.value), text, ""
+    if ended and each:
+        return -(-last // each) * each, f"{ENDED}, in whole epochs of {each}", ""
+    if ended:
+        return last + (min(steps) == 0) * proposal.stride, ENDED, ""
+    if guess := command.script.steps_guess:
         text = f"a guess by the script's text: {guess[1]}"
-        change = "correct it if that is another number"
-    elif steps and str(max(steps)) in words:
-        facts.steps, text = max(steps), "the last that was seen, and the command line names it"
-        change = "correct it if it goes on"
-    elif (quiet_s := _quiet_s(seen, proposal)) is not None:
-        facts.steps, text = max(steps), f"none came for {quiet_s:.0f} s after these"
-        change = "correct it if it goes on"
-    else:
-        facts.steps = max(100, 10 * max(steps, default=0))
-        text, found = "neither the lines nor the arguments say how many there are", False
-        change = f"say how many it trains: {again}"
-    if found and proposal.doubt:
-        found, change = False, "the steps seen are not those of the run: say how many it trains"
-    elif found and steps and max(steps) > facts.steps:
-        found, change = False, f"step {max(steps)} was seen: correct it"
-    facts.findings.append(
-        Finding(
-            name="steps",
-            text=text,
-            value=str(facts.steps) if found else "",
-            key="steps",
-            change=change,
-            found=found,
-            needed=not found,
-            again="" if found or proposal.doubt else again,
-        )
-    )
+        return guess[0], text, "correct it if that is another number"
+    if steps and str(last) in words:
+        return last, "the last that was seen, and the command line names it", goes_on
+    if (quiet_s := _quiet_s(seen, proposal)) is not None:
+        return last, f"none came for {quiet_s:.0f} s after these", goes_on
+    return None
 
 
 def _quiet_s(seen: Sighting, proposal: Proposal) -> float | None:

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
@@ -27,6 +28,7 @@ from trainchaos.harness.script.listen.observer import Observer
 from trainchaos.harness.script.listen.trial import changed_form
 from trainchaos.harness.script.outcome_text import Findings, outcome_of
 from trainchaos.harness.script.point_broker import PointBroker
+from trainchaos.harness.script.points import Points
 from trainchaos.harness.script.processes.command import Command
 from trainchaos.harness.script.processes.environment import PreparedCommand, prepare
 from trainchaos.harness.script.processes.leftovers import CommandLeftovers
@@ -72,18 +74,19 @@ class ScriptArm:
             self._ranks.state,
             steps=spec.steps,
             deadline_s=spec.progress_deadline,
-            source=self._listener.source,
+            source=self._listener.reader.source,
             ranks=spec.ranks,
         )
         self._startup = Startup(
-            spec,
+            spec=spec,
             ranks=self._ranks,
             listener=self._listener,
             observer=self.observer,
             now_ns=now_ns,
             check=first,
         )
-        self._broker = PointBroker.of(spec, prepared.points, plan, kinds, self._listener.raised)
+        points = partial(Points, prepared.points) if spec.points else None
+        self._broker = PointBroker(plan, kinds, points, printed=self._listener.raised)
         if (fd := self._broker.fileno()) is not None:
             self._ranks.register(fd)
         self.scene = CommandScene(
@@ -126,7 +129,7 @@ class ScriptArm:
         """What follows the ranks, and what starts the command."""
         spec = self._spec
         watch = RankWatch(
-            spec,
+            spec=spec,
             ranks=self._ranks,
             roll=RollCall(spec, prepared.output),
             listener=self._listener,
@@ -138,7 +141,7 @@ class ScriptArm:
             now_ns=now_ns,
         )
         attempts = Attempts(
-            prepared,
+            prepared=prepared,
             arm=self._setup.id,
             ledger=self.scene.ledger,
             ranks=self._ranks,
@@ -174,10 +177,7 @@ class ScriptArm:
         """Whether the arm has an outcome."""
         return bool(self.outcome)
 
-    @property
-    def over(self) -> bool:
-        """As ``ending``: processes that are left are ended after the last turn."""
-        return bool(self.outcome)
+    over = ending  # processes that are left are ended after the last turn
 
     def introduce(self) -> OpeningFacts:
         """Describe the command by its scenario; its internals are unknown."""
@@ -264,9 +264,7 @@ class ScriptArm:
             self.observer.settle()
             self.outcome, self.reason = outcome, reason
 
-    def fail(self, outcome: str, reason: str) -> None:
-        """As ``stop``."""
-        self.stop(outcome, reason)
+    fail = stop
 
     def end_processes(self) -> None:
         """Ask the command to end, and kill the remaining processes."""
@@ -290,8 +288,8 @@ class ScriptArm:
                 "of_command": self._leftovers.memory(),
             },
             finished={
-                "refused": self._listener.refused,
-                "drawn": self._listener.drawn,
+                "refused": self._listener.reader.refused,
+                "drawn": self._listener.reader.drawn,
                 "committed_step": self.observer.committed,
                 "unused": self.scene.storage_unused,
                 "miscounted": self._startup.miscounted,
@@ -303,7 +301,7 @@ class ScriptArm:
         """That its lines changed their form, so that it may have gone on; "" if they did not."""
         if self.outcome == "completed" or not self.observer.reports:
             return ""
-        return next(changed_form(self._listener.unread, self.observer.committed), "")
+        return next(changed_form(self._listener.reader.unread, self.observer.committed), "")
 
     # ---- its end
 
@@ -332,8 +330,12 @@ class ScriptArm:
         self.start()
 
     def _findings(self) -> Findings:
-        return Findings.of(
-            self._spec, self.observer, self._listener, self._injected, self._attempts.number
+        return Findings(
+            spec=self._spec,
+            observer=self.observer,
+            listener=self._listener,
+            injected=self._injected,
+            starts=self._attempts.number,
         )
 
     def _hear_points(self) -> None:

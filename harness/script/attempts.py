@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
@@ -20,33 +21,23 @@ TICK_S = 0.02
 TERM_GRACE_S = 3.0  # from SIGTERM to the kill
 
 
+@dataclass(kw_only=True)
 class Attempts:
     """``command``: the running one, if any; ``number``: starts so far; ``arm``: its id, for the
-    ledger.
+    ledger; ``holds_launcher``: a fault hits what the command is started as.
     """
 
-    def __init__(
-        self,
-        prepared: PreparedCommand,
-        *,
-        arm: str,
-        ledger: Ledger,
-        ranks: Ranks,
-        watch: RankWatch,
-        leftovers: CommandLeftovers,
-        record: RecordEvent,
-        now_ns: Callable[[], int],
-        holds_launcher: bool = False,
-    ) -> None:
-        self._holds_launcher = holds_launcher  # a fault hits it
-        self._prepared = prepared
-        self._arm = arm
-        self._ledger = ledger
-        self._ranks = ranks
-        self._watch = watch
-        self._leftovers = leftovers
-        self._record = record
-        self._now_ns = now_ns
+    prepared: PreparedCommand
+    arm: str
+    ledger: Ledger
+    ranks: Ranks
+    watch: RankWatch
+    leftovers: CommandLeftovers
+    record: RecordEvent
+    now_ns: Callable[[], int]
+    holds_launcher: bool
+
+    def __post_init__(self) -> None:
         self.command: Command | None = None
         self.number = 0
         self._undo = ""  # ledger record of the running command
@@ -57,26 +48,26 @@ class Attempts:
         if its guard could not be started.
         """
         self.number += 1
-        prepared = self._prepared
+        prepared = self.prepared
         self.command = command = Command.start(
             prepared.argv, directory=prepared.directory, env=prepared.env, output=prepared.output
         )
-        self._watch.expect_ranks()
+        self.watch.expect_ranks()
         if command.error:
             return command.error
         undo = KillSession.of(command.guard_pid, "guard of the command")
-        self._undo = self._ledger.will(undo, arm=self._arm, process="command")
-        self._ranks.register(command.fileno())
-        self._record(
+        self._undo = self.ledger.will(undo, arm=self.arm, process="command")
+        self.ranks.register(command.fileno())
+        self.record(
             Kind.COMMAND_STARTED,
             attempt=self.number,
             pid=command.pid,
             argv=list(prepared.argv),
         )
-        if self._holds_launcher:
+        if self.holds_launcher:
             name = f"launcher{self.number}"
-            self._ranks.hold_launcher(name, command.pid)
-            self._record(
+            self.ranks.hold_launcher(name, command.pid)
+            self.record(
                 Kind.PROCESS_SPAWNED, process=name, pid=command.pid, role="launcher", mode="script"
             )
         return ""
@@ -85,7 +76,7 @@ class Attempts:
         """Note the processes that outlive a command, before they are ended too."""
         ended = command.ended
         well = ended is not None and ended.well
-        self._left = self._leftovers.processes(command.guard_pid, command.pid, well=well)
+        self._left = self.leftovers.processes(command.guard_pid, command.pid, well=well)
 
     def close(self, *, asked: bool) -> int:
         """End the command and all its descendants; returns how many processes could not be killed.
@@ -94,18 +85,18 @@ class Attempts:
         command, self.command = self.command, None
         if command is None:
             return 0
-        self._watch.wait(0.0)
-        self._watch.take_exits()  # a process that has ended already was not asked to
-        self._watch.asked_ns = self._now_ns()
+        self.watch.wait(0.0)
+        self.watch.take_exits()  # a process that has ended already was not asked to
+        self.watch.asked_ns = self.now_ns()
         if command.pid:
             self._ask_to_end(command)
-            self._ranks.unregister(command.fileno())
-        left = command.close(self._prepared.mark)
+            self.ranks.unregister(command.fileno())
+        left = command.close(self.prepared.mark)
         self._reap_ranks()
-        self._watch.asked_ns = 0
+        self.watch.asked_ns = 0
         ended = command.ended
         if ended is not None:
-            self._record(
+            self.record(
                 Kind.COMMAND_ENDED,
                 attempt=self.number,
                 exit_code=ended.exit_code,
@@ -116,7 +107,7 @@ class Attempts:
             )
         self._left = []
         if self._undo and not left:
-            self._ledger.undone(self._undo, "ended")
+            self.ledger.undone(self._undo, "ended")
         self._undo = ""
         return left
 
@@ -125,12 +116,12 @@ class Attempts:
         if command.ended is None:
             command.terminate()
         while command.ended is None and time.monotonic() < deadline:
-            self._watch.wait(TICK_S)
-            self._watch.take_exits()
+            self.watch.wait(TICK_S)
+            self.watch.take_exits()
             command.look()
 
     def _reap_ranks(self) -> None:
         deadline = time.monotonic() + TERM_GRACE_S
-        while self._ranks.living() and time.monotonic() < deadline:
-            self._watch.wait(TICK_S)
-            self._watch.take_exits()
+        while self.ranks.living() and time.monotonic() < deadline:
+            self.watch.wait(TICK_S)
+            self.watch.take_exits()

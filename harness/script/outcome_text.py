@@ -22,178 +22,121 @@ SHOWN_WIDTH = 160
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Facts about a command at its end. ``ranks``: number found, 0 for none; ``lines``, ``last``,
-    ``recent``: of its output; ``unread``: those behind the last step; ``again``: its steps began
-    again by themselves; ``refused``: malformed reports;
-    ``injected``: kind of the newest fault; ``preempted``: a fault told it to end;
-    ``starts``: how often the command was started;
-    ``other_total``: a number of steps that it stated and that is not workload.steps.
+    """What is known of a command at its end. ``injected``: kind of the newest fault; ``starts``:
+    how often the command was started.
     """
 
     spec: WorkloadSpec
-    reports: int
-    committed: int
-    finished: bool
-    ranks: int
-    lines: int
-    last: tuple[str, ...]
-    recent: tuple[str, ...]
-    again: bool
-    refused: int
-    unread: tuple[str, ...] = ()
-    other_total: int | None = None
+    observer: Observer
+    listener: CommandListener
     injected: str = ""
-    preempted: bool = False
     starts: int = 1
-
-    @classmethod
-    def of(
-        cls,
-        spec: WorkloadSpec,
-        observer: Observer,
-        listener: CommandListener,
-        injected: str = "",
-        starts: int = 1,
-    ) -> Findings:
-        """Collect them from the observer and the listener."""
-        return cls(
-            spec=spec,
-            reports=observer.reports,
-            committed=observer.committed,
-            finished=observer.finished,
-            ranks=len(observer.members) if observer.generation else 0,
-            lines=listener.lines,
-            last=listener.last,
-            recent=listener.recent,
-            again=observer.began_again,
-            refused=listener.refused,
-            unread=listener.unread,
-            other_total=listener.other_total,
-            injected=injected,
-            preempted=observer.preempted,
-            starts=starts,
-        )
 
 
 def outcome_of(found: Findings, ended: CommandEnded | None) -> tuple[str, str]:
     """(outcome, reason). ``ended``: None if the command made no progress before the deadline
     instead of ending.
     """
-    limit_s, name = found.spec.patience(begun=bool(found.reports))
+    seen, steps = found.observer, found.spec.steps
+    limit_s, name = found.spec.patience(begun=bool(seen.reports))
     deadline = f"{limit_s:g} s (workload.{name})"
     if ended is None:
-        if not found.reports:
-            return "timed-out", f"no progress within {deadline}: {_why_none(found, late=True)}"
-        if found.finished:
-            return (
-                "timed-out",
-                (
-                    f"all {found.spec.steps} steps were reported, but the command had not ended"
-                    f" {deadline} later"
-                ),
+        reason = f"no step for {deadline} after step {seen.committed}"
+        if not seen.reports:
+            reason = f"no progress within {deadline}: {_why_none(found, late=True)}"
+        elif seen.finished:
+            reason = (
+                f"all {steps} steps were reported, but the command had not ended {deadline} later"
             )
-        return "timed-out", f"no step for {deadline} after step {found.committed}"
-    if not found.reports and not ended.well:
-        return (
-            "gave-up",
-            f"the command ended with {ended.how} before any progress was seen{_failed(found)}",
-        )
-    if not found.reports:
-        return (
-            "gave-up",
-            f"the command ended with {ended.how} and no progress was seen: {_why_none(found)}",
-        )
-    if found.finished and ended.well:
+        return "timed-out", reason
+    if seen.reports and seen.finished and ended.well:
         return "completed", ""
-    where = f"at step {found.committed} of {found.spec.steps}"
-    if ended.well:
-        return "gave-up", f"the command ended with exit code 0 {where}: {_why_short(found)}"
-    return "gave-up", f"the command ended with {ended.how} {where}{_failed(found)}"
+    reason = f"the command ended with {ended.how}"
+    if not seen.reports and ended.well:
+        return "gave-up", f"{reason} and no progress was seen: {_why_none(found)}"
+    if not seen.reports:
+        return "gave-up", f"{reason} before any progress was seen{_failed(found)}"
+    reason += f" at step {seen.committed} of {steps}"
+    return "gave-up", reason + (f": {_why_short(found)}" if ended.well else _failed(found))
 
 
 def unread_steps(found: Findings, seen: Derived) -> str:
     """What to change where lines are steps and none of them was read. ``seen``: what they are."""
-    cure = seen.shown
     if found.spec.progress == "beacon":
-        return (
-            f"no beacon was heard: call {BEACON} after each step, or, as {seen.steps} steps were"
-            f" printed, give {cure}{_shown(found)}"
-        )
+        cure = f"call {BEACON} after each step, or, as {seen.steps} steps were printed, give"
+        return f"no beacon was heard: {cure} {seen.shown}{_shown(found)}"
     return (
-        f"{key_of(found.spec.progress)} matched none of {found.lines} lines, of which {seen.steps}"
-        f" look like steps: give {cure}{_shown(found)}"
+        f"{_none(found)}, of which {seen.steps} look like steps: give {seen.shown}{_shown(found)}"
     )
 
 
 def _why_short(found: Findings) -> str:
     """Why a command that ended well has not done all steps."""
-    if change := next(changed_form(found.unread, found.committed), ""):
-        return f"{change}{_shown(found)}"
-    if found.again:
-        return (
-            "its steps began again from the first without a fault, so they are those of an epoch:"
-            f" let progress find the step of the whole run{_shown(found)}"
-        )
-    if not found.ranks:
-        return f"its steps were read, and no rank was found{_shown(found)}"
-    if found.preempted:
-        return (
-            f"{found.injected} had told it to end; workload.restarts: {found.starts} starts it"
-            f" again, as a scheduler does{_shown(found)}"
-        )
-    if found.injected and found.starts > 1:
-        return (
-            f"it was started again after {found.injected}, and ended with exit code 0 without doing"
-            f" its remaining steps: have it go on until its last step{_shown(found)}"
-        )
-    if found.injected:
-        return (
-            f"{found.injected} had hit it, and an end with exit code 0 is started again by nobody:"
-            f" have it end with an error when it has not done all its steps{_shown(found)}"
-        )
-    return f"set workload.steps to what it does{_shown(found)}"
+    fault, seen = found.injected, found.observer
+    why = next(changed_form(found.listener.reader.unread, seen.committed), "")
+    if why:
+        pass
+    elif seen.began_again:
+        why = "its steps began again from the first without a fault, so they are those of an epoch:"
+        why += " let progress find the step of the whole run"
+    elif not (seen.generation and seen.members):
+        why = "its steps were read, and no rank was found"
+    elif seen.preempted:
+        why = f"{fault} had told it to end; workload.restarts: {found.starts} starts it again, as a"
+        why += " scheduler does"
+    elif fault and found.starts > 1:
+        why = f"it was started again after {fault}, and ended with exit code 0 without doing its"
+        why += " remaining steps: have it go on until its last step"
+    elif fault:
+        why = f"{fault} had hit it, and an end with exit code 0 is started again by nobody: have it"
+        why += " end with an error when it has not done all its steps"
+    else:
+        why = "set workload.steps to what it does"
+    return why + _shown(found)
 
 
 def _why_none(found: Findings, *, late: bool = False) -> str:
-    """``late``: it had not ended at a deadline."""
-    seen = derive(found.recent) if found.other_total is None and not found.refused else None
-    if seen is not None and seen.certain(found.spec.steps):
+    """Why no step was seen. ``late``: it had not ended at a deadline."""
+    reader, text, steps = found.listener.reader, found.listener.text, found.spec.steps
+    beacon = found.spec.progress == "beacon"
+    unmatched = reader.other_total is None and not reader.refused
+    seen = derive(text.recent) if unmatched else None
+    if seen is not None and seen.certain(steps):
         return unread_steps(found, seen)
-    if seen is not None and not late and found.spec.progress != "beacon":
+    if seen is not None and not late and not beacon:
+        why = f"{_none(found)}, of which {seen.steps} may be steps: if they are, give {seen.shown}"
+    elif late and text.count and unmatched:
+        why = f"it printed {text.count} lines, and none of them is surely a step: raise"
+        why += " workload.start_deadline if it takes longer to start"
+        why += f", or call {BEACON} after each step" if beacon else f"; else correct {_key(found)},"
+        why += "" if beacon else " which matched none"
+    elif beacon and reader.refused:
         return (
-            f"{key_of(found.spec.progress)} matched none of {found.lines} lines, of which"
-            f" {seen.steps} may be steps: if they are, give {seen.shown}{_shown(found)}"
+            f"{reader.refused} lines of the beacon were not understood: copy chaos/beacon.py again"
         )
-    if late and found.lines and found.other_total is None and not found.refused:
-        limit = "workload.start_deadline"
-        return (
-            f"it printed {found.lines} lines, and none of them is surely a step: raise {limit} if"
-            f" it takes longer to start{_or_else(found)}{_shown(found)}"
+    elif beacon:
+        why = (
+            f"no beacon was heard: call {BEACON} after each step, or give progress: {{regex: ...}}"
         )
-    if found.spec.progress != "beacon":
-        key = key_of(found.spec.progress)
-        if not found.lines:
-            return f"it printed nothing, so {key} found nothing"
-        if found.other_total is not None:
-            return (
-                f"{key} matched, but the lines state {found.other_total} steps and workload.steps"
-                f" is {found.spec.steps}: correct workload.steps{_shown(found)}"
-            )
-        if found.refused:
-            return f"{key} matched, but group step was never a number{_shown(found)}"
-        return f"{key} matched none of {found.lines} lines{_shown(found)}"
-    if found.refused:
-        return (
-            f"{found.refused} lines of the beacon were not understood: copy chaos/beacon.py again"
-        )
-    cure = f"call {BEACON} after each step, or give progress: {{regex: ...}}"
-    return f"no beacon was heard: {cure}{_shown(found)}"
+    elif not text.count:
+        return f"it printed nothing, so {_key(found)} found nothing"
+    elif reader.other_total is not None:
+        why = f"{_key(found)} matched, but the lines state {reader.other_total} steps and"
+        why += f" workload.steps is {steps}: correct workload.steps"
+    elif reader.refused:
+        why = f"{_key(found)} matched, but group step was never a number"
+    else:
+        why = _none(found)
+    return why + _shown(found)
 
 
-def _or_else(found: Findings) -> str:
-    if found.spec.progress == "beacon":
-        return f", or call {BEACON} after each step"
-    return f"; else correct {key_of(found.spec.progress)}, which matched none"
+def _key(found: Findings) -> str:
+    progress = found.spec.progress
+    return "workload.progress" if progress == "beacon" else key_of(progress)
+
+
+def _none(found: Findings) -> str:
+    return f"{_key(found)} matched none of {found.listener.text.count} lines"
 
 
 def keeps_ending(found: Findings, times: int) -> str:
@@ -203,13 +146,12 @@ def keeps_ending(found: Findings, times: int) -> str:
 
 def _failed(found: Findings) -> str:
     """The error that tells most, if the last lines do not show it, and the last lines."""
-    return _shown(found, *errors.telling_error(found.recent))
+    return _shown(found, *errors.telling_error(list(found.listener.text.recent)))
 
 
 def _shown(found: Findings, error: Sequence[str] = (), times: int = 1) -> str:
-    if not found.last:
-        return "; it printed nothing"
-    return "; " + printed(found.last[-SHOWN_LINES:], error, times)
+    last = list(found.listener.output.last)
+    return "; " + (printed(last[-SHOWN_LINES:], error, times) if last else "it printed nothing")
 
 
 def printed(last: Sequence[str], error: Sequence[str] = (), times: int = 1) -> str:

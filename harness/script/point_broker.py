@@ -7,11 +7,9 @@ script that calls ``beacon.point`` really holds there, and gets the injector's d
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -19,10 +17,10 @@ from trainchaos.chaos.beacon import EVERY_STEP
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.fault.build import build_all
-from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.chaos.schedule.plan import DEFAULT_PHASE, NEXT_STEP, PlannedFault
 from trainchaos.harness.arm.fault_context import RecordEvent
 from trainchaos.harness.inject.injector import Injector
+from trainchaos.harness.script.listen.numbers import in_json
 from trainchaos.harness.script.listen.observer import Observer
 from trainchaos.harness.script.points import PointDone, PointRequest, Points
 from trainchaos.harness.script.processes.hang_witness import HangWitness
@@ -56,11 +54,15 @@ class _Row:
     phase: str
     held: bool
 
-    def is_at(self, asked: PointRequest) -> bool:
-        """Whether the process holds at this point."""
-        return self.step in (NEXT_STEP, asked.step) and asked.name in POINT_NAMES.get(
-            self.phase, ()
-        )
+    def at(self, step: int) -> Extra:
+        """That it is reached."""
+        about = {"fault": self.fault, "step": step, "phase": self.phase}
+        return Extra(topic="at_point", payload=about)
+
+    def holds(self, step: int, name: str) -> bool:
+        """Whether a process holds for it at this point."""
+        due = self.held and self.step in (NEXT_STEP, step)
+        return due and name in POINT_NAMES.get(self.phase, ())
 
 
 @dataclass(kw_only=True)
@@ -78,35 +80,41 @@ class _Order:
     """An act that a process was ordered to do itself."""
 
     process: str
-    pid: int
-    step: int
+    asked: PointRequest
     word: str
     fault: str
     occurrence: int
+
+    def evidence(self, seen: Mapping[str, Any]) -> dict[str, Any]:
+        """The event that says so."""
+        about = {"fault": self.fault, "occurrence": self.occurrence}
+        return {"step": self.asked.step, **about, "evidence": dict(seen)}
 
 
 class PointBroker:
     """The points that the injector has given to the ranks of the present generation.
 
-    ``points``: where the processes of a script with points ask, None for a script without;
+    ``points``: opens where the processes of a script with points ask, None for a script without;
     ``printed``: lines they printed about exceptions raised there.
     """
 
     def __init__(
         self,
-        plan: Sequence[PlannedFault] = (),
-        kinds: Mapping[str, type[Fault]] | None = None,
-        points: Points | None = None,
+        plan: Sequence[PlannedFault],
+        kinds: Mapping[str, type[Fault]],
+        points: Callable[[Iterable[tuple[int, str]]], Points] | None,
         *,
         printed: Callable[[], Sequence[str]] = list,
     ) -> None:
         self._faults = build_all(plan, kinds) if points else {}
-        self._points = points
+        self._phases = places(plan, self._faults) if points else {}
+        named = {(step, name) for (_, step), names in self._phases.items() for name in names}
+        self._points = points(sorted(named)) if points else None
         self._rows: dict[str, list[_Row]] = {}
         self._holds: dict[int, _Hold] = {}  # by connection
         self._orders: dict[int, _Order] = {}
         self._raising: list[_Order] = []
-        self._standing = HangWitness()
+        self._standing: HangWitness[_Order] = HangWitness()
         self._printed = printed
         self._out: list[tuple[str, Extra]] = []
         # remaining firings, by (fault, step)
@@ -114,26 +122,7 @@ class PointBroker:
         for planned in plan:
             for step, _ in planned.points:
                 self._left[planned.id, step] += planned.max_fires * max(1, len(planned.ranks))
-        self._phases = places(plan, self._faults) if points else {}
         self._arm_places()
-
-    @classmethod
-    def of(
-        cls,
-        spec: WorkloadSpec,
-        path: Path,
-        plan: Sequence[PlannedFault],
-        kinds: Mapping[str, type[Fault]],
-        printed: Callable[[], Sequence[str]],
-    ) -> PointBroker:
-        """The broker of a command. ``path``: file of its points, if it has some."""
-        if not spec.points:
-            return cls()
-        named = places(plan, build_all(plan, kinds))
-        points = Points(
-            path, ((step, name) for (_, step), names in named.items() for name in names)
-        )
-        return cls(plan, kinds, points, printed=printed)
 
     def forget(self) -> None:
         """A new generation: its processes and points replace the old ones."""
@@ -142,11 +131,14 @@ class PointBroker:
     def take(self, process: str, message: Message) -> bool:
         """Handle a message of the injector to a rank."""
         if isinstance(message, Extra) and message.topic == "arm":
-            rows = [
-                (row["fault"], int(row["step"]), row["phase"]) for row in message.payload["points"]
-            ]
             self._rows[process] = [
-                _Row(fault=f, step=s, phase=p, held=self._held(f, p)) for f, s, p in rows
+                _Row(
+                    fault=row["fault"],
+                    step=int(row["step"]),
+                    phase=row["phase"],
+                    held=self._held(row["fault"], row["phase"]),
+                )
+                for row in message.payload["points"]
             ]
             for hold in self._holds.values():
                 if hold.process == process:  # the point that it holds at may be armed again
@@ -166,7 +158,7 @@ class PointBroker:
         for process, rows in self._rows.items():
             mine = [row for row in rows if not row.held and row.step <= committed + 1]
             self._rows[process] = [row for row in rows if row not in mine]
-            found += [_at(process, row, row.step) for row in mine if row.step > resumed_after]
+            found += [(process, row.at(row.step)) for row in mine if row.step > resumed_after]
         return found
 
     # ---- processes that hold
@@ -210,19 +202,22 @@ class PointBroker:
         for connection, hold in list(self._holds.items()):
             if hold.process is not None:
                 continue
-            process = name_of(hold.asked.pid)
+            process, place = name_of(hold.asked.pid), (hold.asked.step, hold.asked.name)
             if process in self._rows:
-                rows = [row for row in self._rows[process] if row.held and row.is_at(hold.asked)]
-                self._rows[process] = [row for row in self._rows[process] if row not in rows]
-                hold.process, hold.rows = process, rows
+                hold.process = process
+                hold.rows = [row for row in self._rows[process] if row.holds(*place)]
+                self._rows[process] = [row for row in self._rows[process] if row not in hold.rows]
                 self._next(connection, hold)
                 self._arm_places()
-            elif not self._worth_it(hold.asked) or (now_ns - hold.since_ns) / NS > STRANGER_S:
+            elif (
+                self._wanted.isdisjoint({place, (EVERY_STEP, hold.asked.name)})
+                or (now_ns - hold.since_ns) / NS > STRANGER_S
+            ):
                 self._answer(connection, hold, "go")
 
     def _next(self, connection: int, hold: _Hold) -> None:
         if hold.rows and hold.process is not None:
-            self._out.append(_at(hold.process, hold.rows[0], hold.asked.step))
+            self._out.append((hold.process, hold.rows[0].at(hold.asked.step)))
         else:
             self._answer(connection, hold, "go")
 
@@ -240,32 +235,24 @@ class PointBroker:
             self._next(connection, hold)
             return
         fault = self._faults[payload["fault"]]
-        word = fault.by_script
         self._orders[connection] = _Order(
             process=process,
-            pid=hold.asked.pid,
-            step=hold.asked.step,
-            word=word,
+            asked=hold.asked,
+            word=fault.by_script,
             fault=payload["fault"],
             occurrence=payload["occurrence"],
         )
-        self._answer(connection, hold, f"{word} {fault.for_script(hold.asked.step)}".rstrip())
+        said = f"{fault.by_script} {fault.for_script(hold.asked.step)}"
+        self._answer(connection, hold, said.rstrip())
 
     def _did(self, said: PointDone, observer: Observer, record: RecordEvent, now_ns: int) -> None:
         order = self._orders.get(said.connection)
-        if order is None or (order.step, order.word) != (said.step, said.what):
+        if order is None or (order.asked.step, order.word) != (said.step, said.what):
             return  # not ordered
         del self._orders[said.connection]
-        evidence: dict[str, Any] = {"script": said.what}
         values = {"before": said.before, "after": said.after}
-        evidence |= {name: _plain(value) for name, value in values.items() if value is not None}
-        record(
-            Kind.FAULT_EFFECT,
-            step=said.step,
-            fault=order.fault,
-            occurrence=order.occurrence,
-            evidence=evidence,
-        )
+        plain = {name: in_json(value) for name, value in values.items() if value is not None}
+        record(Kind.FAULT_EFFECT, **order.evidence({"script": said.what} | plain))
         if said.what == "raise":
             self._raising.append(order)
             observer.on_error(
@@ -273,25 +260,18 @@ class PointBroker:
             )
         if said.what == "hang":
             thread = said.before if said.before is not None and 0 < said.before < 2**31 else 0
-            key = (order.fault, order.occurrence, said.step)
-            self._standing.watch(key, pid=order.pid, tid=int(thread), now_ns=now_ns)
+            self._standing.watch(order, pid=order.asked.pid, tid=int(thread), now_ns=now_ns)
 
     def _witness(self, record: RecordEvent, now_ns: int) -> None:
         """Evidence besides the script's own report: the printed error of a process that raised, and
         the processor time of a thread that hangs.
         """
-        for (fault, occurrence, step), seen in self._standing.seen(now_ns):
-            record(Kind.FAULT_EFFECT, step=step, fault=fault, occurrence=occurrence, evidence=seen)
+        for order, seen in self._standing.seen(now_ns):
+            record(Kind.FAULT_EFFECT, **order.evidence(seen))
         for line in self._printed() if self._raising else ():
-            for order in [each for each in self._raising if f"(step {each.step})" in line]:
+            for order in [each for each in self._raising if f"(step {each.asked.step})" in line]:
                 self._raising.remove(order)
-                record(
-                    Kind.FAULT_EFFECT,
-                    step=order.step,
-                    fault=order.fault,
-                    occurrence=order.occurrence,
-                    evidence={"output": line[:OUTPUT_LIMIT]},
-                )
+                record(Kind.FAULT_EFFECT, **order.evidence({"output": line[:OUTPUT_LIMIT]}))
 
     def _answer(self, connection: int, hold: _Hold, word: str) -> None:
         assert self._points is not None
@@ -303,9 +283,6 @@ class PointBroker:
     def _held(self, fault: str, phase: str) -> bool:
         held = self._faults.get(fault)
         return held is not None and (held.where is Where.RANK or phase != DEFAULT_PHASE)
-
-    def _worth_it(self, asked: PointRequest) -> bool:
-        return (asked.step, asked.name) in self._wanted or (EVERY_STEP, asked.name) in self._wanted
 
     def _arm_places(self) -> None:
         """Arm the points that faults wait for; processes pass all others without asking."""
@@ -346,14 +323,3 @@ def places(
         if inside and not planned.points:
             found[planned.id, NEXT_STEP] = POINT_NAMES.get(fault.point(DEFAULT_PHASE), ())
     return found
-
-
-def _at(process: str, row: _Row, step: int) -> tuple[str, Extra]:
-    return process, Extra(
-        topic="at_point", payload={"fault": row.fault, "step": step, "phase": row.phase}
-    )
-
-
-def _plain(value: float) -> float | str:
-    """A number in JSON; non-finite values as text."""
-    return value if math.isfinite(value) else repr(value)

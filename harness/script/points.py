@@ -6,10 +6,10 @@ lines are bounded, numbers are checked, and a peer that sends anything else is d
 
 from __future__ import annotations
 
-import math
 import os
+import re
 import secrets
-import select
+import selectors
 import socket
 import struct
 from collections.abc import Iterable
@@ -21,6 +21,9 @@ from trainchaos.chaos.beacon import VERSION
 LINE_LIMIT = 256
 CONNECTION_LIMIT = 4096
 ANSWER_LIMIT = 200
+_VALUE = r"(-|[+-]?(?:nan|inf|[0-9]{1,20}(?:\.[0-9]{0,20})?(?:e[+-]?[0-9]{1,4})?))"
+_AT = re.compile(r"at ([0-9]{1,15}) ([0-9]{1,15}) ([a-z]+)")
+_DID = re.compile(rf"did ([0-9]{{1,15}}) ([a-z]+) {_VALUE} {_VALUE}")
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -78,14 +81,13 @@ class Points:
         path.write_text(text)
         self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         self._armed: set[tuple[int, str]] = set()
-        self._poll = select.epoll()
-        self._connections: dict[int, _Connection] = {}
-        self._numbers: dict[int, int] = {}  # by descriptor, which the kernel reuses
+        self._poll = selectors.EpollSelector()
+        self._connections: dict[int, _Connection] = {}  # by number: descriptors are used again
         self._count = 0
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._server.bind("\0" + name)  # abstract: no file is left behind
         self._server.listen(128)
-        self._poll.register(self._server.fileno(), select.EPOLLIN)
+        self._poll.register(self._server, selectors.EVENT_READ)
 
     def fileno(self) -> int:
         """Readable when there is news."""
@@ -103,12 +105,11 @@ class Points:
     def listen(self) -> list[PointRequest | PointDone | Disconnected]:
         """Messages since the last call, without waiting."""
         found: list[PointRequest | PointDone | Disconnected] = []
-        for fd, _ in self._poll.poll(0):
-            if fd == self._server.fileno():
+        for key, _ in self._poll.select(0):
+            if key.data is None:
                 self._accept()
-            elif fd in self._numbers:
-                number = self._numbers[fd]
-                found += self._read(number, self._connections[number])
+            else:
+                found += self._read(key.data, self._connections[key.data])
         return found
 
     def answer(self, connection: int, number: int, word: str) -> None:
@@ -116,12 +117,9 @@ class Points:
         known = self._connections.get(connection)
         if known is None:
             return
-        line = (
-            f"{number} {word}".encode("ascii", "replace")[:ANSWER_LIMIT].replace(b"\n", b" ")
-            + b"\n"
-        )
+        line = f"{number} {word}".encode("ascii", "replace")[:ANSWER_LIMIT].replace(b"\n", b" ")
         try:
-            known.socket.send(line)  # fits: a real beacon's buffer has nothing else in it
+            known.socket.send(line + b"\n")  # fits: a real beacon's buffer has nothing else in it
         except OSError:  # the next read notices that it is gone
             pass
 
@@ -149,8 +147,7 @@ class Points:
             made.setblocking(False)
             self._count += 1
             self._connections[self._count] = _Connection(socket=made, pid=pid)
-            self._numbers[made.fileno()] = self._count
-            self._poll.register(made.fileno(), select.EPOLLIN)
+            self._poll.register(made, selectors.EVENT_READ, self._count)
 
     def _read(
         self, connection: int, one: _Connection
@@ -163,10 +160,8 @@ class Points:
         except OSError:
             data = b""
         *lines, one.rest = (one.rest + data).split(b"\n")
-        found = [parse(connection, one.pid, line) for line in lines]
-        known: list[PointRequest | PointDone | Disconnected] = [
-            each for each in found if each is not None
-        ]
+        parsed = (parse(connection, one.pid, line) for line in lines)
+        known: list[PointRequest | PointDone | Disconnected] = [each for each in parsed if each]
         if not data or len(known) < len(lines) or len(one.rest) > LINE_LIMIT:
             self._hang_up(connection)
             known.append(Disconnected(connection=connection))
@@ -175,52 +170,22 @@ class Points:
     def _hang_up(self, connection: int) -> None:
         one = self._connections.pop(connection, None)
         if one is not None:
-            del self._numbers[one.socket.fileno()]
             self._poll.unregister(one.socket)
             one.socket.close()
 
 
 def parse(connection: int, pid: int, line: bytes) -> PointRequest | PointDone | None:
     """A line of a beacon, or None if it is malformed: ``at number step name`` or ``did step what
-    before after``.
+    before after``, where a dash stands for no value.
     """
-    words = line.decode("ascii", "replace").split(" ") if len(line) <= LINE_LIMIT else [""]
-    if words[0] == "at" and len(words) == 4:
-        number, step = _whole(words[1]), _whole(words[2])
-        if number is not None and step is not None and _plain(words[3]):
-            return PointRequest(
-                connection=connection, number=number, pid=pid, step=step, name=words[3]
-            )
-    if words[0] == "did" and len(words) == 5:
-        step, before, after = _whole(words[1]), _real(words[3]), _real(words[4])
-        if step is not None and before is not None and after is not None and _plain(words[2]):
-            return PointDone(
-                connection=connection,
-                step=step,
-                what=words[2],
-                before=_given(words[3], before),
-                after=_given(words[4], after),
-            )
+    text = line.decode("ascii", "replace") if len(line) <= LINE_LIMIT else ""
+    if at := _AT.fullmatch(text):
+        return PointRequest(
+            connection=connection, number=int(at[1]), pid=pid, step=int(at[2]), name=at[3]
+        )
+    if did := _DID.fullmatch(text):
+        before, after = (None if value == "-" else float(value) for value in did.group(3, 4))
+        return PointDone(
+            connection=connection, step=int(did[1]), what=did[2], before=before, after=after
+        )
     return None
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else None
-
-
-def _plain(text: str) -> bool:
-    return text.isascii() and text.isalpha() and text.islower()
-
-
-def _real(text: str) -> float | None:
-    """A number, NaN for an omitted one, None for a malformed one."""
-    if text == "-":
-        return math.nan
-    try:
-        return float(text) if len(text) <= 40 and "_" not in text else None
-    except ValueError:
-        return None
-
-
-def _given(text: str, value: float) -> float | None:
-    return None if text == "-" else value

@@ -5,6 +5,7 @@ that ends a generation before its replacement starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.workload import WorkloadSpec
@@ -23,6 +24,7 @@ SCAN_STEADY_S = 0.5
 NS = 1e9
 
 
+@dataclass(kw_only=True)
 class RankWatch:
     """Watches one arm, over all starts of its command.
 
@@ -30,73 +32,59 @@ class RankWatch:
     generation; ``asked_ns``: since when processes are asked to end, 0 if they are not.
     """
 
-    def __init__(
-        self,
-        spec: WorkloadSpec,
-        *,
-        ranks: Ranks,
-        roll: RollCall,
-        listener: CommandListener,
-        observer: Observer,
-        broker: PointBroker,
-        injector: Injector,
-        leftovers: CommandLeftovers,
-        record: RecordEvent,
-        now_ns: Callable[[], int],
-    ) -> None:
-        self._spec = spec
-        self._ranks = ranks
-        self._roll = roll
-        self._listener = listener
-        self._observer = observer
-        self._broker = broker
-        self._injector = injector
-        self._leftovers = leftovers
-        self._record = record
-        self._now_ns = now_ns
-        self.sign_ns = self.progress_ns = now_ns()
-        self.asked_ns = 0
-        self._scan_ns = 0
+    spec: WorkloadSpec
+    ranks: Ranks
+    roll: RollCall
+    listener: CommandListener
+    observer: Observer
+    broker: PointBroker
+    injector: Injector
+    leftovers: CommandLeftovers
+    record: RecordEvent
+    now_ns: Callable[[], int]
+
+    def __post_init__(self) -> None:
+        self.sign_ns = self.progress_ns = self.now_ns()
+        self.asked_ns = self._scan_ns = self._generation = 0
         self._gone: list[ExitedRank] = []  # noticed, and not yet recorded
         self._members: dict[int, str] = {}
         self._most: dict[int, str] = {}  # of all that were found at once
         self._missing = True
-        self._generation = 0
 
     def expect_ranks(self) -> None:
         """The command has just been started: its ranks are still to be found."""
-        self.sign_ns = self._now_ns()
+        self.sign_ns = self.now_ns()
         self._missing = True
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the exit of a rank, or news of the command."""
-        self._gone += self._ranks.wait(timeout_s)
+        self._gone += self.ranks.wait(timeout_s)
 
     def listen(self) -> None:
         """Read new output; of ranks that have just ended all of it, as others write after them."""
-        self._listener.listen()
+        self.listener.listen()
         if self._gone:
-            mine = set(self._observer.members.values())
-            self._listener.hear_out(over=bool(mine) and mine.isdisjoint(self._ranks.living()))
+            mine = set(self.observer.members.values())
+            self.listener.hear_out(over=bool(mine) and mine.isdisjoint(self.ranks.living()))
 
     def find_ranks(self, command: Command) -> bool:
         """Scan for ranks, if a scan is due; returns whether it was. A generation starts once all
         ranks have been found.
         """
-        now = self._now_ns()
-        changing, spoken = self._missing or self._observer.failing, self._listener.waiting
+        now = self.now_ns()
+        changing, spoken = self._missing or self.observer.failing, self.listener.waiting
         every_s = SCAN_FORMING_S if changing else SCAN_STEADY_S
         early = (now - self._scan_ns) / NS < every_s
         if early and not (changing and spoken):
             return False
         self._scan_ns = now
-        found = self._roll.find(command, self._listener.hints, spoken=spoken)
-        sure, unsettled = self._ranks.settled(found, now / NS, spoken=spoken)
-        members, new = self._ranks.hold(sure)
-        self._leftovers.look(command.guard_pid, self._ranks.name_of)
+        found = self.roll.find(command, self.listener.hints, spoken=spoken)
+        sure, unsettled = self.ranks.settled(found, now / NS, spoken=spoken)
+        members, new = self.ranks.hold(sure)
+        self.leftovers.look(command.guard_pid, self.ranks.name_of)
         for rank in new:
             self.sign_ns = now
-            self._record(
+            self.record(
                 Kind.PROCESS_SPAWNED,
                 process=rank.name,
                 pid=rank.found.pid,
@@ -104,51 +92,51 @@ class RankWatch:
                 mode="script",
                 rank=rank.found.rank,
             )
-        strangers = set(members.values()) - set(self._observer.members.values())
-        if not strangers and self._observer.generation:
+        strangers = set(members.values()) - set(self.observer.members.values())
+        if not strangers and self.observer.generation:
             self._missing = unsettled
             return True
         self._members = members
         self._most = max(self._most, members, key=len)
         self._missing = (
-            unsettled or not members or len(members) < (self._ranks.world or self._spec.ranks)
+            unsettled or not members or len(members) < (self.ranks.world or self.spec.ranks)
         )
         if not self._missing:
             self._close_generation()
-            self._observer.on_ranks(members, now)
+            self.observer.on_ranks(members, now)
         return True
 
     def _close_generation(self) -> None:
         """Process the reports and exits of the old ranks before those of their replacements."""
         self.wait(0.0)
         self.listen()
-        self.take_progress(self._ranks.ended(self._observer.members.values()))
+        self.take_progress(self.ranks.ended(self.observer.members.values()))
         self.take_exits()
 
     def take_progress(self, pids: Set[int] | None = None) -> None:
         """Process reported steps, once all ranks have been found or are overdue. ``pids``: only the
         reports of these processes.
         """
-        if self._missing and self._listener.overdue():
+        if self._missing and self.listener.overdue():
             self._miss_no_more(self._members)
         if self._missing:
             return
-        before = (self._observer.generation, self._observer.committed)
-        for progress in self._listener.take(
-            pids, beyond=self._observer.last_said if self._gone else None
+        before = (self.observer.generation, self.observer.committed)
+        for progress in self.listener.take(
+            pids, beyond=self.observer.last_said if self._gone else None
         ):
-            reports = self._observer.reports
-            self._observer.on_progress(self._roll.whose(progress), self._now_ns())
+            reports = self.observer.reports
+            self.observer.on_progress(self.roll.whose(progress), self.now_ns())
             self.arm_generation()
-            if self._observer.reports > reports and self._observer.first_of_generation:
-                self._injector.on_training()
-        if (self._observer.generation, self._observer.committed) != before:
-            self.sign_ns = self.progress_ns = self._now_ns()
+            if self.observer.reports > reports and self.observer.first_of_generation:
+                self.injector.on_training()
+        if (self.observer.generation, self.observer.committed) != before:
+            self.sign_ns = self.progress_ns = self.now_ns()
 
     def _miss_no_more(self, members: dict[int, str]) -> None:
         """Make do with the ranks that were found."""
-        if members and not self._observer.generation:
-            self._observer.on_ranks(members, self._now_ns())
+        if members and not self.observer.generation:
+            self.observer.on_ranks(members, self.now_ns())
         self._missing = False
 
     def take_last_words(self, *, well: bool) -> None:
@@ -158,11 +146,11 @@ class RankWatch:
         self.wait(0.0)
         self._miss_no_more(self._most)
         self.take_exits()
-        while self._listener.behind:
-            self._listener.listen()
+        while self.listener.behind:
+            self.listener.listen()
             self.take_progress()
-        self._listener.listen(to_end=True)
-        self._listener.hear_out(over=True, sure=well)
+        self.listener.listen(to_end=True)
+        self.listener.hear_out(over=True, sure=well)
         self.take_progress()
 
     def take_exits(self) -> None:
@@ -174,8 +162,8 @@ class RankWatch:
             asked = {"asked_ns": self.asked_ns} if self.asked_ns else {}
             if not asked and gone.exit_code == 0:
                 # It may have been told to end: what it made of that comes before its end.
-                self._observer.on_exit(gone.name, gone.exit_code, gone.signal, self._now_ns())
-            self._record(
+                self.observer.on_exit(gone.name, gone.exit_code, gone.signal, self.now_ns())
+            self.record(
                 Kind.PROCESS_EXITED,
                 process=gone.name,
                 pid=gone.pid,
@@ -186,18 +174,18 @@ class RankWatch:
                 **asked,
             )
             if not asked and gone.exit_code != 0:
-                self._observer.on_exit(gone.name, gone.exit_code, gone.signal, self._now_ns())
+                self.observer.on_exit(gone.name, gone.exit_code, gone.signal, self.now_ns())
 
     def arm_generation(self) -> None:
         """Arm the ranks of a new generation with the faults that wait for them, as for built-in
         workloads.
         """
-        if self._observer.generation == self._generation:
+        if self.observer.generation == self._generation:
             return
-        self._generation = self._observer.generation
-        self.sign_ns = self._now_ns()
-        self._broker.forget()
-        for rank, process in self._observer.members.items():
-            self._injector.arm(process, rank)
+        self._generation = self.observer.generation
+        self.sign_ns = self.now_ns()
+        self.broker.forget()
+        for rank, process in self.observer.members.items():
+            self.injector.arm(process, rank)
         if self._generation > 1:
-            self._injector.on_event("regroup")
+            self.injector.on_event("regroup")

@@ -79,47 +79,21 @@ class CommandScene:
             return {}
         return {name: pid for name in seen.members.values() if (pid := self._ranks.pid_of(name))}
 
-    # ---- not supported for a command
+    # ---- what a command has of its own, or what is not known of it
 
-    @property
-    def has_coordinator(self) -> bool:
-        """False: a coordinator of the command's own is not known here."""
-        return False
+    has_coordinator = False
+    store = health = devices = groups = links = machines = None
 
     def lose_coordinator(self, down_s: float) -> None:
-        """Never called: no launcher of a command offers it. Raises RuntimeError."""
+        """Never called: no launcher of a command offers it."""
         raise RuntimeError("a command has no coordinator that could be lost")
 
-    @property
-    def store(self) -> None:
-        """None: a command has its own."""
-
-    @property
-    def health(self) -> None:
-        """None: a command reads no health source."""
-
-    @property
-    def devices(self) -> None:
-        """None: its devices are not emulated."""
-
-    @property
-    def groups(self) -> None:
-        """None: a command chooses its own control groups."""
-
-    @property
-    def links(self) -> None:
-        """None: a command's connections are direct."""
-
-    @property
-    def machines(self) -> None:
-        """None: a command's nodes are only names."""
-
     def node_of(self, process: str) -> int | None:
-        """None: the nodes of a command's processes are not known."""
+        """Not known: nodes are only names."""
         return None
 
     def device_of(self, process: str) -> str | None:
-        """None: a command chooses its own devices."""
+        """Not known."""
         return None
 
     def spare(self, index: int) -> str | None:
@@ -127,7 +101,7 @@ class CommandScene:
         return self._ranks.launcher
 
     def refuse_device(self, process: str) -> str:
-        """A command chooses its own devices. Raises RuntimeError."""
+        """A command chooses its own devices."""
         raise RuntimeError("a command chooses its devices itself: no device can be refused to it")
 
     def accept_device(self, process: str) -> None:

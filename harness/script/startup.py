@@ -8,9 +8,10 @@ reported by processes that are not found, is stopped at once: no arm of it would
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from trainchaos.chaos.scenario.workload import WorkloadSpec
-from trainchaos.harness.script.listen.derive import Derived, derive
+from trainchaos.harness.script.listen.derive import derive
 from trainchaos.harness.script.listen.listening import CommandListener
 from trainchaos.harness.script.listen.observer import Observer
 from trainchaos.harness.script.outcome_text import Findings, keeps_ending, unread_steps
@@ -27,44 +28,37 @@ UNRANKED_S = 8.0
 NS = 1e9
 
 
+@dataclass(kw_only=True)
 class Startup:
     """One arm's. ``check``: it is the first arm of its command in the run; ``miscounted``: why the
     ranks are others than those of the scenario, so that it was stopped; "" if it was not.
     """
 
-    def __init__(
-        self,
-        spec: WorkloadSpec,
-        *,
-        ranks: Ranks,
-        listener: CommandListener,
-        observer: Observer,
-        now_ns: Callable[[], int],
-        check: bool,
-    ) -> None:
-        self._spec = spec
-        self._ranks = ranks
-        self._listener = listener
-        self._observer = observer
-        self._now_ns = now_ns
-        self._check = check
-        self.miscounted = ""
-        self._began_ns = now_ns()
-        self._judged_ns = 0
-        self._unread_ns = self._unranked_ns = 0  # since when
+    spec: WorkloadSpec
+    ranks: Ranks
+    listener: CommandListener
+    observer: Observer
+    now_ns: Callable[[], int]
+    check: bool
+    miscounted: str = ""
+
+    def __post_init__(self) -> None:
+        self._findings = Findings(spec=self.spec, observer=self.observer, listener=self.listener)
+        self._began_ns = self.now_ns()
+        self._judged_ns = self._unread_ns = self._unranked_ns = 0  # since when
 
     def known(self) -> str:
         """What is known while no step was seen, or no rank that made one, for people; empty
         afterwards.
         """
-        spec, lines, seen = self._spec, self._listener.lines, self._observer
+        spec, lines, seen = self.spec, self.listener.text.count, self.observer
         if seen.reports and seen.generation:
             return ""
-        found = len(self._ranks.living())
+        found = len(self.ranks.living())
         words = [f"{found} of {spec.ranks} ranks found"] if found or spec.ranks > 1 else []
         if seen.reports:
             words.append(f"steps up to {seen.committed} reported")
-        elif not self._listener.waiting:
+        elif not self.listener.waiting:
             printed = f"{lines} line{'s' if lines != 1 else ''} printed"
             words.append(printed if lines else "no output yet")
             if spec.progress == "beacon":
@@ -77,70 +71,58 @@ class Startup:
     @property
     def observed(self) -> bool:
         """Whether its steps were read, and its ranks found, as many as the scenario counts."""
-        return bool(self._observer.reports and self._observer.generation) and not self.miscounted
+        return bool(self.observer.reports and self.observer.generation) and not self.miscounted
 
     def blind(self) -> str:
         """Why the command cannot be observed as the scenario says, for people; empty: it can, or
         that is not known yet.
         """
-        now = self._now_ns()
-        if not self._check or (now - self._judged_ns) / NS < JUDGE_EVERY_S:
+        now = self.now_ns()
+        if not self.check or (now - self._judged_ns) / NS < JUDGE_EVERY_S:
             return ""
         self._judged_ns = now
-        if self._observer.reports and self._observer.generation:
-            self._check = False  # its steps are read, and ranks were found
-            self.miscounted = self._beyond() or self._short()
+        seen = self.observer
+        if seen.reports and seen.generation:
+            self.check = False  # its steps are read, and ranks were found
+            self.miscounted = self._miscounted()
             return self.miscounted
-        if self._observer.reports:
-            return self._unranked(now)
-        if self._observer.generation > ENDINGS:
-            return keeps_ending(
-                Findings.of(self._spec, self._observer, self._listener), self._observer.generation
-            )
-        return "" if self._listener.waiting else self._unread(now)
+        if seen.reports:
+            self._unranked_ns = self._unranked_ns or now
+            late = self._seconds(self._unranked_ns) >= UNRANKED_S
+            why = f"steps up to {seen.committed} are reported, and no rank was found"
+            return why if late else ""
+        if seen.generation > ENDINGS:
+            return keeps_ending(self._findings, seen.generation)
+        return "" if self.listener.waiting else self._unread(now)
 
-    def _beyond(self) -> str:
+    def _miscounted(self) -> str:
         """That a process names itself a rank that the scenario does not count: then there are more,
-        and one of those that it counts may not be found at all.
+        and one of those that it counts may not be found at all. Or that fewer ranks were found than
+        there are: a run proves nothing with part of them; a later generation may have lost some.
         """
-        last = max(self._observer.members, default=0)
-        if last < self._spec.ranks:
-            return ""
+        members, ranks = self.observer.members, self.spec.ranks
+        last = max(members, default=0)
+        if last >= ranks:
+            return (
+                f"a process names itself rank {last}, so that there are {last + 1} ranks at least,"
+                f" and workload.ranks is {ranks}: correct it, and have each rank name itself (RANK"
+                " in its environment, or a beacon)"
+            )
+        short = len(members) < ranks and self.observer.generation == 1
         return (
-            f"a process names itself rank {last}, so that there are {last + 1} ranks at least, and"
-            f" workload.ranks is {self._spec.ranks}: correct it, and have each rank name itself"
-            " (RANK in its environment, or a beacon)"
+            f"steps are reported, and {len(members)} of {ranks} ranks were found" if short else ""
         )
 
-    def _short(self) -> str:
-        """That fewer ranks were found than there are: a run proves nothing with part of them. A
-        later generation may have lost some.
-        """
-        found, spec = len(self._observer.members), self._spec
-        if found >= spec.ranks or self._observer.generation > 1:
-            return ""
-        return f"steps are reported, and {found} of {spec.ranks} ranks were found"
-
-    def _unranked(self, now: int) -> str:
-        self._unranked_ns = self._unranked_ns or now
-        if self._seconds(self._unranked_ns) < UNRANKED_S:
-            return ""
-        return f"steps up to {self._observer.committed} are reported, and no rank was found"
-
     def _unread(self, now: int) -> str:
-        found = derive(self._listener.recent)
-        if found is None or not self._plenty(found):
+        found = derive(self.listener.text.recent)
+        wanted = min(UNREAD_STEPS, max(LEAST_UNREAD, self.spec.steps // 2))
+        # certainly the steps, rather than some that come before training
+        if found is None or not found.certain(self.spec.steps) or found.steps < wanted:
             self._unread_ns = 0
             return ""
         self._unread_ns = self._unread_ns or now
-        if self._seconds(self._unread_ns) < UNREAD_S:
-            return ""
-        return unread_steps(Findings.of(self._spec, self._observer, self._listener), found)
-
-    def _plenty(self, found: Derived) -> bool:
-        """Whether these are certainly the steps, rather than some that come before training."""
-        wanted = min(UNREAD_STEPS, max(LEAST_UNREAD, self._spec.steps // 2))
-        return found.certain(self._spec.steps) and found.steps >= wanted
+        late = self._seconds(self._unread_ns) >= UNREAD_S
+        return unread_steps(self._findings, found) if late else ""
 
     def _seconds(self, since_ns: int) -> float:
-        return (self._now_ns() - since_ns) / NS
+        return (self.now_ns() - since_ns) / NS

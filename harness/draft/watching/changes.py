@@ -2,19 +2,31 @@
 their names are.
 
 A checkpoint is written again and again after the first step: to a new file or directory each time,
-often with the step in its name, or over the last one. A log only grows at its end.
+often with the step in its name, or over the last one. A log only grows at its end. Listings are
+bounded: a directory of a million files is listed only in part.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainchaos.harness.draft.watching.written import NO_CHECKPOINT, Listing, listing
-
+MOST_ENTRIES = 20_000
+MOST_DEPTH = 5
+LEFT_OUT = frozenset(
+    {".git", "__pycache__", "node_modules", ".venv", "venv", ".mypy_cache", ".cache"}
+)
+CHECKPOINT = re.compile(
+    r"ckpt|checkpoint|\.pth?$|\.safetensors$|\.distcp$|\.bin$|\.npz$|optimizer|model", re.IGNORECASE
+)
+"""Names of files, or of a directory of theirs, that hold a checkpoint."""
+NO_CHECKPOINT = re.compile(r"\.(?:log|txt|out|err|py|pyc|yaml|csv|jsonl)$|events\.out\.tfevents")
+"""Names of files that hold none."""
+_WRITES = 0o3  # O_WRONLY | O_RDWR
 LOOK_EVERY_S = 0.5
 REST = 20.0
 """A look is not taken again before this many times the time that it took."""
@@ -24,6 +36,79 @@ _NO_STATE = re.compile(r"\.(?:png|jpe?g|gif|svg|html?|pdf|md|tsv|lock|tmp|pid)$"
 _DIGITS = re.compile(r"\d+")
 SURE = {3: "surely checkpoints", 2: "probably checkpoints", 1: "perhaps checkpoints"}
 """How sure it is, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Files below a directory -> (time of the last change, size)."""
+
+    files: dict[Path, tuple[int, int]]
+
+    def since(self, before: Listing) -> list[Path]:
+        """The files that are new or have changed."""
+        return sorted(path for path, state in self.files.items() if before.files.get(path) != state)
+
+
+def listing(root: Path) -> Listing:
+    """What lies below a directory now; links are not followed."""
+    files: dict[Path, tuple[int, int]] = {}
+    waiting, looked = [(root, 0)], 0
+    while waiting:
+        folder, depth = waiting.pop(0)
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue
+        for entry in entries:
+            looked += 1
+            if looked > MOST_ENTRIES:
+                return Listing(files=files)
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    if depth < MOST_DEPTH and entry.name not in LEFT_OUT:
+                        waiting.append((Path(entry.path), depth + 1))
+                elif entry.is_file(follow_symlinks=False):
+                    state = entry.stat(follow_symlinks=False)
+                    files[Path(entry.path)] = (state.st_mtime_ns, state.st_size)
+            except OSError:  # it went meanwhile
+                continue
+    return Listing(files=files)
+
+
+def open_for_writing(pids: Iterable[int]) -> set[Path]:
+    """Regular files that these processes have open for writing, as far as this user may see."""
+    return {path for pid in pids for path in _written_by(pid)}
+
+
+def _written_by(pid: int) -> Iterator[Path]:
+    try:
+        fds = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return
+    for fd in fds:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
+            flags = _flags(Path(f"/proc/{pid}/fdinfo/{fd}").read_text())
+        except OSError:
+            continue
+        odd = target.startswith(("/dev/", "/proc/", "/sys/")) or target.endswith(" (deleted)")
+        if target.startswith("/") and not odd and flags & _WRITES:
+            yield Path(target)
+
+
+def _flags(info: str) -> int:
+    found = re.search(r"(?m)^flags:\s*([0-7]+)", info)
+    return int(found[1], 8) if found else 0
+
+
+def checkpoints(paths: Iterable[Path], root: Path) -> list[Path]:
+    """Those of the files that hold checkpoints, by their names below ``root``."""
+    found = []
+    for path in paths:
+        name = str(path.relative_to(root)) if path.is_relative_to(root) else path.name
+        if CHECKPOINT.search(name) and not NO_CHECKPOINT.search(name):
+            found.append(path)
+    return found
 
 
 @dataclass(kw_only=True)

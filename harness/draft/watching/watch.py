@@ -7,17 +7,23 @@ what is found here is what a run will find. However it ends, no process of the c
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
-from trainchaos.harness.draft.watching import ran
-from trainchaos.harness.draft.watching.changes import Changes, FileHistory
-from trainchaos.harness.draft.watching.written import Listing, listing, open_for_writing
+from trainchaos.harness.draft.watching.changes import (
+    Changes,
+    FileHistory,
+    Listing,
+    listing,
+    open_for_writing,
+)
 from trainchaos.harness.script.listen.outputlog import OutputLog
 from trainchaos.harness.script.listen.progress import BeaconReader, GrowingFile, ProgressReport
 from trainchaos.harness.script.processes import tree
@@ -42,6 +48,14 @@ LONGER = 3.0
 """How many times as long as asked the first step is waited for: a start may well take longer than
 what has to be seen of the steps.
 """
+
+
+MOST_RAN = 200
+"""Different command lines that are kept."""
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+
+Ran = Mapping[tuple[str, ...], Path]
+"""Words of processes -> the directory that each had, parents before their children."""
 
 
 @dataclass(kw_only=True)
@@ -212,12 +226,12 @@ class Watch:
         seen, rows = self.seen, tree.below(command.guard_pid)
         seen.opened |= open_for_writing(rows)
         self._changes.look(seen.seconds)
-        if now := ran.running(rows):
+        if now := running(rows):
             self._counts.append(len(now))
             seen.together = max(self._counts)
-        if len(seen.ran) < ran.MOST:
+        if len(seen.ran) < MOST_RAN:
             seen.ran = {**seen.ran, **now}
-        seen.meets = seen.meets or ran.rendezvous(rows, self._prepared.env)
+        seen.meets = seen.meets or rendezvous(rows, self._prepared.env)
         self._leftovers.look(command.guard_pid, lambda pid: None)
         grouped = bool(self._group) and any(self._group in tree.environment(pid) for pid in rows)
         hints = self._hints
@@ -245,3 +259,30 @@ def _await(command: Command, limit_s: float) -> None:
         poll = select.poll()
         poll.register(command.fileno(), select.POLLIN)
         poll.poll(limit_s * 1000)
+
+
+def running(pids: Iterable[int]) -> Ran:
+    """Of these processes, as far as this user may see."""
+    found: dict[tuple[str, ...], Path] = {}
+    for pid in pids:
+        words = tuple(tree.command_line(pid).removesuffix("\0").split("\0"))
+        try:
+            place = Path(os.readlink(f"/proc/{pid}/cwd"))
+        except OSError:
+            continue
+        if words[0] and len(found) < MOST_RAN:
+            found.setdefault(words, place)
+    return MappingProxyType(found)
+
+
+def rendezvous(pids: Iterable[int], ours: Mapping[str, str]) -> dict[str, str]:
+    """Where ranks meet, by the environment of the first process that says so and did not inherit
+    it.
+    """
+    for pid in pids:
+        env = tree.environment(pid)
+        if all(name in env for name in RENDEZVOUS):
+            found = {name: env[name] for name in RENDEZVOUS}
+            if any(ours.get(name) != value for name, value in found.items()):
+                return found
+    return {}

@@ -24,9 +24,10 @@ STEADY = 0.7
 LONGEST_LINE = 1000
 NEAR = 12  # characters between the word and its number
 _NUMBER = re.compile(
-    r"(?<![\d.])(?:[-+](?=[\d.]))?(?:\d[\d,_]*(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?", re.IGNORECASE
+    r"(?<![\d.])(?:[-+](?=[\d.]))?(?:\d[\d,_]*(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?"
+    r"|(?<![A-Za-z])[-+]?(?:nan|inf)(?:\.0*)?(?![A-Za-z])",
+    re.IGNORECASE,
 )
-_NAN = re.compile(r"(?<![A-Za-z])[-+]?(?:nan|inf)(?:\.0*)?(?![A-Za-z])", re.IGNORECASE)
 _MOST = 10**12
 _WORDS = (
     (r"global[ _-]?steps?|steps?", 4),
@@ -131,11 +132,8 @@ def derive(lines: Iterable[str]) -> Derived | None:
 
 def tokens_of(text: str) -> Iterator[Token]:
     """The numbers of a line, ``nan`` and ``inf`` included."""
-    found = sorted([*_NUMBER.finditer(text), *_NAN.finditer(text)], key=lambda match: match.start())
     last = 0
-    for match in found:
-        if match.start() < last:
-            continue
+    for match in _NUMBER.finditer(text):
         yield Token(
             text=match[0],
             start=match.start(),
@@ -148,8 +146,8 @@ def tokens_of(text: str) -> Iterator[Token]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Column:
-    """The number at one place of all lines of a shape, where it is a step. ``epoch``: the epoch in
-    the same lines, if the step begins again; ``loss``: the training loss there.
+    """The number at one place of all lines of a shape, where it is a step. ``again``: it begins
+    again; ``epoch``: the epoch in the same lines, if it does; ``loss``: the training loss there.
     """
 
     index: int
@@ -160,40 +158,42 @@ class _Column:
     epoch: Token | None
     loss: Token | None
 
+    @property
+    def token(self) -> Token:
+        """The number in the first line."""
+        return self.rows[0][1][self.index]
+
 
 def _columns(rows: Sequence[tuple[str, list[Token]]]) -> list[_Column]:
     text, tokens = rows[0]
-    found = []
     losses = [one for one in tokens if _LOSS.search(one.before)]
     training = [one for one in losses if not rules.loss_apart(_front(text, one))]
+    if losses and not training:
+        return []  # of an evaluation
+    found = []
     for index, token in enumerate(tokens):
-        rank = _named(token)
+        rank, total = _named(token), _total(token)
         values = [tokens[index].whole for _, tokens in rows]
         steps = [value for value in values if value is not None]
-        evaluation = rules.apart(text[: token.start]) or (losses and not training)
-        if not rank or len(steps) < len(values) or evaluation:
+        if not rank or len(steps) < len(values) or rules.apart(text[: token.start]):
             continue
-        again, total = begins_again(steps), _total(token)
+        again = begins_again(steps)
         if grows(steps[: steps.index(max(steps)) + 1] if again else steps):
-            loss = next((one for one in training if one is not token), None)
             epoch = _epoch(index, rows, steps) if again else None
             # what begins again before its total is another run in the same log, not another epoch
-            again = epoch is not None or (
-                again and (total is None or max(steps) >= total - usual_gap(steps))
+            whole = total is None or max(steps) >= total - usual_gap(steps)
+            column = _Column(
+                index=index,
+                rank=rank,
+                rows=rows,
+                steps=steps,
+                again=epoch is not None or (again and whole),
+                epoch=epoch,
+                loss=next((one for one in training if one is not token), None),
             )
-            found.append(
-                _Column(
-                    index=index,
-                    rank=rank,
-                    rows=rows,
-                    steps=steps,
-                    again=again,
-                    epoch=epoch,
-                    loss=loss,
-                )
-            )
+            found.append(column)
     epochs = [one.epoch for one in found]
-    return [one for one in found if tokens[one.index] not in epochs]
+    return [one for one in found if one.token not in epochs]
 
 
 def _rated(one: _Column) -> tuple[bool, bool, int, int]:
@@ -265,22 +265,20 @@ def _of_another_rank(values: Sequence[int], high: int) -> bool:
 
 
 def _expression(column: _Column, texts: Sequence[str]) -> Derived:
-    text, tokens = column.rows[0]
-    token, loss = tokens[column.index], column.loss
-    heads = _heads(text, tokens, column.index)
+    heads = _heads(column)
     regexes = [_joined(head, column) for head in [*heads, rf"^{heads[-1]}"]]
     regex = next((one for one in regexes if _only(column, _steps_of(one, texts))), regexes[-1])
     return Derived(
         regex=regex,
-        loss=None if loss else _loss_alone(texts),
-        total=_total(token),
+        loss=None if column.loss else _loss_alone(texts),
+        total=_total(column.token),
         epochs=column.again,
         counted=column.epoch is not None,
         one_epoch=_one_epoch(column),
         steps=len(set(column.steps)),
         last=max(column.steps),
         runs=begins_again(column.steps) and not column.again,
-        sure=column.rank >= (SURE_WITH_LOSS if loss else SURE),
+        sure=column.rank >= (SURE_WITH_LOSS if column.loss else SURE),
     )
 
 
@@ -295,25 +293,20 @@ def _only(column: _Column, found: list[int]) -> bool:
     return more and not begins_again(found) and grows(found)
 
 
-def _heads(text: str, tokens: Sequence[Token], index: int) -> list[str]:
+def _heads(column: _Column) -> list[str]:
     """Expressions for what stands before the step: from the word alone to the whole line."""
-    token = tokens[index]
-    before = token.before
+    before = column.token.before
     short = next((m[0] for word, _ in _BEFORE if (m := word.search(before))), "")
-    heads = [_literal(short)] if short else []
-    heads.append(_literal(before))
-    whole = ""
-    for one in tokens[:index]:
-        whole += _literal(one.before) + r"\S+?"
-    heads.append(whole + _literal(before))
+    others = (_literal(one.before) + r"\S+?" for one in column.rows[0][1][: column.index])
+    heads = [*([_literal(short)] if short else []), _literal(before)]
+    heads.append("".join(others) + _literal(before))
     if heads[0][:1].isalpha():
         heads[0] = rf"(?<![A-Za-z]){heads[0]}"
     return heads
 
 
 def _joined(head: str, column: _Column) -> str:
-    tokens, epoch, loss = column.rows[0][1], column.epoch, column.loss
-    token = tokens[column.index]
+    token, epoch, loss = column.token, column.epoch, column.loss
     powers = any("e" in tokens[column.index].text.lower() for _, tokens in column.rows)
     number = r"[\d.,_e+]+" if powers else r"\d[\d,_]*"
     # a count of steps that are done begins with 0 where none is
@@ -388,14 +381,10 @@ def _one_epoch(column: _Column) -> bool:
     """Whether an epoch is beside the step and did not change, so that the step may begin anew. A
     step that is called global does not.
     """
-    tokens = column.rows[0][1]
-    if "global" in tokens[column.index].before.lower():
+    if "global" in column.token.before.lower():
         return False
-    places = [
-        index
-        for index, one in enumerate(tokens)
-        if index != column.index and _EPOCH.search(one.before)
-    ]
+    tokens = column.rows[0][1]
+    places = [n for n, one in enumerate(tokens) if n != column.index and _EPOCH.search(one.before)]
     return len({row[index].text for _, row in column.rows for index in places}) == 1
 
 

@@ -12,7 +12,6 @@ from trainchaos.harness.script.listen.progress import (
     BeaconReader,
     FollowedFile,
     GrowingFile,
-    ProgressReader,
     ProgressReport,
     RegexReader,
 )
@@ -25,24 +24,23 @@ NS = 1e9
 
 
 class CommandListener:
-    """Output and beacon of one arm's command. ``hints``: pid -> rank, as reported by the
-    processes.
+    """Output and beacon of one arm's command. ``output``: what it prints; ``text``: that, or the
+    file that is read in place of it; ``hints``: pid -> rank, as reported by the processes.
     """
 
     def __init__(
         self, spec: WorkloadSpec, prepared: PreparedCommand, now_ns: Callable[[], int]
     ) -> None:
         self._now_ns = now_ns
-        self._output, self._reports = GrowingFile(prepared.output), GrowingFile(prepared.reports)
+        self.output, self._reports = GrowingFile(prepared.output), GrowingFile(prepared.reports)
         self._kept = OutputLog(prepared.output)
-        # what it prints, or the file that the scenario names in place of that
-        self._text = self._output if prepared.heard is None else FollowedFile(prepared.heard)
-        self._reader: ProgressReader = (
+        self.text = self.output if prepared.heard is None else FollowedFile(prepared.heard)
+        self.reader = (
             BeaconReader(self._reports)
             if spec.progress == "beacon"
-            else RegexReader(self._text, expressions(spec.progress), spec.steps)
+            else RegexReader(self.text, expressions(spec.progress), spec.steps)
         )
-        self._heard = self._reports if spec.progress == "beacon" else self._text
+        self._heard = self._reports if spec.progress == "beacon" else self.text
         self.hints: dict[int, int] = {}
         self._knows_itself = (
             spec.ranks == 1 or spec.group is not None
@@ -51,56 +49,16 @@ class CommandListener:
         self._pending_ns = 0
         self._look_ns = self._grown_ns = now_ns()
 
-    @property
-    def source(self) -> str:
-        """``beacon`` or ``output``."""
-        return self._reader.source
-
-    @property
-    def refused(self) -> int:
-        """Number of malformed reports."""
-        return self._reader.refused
-
-    @property
-    def other_total(self) -> int | None:
-        """A number of steps that the output states and that is not workload.steps."""
-        return self._reader.other_total
-
-    @property
-    def drawn(self) -> bool:
-        """Whether a bar stated, before the first step, that none was done yet."""
-        return self._reader.drawn
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        """The newest lines of output behind the last report."""
-        return tuple(self._reader.unread)
-
-    @property
-    def lines(self) -> int:
-        """Lines of output so far, or of the file that is read in place of it."""
-        return self._text.count
-
-    @property
-    def last(self) -> tuple[str, ...]:
-        """The newest lines of the output."""
-        return tuple(self._output.last)
-
-    @property
-    def recent(self) -> tuple[str, ...]:
-        """More of the newest lines than ``last``, of what is read."""
-        return tuple(self._text.recent)
-
     def raised(self) -> list[str]:
         """Lines of output since the last call about an exception raised at a point."""
-        lines = list(self._output.raised)
-        self._output.raised.clear()
+        lines = list(self.output.raised)
+        self.output.raised.clear()
         return lines
 
     @property
     def behind(self) -> bool:
         """Whether there is more to read than one look takes."""
-        return max(self._output.looks_left(), self._heard.looks_left()) > LOOKS_AT_ONCE
+        return max(self.output.looks_left(), self._heard.looks_left()) > LOOKS_AT_ONCE
 
     @property
     def waiting(self) -> bool:
@@ -109,28 +67,28 @@ class CommandListener:
 
     def listen(self, *, to_end: bool = False) -> None:
         """Read new output; of a flood only a part. ``to_end``: read everything there is now."""
-        taken = self._output.taken
-        if self._heard is not self._output:
-            for _ in self._looks(self._output, to_end):
-                for _ in self._output.read():  # keeps its last lines for error messages
+        taken = self.output.taken
+        if self._heard is not self.output:
+            for _ in self._looks(self.output, to_end):
+                for _ in self.output.read():  # keeps its last lines for error messages
                     pass
         found = self._timed(
-            [one for _ in self._looks(self._heard, to_end) for one in self._reader.read()]
+            [one for _ in self._looks(self._heard, to_end) for one in self.reader.read()]
         )
-        self._kept.cut(self._output.taken)
+        self._kept.cut(self.output.taken)
         self._hold(found)
-        if self._output.taken > taken:
+        if self.output.taken > taken:
             self._grown_ns = self._look_ns
         elif (self._look_ns - self._grown_ns) / NS >= SETTLED_S:
-            self._hold(self._as_written(self._reader.read_unended()))
+            self._hold(self._as_written(self.reader.read_unended()))
 
     def hear_out(self, *, over: bool, sure: bool = False) -> None:
         """A process has ended: read what it wrote last, though no end of line followed. ``over``:
         none is left that may go on with that line; ``sure``: they were not killed while they wrote.
         """
-        self._hold(self._as_written(self._reader.read_unended(over=over, sure=sure)))
+        self._hold(self._as_written(self.reader.read_unended(over=over, sure=sure)))
         if over:
-            for _ in self._output.unended(over=True):  # a line for error messages
+            for _ in self.output.unended(over=True):  # a line for error messages
                 pass
 
     def _as_written(self, found: list[ProgressReport]) -> list[ProgressReport]:
@@ -172,8 +130,8 @@ class CommandListener:
 
     def close(self) -> None:
         """Close the files."""
-        self._output.close()
-        self._text.close()
+        self.output.close()
+        self.text.close()
         self._reports.close()
         self._kept.close()
 

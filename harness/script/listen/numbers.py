@@ -69,3 +69,8 @@ def whole(text: str | None, limit: int) -> int | None:
         return None
     value = int(digits)
     return value if value < limit else None
+
+
+def in_json(value: float | None) -> float | str | None:
+    """A number in JSON; non-finite values as text."""
+    return repr(value) if value is not None and not math.isfinite(value) else value

@@ -25,11 +25,12 @@ import signal
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.arm.fault_context import RecordEvent
-from trainchaos.harness.script.listen.busy import OtherWork
+from trainchaos.harness.script.listen.numbers import in_json
 from trainchaos.harness.script.listen.progress import ProgressReport
 
 NS = 1e9
@@ -47,35 +48,32 @@ MOST_STEPS = 100  # multiple of the announced steps; larger numbers are not step
 KILLED = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 
 
+@dataclass
 class Observer:
     """One arm's job as seen from outside. ``record``: writes events; ``state_of``: the kernel's
-    state of a process.
+    state of a process. ``began_again``: steps went back to the first ones, with no failure to
+    explain it.
     """
 
-    def __init__(
-        self,
-        record: RecordEvent,
-        state_of: Callable[[str], str],
-        *,
-        steps: int,
-        deadline_s: float,
-        source: str,
-        ranks: int = 1,
-    ) -> None:
-        self._record = record
-        self._state_of = state_of
-        self._steps = steps
-        self._deadline_s = deadline_s
-        self._source = source
-        self._every = max(1, steps * (ranks if source == "beacon" else 1) // MOST_RECORDED)
+    record: RecordEvent
+    state_of: Callable[[str], str]
+    _: KW_ONLY
+    steps: int
+    deadline_s: float
+    source: str
+    ranks: int = 1
+    generation: int = 0
+    members: dict[int, str] = field(default_factory=dict)
+    committed: int = 0
+    reports: int = 0
+    nonfinite: bool = False
+    began_again: bool = False
+
+    def __post_init__(self) -> None:
+        ranks = self.ranks if self.source == "beacon" else 1
+        self._every = max(1, self.steps * ranks // MOST_RECORDED)
         self._held: dict[str, Any] | None = None  # the newest report, if it is not recorded
         self._finite = True  # the loss recorded last
-        self.generation = 0
-        self.members: dict[int, str] = {}
-        self.committed = 0
-        self.reports = 0
-        self.nonfinite = False
-        self.began_again = False  # steps went back to the first ones, with no failure to explain it
         self._lowest = 0  # of the steps reported
         self._lost: set[str] = set()
         self._noticed: set[str] = set()  # told to end since the command was started
@@ -83,18 +81,16 @@ class Observer:
         self._newest: dict[int, deque[int]] = {}  # reports, by rank, in this generation
         self._first_step: int | None = None  # of this generation
         self._last_step: int | None = None
-        self._reports_here = 0
-        self._last_ns = 0
+        self._reports_here = self._last_ns = 0
         self._stride = 1
         self._intervals: deque[float] = deque(maxlen=200)
         self._cause = ""  # of the first failure of this generation
-        self._failed_ns = self._failed_step = 0
+        self._failed_ns = self._failed_step = self._failures = 0
         self._failed_rank: int | None = None
-        self._failures = 0
         # ranks that exited with an error after the last step
         self._late: list[tuple[str, int | None, int | None, int]] = []
         self._zero_based = False
-        self._other = OtherWork(record)
+        self._other = OtherWork(self.record)
         # a process was busy since the last step: the gap to the next step is not a step time
         self._paused = False
 
@@ -106,7 +102,7 @@ class Observer:
     @property
     def finished(self) -> bool:
         """Whether the last step was reported, as far as the reports' spacing shows."""
-        return self.reports > 0 and self.committed + self._stride > self._steps
+        return self.reports > 0 and self.committed + self._stride > self.steps
 
     @property
     def preempted(self) -> bool:
@@ -133,11 +129,8 @@ class Observer:
         """The step this generation began with, as far as the reports' spacing shows; 0 in the
         first.
         """
-        return (
-            0
-            if self.generation <= 1 or self._first_step is None
-            else self._first_step - self._stride
-        )
+        known = self.generation > 1 and self._first_step is not None
+        return (self._first_step or 0) - self._stride if known else 0
 
     def process_of(self, rank: int) -> str | None:
         """The live process of a rank, or None."""
@@ -150,10 +143,8 @@ class Observer:
 
     def on_ranks(self, members: Mapping[int, str], now_ns: int) -> None:
         """All present ranks have been found; ``members``: rank -> process."""
-        if dict(members) != self.members:
-            new = set(members.values()) - set(self.members.values())
-            if new:
-                self._begin("start" if self.generation == 0 else "restart", members, now_ns)
+        if set(members.values()) - set(self.members.values()):
+            self._begin("start" if self.generation == 0 else "restart", members, now_ns)
 
     def on_start(self) -> None:
         """The command is started, for the first time or again."""
@@ -172,7 +163,7 @@ class Observer:
             self._other.end(rank, now_ns)
         if exit_code == 0 and self.preempted and process in self._noticed and not self._cause:
             detail = f"it was told to end, and ended with exit code 0 after step {self.committed}"
-            self._fail("notice", process, self.rank_of(process), detail, now_ns)
+            self._fail("notice", process, detail, now_ns)
         if exit_code == 0 or not self.reports:
             return  # before the first step there is nothing to recover
         if self.finished:  # the end of the command shows whether the rest needed it
@@ -184,19 +175,15 @@ class Observer:
             and (now_ns - self._failed_ns) / NS <= SAME_BLOW_S
         )
         if not self._cause or same_blow:
-            self._fail("exit", process, self.rank_of(process), _how(exit_code, signum), now_ns)
+            self._fail("exit", process, _how(exit_code, signum), now_ns)
 
     def on_error(self, process: str, detail: str, now_ns: int) -> None:
         """A rank's script reported that it raises: the step has failed, whatever happens to the
         process.
         """
-        if (
-            process in self.members.values()
-            and not self._cause
-            and self.reports
-            and not self.finished
-        ):
-            self._fail("error", process, self.rank_of(process), detail, now_ns)
+        failed = self._cause or process not in self.members.values()
+        if self.reports and not failed and not self.finished:
+            self._fail("error", process, detail, now_ns)
 
     def on_command_failed(self, how: str, now_ns: int) -> None:
         """The command itself ended with an error; a failure unless a rank's failure was seen. After
@@ -206,17 +193,10 @@ class Observer:
         if self._cause or not self.reports:
             return
         first = min(self._late, key=lambda one: (one[2] not in KILLED, one[3]), default=None)
-        if first is None:
-            self._fail("exit", None, None, f"the command ended with {how}", now_ns)
-        else:
-            process, exit_code, signum, _ = first
-            self._fail(
-                "exit",
-                process,
-                self.rank_of(process),
-                f"{_how(exit_code, signum)}, after the last step",
-                now_ns,
-            )
+        process, detail = None, f"the command ended with {how}"
+        if first is not None:
+            process, detail = first[0], f"{_how(*first[1:3])}, after the last step"
+        self._fail("exit", process, detail, now_ns)
 
     def on_progress(self, progress: ProgressReport, now_ns: int) -> None:
         """A step was reported, or that a process is busy."""
@@ -230,15 +210,13 @@ class Observer:
         if self.reports == 0 and progress.step == 0:
             self._zero_based = True
         step = progress.step + self._zero_based
-        if not 1 <= step <= MOST_STEPS * self._steps:
+        if not 1 <= step <= MOST_STEPS * self.steps:
             return
         self._note_return(step)
         self._turn_page(step, progress.rank, now_ns)
-        started = self._last_ns
-        self.nonfinite = self.nonfinite or (
-            progress.loss is not None and not math.isfinite(progress.loss)
-        )
-        said = progress.time_ns
+        started, loss, said = self._last_ns, progress.loss, progress.time_ns
+        finite = loss is None or math.isfinite(loss)
+        self.nonfinite = self.nonfinite or not finite
         when = said if said is not None and started <= said <= now_ns else now_ns
         self.reports += 1
         self._reports_here += 1
@@ -247,18 +225,17 @@ class Observer:
         self._held = {
             "step": step,
             "rank": progress.rank,
-            "loss": _plain(progress.loss),
+            "loss": in_json(loss),
             "samples": progress.samples,
             "reported_ns": when,
-            "source": self._source,
+            "source": self.source,
             **odd,
         }
-        finite = progress.loss is None or math.isfinite(progress.loss)
         finite = finite and not progress.spoilt
-        if step % self._every == 0 or self._reports_here == 1 or finite != self._finite:
+        due = step % self._every == 0 or self._reports_here == 1 or finite != self._finite
+        if due:
             self._finite = finite
-            self.settle()
-        elif step >= self._steps - self._every:
+        if due or step >= self.steps - self._every:
             self.settle()
         if self._first_step is None:
             self._first_step = step
@@ -277,24 +254,21 @@ class Observer:
 
     def tick(self, now_ns: int) -> None:
         """Detect a hang."""
-        if now_ns < self.busy_until_ns:
+        if self._last_step is None or self._cause or self.finished or now_ns < self.busy_until_ns:
             return
         bound = self.stall_bound_s()
         waited = (now_ns - max(self._last_ns, self.busy_until_ns)) / NS
-        if self._last_step is not None and not self._cause and not self.finished and waited > bound:
-            rank = self._suspect()
-            usual = (
+        if waited > bound:
+            known = (
                 f"{statistics.median(self._intervals):.3g} s" if self._intervals else "not known"
             )
-            detail = f"no step reported for {waited:.1f} s (usual: {usual})"
-            measured = {"silent_s": round(waited, 6), "limit_s": round(bound, 6)}
             self._fail(
                 "hang",
-                None if rank is None else self.members[rank],
-                rank,
-                detail,
+                self._suspect(),
+                f"no step reported for {waited:.1f} s (usual: {known})",
                 now_ns,
-                **measured,
+                silent_s=round(waited, 6),
+                limit_s=round(bound, 6),
             )
 
     @property
@@ -307,13 +281,13 @@ class Observer:
         deadline.
         """
         if len(self._intervals) < LEARNED_FROM:
-            return self._deadline_s
+            return self.deadline_s
         learned = max(
             STALL_FLOOR_S,
             STALL_MEDIANS * statistics.median(self._intervals),
             STALL_LONGEST * max(self._intervals),
         )
-        return min(learned, self._deadline_s)
+        return min(learned, self.deadline_s)
 
     def _note_return(self, step: int) -> None:
         """Note a step that begins the count again: that of an epoch, as nothing has failed."""
@@ -336,16 +310,10 @@ class Observer:
             self._begin("resumed", living, now_ns)
         elif self._cause in ("exit", "error", "notice") and living:
             beyond = step > self._failed_step + self._stride
-            own_word = (
-                self._cause == "error"
-                and step > last
-                and rank is not None
-                and rank == self._failed_rank
-            )
-            if beyond or (own_word and rank in living):
-                self._begin(
-                    "shrunk" if len(living) < len(self.members) else "resumed", living, now_ns
-                )
+            raised = self._cause == "error" and rank is not None and rank == self._failed_rank
+            if beyond or (raised and rank in living and step > last):
+                cause = "shrunk" if len(living) < len(self.members) else "resumed"
+                self._begin(cause, living, now_ns)
 
     def _comes_late(self, rank: int, step: int) -> bool:
         """Whether a rank's lines come in another order: who goes back does steps once more."""
@@ -360,7 +328,7 @@ class Observer:
         self._newest = {}
         self._first_step = self._last_step = None
         self._cause, self._late = "", []
-        self._record(
+        self.record(
             Kind.GENERATION_STARTED,
             members=list(self.members.values()),
             state="own",
@@ -369,24 +337,18 @@ class Observer:
         )
 
     def _fail(
-        self,
-        cause: str,
-        process: str | None,
-        rank: int | None,
-        detail: str,
-        now_ns: int,
-        **measured: Any,
+        self, cause: str, process: str | None, detail: str, now_ns: int, **measured: Any
     ) -> None:
         self.settle()
         self._cause, self._failed_ns, self._failed_step = cause, now_ns, self._last_step or 0
-        self._failed_rank = rank
+        self._failed_rank = None if process is None else self.rank_of(process)
         self._failures += 1
-        self._record(
+        self.record(
             Kind.FAILURE_DETECTED,
             failure=self._failures,
             cause=cause,
             process=process,
-            rank=rank,
+            rank=self._failed_rank,
             detail=detail,
             **measured,
         )
@@ -397,22 +359,58 @@ class Observer:
         """
         held, self._held = self._held, None
         if held is not None:
-            self._record(Kind.STEP_REPORTED, **held)
+            self.record(Kind.STEP_REPORTED, **held)
 
-    def _suspect(self) -> int | None:
-        """The rank that hangs: the one stopped according to the kernel, or the one whose reports
+    def _suspect(self) -> str | None:
+        """The process that hangs: the one stopped according to the kernel, or the one whose reports
         are behind all others.
         """
-        stopped = [
-            rank for rank, name in self.members.items() if self._state_of(name) in ("T", "t")
-        ]
+        stopped = [name for name in self.members.values() if self.state_of(name) in ("T", "t")]
         if stopped:
             return stopped[0] if len(stopped) == 1 else None
         if len(self._steps_of) == len(self.members) > 1:
-            order = sorted(self._steps_of, key=lambda rank: self._steps_of[rank])
-            if self._steps_of[order[0]] < self._steps_of[order[1]]:
-                return order[0]
+            first, second = sorted(self._steps_of, key=lambda rank: self._steps_of[rank])[:2]
+            if self._steps_of[first] < self._steps_of[second]:
+                return self.members[first]
         return None
+
+
+class OtherWork:
+    """Work other than training that ranks announced (``beacon.busy``): while one does it, no step
+    is due. ``record``: writes events."""
+
+    def __init__(self, record: RecordEvent) -> None:
+        self._record = record
+        self._until_ns: dict[int | None, int] = {}
+        self._doing: dict[int | None, tuple[str, int]] = {}  # that work, and when it began
+
+    def __bool__(self) -> bool:
+        """Whether a rank announced some and has reported no step since."""
+        return bool(self._until_ns)
+
+    @property
+    def until_ns(self) -> int:
+        """Until when a rank has announced it; 0 if none has."""
+        return max(self._until_ns.values(), default=0)
+
+    def begin(self, rank: int | None, what: str, limit_s: float, now_ns: int) -> None:
+        """A rank announced work that takes at most ``limit_s`` seconds; 0: it is over."""
+        self._until_ns[rank] = now_ns + int(limit_s * NS)  # a step is expected from then on
+        self.end(rank, now_ns)
+        if limit_s:
+            self._doing[rank] = what, now_ns
+            self._record(Kind.BUSY, rank=rank, what=what, limit_s=limit_s)
+
+    def on_step(self, rank: int | None, now_ns: int) -> None:
+        """A rank reported a step."""
+        self._until_ns.pop(rank, None)
+        self.end(rank, now_ns)
+
+    def end(self, rank: int | None, now_ns: int) -> None:
+        """Record that the rank's other work, if any, is over."""
+        if (doing := self._doing.pop(rank, None)) is not None:
+            seconds = round((now_ns - doing[1]) / NS, 6)
+            self._record(Kind.BUSY_ENDED, rank=rank, what=doing[0], seconds=seconds)
 
 
 def _how(exit_code: int | None, signum: int | None) -> str:
@@ -420,8 +418,3 @@ def _how(exit_code: int | None, signum: int | None) -> str:
     if signum is not None:
         return f"signal {signum}"
     return "gone, with an unknown exit status" if exit_code is None else f"exit code {exit_code}"
-
-
-def _plain(loss: float | None) -> float | str | None:
-    """A loss in JSON; non-finite values as text."""
-    return repr(loss) if loss is not None and not math.isfinite(loss) else loss

@@ -1,8 +1,7 @@
 """Keeps a command's output log small: its beginning and end stay, and the space between is freed.
 
 The command writes to the file itself, so the file cannot be cut while the command lives. Instead,
-the part already read is punched out, which keeps the file's length; at the end the file is
-rewritten without the hole.
+the part already read is punched out, which keeps the file's length; at the end the hole is closed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 KEPT_HEAD = 4 << 20  # bytes
 KEPT_TAIL = 4 << 20  # bytes
 CUT_AT_ONCE = 1 << 20  # bytes
-_COPY_AT_ONCE = 1 << 20
 _KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 
 
@@ -41,32 +39,21 @@ class OutputLog:
 
     def close(self) -> None:
         """The writers are gone: keep beginning and end, and a line between them with the number of
-        missing bytes.
-
-        If there is no space for that, the log stays unchanged.
+        missing bytes. If there is no space for that, the log keeps its length.
         """
         try:
-            size = self._path.stat().st_size
-            left_out = size - KEPT_HEAD - KEPT_TAIL
-            if left_out < CUT_AT_ONCE:
-                return
-            short = self._path.with_suffix(".short")
-            with open(self._path, "rb") as whole, open(short, "wb") as kept:
-                _copy(whole.fileno(), kept.fileno(), 0, KEPT_HEAD)
-                os.write(
-                    kept.fileno(),
-                    f"\n[chaos: {left_out} bytes of output are left out here]\n".encode(),
-                )
-                _copy(whole.fileno(), kept.fileno(), size - KEPT_TAIL, KEPT_TAIL)
-            os.replace(short, self._path)
+            with open(self._path, "r+b") as log:
+                left_out = log.seek(0, os.SEEK_END) - KEPT_HEAD - KEPT_TAIL
+                if left_out < CUT_AT_ONCE:
+                    return
+                log.seek(-KEPT_TAIL, os.SEEK_END)
+                tail = log.read()
+                log.seek(KEPT_HEAD)
+                said = f"\n[chaos: {left_out} bytes of output are left out here]\n"
+                log.write(said.encode() + tail)
+                log.truncate()
         except OSError:
             return
-
-
-def _copy(source: int, target: int, start: int, count: int) -> None:
-    while count > 0 and (data := os.pread(source, min(count, _COPY_AT_ONCE), start)):
-        os.write(target, data)
-        start, count = start + len(data), count - len(data)
 
 
 def _punch(path: Path, start: int, length: int) -> None:

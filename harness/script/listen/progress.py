@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from trainchaos.chaos.beacon import SAID, VERSION
 from trainchaos.chaos.scenario.progress import RegexProgress
@@ -56,22 +55,6 @@ class ProgressReport:
     group: int | None = None
     spoilt: bool = False
     alone: bool = False
-
-
-class ProgressReader(Protocol):
-    """A source of progress reports."""
-
-    source: str
-    refused: int
-    other_total: int | None
-    drawn: bool
-    unread: deque[str]
-
-    def read(self) -> list[ProgressReport]:
-        """Reports since the last look."""
-
-    def read_unended(self, *, over: bool = False, sure: bool = False) -> list[ProgressReport]:
-        """The report in the last line, which has no end yet. See ``GrowingFile.unended``."""
 
 
 class GrowingFile:
@@ -222,44 +205,47 @@ def _changed_ns(path: Path) -> int:
 
 
 class BeaconReader:
-    """Reports of ``chaos.beacon``."""
+    """Reports in the lines of ``chaos.beacon``, and the base of all readers. ``refused``: malformed
+    lines; ``other_total``: what the newest line stated that stated another number of steps;
+    ``drawn``: a bar stated that no step was done yet; ``unread``: the newest lines behind the last
+    report.
+    """
 
     source = "beacon"
 
-    def __init__(self, lines: GrowingFile) -> None:
-        self._lines = lines
+    def __init__(self, lines: GrowingFile | None) -> None:
+        self._lines = lines  # None: each is given to ``parse``
         self.refused = 0
         self.other_total: int | None = None
         self.drawn = False
-        self.unread: deque[str] = deque(maxlen=0)
+        self.unread: deque[str] = deque(maxlen=RECENT_LINES)
 
     def read(self) -> list[ProgressReport]:
-        """Every well-formed line; others are counted and dropped."""
-        found = []
-        for line in self._lines.read():
-            progress = parse_beacon(line)
-            if progress is None:
-                self.refused += 1
-            else:
-                found.append(progress)
-        return found
+        """Reports since the last look."""
+        lines = self._lines.read() if self._lines else ()
+        return [progress for line in lines for progress in self.parse(line)]
 
     def read_unended(self, *, over: bool = False, sure: bool = False) -> list[ProgressReport]:
         """None: the beacon ends each line with the write that begins it."""
         return []
 
+    def parse(self, line: str) -> list[ProgressReport]:
+        """What one line reports; a malformed one is counted and dropped."""
+        progress = parse_beacon(line)
+        self.refused += progress is None
+        return [] if progress is None else [progress]
 
-class RegexReader:
-    """Reports in the command's output. ``steps``: how many the command trains; ``other_total``:
-    what the newest line stated that stated another number of steps; ``stated``: the lines state
-    that of the run; ``drawn``: a bar stated that no step was done yet; ``unread``: the newest lines
-    behind the last report.
+
+class RegexReader(BeaconReader):
+    """Reports in the command's output: every line that matches and whose step is a number, and
+    every loss in a line of its own, of the step read last. ``steps``: how many the command trains;
+    ``stated``: the lines state that of the run.
     """
 
     source = "output"
 
     def __init__(self, lines: GrowingFile | None, progress: RegexProgress, steps: int) -> None:
-        self._lines = lines  # None: each is given to ``parse``
+        super().__init__(lines)
         self.forms = rules.Forms(progress)
         self._steps = steps
         self._epochs_from, self._steps_from = progress.epochs_from, progress.steps_from
@@ -267,20 +253,10 @@ class RegexReader:
         self._last: ProgressReport | None = None
         self._epoch, self._high, self._longest = progress.epochs_from, 0, 0
         self._total = 0
-        self.stated = self.drawn = False
-        self.unread: deque[str] = deque(maxlen=RECENT_LINES)
-        self.refused = 0
-        self.other_total: int | None = None
-
-    def read(self) -> list[ProgressReport]:
-        """Every line that matches and whose step is a number, and every loss in a line of its own:
-        of the step read last.
-        """
-        lines = self._lines.read() if self._lines else ()
-        return [progress for line in lines for progress in self.parse(line)]
+        self.stated = False
 
     def read_unended(self, *, over: bool = False, sure: bool = False) -> list[ProgressReport]:
-        """The report of a frame that no later one has ended yet."""
+        """The report of a frame that no later one has ended yet. See ``GrowingFile.unended``."""
         lines = self._lines.unended(over=over, sure=sure) if self._lines else ()
         return [progress for line in lines for progress in self.parse(line)]
 
@@ -361,41 +337,22 @@ def parse_beacon(line: str) -> ProgressReport | None:
         return None
     time_ns, pid = _word(words[1], 1 << 63), _word(words[2], PID_LIMIT)
     rank, step = _word(words[3], 1 << 16), _word(words[4], STEP_LIMIT)
+    said = numbers.real("" if words[5] == "-" else words[5])
     if time_ns is None or pid is None:
         return None
-    value = _given(words[5])
-    if words[4] == "busy":
-        limit_s = value.value
-        if limit_s is None or not 0 <= limit_s <= BUSY_LIMIT_S:
-            return None
-        return ProgressReport(
-            step=0, rank=rank, pid=pid, time_ns=time_ns, busy_s=limit_s, what=words[6][:WHAT_LIMIT]
-        )
+    of = ProgressReport(step=step or 0, rank=rank, pid=pid, time_ns=time_ns)
+    if words[4] == "busy" and said.value is not None and 0 <= said.value <= BUSY_LIMIT_S:
+        return replace(of, busy_s=said.value, what=words[6][:WHAT_LIMIT])
     if step is None:
         return None
-    return ProgressReport(
-        step=step,
-        rank=rank,
-        pid=pid,
-        loss=value.value,
-        samples=_word(words[6], SAMPLES_LIMIT),
-        time_ns=time_ns,
-        unread={"loss": value.unread} if value.unread else {},
-    )
-
-
-def _given(word: str) -> numbers.ParsedNumber:
-    """A word of the beacon; a dash stands for no value."""
-    return numbers.ParsedNumber() if word == "-" else numbers.real(word)
+    unread = {"loss": said.unread} if said.unread else {}
+    return replace(of, loss=said.value, samples=_word(words[6], SAMPLES_LIMIT), unread=unread)
 
 
 def _word(text: str, limit: int) -> int | None:
     """A whole number in the beacon's format."""
-    return (
-        int(text)
-        if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < limit
-        else None
-    )
+    plain = text.isascii() and text.isdigit() and len(text) <= 19
+    return int(text) if plain and int(text) < limit else None
 
 
 def _from_groups(groups: Mapping[str, str | None]) -> ProgressReport | None:

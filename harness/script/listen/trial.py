@@ -50,7 +50,8 @@ def try_lines(
     reader = RegexReader(None, expressions(progress), steps)
     found = Trial()
     last: tuple[ProgressReport, str] | None = None
-    odd = _Odd()
+    odd: Counter[str] = Counter()
+    examples: dict[str, list[str]] = {}
     form = None
     for line in lines:
         found.lines += 1
@@ -81,31 +82,16 @@ def try_lines(
         elif not reports:
             why = "nothing matched"
         if why:
-            odd.add(why, line)
+            odd[why] += 1
+            some = examples.setdefault(why, [])
+            some += [line.strip()[:WIDTH]] * (len(some) < SHOWN)
     if last is not None and last not in found.shown:
         found.shown.append(last)
-    found.odd = odd.rows()
+    found.odd = [(f"{odd[why]} lines: {why}", some) for why, some in examples.items()]
     found.notes = found.notes[:SHOWN]
     found.wrong = list(_wrong(found, reader, key_of(progress), steps, stated=stated))
     found.wrong += changed_form(reader.unread, max(found.steps)) if found.steps else ()
     return found
-
-
-class _Odd:
-    """What did not parse: how many lines of each sort, and some of them."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._kept: dict[str, list[str]] = {}
-
-    def add(self, why: str, line: str) -> None:
-        self._counts[why] += 1
-        some = self._kept.setdefault(why, [])
-        if len(some) < SHOWN:
-            some.append(line.strip()[:WIDTH])
-
-    def rows(self) -> list[tuple[str, list[str]]]:
-        return [(f"{self._counts[why]} lines: {why}", some) for why, some in self._kept.items()]
 
 
 def changed_form(lines: Iterable[str], last: int) -> Iterator[str]:

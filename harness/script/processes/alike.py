@@ -66,7 +66,7 @@ def busiest(
     for (parent, its), group in groups.items():
         if len(group) < LEAST or count not in (None, len(group)) or form not in ("", its):
             continue
-        ticks = sum(_ticks(row.pid) for row in group)
+        ticks = sum(row.ticks for row in group)
         shared = _connections(parent)
         if ticks > best[1] and all(_connections(row.pid) - shared for row in group):
             best = sorted(group, key=lambda row: (row.started, row.pid)), ticks
@@ -78,15 +78,6 @@ def _form(row: ProcessRow) -> str:
     words = tree.command_line(row.pid).rstrip("\0")
     title = "\0" not in words and words.startswith(row.name)
     return words[:_TITLE] if title else re.sub(r"\d+", "#", words)
-
-
-def _ticks(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return 0
-    fields = text[text.rfind(")") + 2 :].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def _connections(pid: int) -> set[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from trainchaos.recovery.process.starvation import ThreadReading, threads_of
 
@@ -17,12 +17,11 @@ kills hung ranks early leaves little to measure; this is below the shortest time
 is swept with (50 ms).
 """
 NS = 1e9
-Key = tuple[str, int, int]
-"""Fault, occurrence, step."""
+Key = TypeVar("Key")
 
 
 @dataclass(kw_only=True)
-class _Watched:
+class _Watched(Generic[Key]):
     key: Key
     pid: int
     tid: int
@@ -31,16 +30,17 @@ class _Watched:
     last_ns: int
     last: ThreadReading
 
-    def watched_s(self) -> float:
+    @property
+    def seconds(self) -> float:
         return (self.last_ns - self.since_ns) / NS
 
 
-class HangWitness:
+class HangWitness(Generic[Key]):
     """Watches threads that report a hang. ``threads``: the threads of a process, by id."""
 
     def __init__(self, threads: Callable[[int], Mapping[int, ThreadReading]] = threads_of) -> None:
         self._threads = threads
-        self._watched: list[_Watched] = []
+        self._watched: list[_Watched[Key]] = []
 
     def watch(self, key: Key, *, pid: int, tid: int, now_ns: int) -> None:
         """Follow a thread; its process's main thread if it is unknown (0, or of another
@@ -48,34 +48,24 @@ class HangWitness:
         """
         found = self._threads(pid)
         tid = tid if tid in found else pid
-        if tid in found:
-            then = found[tid]
-            self._watched.append(
-                _Watched(
-                    key=key, pid=pid, tid=tid, since_ns=now_ns, then=then, last_ns=now_ns, last=then
-                )
-            )
+        if then := found.get(tid):
+            times = {"since_ns": now_ns, "last_ns": now_ns}
+            self._watched.append(_Watched(key=key, pid=pid, tid=tid, then=then, last=then, **times))
 
     def seen(self, now_ns: int) -> list[tuple[Key, dict[str, Any]]]:
-        """(fault, occurrence, step) and the processor time of threads watched long enough, or until
-        they ended.
-        """
+        """Keys, and the processor time of threads watched long enough, or until they ended."""
         rows, still = [], []
         for row in self._watched:
-            now = self._threads(row.pid).get(row.tid)
-            if now is not None:
+            if now := self._threads(row.pid).get(row.tid):
                 row.last_ns, row.last = now_ns, now
-            if now is not None and row.watched_s() < WATCH_S:
+            if now and row.seconds < WATCH_S:
                 still.append(row)
-            elif row.watched_s() >= LEAST_S:
-                rows.append((row.key, _evidence(row)))
+            elif row.seconds >= LEAST_S:
+                evidence = {
+                    "watched_s": round(row.seconds, 3),
+                    "ran_s": round(row.last.ran_s - row.then.ran_s, 3),
+                    "queued_s": round(row.last.queued_s - row.then.queued_s, 3),
+                }
+                rows.append((row.key, evidence))
         self._watched = still
         return rows
-
-
-def _evidence(row: _Watched) -> dict[str, Any]:
-    return {
-        "watched_s": round(row.watched_s(), 3),
-        "ran_s": round(row.last.ran_s - row.then.ran_s, 3),
-        "queued_s": round(row.last.queued_s - row.then.queued_s, 3),
-    }

@@ -31,7 +31,6 @@ SEGMENT = "segment "
 OF_COMMAND = "the command"
 """Owner of what belongs to no rank."""
 _IPC_RMID = 0
-_SESSION = 3
 NameOf = Callable[[int], str | None]
 """pid -> the rank that it is, if it is one."""
 
@@ -89,8 +88,7 @@ class CommandLeftovers:
                 break
             time.sleep(LOOK_S)
         return [
-            {"pid": row.pid, "name": row.name, "detached": _session(row.pid) != session}
-            for row in rows
+            {"pid": row.pid, "name": row.name, "detached": row.session != session} for row in rows
         ]
 
     def memory(self) -> list[dict[str, Any]]:
@@ -144,11 +142,3 @@ def _owner(pid: int, rows: Mapping[int, ProcessRow], name_of: NameOf) -> str:
             return name
         pid = rows[pid].parent
     return OF_COMMAND
-
-
-def _session(pid: int) -> int | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    return int(text[text.rfind(")") + 2 :].split()[_SESSION])

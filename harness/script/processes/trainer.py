@@ -12,20 +12,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainchaos.harness.script.processes.tree import PLUMBING, ProcessRow, command_line, is_helper
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessWork:
-    """Work of a process and all its descendants. ``written``: bytes, including files; ``ticks``: of
-    processor time.
-    """
-
-    written: int
-    ticks: int
 
 
 class Trainer:
@@ -73,41 +62,29 @@ def _below(
     children = [
         child for child in rows.values() if child.parent == row.pid and child.name not in PLUMBING
     ]
-    work = {child.pid: _all_work(child.pid, rows) for child in children}
-    own = _work(row.pid)
+    own = _written(row.pid)
     if not children or own is None:
         return None
-    most = max(work, key=lambda pid: (work[pid].written, work[pid].ticks, -pid))
+    work = {child.pid: _work(child.pid, rows) for child in children}
+    most = max(work, key=lambda pid: (*work[pid], -pid))
+    written, ticks = work[most]
     if launches:
-        return most if work[most].written else None
-    busy = 2 * work[most].ticks >= own.ticks
-    if own.written < printed:
-        return most if busy and work[most].written > own.written else None
-    for pid in sorted(work, key=lambda pid: -work[pid].written):
-        if 2 * work[pid].ticks >= own.ticks and _passes_on(row.pid, pid):
-            return pid
-    return None
+        return most if written else None
+    if own < printed:
+        return most if 2 * ticks >= row.ticks and written > own else None
+    busy = (pid for pid in sorted(work, key=lambda p: -work[p][0]) if 2 * work[pid][1] >= row.ticks)
+    return next((pid for pid in busy if _passes_on(row.pid, pid)), None)
 
 
 def _passes_on(reader: int, writer: int) -> bool:
     """Whether a process forwards another program's output."""
     pipe = _link(f"/proc/{writer}/fd/1")
-    if (
-        not pipe.startswith("pipe:")
-        or is_helper(writer)
-        or command_line(reader) == command_line(writer)
-    ):
+    another = not is_helper(writer) and command_line(reader) != command_line(writer)
+    if not (pipe.startswith("pipe:") and another):
         return False
     try:
-        held = os.listdir(f"/proc/{reader}/fd")
-    except OSError:
-        return False
-    return any(_link(f"/proc/{reader}/fd/{fd}") == pipe and _readable(reader, fd) for fd in held)
-
-
-def _readable(pid: int, fd: str) -> bool:
-    try:
-        return bool(os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & stat.S_IRUSR)
+        held = [f"/proc/{reader}/fd/{fd}" for fd in os.listdir(f"/proc/{reader}/fd")]
+        return any(_link(fd) == pipe and os.lstat(fd).st_mode & stat.S_IRUSR for fd in held)
     except OSError:
         return False
 
@@ -119,25 +96,20 @@ def _link(path: str) -> str:
         return ""
 
 
-def _all_work(top: int, rows: Mapping[int, ProcessRow]) -> ProcessWork:
-    """Work of a process and its descendants, as far as it is readable."""
-    found, waiting = [], [top]
-    while waiting:
-        pid = waiting.pop()
-        found.append(_work(pid) or ProcessWork(written=0, ticks=0))
-        waiting += [row.pid for row in rows.values() if row.parent == pid]
-    return ProcessWork(
-        written=sum(one.written for one in found), ticks=sum(one.ticks for one in found)
-    )
+def _work(top: int, rows: Mapping[int, ProcessRow]) -> tuple[int, int]:
+    """Bytes that a process and its descendants have written, and ticks of processor time."""
+    written, ticks = _written(top) or 0, rows[top].ticks
+    for row in rows.values():
+        if row.parent == top:
+            more = _work(row.pid, rows)
+            written, ticks = written + more[0], ticks + more[1]
+    return written, ticks
 
 
-def _work(pid: int) -> ProcessWork | None:
-    """Work of one process; None if it is gone or belongs to another user."""
+def _written(pid: int) -> int | None:
+    """Bytes, including files; None if the process is gone or belongs to another user."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    fields = text[text.rfind(")") + 2 :].split()
-    written = next((int(line.split()[1]) for line in lines if line.startswith("wchar")), 0)
-    return ProcessWork(written=written, ticks=int(fields[11]) + int(fields[12]))
+    return next((int(line.split()[1]) for line in lines if line.startswith("wchar")), 0)

@@ -19,24 +19,8 @@ WRAPPERS = frozenset(
     {"sh", "bash", "dash", "zsh", "env", "nice", "numactl", "taskset", "timeout", "stdbuf", "time"}
 )
 """Programs that stand in front of a rank; the rank is their child."""
-PLUMBING = frozenset(
-    {
-        "tee",
-        "cat",
-        "grep",
-        "sed",
-        "awk",
-        "gawk",
-        "mawk",
-        "ts",
-        "tail",
-        "head",
-        "logger",
-        "sleep",
-        "tr",
-        "cut",
-    }
-)
+_FILTERS = {"tee", "cat", "grep", "sed", "awk", "gawk", "mawk", "ts", "tail", "head", "tr", "cut"}
+PLUMBING = frozenset(_FILTERS | {"logger", "sleep"})
 """Programs that a shell runs beside a rank, to process its output or to wait."""
 HELPERS = ("multiprocessing", "compile_worker")
 """Words in the command lines of helper processes that Python starts for a program."""
@@ -46,13 +30,18 @@ _PIDFD_INFO_EXIT = 1 << 3
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRow:
-    """One row of the kernel's process table. ``pid`` and ``started`` together are unique."""
+    """One row of the kernel's process table. ``pid`` and ``started`` together are unique;
+    ``ticks``: of processor time so far; ``status``: how it ended, until it is reaped.
+    """
 
     pid: int
     parent: int
     started: int
     state: str
     name: str
+    session: int = 0
+    ticks: int = 0
+    status: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +97,9 @@ def process(pid: int) -> ProcessRow | None:
         started=int(fields[19]),
         state=fields[0],
         name=text[start + 1 : end],
+        session=int(fields[3]),
+        ticks=int(fields[11]) + int(fields[12]),
+        status=int(fields[49]) if len(fields) > 49 and fields[0] in "ZX" else None,
     )
 
 
@@ -304,12 +296,11 @@ def struck_with(found: FoundRank, *, whole: bool) -> dict[int, ProcessRow]:
         fronts = [found.pid] if own else []
     else:
         fronts = sorted({found.pid, *behind(found.top, rows)})
-    hit = {
-        pid
-        for pid in rows
-        if any(pid == front or (whole and _is_below(pid, front, rows)) for front in fronts)
+    return {
+        pid: row
+        for pid, row in rows.items()
+        if pid in fronts or (whole and any(_is_below(pid, front, rows) for front in fronts))
     }
-    return {pid: rows[pid] for pid in hit}
 
 
 def _is_wrapper(row: ProcessRow) -> bool:
@@ -357,13 +348,9 @@ def wait_status(pid: int, started: int, pidfd: int) -> int | None:
     Its row has the status until its parent reaps it; afterwards the kernel (6.15 and later) still
     gives it to holders of a pidfd.
     """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        text = ""
-    fields = text[text.rfind(")") + 2 :].split()
-    if len(fields) > 49 and fields[0] in "ZX" and int(fields[19]) == started:
-        return int(fields[49])
+    row = process(pid)
+    if row is not None and row.started == started and row.status is not None:
+        return row.status
     request = bytearray(64)
     struct.pack_into("=Q", request, 0, _PIDFD_INFO_EXIT)
     try:
@@ -378,8 +365,5 @@ def how(status: int | None) -> tuple[int | None, int | None]:
     """(exit code, signal) of a wait status; both None if it is unknown."""
     if status is None:
         return None, None
-    return (
-        (None, os.WTERMSIG(status))
-        if os.WIFSIGNALED(status)
-        else (os.waitstatus_to_exitcode(status), None)
-    )
+    code = os.waitstatus_to_exitcode(status)
+    return (None, -code) if code < 0 else (code, None)

@@ -12,17 +12,17 @@ import pytest
 
 from tests.harness.draft.test_scenario_text import decided, saw
 from tests.support.running import until
-from trainchaos.harness.draft import launchers
 from trainchaos.harness.draft.draft import behind
 from trainchaos.harness.draft.facts import Command, Finding, command_of
 from trainchaos.harness.draft.frameworks import ScriptText
-from trainchaos.harness.draft.watching import ran
+from trainchaos.harness.draft.watching import watch
+from trainchaos.harness.script.processes.tree import FoundRank
 
 
 def seen_behind(line: str, folder: Path, *processes: str) -> Command:
     """The command of a line that started these processes in a directory."""
     words = shlex.split(line)
-    given = command_of(words, {"A": "1"}, launchers.recognise(words), [], ScriptText(), None)
+    given = command_of(words, {"A": "1"}, ScriptText(), None)
     return behind(given, {tuple(shlex.split(one)): folder for one in [line, *processes]})
 
 
@@ -92,13 +92,13 @@ def test_the_kernel_says_what_ran_and_where_ranks_meet(tmp_path: Path) -> None:
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
     words = [sys.executable, "-c", "import sys; sys.stdin.read()", "--x", "a b", ""]
     with subprocess.Popen(words, cwd=tmp_path, env=env, stdin=subprocess.PIPE) as child:
-        until(lambda: tuple(words) in ran.running([child.pid]))
-        assert ran.running([child.pid, 2**22 + 1]) == {tuple(words): tmp_path}
-        assert ran.rendezvous([child.pid], {}) == {
+        until(lambda: tuple(words) in watch.running([child.pid]))
+        assert watch.running([child.pid, 2**22 + 1]) == {tuple(words): tmp_path}
+        assert watch.rendezvous([child.pid], {}) == {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "1234",
         }
-        assert ran.rendezvous([child.pid], env) == {}
+        assert watch.rendezvous([child.pid], env) == {}
         child.communicate(b"")
 
 
@@ -117,6 +117,16 @@ def test_ranks_that_their_environments_announce_are_missed(tmp_path: Path) -> No
     (finding,) = (one for one in facts.findings if one.name == "ranks")
     assert not finding.found and "3 found" in finding.text and "say 4" in finding.text
     assert facts.ranks == 4
+
+
+def test_a_rank_that_names_itself_shows_that_there_are_others(tmp_path: Path) -> None:
+    """As with Lightning's own launcher: the first process is rank 0 and starts the others."""
+    seen = saw(found=2)
+    seen.ranks = {1: FoundRank(rank=1, world=None, pid=11, started=1)}
+    facts = decided(tmp_path, "python job.py", seen)
+    assert "one names itself rank 1: there are at least 2" in facts.of("ranks").text
+    assert facts.ranks == 2 and facts.of("ranks").needed
+    assert facts.of("ranks").change.startswith("have each rank name itself")
 
 
 def _of(findings: list[Finding]) -> Finding:

@@ -150,19 +150,6 @@ def test_a_command_that_fails_is_shown_and_nothing_is_written(
     assert left(folder) == []
 
 
-@pytest.mark.long
-def test_a_command_is_asked_to_end_before_it_is_killed(folder: Path) -> None:
-    (folder / "polite.py").write_text(
-        "import pathlib, signal, sys, time\n"
-        "def end(*_):\n    pathlib.Path('asked').touch()\n    sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, end)\n"
-        "for n in range(1, 10**6):\n    print('step', n)\n    time.sleep(0.05)\n"
-    )
-    words = [sys.executable, "polite.py"]
-    assert invoke(["init", "--for", "2s", "--", *words]) == EXIT_INCONCLUSIVE
-    assert (folder / "asked").exists() and left(folder) == []
-
-
 def test_a_command_that_does_not_exist_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,52 +225,6 @@ def test_a_beacon_is_heard(folder: Path) -> None:
     spec = written.workload
     assert (spec.progress, spec.steps, spec.ranks) == ("beacon", 20, 1)
     assert written.name == "x", "it is called by the file that was named"
-
-
-@pytest.mark.long
-def test_a_rank_that_names_itself_shows_that_there_are_others(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As with Lightning's own launcher: the first process is rank 0 and starts the others."""
-    (folder / "job.py").write_text(
-        "import os, subprocess, sys, time\n"
-        "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
-        " env={**os.environ, 'RANK': '1'})\n"
-        "for n in range(1, 31):\n    time.sleep(0.05)\n    print('step', n, 'loss', 1 / n)\n"
-        "other.kill()\n"
-    )
-    assert invoke(["init", "--out", "s.yaml", "--", sys.executable, "job.py"]) == EXIT_INCONCLUSIVE
-    assert "one names itself rank 1: there are at least 2" in capsys.readouterr().out
-    assert scenario(folder / "s.yaml").workload.ranks == 2
-    assert left(folder) == []
-
-
-@pytest.mark.long
-def test_a_last_line_without_an_end_is_a_step_too(folder: Path) -> None:
-    job = (
-        "import time\n"
-        "for n in range(1, 13):\n"
-        "    time.sleep(0.05)\n"
-        "    print(f'step {n} loss {1 / n:.3f}', end='\\n' if n < 12 else '', flush=True)\n"
-    )
-    (folder / "job.py").write_text(job)
-    assert invoke(["init", "--out", "s.yaml", "--", sys.executable, "job.py"]) == EXIT_PASS
-    assert scenario(folder / "s.yaml").workload.steps == 12
-    assert left(folder) == []
-
-
-def test_a_script_in_a_directory_with_a_blank_is_shown_as_a_shell_reads_it(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "my dir").mkdir()
-    (folder / "my dir" / "quiet.py").write_text("print('done')\n")
-    assert invoke(["init", "--", sys.executable, "my dir/quiet.py"]) == EXIT_INCONCLUSIVE
-    said = capsys.readouterr()
-    assert f"watching {PYTHON} 'my dir/quiet.py'" in said.err
-    assert scenario(folder / "chaos-quiet.yaml").workload.command == [
-        sys.executable,
-        "my dir/quiet.py",
-    ]
 
 
 @pytest.mark.parametrize("end", ["exec {} t.py", "{} t.py; true"])
@@ -404,17 +345,6 @@ def test_a_program_that_cannot_be_executed_is_refused(
     assert invoke(["init", "--", "./broken"]) == EXIT_USAGE
     assert "could not be started: Exec format error" in capsys.readouterr().err
     assert left(folder) == []
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_of_a_flood_of_output_a_part_is_read(folder: Path) -> None:
-    (folder / "flood.py").write_text(
-        "n = 0\nwhile True:\n    n += 1\n    print('step', n, 'loss', 1.5, 'x' * 1000)\n"
-    )
-    assert invoke(["init", "--for", "3s", "--", sys.executable, "flood.py"]) == EXIT_INCONCLUSIVE
-    spec = scenario(folder / "chaos-flood.yaml").workload
-    assert "step" in str(spec.progress) and left(folder) == []
 
 
 @pytest.mark.parametrize(

@@ -217,22 +217,6 @@ def test_a_doubt_is_said(tmp_path: Path) -> None:
     assert "step 10 is beyond" in beyond.doubt
 
 
-@pytest.mark.parametrize("of", ["", "/15"])
-@pytest.mark.parametrize("step_from", [0, 1])
-@pytest.mark.parametrize("epoch_from", [0, 1])
-def test_epochs_and_steps_count_from_0_or_1(
-    epoch_from: int, step_from: int, of: str, tmp_path: Path
-) -> None:
-    lines = [
-        f"\x1b[32mepoch {epoch} step {step}{of} loss 1.5"
-        for epoch in range(epoch_from, epoch_from + 4)
-        for step in range(step_from, step_from + 15)
-    ]
-    got = proposed("\n".join(lines), tmp_path)
-    assert ([step for _, step in got.steps], got.losses) == (list(range(1, 61)), 60)
-    assert (got.per_epoch, got.doubt) == (15, "")
-
-
 def test_a_bar_of_each_epoch_may_count_epochs_from_1(tmp_path: Path) -> None:
     lines = [f"Epoch {e}: {n}/5 [00:01, loss=1.5]" for e in (1, 2) for n in range(6)]
     got = proposed("\n".join(lines), tmp_path)

@@ -19,14 +19,7 @@ def launched(line: str) -> launchers.Launched:
 def command(line: str, text: str = "", steps: int | None = None) -> Command:
     """As a draft starts it, with a script of this text."""
     words, script = shlex.split(line), frameworks.ScriptText(name="train", text=text)
-    return command_of(
-        words,
-        {},
-        launchers.recognise(words),
-        frameworks.recognise(words, script),
-        script,
-        steps,
-    )
+    return command_of(words, {}, script, steps)
 
 
 @pytest.mark.parametrize(

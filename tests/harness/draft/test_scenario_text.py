@@ -13,14 +13,14 @@ from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.loading.load import LoadedScenario, load
 from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress
 from trainchaos.chaos.scenario.workload import WorkloadSpec
-from trainchaos.harness.draft import frameworks, launchers
+from trainchaos.harness.draft import frameworks
 from trainchaos.harness.draft.decide import decide
 from trainchaos.harness.draft.draft import Drafted
 from trainchaos.harness.draft.facts import Facts, command_of
 from trainchaos.harness.draft.progress import propose
 from trainchaos.harness.draft.text import ScenarioText, shown, write
+from trainchaos.harness.draft.watching.changes import Listing, checkpoints, listing
 from trainchaos.harness.draft.watching.watch import Sighting
-from trainchaos.harness.draft.watching.written import Listing, checkpoints, listing
 from trainchaos.harness.script.listen.trial import lines_of, try_lines
 from trainchaos.harness.script.processes.command import CommandEnded
 from trainchaos.harness.script.processes.tree import FoundRank
@@ -62,9 +62,8 @@ def decided(
 ) -> Facts:
     """The facts of a command line that was seen."""
     words, script = shlex.split(line), frameworks.ScriptText(name="train", text=text)
-    recognised = frameworks.recognise(words, script)
-    command = command_of(words, {}, launchers.recognise(words), recognised, script, steps)
-    proposal = propose(seen, recognised, steps=steps)
+    command = command_of(words, {}, script, steps)
+    proposal = propose(seen, command.frameworks, steps=steps)
     return decide(command, seen, proposal, folder, steps)
 
 
@@ -290,6 +289,7 @@ def test_checkpoints_beside_the_script_are_named_with_what_to_do(tmp_path: Path)
     facts = decided(tmp_path, "python train.py", saw(saved=(), wrote=wrote))
     (finding,) = (one for one in facts.findings if not one.found)
     assert "model.pt" in finding.text and "train.log" not in finding.text
+    assert finding.needed
     assert "$CHAOS_SCRATCH" in finding.change
     assert any(one.name == "files" and "train.log" in one.text for one in facts.findings)
     _, written = loaded(tmp_path, facts)
@@ -447,9 +447,7 @@ def test_the_time_of_a_run_has_the_recoveries_in_it(tmp_path: Path) -> None:
     the hang and the notice of a preemption.
     """
     facts = decided(tmp_path, "torchrun --nproc-per-node 2 train.py", saw(found=2))
-    made = Drafted(
-        name="train", facts=facts, written=write(facts, "train", directory="."), seconds=9
-    )
+    made = Drafted(facts=facts, written=write(facts, "train", directory="."), seconds=9)
     first_s, step_s = facts.proposal.first_s, facts.proposal.step_s
     assert first_s and step_s and made.run_s is not None
     assert made.arms == 6

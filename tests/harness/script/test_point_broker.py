@@ -49,7 +49,7 @@ class Arm:
 
     def __init__(self, *planned: PlannedFault) -> None:
         self.wire, self.now = Wire(), 0
-        self.broker = PointBroker(planned, KINDS, self.wire)
+        self.broker = PointBroker(planned, KINDS, lambda _: self.wire)
         self.heard: list[tuple[str, dict[str, Any]]] = []
         self.effects: list[dict[str, Any]] = []
         self.errors: list[str] = []

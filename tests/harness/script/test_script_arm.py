@@ -95,7 +95,7 @@ def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
     }
     spec: Any = SimpleNamespace(ranks=2)
     watch = RankWatch(
-        spec, observer=job.observer, record=job.record, now_ns=lambda: job.now, **parts
+        spec=spec, observer=job.observer, record=job.record, now_ns=lambda: job.now, **parts
     )
     watch.arm_generation()
     if "turn" in noticed:

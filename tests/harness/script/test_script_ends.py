@@ -19,7 +19,6 @@ from trainchaos.harness.judge.checkers import Evidence
 from trainchaos.harness.judge.checkers.faults.noticed import detection
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.results import Finding
-from trainchaos.harness.script.arm import ScriptArm
 from trainchaos.harness.script.attempts import Attempts
 from trainchaos.harness.script.processes.command import CommandEnded
 from trainchaos.harness.script.processes.ranks import ExitedRank
@@ -289,7 +288,7 @@ def watch_of(job: Job, ranks: Any, listener: Any = None) -> RankWatch:
     spec: Any = SimpleNamespace(ranks=2)
     unused: dict[str, Any] = dict.fromkeys(("roll", "broker", "injector", "leftovers"))
     return RankWatch(
-        spec,
+        spec=spec,
         ranks=ranks,
         observer=job.observer,
         listener=listener,
@@ -308,7 +307,8 @@ def test_what_the_harness_ends_is_no_failure_of_the_job(ended: CommandEnded | No
     watch = watch_of(job, closing)
     unused: dict[str, Any] = dict.fromkeys(("ledger", "leftovers"))
     attempts = Attempts(
-        cast(Any, SimpleNamespace(mark="x")),
+        prepared=cast(Any, SimpleNamespace(mark="x")),
+        holds_launcher=False,
         arm="a",
         ranks=closing,
         watch=watch,
@@ -323,41 +323,3 @@ def test_what_the_harness_ends_is_no_failure_of_the_job(ended: CommandEnded | No
     assert not exits["w1"]["expected"] and "asked_ns" not in exits["w1"]
     assert exits["w0"]["expected"] and exits["w0"]["asked_ns"] == job.now
     assert watch.asked_ns == 0, "what is started next was not asked"
-
-
-@pytest.mark.parametrize(("restarts", "again"), [(0, False), (1, True)])
-def test_restarts_are_used_after_the_last_step_too(done: Job, restarts: int, again: bool) -> None:
-    killed(done)
-    listener = SimpleNamespace(
-        listen=lambda to_end: None,
-        behind=False,
-        unread=(),
-        hear_out=lambda over, sure: None,
-        take=lambda *_, **__: [],
-        overdue=lambda: False,
-        lines=0,
-        last=(),
-        recent=(),
-        refused=0,
-        other_total=None,
-    )
-    started: list[int] = []
-    arm: Any = object.__new__(ScriptArm)
-    arm.observer, arm.record, arm.outcome, arm.reason = done.observer, done.record, "", ""
-    arm._injected = "process-kill"
-    arm._spec = SimpleNamespace(
-        restarts=restarts, patience=lambda begun: (1, ""), progress=None, steps=100
-    )
-    arm._broker, arm._injector = SimpleNamespace(hear=lambda *_: None), None
-    arm._listener, arm._ranks = listener, SimpleNamespace(wait=lambda _: [])
-    arm._watch = watch_of(done, arm._ranks, listener)
-    arm._attempts = SimpleNamespace(
-        number=1,
-        close=lambda asked: 0,
-        note_left=lambda command: None,
-        start=lambda: started.append(1) or "",
-    )
-    command: Any = SimpleNamespace(ended=CommandEnded(exit_code=1, signal=None), lost=False)
-    arm._on_command_ended(command)
-    assert started == [1] * again and arm.outcome == ("" if again else "gave-up")
-    assert done.failures() == ([("exit", "w1")] if again else [])

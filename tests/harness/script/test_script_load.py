@@ -118,134 +118,114 @@ BAD = [
     (
         "  ranks: 4\n",
         "",
-        [
-            "s.yaml:5:3: 'ranks' is missing in workload: a command does not tell how many ranks it"
-            " starts"
-        ],
+        "s.yaml:5:3: 'ranks' is missing in workload: a command does not tell how many ranks",
     ),
     (
         "  steps: 100\n",
         "",
-        [
-            "s.yaml:5:3: 'steps' is missing in workload: a command does not tell how many steps it"
-            " trains"
-        ],
+        "s.yaml:5:3: 'steps' is missing in workload: a command does not tell how many steps",
     ),
     (
         "  ranks: 4",
         "  kind: gpt\n  ranks: 4",
-        ["give a kind (a built-in workload) or a command, not both"],
+        "give a kind (a built-in workload) or a command, not both",
     ),
-    ("  ranks: 4", "  size: nano\n  ranks: 4", ["size is for built-in workloads"]),
-    ("  ranks: 4", "  ranks: 4\n  checkpoint: {every: 5}", ["a command decides every itself"]),
+    ("  ranks: 4", "  size: nano\n  ranks: 4", "size is for built-in workloads"),
+    ("  ranks: 4", "  ranks: 4\n  checkpoint: {every: 5}", "a command decides every itself"),
     (
         "  ranks: 4",
         "  ranks: 4\n  checkpoint: {directory: /home/me/ckpt}",
-        [
-            "checkpoints that faults may touch lie in $CHAOS_SCRATCH, the run's own:"
-            " $CHAOS_SCRATCH/home/me/ckpt"
-        ],
+        "lie in $CHAOS_SCRATCH, the run's own: $CHAOS_SCRATCH/home/me/ckpt",
     ),
     (
         "step (?P<step>[0-9]+)",
         "step ([0-9]+)",
-        ["s.yaml:9:21: the expression needs a group named step"],
+        "s.yaml:9:21: the expression needs a group named step",
     ),
     (
         "[0-9]+)'}",
         "[0-9]+)', epochs_from: 1, steps_from: 0, epoch_steps: 5}",
-        [
-            "epochs_from goes with a group epoch in the expression",
-            "epoch_steps goes with a group epoch in the expression",
-        ],
+        "epochs_from goes with a group epoch\nepoch_steps goes with a group epoch in",
     ),
     (
         "[0-9]+)'}",
         "[0-9]+)', steps_from: 0}",
-        ["steps_from goes with a group of, or epoch_steps beside a group epoch"],
+        "steps_from goes with a group of, or epoch_steps beside a group epoch",
     ),
-    (
-        "step (?P<step>[0-9]+)",
-        "step (?P<step>[0-9+",
-        ["s.yaml:9:21: not a regular expression"],
-    ),
+    ("step (?P<step>[0-9]+)", "step (?P<step>[0-9+", "s.yaml:9:21: not a regular expression"),
     (
         "{regex: 'step (?P<step>[0-9]+)'}",
         "stdout",
-        ["progress needs beacon, {regex: '...'} or {preset: name}, not 'stdout'"],
+        "progress needs beacon, {regex: '...'} or {preset: name}, not 'stdout'",
     ),
-    ("2 min", "-3", ["s.yaml:10:22: a duration cannot be -3"]),
+    ("2 min", "-3", "s.yaml:10:22: a duration cannot be -3"),
     (
         "seed: 17",
         "recovery: hot-spare",
-        ["s.yaml:3:1: a command recovers by itself: leave recovery out"],
+        "s.yaml:3:1: a command recovers by itself: leave recovery out",
     ),
     (
         "seed: 17",
         "launcher: sim",
-        ["s.yaml:3:11: a command runs on this machine, as it is: a simulation cannot run it"],
+        "s.yaml:3:11: a command runs on this machine, as it is: a simulation cannot run it",
     ),
     (
         "process-kill",
         "exception",
-        ["s.yaml:14:22: exception cannot be done to a command from outside; what can: "],
+        "s.yaml:14:22: exception cannot be done to a command from outside; what can: ",
     ),
     (
         "at: {step: 57}",
         "at: {step: 57, phase: backward}",
-        ["the phases of a command's steps are unknown from outside"],
+        "the phases of a command's steps are unknown from outside",
     ),
     (
         "at: {step: 57}",
         "at: {event: checkpoint_committed}",
-        ["checkpoint_committed of a command cannot be seen from outside"],
+        "checkpoint_committed of a command cannot be seen from outside",
     ),
     (
         "kind: process-kill",
         "kind: process-stop, duration: {steps: 3}",
-        ["a duration in steps needs an agent in the rank"],
+        "a duration in steps needs an agent in the rank",
     ),
     (
         "process-kill, target: {rank: 3}",
         "checkpoint-corrupt, target: {checkpoint: latest}",
-        [
-            "s.yaml:14:22: checkpoint-corrupt needs to know where the checkpoints are:"
-            " workload.checkpoint.directory"
-        ],
+        "s.yaml:14:22: checkpoint-corrupt needs to know where the checkpoints are: workload.chec",
     ),
     (
         "at: {step: 57}",
         "at: {step: 57}, expect: {detected_by: nonfinite}",
-        ["from outside a failure is seen as exit or hang"],
+        "from outside a failure is seen as exit or hang",
     ),
     (
         "{leave_out: [sample-accounting]}",
         "{leave_out: [sample-acounting]}",
-        ["unknown checker 'sample-acounting'; did you mean 'sample-accounting'?"],
+        "unknown checker 'sample-acounting'; did you mean 'sample-accounting'?",
     ),
     (
         '[torchrun, --nproc-per-node, "4", train.py]',
         "torchrun train.py",
-        ["s.yaml:5:12: command needs a list"],
+        "s.yaml:5:12: command needs a list",
     ),
-    ("{DATA: /data}", '{"A=B": x}', ["the name of a variable is not empty and holds no '='"]),
+    ("{DATA: /data}", '{"A=B": x}', "the name of a variable is not empty and holds no '='"),
     (
         "[torchrun,",
         '["torch\\0run",',
-        ["s.yaml:5:13: a program has a name, and a word of a command holds no zero byte"],
+        "s.yaml:5:13: a program has a name, and a word of a command holds no zero byte",
     ),
-    ("{DATA: /data}", "{DATA: 5}", ["needs text, not 5"]),
-    ("  ranks: 4", "  ranks: 4\n  group: A=B", ["s.yaml:7:10: "]),
+    ("{DATA: /data}", "{DATA: 5}", "needs text, not 5"),
+    ("  ranks: 4", "  ranks: 4\n  group: A=B", "s.yaml:7:10: "),
 ]
 
 
 @pytest.mark.parametrize(("old", "new", "errors"), BAD)
-def test_bad_input(tmp_path: Path, old: str, new: str, errors: list[str]) -> None:
+def test_bad_input(tmp_path: Path, old: str, new: str, errors: str) -> None:
     assert old in GOOD
     found = failure(write(tmp_path, GOOD.replace(old, new, 1)))
-    assert len(found) == len(errors), found
-    for line, part in zip(found, errors, strict=True):
-        assert part in line
+    assert len(found) == len(errors.split("\n")), found
+    assert all(part in line for line, part in zip(found, errors.split("\n"), strict=True)), found
 
 
 def test_a_progress_that_was_written_from_its_model_loads(tmp_path: Path) -> None:

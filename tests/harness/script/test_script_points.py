@@ -14,13 +14,13 @@ import pytest
 
 from tests.harness.script.test_script import command, events, run, write
 from tests.harness.script.test_script_observer import COMMAND, Job, S
+from tests.harness.script.test_script_sustained import incident_of, inject
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.loading.load import load
 from trainchaos.chaos.scenario.schema import scenario_schema
 from trainchaos.harness.judge.incident import Incident
-from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.script.listen.progress import ProgressReport
 
 POINTED = ("--steps", "30", "--restarts", "3", "--beacon", "--points")
@@ -126,41 +126,6 @@ def test_nan_that_is_trained_on_is_an_escape(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.long
-def test_two_ranks_are_stopped_at_once_and_go_on(tmp_path: Path) -> None:
-    fault = (
-        "{id: hit, kind: process-stop, target: {select: all}, at: {step: 12, phase: forward},"
-        " duration: 0.5s}"
-    )
-    incident = play(tmp_path, fault)["hit"]
-    assert incident.outcome == "masked" and incident.healed
-    stops = events(tmp_path, Kind.FAULT_INJECTED)
-    assert [e.data["target"]["rank"] for e in stops] == [0, 1]
-    healed = events(tmp_path, Kind.FAULT_HEALED)
-    assert stops[1].seq < min(e.seq for e in healed), "both before either goes on"
-
-
-@pytest.mark.real
-@pytest.mark.long
-def test_a_fault_fires_again_in_the_same_place_after_a_rollback(tmp_path: Path) -> None:
-    at = "at: {step: 13, phase: optimizer}, retrigger: {max: 2}"
-    play(tmp_path, f"{{id: hit, kind: process-kill, target: {{rank: 0}}, {at}}}")
-    assert [(e.generation, e.step) for e in events(tmp_path, Kind.FAULT_INJECTED)] == [
-        (1, 13),
-        (2, 13),
-    ]
-
-
-@pytest.mark.real
-@pytest.mark.long
-def test_a_fault_by_time_waits_for_the_next_point(tmp_path: Path) -> None:
-    incident = play(tmp_path, "{id: hit, kind: exception, target: {rank: 1}, at: {time: 0.4}}")[
-        "hit"
-    ]
-    assert incident.outcome == "recovered" and incident.step is not None
-
-
-@pytest.mark.real
-@pytest.mark.long
 def test_a_point_that_the_script_lacks_is_said(tmp_path: Path) -> None:
     fault = "{id: hit, kind: process-kill, target: {rank: 1}, at: {step: 12, phase: backward}}"
     scenario = write(
@@ -187,23 +152,10 @@ def job() -> Job:
     return made
 
 
-def inject(job: Job, kind: str = "exception") -> None:
-    """At rank 1, in step 31; it landed."""
-    job.now += S // 100
-    target = {"process": "w1", "rank": 1}
-    job.record(Kind.FAULT_PLANNED, fault="hit", kind=kind, target={}, at={})
-    job.record(Kind.FAULT_INJECTED, step=31, fault="hit", kind=kind, occurrence=0, target=target)
-    job.record(Kind.FAULT_LANDED, step=31, fault="hit", occurrence=0, witness="script", evidence={})
-
-
 def raised(job: Job) -> None:
-    inject(job)
+    job.now += S // 100
+    inject(job, "exception", step=31)
     job.observer.on_error("w1", "it raised", job.now)
-
-
-def incident_of(job: Job, outcome: str = "completed") -> Incident:
-    (incident,) = measure(job.log(outcome), None).incidents
-    return incident
 
 
 def test_who_raised_and_reports_again_has_recovered(job: Job) -> None:
@@ -247,32 +199,6 @@ def test_the_step_in_flight_of_others_is_no_recovery(job: Job) -> None:
     assert job.causes() == ["start", "shrunk"]
 
 
-def test_a_job_that_begins_again_from_nothing_lost_everything(job: Job) -> None:
-    raised(job)
-    job.exit("w1", code=1)
-    job.found("w2", "w3")
-    for step in range(1, 101):
-        job.train(step, rank=0)
-        job.train(step, rank=1)
-    incident = incident_of(job)
-    assert (incident.steps_lost, incident.restored_step, incident.first_new_step) == (30, 0, 31)
-    assert (
-        incident.outcome == "recovered"
-        and incident.recovery_time is not None
-        and incident.recovery_time > 6
-    )
-
-
-@pytest.mark.parametrize(("ended", "outcome"), [("gave-up", "fail-stop"), ("timed-out", "hang")])
-def test_no_new_step_is_no_recovery(job: Job, ended: str, outcome: str) -> None:
-    raised(job)
-    job.exit("w1", code=1)
-    job.found("w2", "w3")
-    job.train(*range(1, 31))  # as far as it was before, and no further
-    incident = incident_of(job, ended)
-    assert (incident.outcome, incident.recovery_time) == (outcome, math.inf)
-
-
 def spoilt(job: Job, *steps: int) -> None:
     """Steps with a loss that is no number."""
     for step in steps:
@@ -280,17 +206,8 @@ def spoilt(job: Job, *steps: int) -> None:
         job.observer.on_progress(ProgressReport(step=step, rank=0, loss=math.nan), job.now)
 
 
-def test_a_bad_loss_that_is_trained_on_is_an_escape_with_its_step(job: Job) -> None:
-    inject(job, "tensor-corrupt")
-    job.train(31)
-    spoilt(job, *range(32, 101))
-    incident = incident_of(job)
-    assert (incident.outcome, incident.recovery_time) == ("sdc-escape", math.inf)
-    assert incident.evidence == {"committed_step": 32, "committed_loss": "nan"}
-
-
 def test_a_bad_loss_that_is_taken_back_is_none(job: Job) -> None:
-    inject(job, "tensor-corrupt")
+    inject(job, "tensor-corrupt", step=31)
     spoilt(job, 31, 32)
     job.exit("w1", code=1)
     job.exit("w0", code=1)
@@ -301,7 +218,7 @@ def test_a_bad_loss_that_is_taken_back_is_none(job: Job) -> None:
 
 
 def test_a_job_that_ends_by_a_bad_loss_has_not_gone_on(job: Job) -> None:
-    inject(job, "tensor-corrupt")
+    inject(job, "tensor-corrupt", step=31)
     spoilt(job, 31)
     job.exit("w1", signum=signal.SIGABRT)
     assert incident_of(job, "gave-up").outcome == "fail-stop"

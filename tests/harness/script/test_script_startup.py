@@ -34,7 +34,10 @@ class Begun:
     def __init__(self, *, ranks: int = 2, steps: int = 200, progress: Any = None) -> None:
         self.now = 0
         self.listener = SimpleNamespace(
-            lines=0, last=(), recent=(), refused=0, other_total=None, unread=(), waiting=False
+            text=SimpleNamespace(count=0, recent=()),
+            output=SimpleNamespace(last=()),
+            reader=SimpleNamespace(refused=0, other_total=None, unread=()),
+            waiting=False,
         )
         self.observer = SimpleNamespace(
             reports=0,
@@ -59,7 +62,7 @@ class Begun:
         listener: Any = self.listener
         observer: Any = self.observer
         return Startup(
-            self.spec,
+            spec=self.spec,
             ranks=ranks,
             listener=listener,
             observer=observer,
@@ -69,8 +72,8 @@ class Begun:
 
     def prints(self, lines: Sequence[str]) -> None:
         """All of its lines so far."""
-        self.listener.lines, self.listener.recent = len(lines), tuple(lines)
-        self.listener.last = tuple(lines[-6:])
+        self.listener.text = SimpleNamespace(count=len(lines), recent=tuple(lines))
+        self.listener.output = SimpleNamespace(last=tuple(lines[-6:]))
 
 
 def stopped(begun: Begun, startup: Startup, seconds: float) -> str:
@@ -245,11 +248,14 @@ def test_a_line_says_what_is_known_and_then_the_steps(capsys: pytest.CaptureFixt
 # ---- what is said at the end
 
 
-def reason(begun: Begun, ended: CommandEnded | None, injected: str = "") -> str:
+def reason(begun: Begun, ended: CommandEnded | None, injected: str = "", starts: int = 1) -> str:
     """Of the arm's end."""
     listener: Any = begun.listener
     observer: Any = begun.observer
-    return outcome_of(Findings.of(begun.spec, observer, listener, injected), ended)[1]
+    found = Findings(
+        spec=begun.spec, observer=observer, listener=listener, injected=injected, starts=starts
+    )
+    return outcome_of(found, ended)[1]
 
 
 def test_a_slow_start_is_not_blamed_on_the_expression() -> None:
@@ -302,6 +308,8 @@ def test_steps_of_an_epoch_are_not_a_wrong_number_of_steps() -> None:
     assert "set workload.steps to what it does" in reason(begun, WELL)
     why = reason(begun, WELL, "process-term")
     assert "process-term had hit it" in why and "set workload.steps" not in why
+    why = reason(begun, WELL, "process-term", starts=2)
+    assert "it was started again after process-term, and ended with exit code 0" in why
     begun.observer.members = {}
     assert "no rank was found" in reason(begun, WELL)
 

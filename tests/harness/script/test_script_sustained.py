@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -51,16 +52,18 @@ def test_steps_lost_are_known_as_far_as_steps_are_seen(
 
 
 def inject(
-    job: Job, kind: str = "process-kill", *, lasts: bool = False, fault: str = "hit"
+    job: Job,
+    kind: str = "process-kill",
+    *,
+    lasts: bool = False,
+    fault: str = "hit",
+    step: int | None = None,
 ) -> None:
-    about = {"fault": fault, "occurrence": 0}
+    """At rank 1; it landed."""
+    target = {"process": job.observer.members[1], "rank": 1}
+    about: dict[str, Any] = {"step": step, "fault": fault, "occurrence": 0}
     job.record(Kind.FAULT_PLANNED, fault=fault, kind=kind, target={"rank": 1}, at={}, lasts=lasts)
-    job.record(
-        Kind.FAULT_INJECTED,
-        **about,
-        kind=kind,
-        target={"process": job.observer.members[1], "rank": 1},
-    )
+    job.record(Kind.FAULT_INJECTED, **about, kind=kind, target=target)
     job.record(Kind.FAULT_LANDED, **about, witness="kernel", evidence={})
 
 

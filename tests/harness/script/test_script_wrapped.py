@@ -46,15 +46,6 @@ def steps(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
-def test_killing_a_rank_in_a_pipe_kills_who_trains(steps: Path) -> None:
-    fault = "{id: hit, kind: process-kill, target: {rank: 0}, at: {step: 12}}"
-    code, results = run(steps, write(steps / "s.yaml", ["bash", "-c", PIPED], fault=fault))
-    assert code == 1
-    assert results.faults[0].landed and results.faults[0].outcome == "fail-stop"
-    assert results.arms[0].committed_step < 20
-
-
 def test_stopping_a_command_in_a_pipe_stops_it(steps: Path) -> None:
     fault = "{id: hit, kind: process-stop, target: {rank: 0}, at: {step: 12}, duration: 1s}"
     argv = ["bash", "-c", f"{PYTHON} steps.py | tee -a log"]

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.script.test_script_observer import COMMAND, Job
+from tests.harness.script.test_script_sustained import inject
 from tests.support import arms
 from trainchaos import beacon
 from trainchaos.chaos.events.log import Kind, Log
@@ -283,29 +284,12 @@ def spoilt_by_a_kill(loss: float = math.nan, last: float | None = None) -> Job:
     job = Job()
     job.found("w0", "w1")
     job.train(*range(1, 31), loss=4.5)
-    inject(job)
+    inject(job, fault="kill")
     job.exit("w1", signum=signal.SIGKILL)
     job.found("w2", "w3")
     job.train(*range(21, 100), loss=loss)
     job.train(100, loss=loss if last is None else last)
     return job
-
-
-def inject(job: Job) -> None:
-    """A kill of rank 1, seen by the kernel."""
-    about = {"fault": "kill", "occurrence": 0}
-    job.record(
-        Kind.FAULT_PLANNED,
-        fault="kill",
-        kind="process-kill",
-        target={"rank": 1},
-        at={},
-        lasts=False,
-    )
-    job.record(
-        Kind.FAULT_INJECTED, **about, kind="process-kill", target={"process": "w1", "rank": 1}
-    )
-    job.record(Kind.FAULT_LANDED, **about, witness="kernel", evidence={"signal": 9})
 
 
 @pytest.mark.parametrize("last", [None, 4.5])
@@ -337,7 +321,7 @@ def test_a_job_that_never_had_numbers_was_not_spoilt_by_the_fault() -> None:
     job = Job()
     job.found("w0", "w1")
     job.train(*range(1, 31), loss=math.nan)
-    inject(job)
+    inject(job, fault="kill")
     job.exit("w1", signum=signal.SIGKILL)
     job.found("w2", "w3")
     job.train(*range(21, 101), loss=math.nan)
@@ -481,7 +465,7 @@ def test_what_came_before_the_last_fault_did_no_harm() -> None:
     job = Job()
     job.found("w0", "w1")
     job.train(*range(1, 31), loss=4.5)
-    inject(job)
+    inject(job, fault="kill")
     job.exit("w1", signum=signal.SIGKILL)
     job.found("w2", "w3")
     job.train(*range(21, 61), loss=4.5)

@@ -59,7 +59,7 @@ class Bar:
             "leftovers": None,
         }
         self.watch = RankWatch(
-            spec,
+            spec=spec,
             observer=self.job.observer,
             record=self.job.record,
             now_ns=lambda: self.job.now,
@@ -144,7 +144,7 @@ def test_nor_is_it_glued_to_a_line_of_the_next(bar: Bar) -> None:
     bar.write("21/100\n22/100\n")
     bar.turn()
     assert bar.said()[-3:] == [(1, 35), (2, 21), (2, 22)]
-    assert bar.listener.last[-3:] == (" 35/100", "21/100", "22/100")
+    assert list(bar.listener.output.last)[-3:] == [" 35/100", "21/100", "22/100"]
 
 
 def test_half_a_line_of_a_killed_process_is_no_report(bar: Bar) -> None:
@@ -155,7 +155,7 @@ def test_half_a_line_of_a_killed_process_is_no_report(bar: Bar) -> None:
     bar.die()
     bar.turn()
     assert bar.said()[-1] == (1, 11)
-    assert bar.listener.last[-1] == " 12/100 loss 0.2", "but people see it"
+    assert list(bar.listener.output.last)[-1] == " 12/100 loss 0.2", "but people see it"
 
 
 def test_the_last_line_of_a_command_that_ended_well_needs_no_end(bar: Bar) -> None:
@@ -184,7 +184,7 @@ def test_what_follows_in_its_line_is_no_other_frame(bar: Bar) -> None:
     bar.write(" 5/100 is near\n")
     bar.turn()
     assert [step for _, step in bar.said()] == [1, 2, 3, 4]
-    assert bar.listener.last[-1] == "  4/100 5/100 is near"
+    assert list(bar.listener.output.last)[-1] == "  4/100 5/100 is near"
 
 
 def test_a_line_that_a_buffer_cuts_is_waited_for(bar: Bar) -> None:

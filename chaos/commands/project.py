@@ -60,7 +60,7 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
     """
     from trainchaos.chaos.commands.shared import asked
     from trainchaos.harness.projection import projection
-    from trainchaos.harness.projection.compared.compare import compare
+    from trainchaos.harness.projection.compare import compare
     from trainchaos.harness.projection.observed import read_stored
     from trainchaos.reports.projection import page
 
@@ -77,10 +77,7 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
         found = projection.nothing(setting)
     else:
         with _progress(quiet, "projecting") as each:
-            try:
-                found = projection.project(setting, costs, failures.said, each, jobs)
-            except MemoryError as error:
-                raise errors.ScenarioError("not enough memory", hint="fewer --trials") from error
+            found = projection.project(setting, costs, failures.said, each, jobs)
     if others:
         with _progress(quiet, "comparing") as each:
             compared, cautions = compare(others, runs, choices["seed"], each)

@@ -37,20 +37,6 @@ def t95(degrees: int) -> float:
     )
 
 
-def engines_differ(goodput: float, error: float, closed: float | None) -> bool:
-    """Whether the simulation, of such a standard error, and the formulas differ by more than
-    chance, and so much that it matters: the formulas' assumptions do not hold, and the simulation
-    is to be taken. Not where there is no formula (``closed`` None).
-    """
-    apart = standard_errors(goodput, error, closed)
-    return (
-        apart is not None
-        and closed is not None
-        and apart > APART
-        and (abs(closed - goodput) > MATTERS)
-    )
-
-
 def standard_errors(goodput: float, error: float, closed: float | None) -> float | None:
     """How many the engines are apart; None with one engine only. Without any failure in any trial
     the error is none, or that of rounding.
@@ -58,6 +44,16 @@ def standard_errors(goodput: float, error: float, closed: float | None) -> float
     if closed is None:
         return None
     return abs(goodput - closed) / error if error > NO_ERROR else 0.0
+
+
+def engines_differ(goodput: float, error: float, closed: float | None) -> bool:
+    """Whether the simulation, of such a standard error, and the formulas differ by more than
+    chance, and so much that it matters: the formulas' assumptions do not hold, and the simulation
+    is to be taken. Not where there is no formula (``closed`` None).
+    """
+    if closed is None or abs(closed - goodput) <= MATTERS:
+        return False
+    return (standard_errors(goodput, error, closed) or 0.0) > APART
 
 
 class Model(BaseModel):
@@ -209,9 +205,7 @@ class Projected(Model):
 
     @property
     def differs(self) -> bool:
-        """Whether the engines differ by more than chance, and so much that it matters: the
-        formula's assumptions do not hold, and the simulation is to be taken.
-        """
+        """Whether the simulation is to be taken, see ``engines_differ``."""
         return engines_differ(self.goodput, self.error, self.closed)
 
     @property
@@ -351,11 +345,11 @@ class Projection(Model):
 
     schema_version: int = SCHEMA_VERSION
     setting: Setting
-    failures_from: str
-    costs: dict[str, Cost]
-    cautions: list[str]
-    notes: list[str]
-    rows: list[Projected]
+    failures_from: str = ""
+    costs: dict[str, Cost] = {}
+    cautions: list[str] = []
+    notes: list[str] = []
+    rows: list[Projected] = []
     curve: list[Point] = []
     break_even: list[BreakEven] = []
     compared: list[Compared] = []

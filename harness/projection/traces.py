@@ -15,7 +15,7 @@ from typing import Any
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.files import parse_json, read_bytes, reason
-from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
+from trainchaos.chaos.scenario.sla import parse_duration
 from trainchaos.harness.projection.result import t95
 
 LEAST = 3
@@ -23,7 +23,6 @@ LEAST = 3
 MOST_BYTES = 16 << 20
 MOST_NODES = 64
 """At once; more in one line is taken for a slip, such as the size of the cluster."""
-KNOWN = ("time", "nodes", "cause")
 HINT = "lines of time (seconds, or 4h), and if known nodes lost at once and cause"
 
 
@@ -63,23 +62,27 @@ def read_failures(path: Path) -> FailureTrace:
     try:
         text = read_bytes(path, most=MOST_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        said = reason(error) if isinstance(error, OSError) else "no text"
-        raise ScenarioError(f"cannot read {path}: {said}", hint=HINT) from error
+        why = reason(error) if isinstance(error, OSError) else "no text"
+        raise ScenarioError(f"cannot read {path}: {why}", hint=HINT) from error
     if path.suffix not in (".csv", ".jsonl"):
         raise ScenarioError(f"{path} is neither .csv nor .jsonl", hint=HINT)
-    lines = _table(path, text) if path.suffix == ".csv" else _mappings(path, text)
-    found = [_failure(path, number, line) for number, line in lines]
-    if len(found) < LEAST:
-        raise ScenarioError(f"{path}: {len(found)} failures, {LEAST} are the fewest", hint=HINT)
-    times = sorted(time for time, _, _ in found)
+    failures = []
+    for number, line in _table(path, text) if path.suffix == ".csv" else _mappings(path, text):
+        try:
+            failures.append((_seconds(line.get("time")), _nodes(line.get("nodes")), _cause(line)))
+        except ValueError as error:
+            raise _bad(path, number, str(error)) from error
+    if len(failures) < LEAST:
+        raise ScenarioError(f"{path}: {len(failures)} failures, {LEAST} are the fewest", hint=HINT)
+    times = sorted(time_s for time_s, _, _ in failures)
     gaps = tuple(late - early for early, late in itertools.pairwise(times))
     if not math.fsum(gaps) > 0:
-        raise ScenarioError(f"{path}: all {len(found)} failures come at once", hint=HINT)
-    sizes = Counter(nodes for _, nodes, _ in found)
+        raise ScenarioError(f"{path}: all {len(failures)} failures come at once", hint=HINT)
+    sizes = Counter(nodes for _, nodes, _ in failures)
     return FailureTrace(
         gaps_s=gaps,
-        several=tuple(sizes[n] / len(found) for n in range(1, max(sizes) + 1)),
-        causes=Counter(cause for _, _, cause in found if cause),
+        several=tuple(sizes[n] / len(failures) for n in range(1, max(sizes) + 1)),
+        causes=Counter(cause for _, _, cause in failures if cause),
     )
 
 
@@ -91,56 +94,52 @@ def _table(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         head = [name.strip() for name in next(rows, [])]
-        if "time" not in head:
-            raise _bad(path, 1, "the head has no column time")
-        if twice := [name for name in KNOWN if head.count(name) > 1]:
-            raise _bad(path, 1, f"column {twice[0]} is there twice")
+        if head.count("time") != 1:
+            raise _bad(path, 1, "the head has no column time, or two")
         for row in rows:
-            if not row:
-                continue
-            if len(row) != len(head):
+            if row and len(row) != len(head):
                 raise _bad(path, rows.line_num, f"{len(row)} values for {len(head)} columns")
-            yield rows.line_num, dict(zip(head, row, strict=True))
+            if row:
+                yield rows.line_num, dict(zip(head, row, strict=True))
     except csv.Error as error:
         raise _bad(path, rows.line_num, str(error)) from error
 
 
 def _mappings(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            value = parse_json(line.encode())
-        except (ValueError, RecursionError) as error:
-            raise _bad(path, number, "not JSON") from error
-        yield number, value if isinstance(value, dict) else {"time": value}
+        if line.strip():
+            try:
+                value = parse_json(line.encode())
+            except (ValueError, RecursionError) as error:
+                raise _bad(path, number, "not JSON") from error
+            yield number, value if isinstance(value, dict) else {"time": value}
 
 
-def _failure(path: Path, number: int, line: Mapping[str, Any]) -> tuple[float, int, str]:
-    time_s = _seconds(path, number, line.get("time"))
-    said = line.get("nodes")
-    nodes = 1
-    if said is not None and str(said).strip():
-        try:
-            nodes = int(str(said))
-        except ValueError as error:
-            raise _bad(path, number, f"nodes: {said!r} is no whole number") from error
-        if not 1 <= nodes <= MOST_NODES:
-            raise _bad(path, number, f"nodes: {nodes} is not between 1 and {MOST_NODES}")
-    cause = line.get("cause")
-    return time_s, nodes, "" if cause is None else str(cause).strip()
-
-
-def _seconds(path: Path, number: int, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise _bad(path, number, f"time: {value!r} is no time")
+def _seconds(value: Any) -> float:
     try:
-        seconds = float(value)
-    except (ValueError, OverflowError):
         try:
+            seconds = float("no" if isinstance(value, bool) else value)
+        except ValueError:
             seconds = parse_duration(str(value))
-        except ClauseError as error:
-            raise _bad(path, number, f"time: {value!r} is no time") from error
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise _bad(path, number, f"time: {value!r} is no time")
-    return seconds
+        if 0 <= seconds < math.inf:
+            return seconds
+    except (ValueError, TypeError, OverflowError):
+        pass
+    raise ValueError(f"time: {value!r} is no time")
+
+
+def _nodes(value: Any) -> int:
+    if value is None or not str(value).strip():
+        return 1
+    try:
+        nodes = int(str(value))
+    except ValueError as error:
+        raise ValueError(f"nodes: {value!r} is no whole number") from error
+    if not 1 <= nodes <= MOST_NODES:
+        raise ValueError(f"nodes: {nodes} is not between 1 and {MOST_NODES}")
+    return nodes
+
+
+def _cause(line: Mapping[str, Any]) -> str:
+    cause = line.get("cause")
+    return "" if cause is None else str(cause).strip()

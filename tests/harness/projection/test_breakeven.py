@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.projection.test_project_cli import PLOTS, TINY, Say, chaos
+from tests.harness.projection.test_project_cli import PLOTS, chaos
 from trainchaos.harness.projection import breakeven
 from trainchaos.harness.projection.breakeven import break_even, curve, sizes
 from trainchaos.harness.projection.costs import PUBLISHED, RecoveryCost, lasting
-from trainchaos.harness.projection.durations import Duration
 from trainchaos.harness.projection.job import formula, job_of
+from trainchaos.harness.projection.laws import Duration
 from trainchaos.harness.projection.projection import project
 from trainchaos.harness.projection.result import BreakEven, Definitions, Point, Projection, Setting
 from trainchaos.reports.projection import page, plots, words
@@ -123,14 +123,6 @@ def test_sizes_that_have_no_formula_and_too_many_failures_have_no_point(
     points, parts = curve(setting, PUBLISHED)
     assert not points and parts and max(part.gpus for part in parts) < 8192
     assert {part.setting.trials for part in parts} == {5}
-
-
-def test_break_even_is_in_what_is_stored(chaos: Say) -> None:
-    some = ("--strategy", "checkpoint-restart", "--gpus", "4096", "--format", "json")
-    code, said, _ = chaos(*TINY, *some)
-    found = Projection.model_validate_json(said)
-    assert code == 0 and found.break_even == sorted(found.break_even, key=lambda one: one.gpus)
-    assert {one.gpus for one in found.rows} == {64, 4096} and len(found.curve) == 12 * 2
 
 
 def test_between_two_simulations_a_line_over_the_logarithm_of_gpus_is_taken() -> None:

@@ -19,7 +19,6 @@ from trainchaos.harness.projection.laws import Duration, Floats, Lasting, Law
 Bools = NDArray[np.bool_]
 MOST_EVENTS = 2_000_000
 WIDER = 8  # nodes in repair at once for which room is made
-AHEAD = 64  # times between failures drawn for each trial at once
 CLASSES = ("rework", "restart", "stall", "waiting", "saving", "reduced", "slow")
 """Where time goes that is not useful: work done again, restarts (loading a checkpoint, also in
 vain), detection and recovery, waiting for a node as there is none, saving checkpoints, nodes
@@ -148,8 +147,6 @@ class _Trials:
         self, job: Job, horizon_s: float, trials: int, random: np.random.Generator
     ) -> None:
         self._job, self._horizon_s, self._random, self._count = job, horizon_s, random, trials
-        self._ahead = np.empty((0, trials))
-        self._row = 0
         self.now_s, self._useful_s, self._failures, self._nodes_lost = np.zeros((4, trials))
         self._lost_s = {name: np.zeros(trials) for name in CLASSES}
         self._lemons = _LemonNodes(job.lemons, job.nodes, trials, random) if job.lemons else None
@@ -256,17 +253,16 @@ class _Trials:
         if job.spares is not None:
             taken = np.minimum(taken, job.nodes + job.spares - self._away)  # all there are
             for more in range(int(taken.max())):
-                self._to_repair(taken > more)
+                self._to_repair(np.flatnonzero(taken > more))
         self._nodes_lost += taken
 
-    def _to_repair(self, which: Bools) -> None:
-        if (self._away[which] == len(self._back_s)).any():
+    def _to_repair(self, trials: NDArray[np.intp]) -> None:
+        if (self._away[trials] == len(self._back_s)).any():
             self._back_s = np.vstack([self._back_s, np.full((WIDER, self._count), np.inf)])
-        columns = np.flatnonzero(which)
-        free = np.isinf(self._back_s[:, columns]).argmax(axis=0)
-        repair_s = self._job.repair.sample(self._random, len(columns))
-        self._back_s[free, columns] = self.now_s[columns] + repair_s
-        self._away[columns] += 1
+        free = np.isinf(self._back_s[:, trials]).argmax(axis=0)
+        repair_s = self._job.repair.sample(self._random, len(trials))
+        self._back_s[free, trials] = self.now_s[trials] + repair_s
+        self._away[trials] += 1
 
     def _stall(self, which: Bools) -> None:
         """Nothing runs for the time of a recovery, up to the horizon."""
@@ -279,12 +275,8 @@ class _Trials:
             self._until_s -= stall_s  # what comes due meanwhile hits the job as it begins again
 
     def _next(self) -> Floats:
-        if self._row == len(self._ahead):
-            drawn = self._job.between.sample(self._random, AHEAD * self._count)
-            self._ahead, self._row = drawn.reshape(AHEAD, self._count), 0
-        self._row += 1
-        gap_s = self._ahead[self._row - 1]
-        return gap_s / self._lemons.faster() if self._lemons else gap_s.copy()
+        gap_s = self._job.between.sample(self._random, self._count)
+        return gap_s / self._lemons.faster() if self._lemons else gap_s
 
 
 class _LemonNodes:

@@ -9,13 +9,14 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.files import parse_json, read_bytes, reason
-from trainchaos.chaos.scenario.sla import parse_duration
+from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
 from trainchaos.harness.projection.result import t95
 
 LEAST = 3
@@ -69,7 +70,8 @@ def read_failures(path: Path) -> FailureTrace:
     failures = []
     for number, line in _table(path, text) if path.suffix == ".csv" else _mappings(path, text):
         try:
-            failures.append((_seconds(line.get("time")), _nodes(line.get("nodes")), _cause(line)))
+            cause = "" if line.get("cause") is None else str(line["cause"]).strip()
+            failures.append((_seconds(line.get("time")), _nodes(line.get("nodes")), cause))
         except ValueError as error:
             raise _bad(path, number, str(error)) from error
     if len(failures) < LEAST:
@@ -91,18 +93,19 @@ def _bad(path: Path, number: int, what: str) -> ScenarioError:
 
 
 def _table(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
-        head = [name.strip() for name in next(rows, [])]
-        if head.count("time") != 1:
-            raise _bad(path, 1, "the head has no column time, or two")
+        rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+        if "time" not in rows.fieldnames:
+            raise _bad(path, 1, "the head has no column time")
         for row in rows:
-            if row and len(row) != len(head):
-                raise _bad(path, rows.line_num, f"{len(row)} values for {len(head)} columns")
-            if row:
-                yield rows.line_num, dict(zip(head, row, strict=True))
+            if None in row or None in row.values():
+                raise _bad(
+                    path, rows.line_num, f"not {len(rows.fieldnames)} values, as in the head"
+                )
+            yield rows.line_num, row
     except csv.Error as error:
-        raise _bad(path, rows.line_num, str(error)) from error
+        raise _bad(path, rows.reader.line_num, str(error)) from error
 
 
 def _mappings(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -116,16 +119,16 @@ def _mappings(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _seconds(value: Any) -> float:
-    try:
+    seconds = math.nan
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
-            seconds = float("no" if isinstance(value, bool) else value)
-        except ValueError:
-            seconds = parse_duration(str(value))
-        if 0 <= seconds < math.inf:
-            return seconds
-    except (ValueError, TypeError, OverflowError):
-        pass
-    raise ValueError(f"time: {value!r} is no time")
+            seconds = float(value)
+        except (ValueError, OverflowError):
+            with suppress(ClauseError):
+                seconds = parse_duration(str(value))
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"time: {value!r} is no time")
+    return seconds
 
 
 def _nodes(value: Any) -> int:
@@ -138,8 +141,3 @@ def _nodes(value: Any) -> int:
     if not 1 <= nodes <= MOST_NODES:
         raise ValueError(f"nodes: {nodes} is not between 1 and {MOST_NODES}")
     return nodes
-
-
-def _cause(line: Mapping[str, Any]) -> str:
-    cause = line.get("cause")
-    return "" if cause is None else str(cause).strip()

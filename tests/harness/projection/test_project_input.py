@@ -62,7 +62,7 @@ def test_a_table_and_mappings_a_line_say_the_same(tmp_path: Path) -> None:
         ("time\n1\nnan\n3\n", "seen.csv:3: time: 'nan' is no time"),
         ("time,nodes\n1,1\n2,0\n3,1\n", "seen.csv:3: nodes: 0 is not between 1 and 64"),
         ("time,nodes\n1,1\n2,few\n3,1\n", "seen.csv:3: nodes: 'few' is no whole number"),
-        ("time,nodes\n1,1\n2\n3,1\n", "seen.csv:3: 1 values for 2 columns"),
+        ("time,nodes\n1,1\n2\n3,1\n", "seen.csv:3: not 2 values, as in the head"),
         ('time\n1\n"2\n', "seen.csv:3: unexpected end"),
         ("time\n1\n2\n", "2 failures, 3 are the fewest"),
         ("time\n5\n5\n5\n", "all 3 failures come at once"),

@@ -86,26 +86,21 @@ class RecoveryCost:
     def said(self) -> Cost:
         """For results; what was measured, without what a mix of causes makes of it."""
         growth = f"{self.per_doubling_s:.4g} s more with each doubling from {self.nodes:g} nodes on"
-        cost = Cost(
+        sure = self.incidents >= LEAST_INCIDENTS
+        return Cost(
             kind=self.kind,
             source=f"{self.source}; {growth}" if self.per_doubling_s else self.source,
             nodes=self.nodes,
             per_doubling_s=self.per_doubling_s,
+            incidents=self.incidents,
+            ranks=self.ranks,
+            median_s=self.stall.median_s if self.kind == "measured" else None,
+            low_s=self.stall.mean_s / (1.0 + self.unsure) if sure else None,
+            high_s=self.stall.mean_s * (1.0 + self.unsure) if sure else None,
+            sigma=self.stall.sigma if sure else None,
+            phases=dict(self.phases),
+            redone=self.redone,
         )
-        if self.kind != "measured":
-            return cost
-        sure = self.incidents >= LEAST_INCIDENTS
-        known = {
-            "incidents": self.incidents,
-            "ranks": self.ranks,
-            "median_s": self.stall.median_s,
-            "low_s": self.stall.mean_s / (1.0 + self.unsure) if sure else None,
-            "high_s": self.stall.mean_s * (1.0 + self.unsure) if sure else None,
-            "sigma": self.stall.sigma if sure else None,
-            "phases": dict(self.phases),
-            "redone": self.redone,
-        }
-        return cost.model_copy(update=known)
 
     def at(self, nodes: float) -> Lasting:
         """At a size: the law is a + b log2(nodes / measured nodes), never below what was measured.
@@ -116,17 +111,11 @@ class RecoveryCost:
         longer_s = self.per_doubling_s * max(0.0, math.log2(nodes / self.nodes))
         if not self.causes:
             return self.stall.longer(longer_s)
-        return Mixture(
-            [
-                (
-                    cause.share or 0.0,
-                    self._takes(cause).longer(
-                        longer_s if cause.stall_s is None or cause.grows else 0.0
-                    ),
-                )
-                for cause in self.causes
-            ]
-        )
+        parts = []
+        for cause in self.causes:
+            grows = cause.stall_s is None or cause.grows
+            parts.append((cause.share or 0.0, self._takes(cause).longer(grows * longer_s)))
+        return Mixture(parts)
 
     def _takes(self, cause: Cause) -> Duration:
         if cause.stall_s is not None:

@@ -71,8 +71,8 @@ def projected(part: Part) -> Projected:
     spreads["finish_days"] = _finish(setting.days, kept)
     share, why = formula(setting, job)
     hours = _hours(setting, job)
-    badput = {name: mean[f"badput.{name}"] for name in CLASSES}
-    shown = ("goodput", "failures", "ettr", "again", "short", "lost_gpu_hours", "second_gpu_hours")
+    badput = {name: mean.pop(f"badput.{name}") for name in CLASSES}
+    kept_share = mean.pop("kept")
     return Projected(
         strategy=cost.strategy,
         gpus=part.gpus,
@@ -89,13 +89,11 @@ def projected(part: Part) -> Projected:
         closed=share,
         why=why,
         badput={**badput, "spares": 1 - 1 / paid(setting, job)},
-        finish_days=setting.days / mean["kept"] if mean["kept"] > 0 else None,
+        finish_days=setting.days / kept_share if kept_share > 0 else None,
         gpu_hours=hours,
         price=None if setting.price is None else setting.price * hours,
-        lost_price=mean.get("lost_price"),
-        second_price=mean.get("second_price"),
         spreads=spreads,
-        **{name: mean[name] for name in shown},
+        **mean,
     )
 
 

@@ -37,23 +37,15 @@ def t95(degrees: int) -> float:
     )
 
 
-def standard_errors(goodput: float, error: float, closed: float | None) -> float | None:
-    """How many the engines are apart; None with one engine only. Without any failure in any trial
-    the error is none, or that of rounding.
-    """
-    if closed is None:
-        return None
-    return abs(goodput - closed) / error if error > NO_ERROR else 0.0
-
-
 def engines_differ(goodput: float, error: float, closed: float | None) -> bool:
     """Whether the simulation, of such a standard error, and the formulas differ by more than
     chance, and so much that it matters: the formulas' assumptions do not hold, and the simulation
-    is to be taken. Not where there is no formula (``closed`` None).
+    is to be taken. Not where there is no formula (``closed`` None), nor without any failure in any
+    trial, where the error is none, or that of rounding.
     """
-    if closed is None or abs(closed - goodput) <= MATTERS:
+    if closed is None or error <= NO_ERROR:
         return False
-    return (standard_errors(goodput, error, closed) or 0.0) > APART
+    return abs(closed - goodput) > max(MATTERS, APART * error)
 
 
 class Model(BaseModel):
@@ -179,15 +171,17 @@ class Projected(Model):
     lost_gpu_hours: float
     gpu_hours: float
     price: float | None
-    lost_price: float | None
+    lost_price: float | None = None
     second_gpu_hours: float
-    second_price: float | None
+    second_price: float | None = None
     spreads: dict[str, Spread]
 
     @property
     def apart(self) -> float | None:
         """How many standard errors the engines are apart; None with one engine only."""
-        return standard_errors(self.goodput, self.error, self.closed)
+        if self.closed is None:
+            return None
+        return abs(self.goodput - self.closed) / self.error if self.error > NO_ERROR else 0.0
 
     @property
     def differs(self) -> bool:

@@ -191,37 +191,40 @@ def test_causes_take_their_own_time_the_measured_or_the_usual(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_preset_counts_causes_and_a_time_can_be_given_to_one(chaos: Say, tmp_path: Path) -> None:
-    """Their shares are those of what was counted, of a trace before a preset's."""
-    more = ("--strategy", "hot-spare", "--format", "json")
-    first = json.loads(chaos(*TINY, "--format", "json", "--preset", "llama3")[1])
-    shares = first["setting"]["causes"]
-    assert shares["faulty GPU"] == pytest.approx(148 / 419)
-    assert sum(shares.values()) == pytest.approx(1.0)
-    assert first["setting"]["processes"] == pytest.approx((54 + 7 + 2) / 419)
-    slow = ("--preset", "llama3", "--cause", "faulty GPU=:30m")
-    second = json.loads(chaos(*SMALL, *more, *slow)[1])
-    assert "35.3% faulty GPU 1800 s, as given" in second["costs"]["hot-spare"]["source"]
+@pytest.mark.parametrize(
+    ("options", "causes", "processes"),
+    [
+        (("--preset", "llama3"), 18, (54 + 7 + 2) / 419),
+        # the causes that are given say nothing of it
+        (("--preset", "llama3", "--cause", "a=1:6m"), 1, 0.0),
+        (("--cause", "a=1", "--process-share", "0.5"), 1, 0.5),
+        # of a trace its nodes were counted, which are not those of the preset's causes
+        (("--trace", "seen.csv", "--cause", "gpu=:9s"), 2, 0.0),
+        (("--trace", "plain.csv", "--preset", "llama3"), 0, 0.0),
+    ],
+)
+def test_causes_are_those_given_or_of_the_trace_or_of_the_preset(
+    chaos: Say, tmp_path: Path, options: tuple[str, ...], causes: int, processes: float
+) -> None:
+    write(tmp_path, CSV)
+    write(tmp_path, "time\n0\n1h\n7200\n", "plain.csv")
+    found = json.loads(chaos(*TINY, "--format", "json", *options)[1])
+    assert len(found["setting"]["causes"]) == causes
+    assert sum(found["setting"]["causes"].values()) == pytest.approx(min(causes, 1))
+    assert found["setting"]["processes"] == pytest.approx(processes)
+    few = any("failures: their law" in line for line in found["cautions"])
+    assert few == ("--trace" in options)
+
+
+def test_a_time_can_be_given_to_a_cause_that_a_preset_counts(chaos: Say, tmp_path: Path) -> None:
+    slow = ("--preset", "llama3", "--cause", "faulty GPU=:30m", "--strategy", "hot-spare")
+    found = json.loads(chaos(*SMALL, "--format", "json", *slow)[1])
+    assert "35.3% faulty GPU 1800 s, as given" in found["costs"]["hot-spare"]["source"]
     named = [Cause(name="faulty GPU", share=None, stall_s=1800.0)]
     mixed = PUBLISHED["hot-spare"].by_cause(causes_of(named, PRESETS["llama3"].counts))
     assert mixed.at(8).mean_s == pytest.approx((148 * 1800.0 + 271 * 46.0) / 419)
     page = (tmp_path / "projection/report.html").read_text()
     assert "Failures in a day of running at 4,096 GPUs: 1.94, of them 0.685 faulty GPU" in page
-    more = ("--format", "json")
-    other = json.loads(chaos(*TINY, *more, "--preset", "llama3", "--cause", "a=1:6m")[1])
-    assert other["setting"]["processes"] == 0.0, "the causes that are given say nothing of it"
-    write(tmp_path, CSV)
-    trace = json.loads(chaos(*TINY, *more, "--trace", "seen.csv", "--cause", "gpu=:9s")[1])
-    assert trace["setting"]["causes"] == pytest.approx({"gpu": 2 / 3, "net": 1 / 3})
-    assert trace["setting"]["processes"] == 0.0, "its nodes were counted"
-    assert "the trace has 4 failures: their law" in trace["cautions"][0]
-    write(tmp_path, "time\n0\n1h\n7200\n", "plain.csv")
-    plain = json.loads(chaos(*TINY, *more, "--trace", "plain.csv", "--preset", "llama3")[1])
-    assert plain["setting"]["causes"] == {}, "whose nodes are not those of the preset's causes"
-    given = json.loads(chaos(*TINY, *more, "--cause", "a=1", "--process-share", "0.5")[1])
-    assert given["setting"]["processes"] == 0.5
-    with pytest.raises(ScenarioError, match="NAME=SHARE:DURATION"):
-        causes_of([Cause(name="a", share=None, stall_s=1.0)], {})
 
 
 def test_spares_for_an_availability_are_said_for_each_size(chaos: Say, tmp_path: Path) -> None:

@@ -212,3 +212,20 @@ def test_the_chance_of_simulations_is_in_the_interval_of_a_break_even() -> None:
     (found,) = break_even(Setting(gpus=(64,), rate=6.5), costs, [], points)
     assert found.least == pytest.approx(1024 * 2 ** (2 * (0.1 - 0.02) / 0.4), abs=2)
     assert found.most == pytest.approx(1024 * 2 ** (2 * (0.1 + 0.02) / 0.4), abs=2)
+
+
+def test_the_interval_of_a_break_even_ends_where_there_is_no_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """0.1, 0.03, -0.03 and -0.1 ahead, of which costs leave 0.05 open: on the lines beside them."""
+    monkeypatch.setattr(breakeven, "_unknown", lambda *of: 0.05 / 2**0.5)
+    points = [
+        Point(strategy=name, gpus=gpus, goodput=share, error=0, by="simulation")
+        for name, all_ in (("hot-spare", (0.8,) * 4), ("drop-replica", (0.9, 0.83, 0.77, 0.7)))
+        for gpus, share in zip((512, 1024, 2048, 4096), all_, strict=True)
+    ]
+    costs = {name: flat(name, 60.0) for name in ("hot-spare", "drop-replica")}
+    (found,) = break_even(Setting(gpus=(64,), rate=6.5), costs, [], points)
+    assert (found.low, found.gpus, found.high) == (1024, 1448, 2048)
+    ends = (512 * 2 ** (5 / 7), 2048 * 2 ** (2 / 7))
+    assert (found.least, found.most) == pytest.approx(ends, abs=1)

@@ -72,6 +72,13 @@ def test_goodput_of_any_law(law: Law, share: float) -> None:
     assert closed.goodput_of_law(law, 30.0, 1.0, 5.0) == pytest.approx(share, abs=5e-5)
 
 
+@pytest.mark.parametrize("law", [Weibull(180.0), Weibull(180.0, 0.5)])
+def test_where_work_done_again_is_useful_only_saves_and_stalls_are_lost(law: Law) -> None:
+    share = 30 / 31 * 180 / 185
+    assert closed.goodput_of_law(law, 30.0, 1.0, 5.0, again=True) == pytest.approx(share)
+    assert closed.goodput(30.0, 1.0, 0.0, 5.0, 180.0, again=True) == pytest.approx(share)
+
+
 def test_a_law_whose_sum_does_not_end_is_refused() -> None:
     with pytest.raises(ValueError, match="too frequent"):
         closed.goodput_of_law(Weibull(1e9), 1e-3, 0.0, 0.0)

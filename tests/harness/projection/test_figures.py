@@ -172,6 +172,8 @@ def test_an_interval_ends_where_the_figure_does() -> None:
     assert found.high <= 1.0 and found.low == 0.0
     assert stall.high is not None and stall.high <= 1.0
     assert found.spreads["ettr"].high == pytest.approx(1.0)
+    lost = found.spreads["lost_gpu_hours"]
+    assert lost.low == pytest.approx(2 / 4098 * found.gpu_hours), "the spares are lost anyway"
     assert found.spreads["finish_days"].high is None, "it may take for ever"
     assert "never" in page.render(project(setting(trials=20), {"hot-spare": cost}, "a test"))
 

@@ -1,11 +1,13 @@
-"""The recovery times that README.md and docs/ state, each with its n, spread, commit and machine,
-from one register.
+"""The figures of recovery that README.md and docs/ state, each with its n, spread, commit and
+machine, from one register.
 
     python -m benchmarks.published               # compares pages with the register; else exit 1
-    python -m benchmarks.published --write       # writes the table in docs/performance.md
+    python -m benchmarks.published --write       # renders the figures of all pages anew
     python -m benchmarks.published --rows FILE   # an archived comparison, as lines for the register
 
-The register is docs/results/recovery-times.yaml. Where a measurement names an archive
+The register is docs/results/recovery-times.yaml, and docs/results/figures.md.j2 has the blocks that
+state its figures: what a page has between ``<!-- figures: NAME -->`` and ``<!-- end -->`` is
+rendered from the block of that name. Where a measurement names an archive
 (docs/results/*.tar.xz, made by ``chaos compare --archive``), its rows must be those that ``chaos
 compare`` derives from that archive.
 """
@@ -16,14 +18,14 @@ import argparse
 import re
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 
-from benchmarks.published import stated
+from jinja2 import Environment, StrictUndefined, TemplateError
+
 from benchmarks.published.register import Figure, Measurement, Register, load
-from trainchaos.chaos.errors import ChaosError
+from trainchaos.chaos.errors import ChaosError, ScenarioError
 from trainchaos.chaos.events import figures
 from trainchaos.harness.compare.plan.directory import Directory
 from trainchaos.harness.compare.result.archive import unpack
@@ -33,89 +35,69 @@ from trainchaos.harness.compare.result.model import Comparison
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path("docs/results")
 REGISTER = RESULTS / "recovery-times.yaml"
-TABLE_IN = "docs/performance.md"
-WRITTEN_BY_PROGRAMS = ("docs/gpu-results.md", "docs/metrics.md")
-"""Pages written entirely by one command (benchmarks.gpu, harness.compare.result.definitions),
-without copied figures.
-"""
+BLOCKS = RESULTS / "figures.md.j2"
 MOST_ARCHIVED = 20 * 2**20
 """Maximum bytes of an archive, as git keeps it forever."""
-PLANTED = re.compile(r"<!-- planted: made by .*?<!-- planted: end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- figures: ([\w-]+) -->(.*?)<!-- end -->", re.DOTALL)
 PER_S = {"s": 0, "ms": -3}
-
-
-def pages(root: Path) -> dict[str, str]:
-    """Name -> text of README.md and of all pages of docs/ whose figures are written by hand, with
-    what a program has written of the planted defects (``benchmarks.planted``) left blank.
-    """
-    found = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
-    named = {path.relative_to(root).as_posix(): path.read_text() for path in found}
-    return {
-        name: PLANTED.sub(lambda written: "\n" * written[0].count("\n"), text)
-        for name, text in named.items()
-        if name not in WRITTEN_BY_PROGRAMS
-    }
 
 
 # what pages state
 
 
-def problems(register: Register, texts: Mapping[str, str]) -> list[str]:
-    """Where pages and register differ, a line each."""
-    found: list[str] = []
-    on_page: dict[tuple[str, str], set[str]] = {}
-    for name, text in texts.items():
-        phrases = [one.says for one in register.excused if one.file == name]
-        found += [
-            f"{name}: the register excuses {says!r}, which is not there"
-            for says in phrases
-            if says not in stated.flat(text)
-        ]
-        for block in stated.blocks(text, phrases):
-            found += [f"{name}:{block.line}: {what}" for what in _wrong(register, block)]
-            for mark in block.marks:
-                for id in register.named(mark):
-                    on_page.setdefault((name, id), set()).update(block.figures())
-    for id, measurement, figure in register.every():
-        for name in measurement.pages_of(figure):
-            lacking = [value for value in figure.values if value not in on_page.get((name, id), ())]
-            if lacking:
-                found.append(
-                    f"{name} does not state {', '.join(lacking)} of {id}, as the register says"
+def pages(root: Path) -> dict[str, str]:
+    """Name -> text of README.md and of all pages of docs/."""
+    paths = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    return {path.relative_to(root).as_posix(): path.read_text() for path in paths}
+
+
+def rendered(register: Register, blocks: str) -> tuple[dict[str, str], list[str]]:
+    """The text of each block, by name; and values of the register that none of them states. Raises
+    ScenarioError at a block that asks for what the register does not have.
+    """
+    known = {id: figure for id, _, figure in register.every()}
+    unstated = {(id, name) for id, figure in known.items() for name in figure.values}
+
+    def figure(id: str, name: str = "median") -> str:
+        unstated.discard((id, name))
+        return str(known[id].n) if name == "n" else known[id].values[name]
+
+    environment = Environment(undefined=StrictUndefined, autoescape=False)
+    environment.globals |= {"f": figure, "table": table(register)}
+    texts = {}
+    for name, text in BLOCK.findall(blocks):
+        try:
+            texts[name] = environment.from_string(text + "|").render()[:-1]
+        except (KeyError, TemplateError) as error:
+            raise ScenarioError(f"{BLOCKS}: {name}: not in the register: {error}") from error
+    return texts, [f"no page states {name} of {id}" for id, name in sorted(unstated)]
+
+
+def with_figures(page: str, texts: Mapping[str, str]) -> str:
+    """The page with its blocks as they are rendered."""
+    return BLOCK.sub(
+        lambda block: f"<!-- figures: {block[1]} -->{texts.get(block[1], block[2])}<!-- end -->",
+        page,
+    )
+
+
+def problems(register: Register, blocks: str, texts: Mapping[str, str]) -> list[str]:
+    """Where pages, blocks and register differ, a line each. ``texts``: of the pages, by name."""
+    made, differences = rendered(register, blocks)
+    placed = []
+    for page, text in texts.items():
+        for name, block in BLOCK.findall(text):
+            placed.append(name)
+            if name not in made:
+                differences.append(f"{page}: {BLOCKS} has no block {name}")
+            elif block != made[name]:
+                differences.append(
+                    f"{page}: figures {name} are not those of the register: python -m"
+                    " benchmarks.published --write"
                 )
-    found += [
-        f"{one.file}: the register excuses {one.says!r} there, and there is no such page"
-        for one in register.excused
-        if one.file not in texts
-    ]
-    return found
-
-
-def _wrong(register: Register, block: stated.Block) -> Iterator[str]:
-    """Statements of a block that the register does not confirm."""
-    if not block.marks:
-        if block.speaks_of_recovery():
-            yield (
-                f"states a time of recovery without a mark <!-- figures: ID -->: {block.text[:90]}"
-            )
-        return
-    known: dict[str, Figure] = {}
-    for mark in block.marks:
-        named = register.named(mark)
-        known |= named
-        if not named:
-            yield f"names {mark!r}, which is not in the register"
-    held = Counter(value for figure in known.values() for value in [*figure.values, str(figure.n)])
-    said = Counter(block.figures())
-    # A sentence may come back to a value; in a table each value has a cell.
-    for value in said - held if block.kind != "text" else said.keys() - held.keys():
-        yield f"states {value}, which the register does not hold for {', '.join(block.marks)}"
-    for count in sorted({figure.n for figure in known.values()}):
-        if not block.says(count):
-            yield f"does not say n = {count} of {', '.join(block.marks)}"
-
-
-# the table
+        if text.count("<!-- figures:") != len(BLOCK.findall(text)):
+            differences.append(f"{page}: a block of figures without a name or an end")
+    return [*differences, *(f"no page has block {name}" for name in made if name not in placed)]
 
 
 def table(register: Register) -> str:
@@ -293,9 +275,9 @@ def yaml_of(rows: Sequence[Figure]) -> str:
 
 
 def main() -> int:
-    """Check, write the table, or print the rows of an archive."""
+    """Check, write the figures, or print the rows of an archive."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--write", action="store_true", help=f"make the table in {TABLE_IN} anew")
+    parser.add_argument("--write", action="store_true", help="render the figures of all pages anew")
     parser.add_argument(
         "--rows", type=Path, metavar="FILE", help="print what an archived comparison measured"
     )
@@ -304,18 +286,12 @@ def main() -> int:
         if options.rows:
             print(yaml_of(rows_of(archived(options.rows))))
             return 0
-        register = load(ROOT / REGISTER)
-        texts = pages(ROOT)
+        register, blocks = load(ROOT / REGISTER), (ROOT / BLOCKS).read_text()
         if options.write:
-            texts[TABLE_IN] = stated.with_made(texts[TABLE_IN], table(register))
-            (ROOT / TABLE_IN).write_text(texts[TABLE_IN])
-        found = problems(register, texts)
-        if stated.made(texts[TABLE_IN]) != table(register):
-            found.append(
-                f"{TABLE_IN}: the table is not the register's: python -m benchmarks.published"
-                " --write"
-            )
-        found += archives(register, ROOT / RESULTS)
+            made, _ = rendered(register, blocks)
+            for name, text in pages(ROOT).items():
+                (ROOT / name).write_text(with_figures(text, made))
+        found = problems(register, blocks, pages(ROOT)) + archives(register, ROOT / RESULTS)
     except ChaosError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -30,8 +30,7 @@ class RegisterModel(BaseModel):
 
 class Figure(RegisterModel):
     """A measurement of one stack or strategy (``of``) under one fault. ``metric``: recovery, or
-    another metric; ``also``: more values of the same trials, by name; ``stated``: pages that state
-    it, empty: those of the measurement.
+    another metric; ``also``: more values of the same trials, by name.
     """
 
     of: str = Field(min_length=1)
@@ -41,7 +40,6 @@ class Figure(RegisterModel):
     median: Value
     spread: tuple[Value, Value] | None = None
     also: dict[str, Value] = Field(default={})
-    stated: list[str] = Field(default=[])
     note: str = ""
 
     @property
@@ -51,13 +49,11 @@ class Figure(RegisterModel):
         return "/".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-") for word in words)
 
     @property
-    def values(self) -> list[str]:
-        """All of its values that a page states."""
-        return [
-            value
-            for value in (self.median, *(self.spread or ()), *self.also.values())
-            if value != "never"
-        ]
+    def values(self) -> dict[str, str]:
+        """Its values that a page states, by name."""
+        low_high = dict(zip(("low", "high"), self.spread or (), strict=False))
+        values = {"median": self.median, **low_high, **self.also}
+        return {name: value for name, value in values.items() if value != "never"}
 
 
 class Measurement(RegisterModel):
@@ -66,7 +62,7 @@ class Measurement(RegisterModel):
     command, or another origin; ``archive``: file below docs/results with the runs;
     ``superseded_by``: the newer measurement of the same, if a page still shows the old one beside
     it; ``spread``: meaning of the two numbers beside a median, unless a figure's note says
-    otherwise; ``stated``: the pages that state it.
+    otherwise.
     """
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -79,7 +75,6 @@ class Measurement(RegisterModel):
     superseded_by: str = ""
     unit: Literal["s", "ms"] = "s"
     spread: Literal["quartiles", "range", "95 % interval", "not kept", "none, one trial each"]
-    stated: list[str] = Field(min_length=1)
     figures: list[Figure] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -96,27 +91,12 @@ class Measurement(RegisterModel):
                 )
         return self
 
-    def pages_of(self, figure: Figure) -> list[str]:
-        """Pages that state a figure."""
-        return figure.stated or self.stated
-
-
-class Excused(RegisterModel):
-    """A phrase with a time that was not measured: a limit, a default, an example."""
-
-    file: str
-    says: str
-    why: str = Field(min_length=1)
-
 
 class Register(RegisterModel):
-    """``machines``: name -> description; ``excused``: phrases of pages about recovery in seconds
-    that are not measurements.
-    """
+    """``machines``: name -> description."""
 
     machines: dict[str, str]
     measurements: list[Measurement]
-    excused: list[Excused] = Field(default=[])
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Register:
@@ -141,12 +121,6 @@ class Register(RegisterModel):
         for measurement in self.measurements:
             for figure in measurement.figures:
                 yield f"{measurement.id}/{figure.id}", measurement, figure
-
-    def named(self, mark: str) -> dict[str, Figure]:
-        """The figures named by a mark: one, or all below that id."""
-        return {
-            id: figure for id, _, figure in self.every() if id == mark or id.startswith(f"{mark}/")
-        }
 
 
 def load(path: Path) -> Register:

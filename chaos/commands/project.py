@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,7 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
     """
     from trainchaos.chaos.commands.shared import asked
     from trainchaos.harness.projection import projection
-    from trainchaos.harness.projection.compared.compare import compare
+    from trainchaos.harness.projection.compare import compare
     from trainchaos.harness.projection.observed import read_stored
     from trainchaos.reports.projection import page
 
@@ -77,10 +77,7 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
         found = projection.nothing(setting)
     else:
         with _progress(quiet, "projecting") as each:
-            try:
-                found = projection.project(setting, costs, failures.said, each, jobs)
-            except MemoryError as error:
-                raise errors.ScenarioError("not enough memory", hint="fewer --trials") from error
+            found = projection.project(setting, costs, failures.said, each, jobs)
     if others:
         with _progress(quiet, "comparing") as each:
             compared, cautions = compare(others, runs, choices["seed"], each)
@@ -171,20 +168,19 @@ def _progress(quiet: bool, what: str) -> Iterator[Callable[[float], None]]:
         yield _lines_of(what)
         return
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
-    # begins with the first share, so that processes are forked before the bar has its thread
-    begun: list[tuple[Progress, TaskID]] = []
-    with ExitStack() as stack:
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=1.0)
 
-        def told(share: float) -> None:
-            if not begun:
-                bar = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
-                begun.append((bar, bar.add_task(what, total=1.0)))
-            bar, task = begun[0]
-            bar.update(task, completed=share)
+    def told(share: float) -> None:
+        bar.start()  # not before, so that processes are forked before the bar has its thread
+        bar.update(task, completed=share)
 
+    try:
         yield told
+    finally:
+        bar.stop()
 
 
 def _lines_of(what: str) -> Callable[[float], None]:

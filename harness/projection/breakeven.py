@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from trainchaos.harness.projection.costs import RecoveryCost
-from trainchaos.harness.projection.job import SPARES, formula, job_of, nodes_of
-from trainchaos.harness.projection.parallel import Part
+from trainchaos.harness.projection.figures import Part
+from trainchaos.harness.projection.job import SPARES, formula, job_of
 from trainchaos.harness.projection.presets import DAY_S
 from trainchaos.harness.projection.result import BreakEven, Point, Projected, Setting, t95
 from trainchaos.harness.projection.simulate import events_expected
@@ -37,21 +38,19 @@ def curve(setting: Setting, costs: Mapping[str, RecoveryCost]) -> tuple[list[Poi
     """The powers of two that were not asked for: goodput by formula, and of those without one what
     is to be played, with few trials.
     """
-    found: list[Point] = []
+    points: list[Point] = []
     parts: list[Part] = []
     few = setting.model_copy(update={"trials": min(setting.trials, TRIALS)})
     least = smallest(setting.gpus_per_node, setting.spares, setting.replica_nodes, costs)
     for gpus in sizes(least, LARGEST):
-        if gpus in setting.gpus:
-            continue
-        for name, cost in costs.items():
+        for name, cost in costs.items() if gpus not in setting.gpus else ():
             job = job_of(setting, gpus, cost)
             share, _ = formula(setting, job)
             if share is not None:
-                found.append(Point(strategy=name, gpus=gpus, goodput=share, error=0, by="formula"))
+                points.append(Point(strategy=name, gpus=gpus, goodput=share, error=0, by="formula"))
             elif events_expected(job, setting.days * DAY_S) <= MOST_EVENTS:
                 parts.append(Part(few, gpus, cost))
-    return found, parts
+    return points, parts
 
 
 def break_even(
@@ -65,18 +64,20 @@ def break_even(
     else where the line between the two sizes (over the logarithm of GPUs) has equal goodput.
     """
     off = formulas_fail(rows)
-    known = {(row.strategy, row.gpus): row.point for row in rows}
-    known |= {(point.strategy, point.gpus): point for point in points}
+    known = {(p.strategy, p.gpus): p for p in (*(row.point for row in rows), *points)}
     gpus = sorted({size for _, size in known})
-    found: list[BreakEven] = []
+    changes: list[BreakEven] = []
     for first, second in combinations(costs, 2):
         if {costs[first].kind, costs[second].kind} == {"measured", "published"}:
             continue  # of four processes here and thousands of GPUs there
-        both = [(known.get((first, size)), known.get((second, size))) for size in gpus]
-        there = [(one, other) for one, other in both if one is not None and other is not None]
+        both = [
+            (known[first, size], known[second, size])
+            for size in gpus
+            if (first, size) in known and (second, size) in known
+        ]
         exact = not {first, second} & off
-        found += _Pair(setting, costs[first], costs[second], there, exact).changes()
-    return sorted(found, key=lambda change: change.gpus)
+        changes += _changes(setting, (costs[first], costs[second]), both, exact)
+    return sorted(changes, key=lambda change: change.gpus)
 
 
 def formulas_fail(rows: Sequence[Projected]) -> set[str]:
@@ -84,98 +85,96 @@ def formulas_fail(rows: Sequence[Projected]) -> set[str]:
     return {row.strategy for row in rows if row.differs}
 
 
+def _changes(
+    setting: Setting,
+    pair: tuple[RecoveryCost, RecoveryCost],
+    points: Sequence[tuple[Point, Point]],
+    exact: bool,
+) -> list[BreakEven]:
+    """Each size at which one of the pair overtakes the other."""
+    ahead = {n: one.ahead_of(other) for n, (one, other) in enumerate(points)}
+    sure = [n for n in ahead if ahead[n]]
+    turns = [(low, high) for low, high in pairwise(sure) if ahead[low] != ahead[high]]
+    starts = [0, *(high for _, high in turns)]
+    ends = [*(low for low, _ in turns[1:]), len(points) - 1]
+    changes = []
+    for (low, high), start, end in zip(turns, starts, ends, strict=False):
+        # between the two nobody knows
+        numbers = [*range(start, low + 1), *range(high, end + 1)]
+        here = [points[n][:: ahead[low]] for n in numbers]
+        below, above = pair[:: ahead[low]]
+        changes.append(_Turn(setting, below, above, here, low - start, exact).change())
+    return changes
+
+
 @dataclass(frozen=True)
-class _Pair:
-    """Two strategies, and their goodput at each size where both have one, smallest first.
-    ``exact``: the formulas hold for both.
+class _Turn:
+    """The one of two strategies that is ahead below, and the one above; their goodput at sizes of
+    which that with number ``last`` is the last below. ``exact``: the formulas hold for both.
     """
 
     setting: Setting
-    first: RecoveryCost
-    second: RecoveryCost
-    points: Sequence[tuple[Point, Point]]
+    below: RecoveryCost
+    above: RecoveryCost
+    points: Sequence[tuple[Point, ...]]
+    last: int
     exact: bool
 
-    def changes(self) -> list[BreakEven]:
-        """Each size at which one overtakes the other."""
-        ahead = {n: one.ahead_of(other) for n, (one, other) in enumerate(self.points)}
-        sure = [n for n in ahead if ahead[n]]
-        turns = [(low, high) for low, high in pairwise(sure) if ahead[low] != ahead[high]]
-        starts = [0, *(high for _, high in turns)]
-        ends = [*(low for low, _ in turns[1:]), len(self.points) - 1]
-        return [
-            self._change(low, high, start, end, ahead[low])
-            for (low, high), start, end in zip(turns, starts, ends, strict=False)
-        ]
-
-    def _change(self, low: int, high: int, start: int, end: int, sign: int) -> BreakEven:
-        """Between sizes number ``low`` and ``high``; from ``start`` to ``end`` there is no other.
-        ``sign``: 1 if the first is ahead below, -1 if the second is.
-
-        Its interval ends where the distance of the two is as large as what is unknown of it.
-        """
-        gpus, exact = self._crossing(low, high, sign, 0.0)
-        least = next((n for n in range(low, start - 1, -1) if self._apart(n, sign, -1.0) > 0), None)
-        most = next((n for n in range(high, end + 1) if self._apart(n, sign, 1.0) <= 0), None)
-        below, above = (self.first, self.second)[::sign]
+    def change(self) -> BreakEven:
+        """Its interval ends where the distance of the two is as large as what is unknown of it."""
+        last = self.last
+        gpus = self._crossing(last, 0.0)
+        upper = range(last + 1, len(self.points))
+        least = next((n for n in range(last, -1, -1) if self._at(n, -1.0) > 0), None)
+        most = next((n for n in upper if self._at(n, 1.0) <= 0), None)
         return BreakEven(
-            below=below.strategy,
-            above=above.strategy,
+            below=self.below.strategy,
+            above=self.above.strategy,
             gpus=gpus,
-            low=self.points[low][0].gpus,
-            high=self.points[high][0].gpus,
-            least=None
-            if least is None
-            else min(gpus, self._crossing(least, high if least == low else least + 1, sign, -1)[0]),
-            most=None
-            if most is None
-            else max(gpus, self._crossing(low if most == high else most - 1, most, sign, 1)[0]),
-            by="formula" if exact else "simulation",
+            low=self.points[last][0].gpus,
+            high=self.points[last + 1][0].gpus,
+            least=None if least is None else min(gpus, self._crossing(least, -1.0)),
+            most=None if most is None else max(gpus, self._crossing(most - 1, 1.0)),
+            by="formula" if self._exact(last) else "simulation",
         )
 
-    def _apart(self, number: int, sign: int, unsure: float) -> float:
-        """Goodput of the one that is ahead below less the other's at a size, and so many times
-        what is unknown of it.
+    def _exact(self, number: int) -> bool:
+        """Whether the formulas hold between this size and the next."""
+        points = (*self.points[number], *self.points[number + 1])
+        return self.exact and all(point.by == "formula" for point in points)
+
+    def _crossing(self, number: int, unsure: float) -> int:
+        """GPUs at which ``_apart`` is zero between this size and the next: to a node by the
+        formulas, else by the line between the two.
         """
-        one, other = self.points[number]
-        trials = min(self.setting.trials, TRIALS)
-        chance = t95(trials - 1) * math.hypot(one.error, other.error)
-        unknown = math.hypot(
-            chance,
-            _unknown(self.setting, one.gpus, self.first, one.goodput),
-            _unknown(self.setting, one.gpus, self.second, other.goodput),
-        )
-        return sign * (one.goodput - other.goodput) + unsure * unknown
+        few, many = self.points[number][0].gpus, self.points[number + 1][0].gpus
+        if self._exact(number):
+            step = self.setting.gpus_per_node
+            nodes = range(few // step + 1, math.ceil(many / step))
+            first = bisect_left(nodes, True, key=lambda n: self._apart(n * step, unsure) <= 0)
+            return min(many, (nodes.start + first) * step)
+        ahead, behind = self._at(number, unsure), self._at(number + 1, unsure)
+        return round(few * (many / few) ** (ahead / (ahead - behind)))
 
-    def _crossing(self, low: int, high: int, sign: int, unsure: float) -> tuple[int, bool]:
-        """GPUs at which ``_apart`` is zero between two sizes, and whether by the formulas alone."""
-        here, there = self.points[low], self.points[high]
-        if self.exact and all(point.by == "formula" for point in (*here, *there)):
-            per_node = self.setting.gpus_per_node
-            few, many = (nodes_of(self.setting, both[0].gpus) for both in (here, there))
-            while many - few > 1:
-                middle = (few + many) // 2
-                apart = self._by_formula(middle * per_node, sign, unsure)
-                if apart is None:
-                    break
-                few, many = (middle, many) if apart > 0 else (few, middle)
-            else:
-                return min(many * per_node, there[0].gpus), True
-        ahead, behind = (self._apart(number, sign, unsure) for number in (low, high))
-        doublings = math.log2(there[0].gpus / here[0].gpus)
-        return round(here[0].gpus * 2 ** (ahead / (ahead - behind) * doublings)), False
+    def _at(self, number: int, unsure: float) -> float:
+        points = self.points[number]
+        return self._apart(points[0].gpus, unsure, points)
 
-    def _by_formula(self, gpus: int, sign: int, unsure: float) -> float | None:
-        """``_apart`` at any size; None where there is no formula."""
-        one, _ = formula(self.setting, job_of(self.setting, gpus, self.first))
-        other, _ = formula(self.setting, job_of(self.setting, gpus, self.second))
-        if one is None or other is None:
-            return None
-        unknown = math.hypot(
-            _unknown(self.setting, gpus, self.first, one),
-            _unknown(self.setting, gpus, self.second, other),
-        )
-        return sign * (one - other) + unsure * unknown
+    def _apart(self, gpus: int, unsure: float, points: Sequence[Point] = ()) -> float:
+        """Goodput of the one that is ahead below less the other's at a size, by these points or the
+        formulas, and ``unsure`` times what is unknown of it.
+        """
+        costs = (self.below, self.above)
+        shares = [point.goodput for point in points] or [
+            formula(self.setting, job_of(self.setting, gpus, cost))[0] or 0.0 for cost in costs
+        ]
+        unknown = [
+            _unknown(self.setting, gpus, cost, share)
+            for cost, share in zip(costs, shares, strict=True)
+        ]
+        chance = t95(min(self.setting.trials, TRIALS) - 1)
+        unknown += [chance * point.error for point in points]
+        return shares[0] - shares[1] + unsure * math.hypot(*unknown)
 
 
 def _unknown(setting: Setting, gpus: int, cost: RecoveryCost, goodput: float) -> float:
@@ -185,8 +184,7 @@ def _unknown(setting: Setting, gpus: int, cost: RecoveryCost, goodput: float) ->
     if not cost.unsure_s:
         return 0.0
     job = job_of(setting, gpus, cost)
-    usual, _ = formula(setting, job)
-    least, _ = formula(setting, replace(job, stall=job.stall.longer(cost.unsure_s)))
-    if usual is None or least is None:
+    usual, longer = (formula(setting, job, by_s)[0] for by_s in (0.0, cost.unsure_s))
+    if usual is None or longer is None:
         return goodput * cost.unsure_s / (job.between.mean_s + job.stall.mean_s)
-    return usual - least
+    return usual - longer

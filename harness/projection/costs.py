@@ -12,7 +12,7 @@ from typing import Literal
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import Results
-from trainchaos.harness.projection.durations import Duration, Lasting, Mixture
+from trainchaos.harness.projection.laws import Duration, Lasting, Mixture
 from trainchaos.harness.projection.result import Cost, t95
 
 LEAST_INCIDENTS = 5
@@ -21,33 +21,44 @@ REDO = "redo"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cause:
+    """A cause of failures: its share of them, and what a recovery takes, seconds. ``share`` None:
+    as a preset or a trace counts them. ``stall_s`` None: what was measured of the fault of that
+    kind, else what the strategy takes anyway. ``grows``: a time that is given grows with the size
+    as others do.
+    """
+
+    name: str
+    share: float | None
+    stall_s: float | None = None
+    grows: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecoveryCost:
     """Of one strategy. ``stall``: from a failure until the job trains again, without the work that
     it does again; at ``nodes`` nodes, and ``per_doubling_s`` more for each doubling of them.
     ``incidents``: measured, 0 if given or published; ``source``: for people.
 
-    ``rollback``: the work since the last checkpoint is done again; ``shrinks``: it goes on with the
-    nodes that are left; ``kinds``: kind of fault -> what a recovery from it took, if measured.
-    ``kind``: where the stall is from; of measured ones also their ``ranks`` (median), ``phases``
-    (name -> median, seconds) and ``redone`` (median of the steps done again). ``plain``: without
-    causes that have times of their own, where this has some; ``known``: the share of the mean
-    recovery that is as in ``plain``.
+    ``rollback``: the work since the last checkpoint is done again, else it goes on with the nodes
+    that are left; ``kinds``: kind of fault -> what a recovery from it took, if measured. ``kind``:
+    where the stall is from; of measured ones also their ``ranks`` (median), ``phases`` (name ->
+    median, seconds) and ``redone`` (median of the steps done again). ``causes``: of all failures,
+    where some have times of their own.
     """
 
     strategy: str
-    stall: Lasting
+    stall: Duration
     nodes: float = 1.0
     per_doubling_s: float = 0.0
     rollback: bool = False
-    shrinks: bool = False
     incidents: int = 0
     kinds: Mapping[str, Duration] = field(default_factory=dict)
     kind: Literal["measured", "given", "published"] = "published"
     ranks: float | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
     redone: float | None = None
-    plain: RecoveryCost | None = None
-    known: float = 1.0
+    causes: tuple[Cause, ...] = ()
     source: str
 
     @property
@@ -56,46 +67,40 @@ class RecoveryCost:
         method (Zhou and Gao, "Confidence intervals for the log-normal mean", 1997) with Student's
         t. 0 where nothing was measured, or too little to know.
         """
-        if self.plain is not None:
-            return self.known * self.plain.unsure
-        if self.incidents < LEAST_INCIDENTS or not isinstance(self.stall, Duration):
+        if self.incidents < LEAST_INCIDENTS:
             return 0.0
-        variance, known = self.stall.sigma**2, self.incidents - 1
-        error = math.sqrt(variance / self.incidents + variance**2 / (2 * known))
-        return math.expm1(t95(known) * error)
+        variance, degrees = self.stall.sigma**2, self.incidents - 1
+        error = math.sqrt(variance / self.incidents + variance**2 / (2 * degrees))
+        return math.expm1(t95(degrees) * error)
 
     @property
     def unsure_s(self) -> float:
         """The same in seconds: of what was measured, not of what a law or options add to it."""
-        return self.unsure * self.stall.mean_s
+        measured_s = self.stall.mean_s
+        if self.causes:
+            own = [cause for cause in self.causes if cause.stall_s is None]
+            measured_s = math.fsum((o.share or 0.0) * self._takes(o).mean_s for o in own)
+        return self.unsure * measured_s
 
     @property
     def said(self) -> Cost:
         """For results; what was measured, without what a mix of causes makes of it."""
-        growth = (
-            f"; {self.per_doubling_s:.4g} s more with each doubling from {self.nodes:g} nodes on"
-        )
-        found = Cost(
+        growth = f"{self.per_doubling_s:.4g} s more with each doubling from {self.nodes:g} nodes on"
+        sure = self.incidents >= LEAST_INCIDENTS
+        return Cost(
             kind=self.kind,
-            source=f"{self.source}{growth if self.per_doubling_s else ''}",
+            source=f"{self.source}; {growth}" if self.per_doubling_s else self.source,
             nodes=self.nodes,
             per_doubling_s=self.per_doubling_s,
+            incidents=self.incidents,
+            ranks=self.ranks,
+            median_s=self.stall.median_s if self.kind == "measured" else None,
+            low_s=self.stall.mean_s / (1.0 + self.unsure) if sure else None,
+            high_s=self.stall.mean_s * (1.0 + self.unsure) if sure else None,
+            sigma=self.stall.sigma if sure else None,
+            phases=dict(self.phases),
+            redone=self.redone,
         )
-        if self.kind != "measured":
-            return found
-        plain = self.plain or self
-        known = plain.incidents >= LEAST_INCIDENTS
-        of = {
-            "incidents": plain.incidents,
-            "ranks": plain.ranks,
-            "median_s": plain.stall.median_s,
-            "low_s": plain.stall.mean_s / (1.0 + plain.unsure) if known else None,
-            "high_s": plain.stall.mean_s * (1.0 + plain.unsure) if known else None,
-            "sigma": plain.stall.sigma if known and isinstance(plain.stall, Duration) else None,
-            "phases": dict(plain.phases),
-            "redone": plain.redone,
-        }
-        return found.model_copy(update=of)
 
     def at(self, nodes: float) -> Lasting:
         """At a size: the law is a + b log2(nodes / measured nodes), never below what was measured.
@@ -103,8 +108,36 @@ class RecoveryCost:
         Forming a group of N ranks over a tree takes steps that grow with log N; the published
         requeue times (454 to 768 s at 256 to 2,048 nodes, ByteRobust) fit it with b = 105 s.
         """
-        doublings = max(0.0, math.log2(nodes / self.nodes)) if self.nodes > 0 else 0.0
-        return self.stall.grown(self.per_doubling_s * doublings)
+        longer_s = self.per_doubling_s * max(0.0, math.log2(nodes / self.nodes))
+        if not self.causes:
+            return self.stall.longer(longer_s)
+        parts = []
+        for cause in self.causes:
+            grows = cause.stall_s is None or cause.grows
+            parts.append((cause.share or 0.0, self._takes(cause).longer(grows * longer_s)))
+        return Mixture(parts)
+
+    def _takes(self, cause: Cause) -> Duration:
+        if cause.stall_s is not None:
+            return Duration(median_s=cause.stall_s)
+        return self.kinds.get(cause.name, self.stall)
+
+    def by_cause(self, causes: Sequence[Cause]) -> RecoveryCost:
+        """With each failure of one of these causes (of ``causes_of``), which all strategies have
+        alike. As it was where no cause has a time of its own.
+        """
+        own = [one for one in causes if one.stall_s is not None or one.name in self.kinds]
+        if not own:
+            return self
+        words = [
+            f"{one.share:.1%} {one.name} {self._takes(one).median_s:.4g} s,"
+            f" {'as measured' if one.stall_s is None else 'as given'}"
+            for one in own
+        ]
+        rest = 1.0 - math.fsum(one.share or 0.0 for one in own)
+        if rest > 0:
+            words.append(f"{rest:.1%} all else {self.stall.median_s:.4g} s")
+        return replace(self, causes=tuple(causes), source="; ".join([self.source, *words]))
 
 
 _REQUEUE = RecoveryCost(
@@ -120,7 +153,6 @@ _UPDATE = RecoveryCost(
     stall=Duration(median_s=46.0),
     nodes=256,
     per_doubling_s=(65.0 - 46.0) / 3,
-    shrinks=True,
     source="ByteRobust, 2025: in-place update at 2,048 GPUs",
 )
 _DROP = replace(
@@ -137,68 +169,49 @@ def measured(runs: Iterable[Results]) -> dict[str, RecoveryCost]:
     standard deviation of the logarithms of what was measured, of fewer their median. A stall is the
     recovery time without the time of steps done again; of failures that came alone, see ``alone``.
 
-    Raises ScenarioError if a run was simulated, or if no run has an incident that was recovered
-    from.
+    Raises ScenarioError if no run has an incident that was recovered from.
     """
-    taken: dict[str, list[_Taken]] = defaultdict(list)
+    taken: dict[str, list[tuple[Incident, float, int]]] = defaultdict(list)
     for results in runs:
-        if results.simulated:
-            raise ScenarioError(
-                f"{results.scenario}/{results.run_id} was simulated: its times are not measured",
-                hint="give runs of real ranks",
-            )
         strategies = {cell.id: cell.strategy for cell in results.cells if cell.exact_for is None}
         ranks = int(results.workload.get("ranks") or 1)
         for incident in alone(results.faults):
-            strategy = strategies.get(incident.cell)
-            stall_s = stall_of(incident)
+            strategy, stall_s = strategies.get(incident.cell), stall_of(incident)
             if strategy is not None and strategy in PUBLISHED and stall_s is not None:
-                taken[strategy].append(_Taken(incident, stall_s, ranks))
+                taken[strategy].append((incident, stall_s, ranks))
     if not taken:
         raise ScenarioError(
             "no run has a failure that one of its strategies recovered from",
             hint="run a scenario that kills a rank, such as builtin:kill-one-rank",
         )
-    return {name: _of(name, found) for name, found in taken.items()}
+    return {name: _measured(name, recoveries) for name, recoveries in taken.items()}
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """A recovery that counts, what it took without work done again, and the ranks of its job."""
-
-    incident: Incident
-    stall_s: float
-    ranks: int
-
-
-def _of(strategy: str, found: Sequence[_Taken]) -> RecoveryCost:
+def _measured(strategy: str, recoveries: Sequence[tuple[Incident, float, int]]) -> RecoveryCost:
+    """``recoveries``: each incident, its stall and the ranks of its job."""
     kinds: dict[str, list[float]] = defaultdict(list)
     phases: dict[str, list[float]] = defaultdict(list)
-    for one in found:
-        kinds[one.incident.kind].append(one.stall_s)
-        each: dict[str, float] = defaultdict(float)
-        for span in one.incident.phases:
-            each[span.name] += span.seconds
-        for name, seconds in each.items():
-            if name != REDO:
-                phases[name].append(seconds)
-    medians = {name: statistics.median(of) for name, of in phases.items()}
-    ranks = statistics.median(one.ranks for one in found)
-    redone = statistics.median(one.incident.steps_lost for one in found)
-    source = f"measured at {ranks:g} ranks (n = {len(found)})"
+    for incident, stall_s, _ in recoveries:
+        kinds[incident.kind].append(stall_s)
+        for name in dict.fromkeys(span.name for span in incident.phases if span.name != REDO):
+            phases[name].append(sum(s.seconds for s in incident.phases if s.name == name))
+    medians = {name: statistics.median(seconds) for name, seconds in phases.items()}
+    ranks = statistics.median(ranks for *_, ranks in recoveries)
+    redone = statistics.median(incident.steps_lost for incident, *_ in recoveries)
+    source = f"measured at {ranks:g} ranks (n = {len(recoveries)})"
     if len(kinds) > 1:
-        said = (f"{k} {statistics.median(of):.3g} s (n = {len(of)})" for k, of in kinds.items())
-        source = f"{source}: {', '.join(said)}"
+        of = (f"{k} {statistics.median(s):.3g} s (n = {len(s)})" for k, s in kinds.items())
+        source = f"{source}: {', '.join(of)}"
     if medians:
-        said = (f"{name} {seconds:.3g} s" for name, seconds in medians.items())
-        source = f"{source}; medians: {', '.join(said)}, and {redone:g} steps done again"
+        of = (f"{name} {seconds:.3g} s" for name, seconds in medians.items())
+        source = f"{source}; medians: {', '.join(of)}, and {redone:g} steps done again"
     return replace(
         PUBLISHED[strategy],
-        stall=lasting([one.stall_s for one in found]),
+        stall=lasting([stall_s for _, stall_s, _ in recoveries]),
         nodes=1.0,
         per_doubling_s=0.0,
-        incidents=len(found),
-        kinds={kind: lasting(of) for kind, of in kinds.items()},
+        incidents=len(recoveries),
+        kinds={kind: lasting(stalls) for kind, stalls in kinds.items()},
         kind="measured",
         ranks=ranks,
         phases=medians,
@@ -217,42 +230,29 @@ def lasting(stalls: Sequence[float]) -> Duration:
     return Duration(median_s=math.exp(statistics.fmean(logs)), sigma=statistics.stdev(logs))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """A cause of failures: its share of them, and what a recovery takes, seconds. ``share`` None:
-    as a preset or a trace counts them. ``stall_s`` None: what was measured of the fault of that
-    kind, else what the strategy takes anyway.
-    """
-
-    name: str
-    share: float | None
-    stall_s: float | None = None
-
-
 def causes_of(given: Sequence[Cause], counts: Mapping[str, int]) -> list[Cause]:
     """All causes with their shares: those given, or those that were counted, with the times given.
 
     Raises ScenarioError where a name is given twice, some have a share and some have none, one
     without a share was not counted, or the shares do not sum to 1 within a millionth.
     """
-    names = [one.name for one in given]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ScenarioError(f"cause {twice[0]} is given twice", hint="name each cause once")
-    if all(one.share is None for one in given):
-        if strange := [name for name in names if name not in counts]:
+    named = {cause.name: cause for cause in given}
+    if len(named) < len(given):
+        names = [cause.name for cause in given]
+        twice = max(names, key=names.count)
+        raise ScenarioError(f"cause {twice} is given twice", hint="name each cause once")
+    shares = [cause.share for cause in given if cause.share is not None]
+    if not shares:
+        if strange := [name for name in named if name not in counts]:
             raise ScenarioError(
                 f"cause {strange[0]} has no share",
                 hint=f"counted are {', '.join(counts)}"
                 if counts
                 else "write NAME=SHARE:DURATION, or give a --preset or a --trace with causes",
             )
-        times = {one.name: one.stall_s for one in given}
         counted = sum(counts.values())
-        return [
-            Cause(name=name, share=count / counted, stall_s=times.get(name))
-            for name, count in counts.items()
-        ]
-    shares = [one.share for one in given if one.share is not None]
+        plain = {name: Cause(name=name, share=None) for name in counts} | named
+        return [replace(plain[name], share=count / counted) for name, count in counts.items()]
     if len(shares) < len(given):
         raise ScenarioError(
             "some causes have a share and some have none",
@@ -265,44 +265,6 @@ def causes_of(given: Sequence[Cause], counts: Mapping[str, int]) -> list[Cause]:
             hint="such as --cause hardware=0.6:6m --cause software=0.4",
         )
     return [replace(one, share=share / total) for one, share in zip(given, shares, strict=True)]
-
-
-def by_cause(cost: RecoveryCost, causes: Sequence[Cause], *, grow: bool = False) -> RecoveryCost:
-    """With each failure of one of these causes (of ``causes_of``), which all strategies have alike.
-    As it was where no cause has a time of its own. ``grow``: times that are given grow with the
-    size as others do.
-    """
-    if all(one.stall_s is None and one.name not in cost.kinds for one in causes):
-        return cost
-    own = cost.stall if isinstance(cost.stall, Duration) else Duration(median_s=cost.stall.median_s)
-    parts: list[tuple[float, Duration]] = []
-    said = []
-    for one in causes:
-        share = one.share or 0.0
-        takes, where = cost.kinds.get(one.name, own), "as all"
-        if one.stall_s is not None:
-            takes, where = Duration(median_s=one.stall_s, grows=grow), "as given"
-        elif one.name in cost.kinds:
-            where = "as measured"
-        parts.append((share, takes))
-        if where != "as all":
-            said.append(f"{share:.1%} {one.name} {takes.median_s:.4g} s, {where}")
-    rest = 1.0 - math.fsum(s for s, takes in parts if takes is not own)
-    if rest > 0:
-        said.append(f"{rest:.1%} all else {own.median_s:.4g} s")
-    mixed = Mixture(parts)
-    known_s = math.fsum(
-        share * takes.mean_s
-        for one, (share, takes) in zip(causes, parts, strict=True)
-        if one.stall_s is None
-    )
-    return replace(
-        cost,
-        stall=mixed,
-        plain=cost,
-        known=known_s / mixed.mean_s if mixed.mean_s > 0 else 1.0,
-        source=f"{cost.source}; {'; '.join(said)}",
-    )
 
 
 def alone(incidents: Sequence[Incident]) -> list[Incident]:

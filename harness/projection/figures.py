@@ -3,74 +3,117 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from trainchaos.harness.projection.arrivals import Floats, Law, Poisson
+from trainchaos.harness.projection.costs import RecoveryCost
 from trainchaos.harness.projection.job import formula, job_of, often, paid
-from trainchaos.harness.projection.parallel import Part
+from trainchaos.harness.projection.laws import Floats, Law
 from trainchaos.harness.projection.presets import DAY_S
 from trainchaos.harness.projection.result import Projected, Setting, Spread, engines_differ, t95
 from trainchaos.harness.projection.simulate import CLASSES, Job, Outcome, simulate
 
 DRAWN = 100_000
 """Times between failures, of a law without a formula."""
+MOST_REPAIRS = 1 << 26
+"""Entries of the table of repairs (a node and trial each) that are in memory at once."""
 
 
-def one(part: Part, each: Callable[[float], None]) -> Projected:
-    """Project one strategy to one size. ``each``: is told the share that is done."""
-    setting, gpus, cost = part.setting, part.gpus, part.cost
-    job = job_of(setting, gpus, cost)
-    played = _played(part, job, each)
-    share = paid(setting, job)
+@dataclass(frozen=True)
+class Part:
+    """One strategy at one size."""
+
+    setting: Setting
+    gpus: int
+    cost: RecoveryCost
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """What each trial has. The mean may be off by ``unsure`` for other reasons than chance, and can
+    be from ``bottom`` to ``top``.
+    """
+
+    values: Floats
+    unsure: float = 0.0
+    bottom: float = 0.0
+    top: float = math.inf
+
+    @property
+    def mean(self) -> float:
+        """Of all trials."""
+        return float(self.values.mean())
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return float(self.values.std(ddof=1)) / math.sqrt(len(self.values))
+
+    def spread(self, more: float) -> Spread:
+        """Where the mean may be off by ``more`` besides."""
+        least, most = np.percentile(self.values, [5, 95])
+        half = math.hypot(t95(len(self.values) - 1) * self.error, self.unsure, more)
+        low, high = max(self.bottom, self.mean - half), min(self.top, self.mean + half)
+        return Spread(low=low, high=high, least=float(least), most=float(most))
+
+
+def projected(part: Part) -> Projected:
+    """Project one strategy to one size."""
+    setting, cost = part.setting, part.cost
+    job = job_of(setting, part.gpus, cost)
+    played = _played(part, job)
+    figures = _figures(part, job, played)
+    doubts = _doubts(part, job)
+    mean = {name: figure.mean for name, figure in figures.items()}
+    spreads = {name: figure.spread(doubts.get(name, 0.0)) for name, figure in figures.items()}
+    goodput, kept = spreads.pop("goodput"), spreads.pop("kept")
+    spreads["finish_days"] = _finish(setting.days, kept)
+    share, why = formula(setting, job)
     hours = _hours(setting, job)
-    figures = _with_rate(part, job, _figures(part, job, played))
-    spreads = {name: figure.spread for name, figure in figures.items()}
-    spreads["finish_days"] = _finish(setting.days, spreads.pop("kept"))
-    goodput, failures, price = figures["goodput"], figures["failures"], setting.price
-    badput = {name: figures[f"badput.{name}"].mean for name in CLASSES}
-    closed, why = formula(setting, job)
-    kept = figures["kept"].mean
-    sure = spreads.pop("goodput")
+    badput = {name: mean.pop(f"badput.{name}") for name in CLASSES}
+    kept_share = mean.pop("kept")
     return Projected(
         strategy=cost.strategy,
-        gpus=gpus,
+        gpus=part.gpus,
         nodes=job.nodes,
         mtbf_s=often(setting, job.nodes),
         interval_s=job.segment_s,
         stall_s=job.stall.median_s,
         recovery_s=_recovery_s(setting, job, played),
-        goodput=goodput.mean,
-        error=goodput.error,
-        low=sure.low or 0.0,
-        high=sure.high or 0.0,
-        worst=sure.least or 0.0,
-        best=sure.most or 0.0,
-        closed=closed,
+        error=figures["goodput"].error,
+        low=goodput.low or 0.0,
+        high=goodput.high or 0.0,
+        worst=goodput.least or 0.0,
+        best=goodput.most or 0.0,
+        closed=share,
         why=why,
-        badput={**badput, "spares": 1 - 1 / share},
-        failures=failures.mean,
-        ettr=figures["ettr"].mean,
-        finish_days=setting.days / kept if kept > 0 else None,
-        again=figures["again"].mean,
-        short=figures["short"].mean,
-        lost_gpu_hours=figures["lost_gpu_hours"].mean,
+        badput={**badput, "spares": 1 - 1 / paid(setting, job)},
+        finish_days=setting.days / kept_share if kept_share > 0 else None,
         gpu_hours=hours,
-        price=None if price is None else price * hours,
-        lost_price=None if price is None else figures["lost_price"].mean,
-        second_gpu_hours=figures["second_gpu_hours"].mean,
-        second_price=None if price is None else figures["second_price"].mean,
+        price=None if setting.price is None else setting.price * hours,
         spreads=spreads,
+        **mean,
     )
 
 
-def _played(part: Part, job: Job, each: Callable[[float], None]) -> Outcome:
+def _played(part: Part, job: Job) -> Outcome:
     """Its trials, with the chance of the seed, the size and the strategy."""
     setting = part.setting
     random = np.random.default_rng([setting.seed, part.gpus, *part.cost.strategy.encode()])
-    return simulate(job, setting.days * DAY_S, setting.trials, random, each)
+    most = max(2, MOST_REPAIRS // job.nodes)
+    counts = [most] * (setting.trials // most) + [setting.trials % most]
+    parts = [simulate(job, setting.days * DAY_S, n, random) for n in counts if n]
+    return parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def _joined(parts: list[Outcome]) -> Outcome:
+    arrays = ("useful_s", "failures", "nodes_lost", "quarantined", "swaps")
+    return Outcome(
+        horizon_s=parts[0].horizon_s,
+        lost_s={name: np.concatenate([p.lost_s[name] for p in parts]) for name in CLASSES},
+        **{name: np.concatenate([getattr(p, name) for p in parts]) for name in arrays},
+    )
 
 
 def _hours(setting: Setting, job: Job) -> float:
@@ -78,153 +121,68 @@ def _hours(setting: Setting, job: Job) -> float:
     return job.nodes * setting.gpus_per_node * paid(setting, job) * setting.days * DAY_S / 3600.0
 
 
-def _with_rate(part: Part, job: Job, figures: Mapping[str, _Figure]) -> dict[str, _Figure]:
-    """With what is unknown of the rate in their intervals: half of how far jobs are apart that have
-    the rates at both ends of its own, by the same chance and with the same checkpoints.
+def _doubts(part: Part, job: Job) -> dict[str, float]:
+    """What is unknown of the rate, in each figure: half of how far jobs are apart that have the
+    rates at both ends of its own, by the same chance and with the same checkpoints.
     """
-    setting, cost = part.setting, part.cost
+    setting, ends = part.setting, []
     if not setting.rate_unsure:
-        return dict(figures)
-    ends = []
+        return {}
     for times in (1.0 + setting.rate_unsure, 1.0 / (1.0 + setting.rate_unsure)):
-        more = {"rate": setting.rate * times, "interval_s": job.segment_s}
-        there = Part(setting.model_copy(update=more), part.gpus, cost)
-        other = job_of(there.setting, part.gpus, cost)
-        ends.append(_figures(there, other, _played(there, other, lambda share: None)))
-    return {
-        name: replace(figure, half=math.hypot(figure.half, _half(*(end[name] for end in ends))))
-        for name, figure in figures.items()
-    }
-
-
-def _half(one: _Figure, other: _Figure) -> float:
-    return abs(one.mean - other.mean) / 2
+        update = {"rate": setting.rate * times, "interval_s": job.segment_s}
+        end = Part(setting.model_copy(update=update), part.gpus, part.cost)
+        other = job_of(end.setting, part.gpus, part.cost)
+        ends.append(_figures(end, other, _played(end, other)))
+    more, fewer = ends
+    return {name: abs(more[name].mean - fewer[name].mean) / 2 for name in more}
 
 
 def _figures(part: Part, job: Job, played: Outcome) -> dict[str, _Figure]:
     """All that trials differ in, by name."""
-    setting = part.setting
-    share, hours = paid(setting, job), _hours(setting, job)
+    setting, horizon_s = part.setting, played.horizon_s
+    nodes, hours, room_s = paid(setting, job), _hours(setting, job), job.busy * played.horizon_s
     lost = _lost(setting, played)
+    ettr = 1.0 - np.sum(list(lost.values()), axis=0) / horizon_s
     # the mean recovery may be as much longer or shorter, with each failure
-    stalls = float((played.failures + played.swaps).mean())
-    unsure = part.cost.unsure_s * stalls / played.horizon_s
-    steps = played.horizon_s / job.step_s
-    goodput = _of(_useful(played, lost), 1.0).by(1.0 / share, unsure / share)
-    found = {
+    unsure = part.cost.unsure_s * float((played.failures + played.swaps).mean()) / horizon_s
+    goodput = _Figure(ettr / nodes, unsure / nodes, top=1.0 / nodes)
+    lost_hours = hours * (1.0 - ettr / nodes)
+    second = _second(part, job, played, goodput) * hours
+    each = played.useful_s * played.failures  # about what a second is worth in each trial
+    worth = second * each / each.mean() if each.any() else each
+    short_s = np.maximum(room_s - played.useful_s, 0.0)
+    money = {} if setting.price is None else {"price": setting.price}
+    figures = {
         "goodput": goodput,
-        "failures": _of(played.failures),
-        "ettr": goodput.by(share),
-        "again": _of(played.lost_s["rework"] / job.step_s),
-        "short": _of(_short_s(job, played) / job.step_s).by(1.0, unsure * steps),
-        "kept": _of(played.useful_s / (_busy(job) * played.horizon_s), 1.0).by(
-            1.0, unsure / _busy(job)
-        ),
-        "lost_gpu_hours": goodput.less_than(1.0).by(hours),
+        "failures": _Figure(played.failures),
+        "ettr": _Figure(ettr, unsure, top=1.0),
+        "again": _Figure(played.lost_s["rework"] / job.step_s),
+        "short": _Figure(short_s / job.step_s, unsure * horizon_s / job.step_s),
+        "kept": _Figure(played.useful_s / room_s, unsure / job.busy, top=1.0),
     }
-    worth = _of(_second_of_each(played)).by(hours / share)
-    exact = _second(part, job, played, goodput) * hours
-    found["second_gpu_hours"] = worth.by(exact / worth.mean) if worth.mean > 0 else worth
+    for unit, price in {"gpu_hours": 1.0, **money}.items():
+        all_hours, spares = hours * price, (1.0 - 1.0 / nodes) * hours * price
+        figures[f"lost_{unit}"] = _Figure(
+            lost_hours * price, unsure / nodes * all_hours, bottom=spares, top=all_hours
+        )
+        figures[f"second_{unit}"] = _Figure(worth * price)
     for name, times_s in lost.items():
-        whole = _of(times_s / played.horizon_s, 1.0)
-        found[f"badput.{name}"] = whole.by(1.0 / share, unsure / share * (name == "stall"))
-    if setting.price is not None:
-        for name in ("lost", "second"):
-            found[f"{name}_price"] = found[f"{name}_gpu_hours"].by(setting.price)
-    return found
-
-
-@dataclass(frozen=True)
-class _Figure:
-    """Mean, its standard error, half of its 95 % interval, and 5 and 95 % of the trials. It can be
-    from ``bottom`` to ``top``.
-    """
-
-    mean: float
-    error: float
-    half: float
-    least: float
-    most: float
-    top: float = math.inf
-    bottom: float = 0.0
-
-    def by(self, factor: float, unsure: float = 0.0) -> _Figure:
-        """So many times as much, with a mean that may then be off by ``unsure`` for other reasons
-        than chance.
-        """
-        return _Figure(
-            mean=self.mean * factor,
-            error=self.error * factor,
-            half=math.hypot(self.half * factor, unsure),
-            least=self.least * factor,
-            most=self.most * factor,
-            top=self.top * factor,
-            bottom=self.bottom * factor,
-        )
-
-    def less_than(self, total: float) -> _Figure:
-        """What is left of ``total``."""
-        return _Figure(
-            mean=total - self.mean,
-            error=self.error,
-            half=self.half,
-            least=total - self.most,
-            most=total - self.least,
-            top=total - self.bottom,
-            bottom=total - self.top,
-        )
-
-    @property
-    def spread(self) -> Spread:
-        """For results."""
-        return Spread(
-            low=max(self.bottom, self.mean - self.half),
-            high=min(self.top, self.mean + self.half),
-            least=self.least,
-            most=self.most,
-        )
-
-
-def _of(values: Floats, top: float = math.inf) -> _Figure:
-    """Of what each trial has."""
-    least, most = np.percentile(values, [5, 95])
-    error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    half = t95(len(values) - 1) * error
-    return _Figure(float(values.mean()), error, half, float(least), float(most), top)
+        doubt = unsure / nodes if name == "stall" else 0.0
+        figures[f"badput.{name}"] = _Figure(times_s / horizon_s / nodes, doubt, top=1.0 / nodes)
+    return figures
 
 
 def _lost(setting: Setting, played: Outcome) -> dict[str, Floats]:
     """Class -> time that is not useful by the definitions of the setting, of each trial."""
-    said = setting.definitions
-    lost = {name: played.lost_s[name] for name in CLASSES}
+    words, lost = setting.definitions, dict(played.lost_s)
     nothing = np.zeros_like(played.useful_s)
-    if said.rework == "recovery":
+    if words.rework == "recovery":
         lost["stall"] = lost["stall"] + lost["rework"]
-    if said.rework != "apart":
+    if words.rework != "apart":
         lost["rework"] = nothing
-    if said.missing == "useful":
+    if words.missing == "useful":
         lost["reduced"] = nothing
     return lost
-
-
-def _useful(played: Outcome, lost: Mapping[str, Floats]) -> Floats:
-    """Share of the time of the job's nodes that is not in ``lost``, of each trial."""
-    return np.asarray(1.0 - np.sum(list(lost.values()), axis=0) / played.horizon_s)
-
-
-def _busy(job: Job) -> float:
-    """Share of running time that is not saving."""
-    return job.segment_s / (job.segment_s + job.save_s)
-
-
-def _short_s(job: Job, played: Outcome) -> Floats:
-    """Work that failures kept from being done: of what the days have room for beside saving."""
-    return np.maximum(_busy(job) * played.horizon_s - played.useful_s, 0.0)
-
-
-def _second_of_each(played: Outcome) -> Floats:
-    """Of each trial, about what a second of each failure is worth; how much jobs differ in it."""
-    return played.useful_s * played.failures / played.horizon_s**2
 
 
 def _second(part: Part, job: Job, played: Outcome, goodput: _Figure) -> float:
@@ -237,10 +195,7 @@ def _second(part: Part, job: Job, played: Outcome, goodput: _Figure) -> float:
     """
     setting, mean_s = part.setting, job.stall.mean_s
     half_s = min(0.5, mean_s)
-    exact, less, more = (
-        formula(setting, replace(job, stall=job.stall.longer(by_s)))[0]
-        for by_s in (0.0, -half_s, 0.5)
-    )
+    exact, less, more = (formula(setting, job, by_s)[0] for by_s in (0.0, -half_s, 0.5))
     holds = not engines_differ(goodput.mean, goodput.error, exact)
     if less is not None and more is not None and holds:
         return (less - more) / (half_s + 0.5)
@@ -253,7 +208,7 @@ def _second(part: Part, job: Job, played: Outcome, goodput: _Figure) -> float:
 
 def _beyond(law: Law, time_s: float) -> tuple[float, float]:
     """Share of the times between failures that are longer, and what all have beyond on average."""
-    if isinstance(law, Poisson):
+    if law.constant:
         left = math.exp(-time_s / law.mean_s)
         return left, law.mean_s * left
     drawn = law.sample(np.random.default_rng(0), DRAWN)
@@ -273,10 +228,7 @@ def _recovery_s(setting: Setting, job: Job, played: Outcome) -> float:
 
 def _finish(days: float, kept: Spread) -> Spread:
     """Days until as much is done as in ``days`` without a failure; ``kept``: that share of it."""
-
-    def after(share: float | None) -> float | None:
-        return days / share if share else None
-
-    return Spread(
-        low=after(kept.high), high=after(kept.low), least=after(kept.most), most=after(kept.least)
+    least, most, low, high = (
+        days / share if share else None for share in (kept.most, kept.least, kept.high, kept.low)
     )
+    return Spread(low=low, high=high, least=least, most=most)

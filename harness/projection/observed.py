@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainchaos.chaos.errors import ScenarioError
@@ -18,8 +17,8 @@ from trainchaos.harness.host.rundir import open_run, read_resolved
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import ArmResult, Results
 from trainchaos.harness.judge.verdict.judge import judge_whole
-from trainchaos.harness.projection.arrivals import Law, Poisson, Weibull
 from trainchaos.harness.projection.costs import PUBLISHED, alone, stall_of
+from trainchaos.harness.projection.laws import Law, Weibull
 from trainchaos.harness.projection.parallel import in_processes
 
 OUTSIDE = ("initialisation", "shutdown", "spare_idle")
@@ -43,15 +42,14 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One arm from its first step to its last. ``active_s``: that time; ``goodput``: the share of
-    it that was useful; ``failures``: acts that landed; ``stalled_s``, ``degraded_s``: time from
-    failures until the job trained again, and lost because ranks were missing; ``step_s``: median;
-    ``clear``: the useful share of the time that no recovery took.
+    """One arm from its first step to its last. ``goodput``: the share of that time that was useful;
+    ``failures``: acts that landed; ``stalled_s``, ``degraded_s``: time from failures until the job
+    trained again, and lost because ranks were missing; ``step_s``: median; ``clear``: the useful
+    share of the time that no recovery took.
     """
 
     run: str
     repeat: int
-    active_s: float
     goodput: float
     failures: int
     stalled_s: float
@@ -60,7 +58,7 @@ class Arm:
     clear: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Group:
     """All arms of one job: the same strategy, ranks and scenario. ``stalls_s``: of failures that
     came alone; ``away_s``: from each failure until as many could train or stand by as before, of
@@ -68,10 +66,10 @@ class Group:
     """
 
     cell: Cell
-    faulted: tuple[Arm, ...]
-    controls: tuple[Arm, ...]
-    stalls_s: tuple[float, ...]
-    away_s: tuple[float, ...]
+    faulted: list[Arm] = field(default_factory=list)
+    controls: list[Arm] = field(default_factory=list)
+    stalls_s: list[float] = field(default_factory=list)
+    away_s: list[float] = field(default_factory=list)
 
     @property
     def strategy(self) -> str:
@@ -84,9 +82,19 @@ class Group:
         return self.cell.scenario.workload.ranks
 
     @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.strategy} at {self.ranks} ranks"
+
+    @property
     def failures(self) -> int:
         """Acts that landed, over all arms."""
         return sum(arm.failures for arm in self.faulted)
+
+    @property
+    def undisturbed(self) -> float:
+        """Mean goodput of the control arms."""
+        return statistics.fmean(arm.goodput for arm in self.controls)
 
 
 def read_stored(
@@ -97,38 +105,47 @@ def read_stored(
     runs are not all of one scenario, or one is there twice.
     """
     paths = [*paths]
-    if len(paths) > 1:
-        _refuse_together(paths)
-    found = in_processes(paths, _read_one, each, jobs)
-    for one in found:
-        if one.results.simulated:
-            raise ScenarioError(
-                f"{one.path} was simulated: its times are not measured",
-                hint="give runs of real ranks",
-            )
-    return found
-
-
-def _refuse_together(paths: Sequence[Path]) -> None:
-    """Runs that do not go together, before any is judged, which may take minutes."""
     first: dict[str, Path] = {}
     names = set[str]()
-    for path in paths:
+    for path in paths if len(paths) > 1 else ():  # before any is judged, which may take minutes
         run = open_run(path)
         resolved = read_resolved(run)
-        run_id = resolved.run_id
         names.add(resolved.cells[0].scenario.name if resolved.cells else run.root.parent.name)
-        if run_id in first:
+        if (same := first.setdefault(resolved.run_id, path)) is not path:
             raise ScenarioError(
-                f"{path} is the same run as {first[run_id]}: its recoveries would count twice",
+                f"{path} is the same run as {same}: its recoveries would count twice",
                 hint="give each run once",
             )
-        first[run_id] = path
+    refuse_several(names, "project them one by one")
+    return in_processes(paths, _read_one, each, jobs)
+
+
+def refuse_several(names: set[str], hint: str) -> None:
+    """Raises ScenarioError unless runs are of one scenario."""
     if len(names) > 1:
         raise ScenarioError(
-            f"the runs are of different scenarios: {', '.join(sorted(names))}",
-            hint="project them one by one",
+            f"the runs are of different scenarios: {', '.join(sorted(names))}", hint=hint
         )
+
+
+def _read_one(path: Path) -> Stored:
+    run = open_run(path)
+    results = judge_whole(run)
+    if results.simulated:
+        raise ScenarioError(
+            f"{path} was simulated: its times are not measured", hint="give runs of real ranks"
+        )
+    broken = [
+        arm.id
+        for arm in results.arms
+        if WHOLE in arm.invariants and arm.invariants[WHOLE].verdict != "pass"
+    ]
+    if broken or not results.arms:
+        raise ScenarioError(
+            f"{path}: the log of {broken[0] if broken else 'every arm'} is not whole",
+            hint="give a run that chaos analyze does not find fault with",
+        )
+    return Stored(path=path, results=results, resolved=read_resolved(run))
 
 
 def law_of_failures(cell: Cell) -> Law:
@@ -139,7 +156,7 @@ def law_of_failures(cell: Cell) -> Law:
     at = faults[0].at if len(faults) == 1 else None
     if isinstance(at, TriggerSpec) and at.probability == 1.0:
         if at.mtbf is not None:
-            return Poisson(at.mtbf)
+            return Weibull(at.mtbf)
         if at.weibull is not None:
             return Weibull(at.weibull.mean, at.weibull.shape)
     raise ScenarioError(
@@ -149,59 +166,72 @@ def law_of_failures(cell: Cell) -> Law:
     )
 
 
-def _read_one(path: Path, each: Callable[[float], None]) -> Stored:
-    run = open_run(path)
-    results = judge_whole(run)
-    each(1.0)
-    broken = [
-        arm.id
-        for arm in results.arms
-        if (log := arm.invariants.get(WHOLE)) is not None and log.verdict != "pass"
-    ]
-    if broken or not results.arms:
-        raise ScenarioError(
-            f"{path}: the log of {broken[0] if broken else 'every arm'} is not whole",
-            hint="give a run that chaos analyze does not find fault with",
-        )
-    return Stored(path=path, results=results, resolved=read_resolved(run))
-
-
 def groups(
     stored: Sequence[Stored], repeats: Sequence[int] | None = None
 ) -> dict[tuple[str, int], Group]:
     """The jobs of the runs, by cell and strategy's ranks; of faulted arms only those of
     ``repeats``, if given. Arms that did not complete are left out, see ``unfinished``.
     """
-    cells: dict[tuple[str, int], Cell] = {}
-    found: dict[tuple[str, int], dict[str, list[Arm]]] = defaultdict(lambda: defaultdict(list))
-    stalls: dict[tuple[str, int], list[float]] = defaultdict(list)
-    away: dict[tuple[str, int], list[float]] = defaultdict(list)
+    found: dict[tuple[str, int], Group] = {}
     for run in stored:
         for cell in _projectable(run):
-            key = (cell.id, cell.scenario.workload.ranks)
-            cells.setdefault(key, cell)
+            group = found.setdefault((cell.id, cell.scenario.workload.ranks), Group(cell=cell))
             for arm in run.results.arms:
-                taken = arm.arm == "control" or repeats is None or arm.repeat in repeats
-                if arm.cell != cell.id or not taken or arm.outcome != "completed":
-                    continue
-                incidents = _of(run.results, arm) if arm.arm == "faulted" else []
-                found[key][arm.arm].append(_arm(run, cell, arm, incidents))
-                stalls[key] += [s for one in alone(incidents) if (s := stall_of(one)) is not None]
-                away[key] += [
-                    s
-                    for one in incidents
-                    if (s := one.time_to_redundancy) is not None and math.isfinite(s)
-                ]
-    return {
-        key: Group(
-            cell=cell,
-            faulted=tuple(found[key]["faulted"]),
-            controls=tuple(found[key]["control"]),
-            stalls_s=tuple(stalls[key]),
-            away_s=tuple(away[key]),
-        )
-        for key, cell in cells.items()
-    }
+                if arm.cell == cell.id and arm.outcome == "completed":
+                    if arm.arm == "control":
+                        group.controls.append(_arm(run, cell, arm, []))
+                    elif repeats is None or arm.repeat in repeats:
+                        _add(group, run, arm)
+    return found
+
+
+def _add(group: Group, run: Stored, arm: ArmResult) -> None:
+    incidents = [
+        incident
+        for incident in run.results.faults
+        if (incident.cell, incident.repeat) == (arm.cell, arm.repeat) and incident.fired
+    ]
+    group.faulted.append(_arm(run, group.cell, arm, incidents))
+    stalls = (stall_of(incident) for incident in alone(incidents))
+    group.stalls_s += [stall_s for stall_s in stalls if stall_s is not None]
+    away = (incident.time_to_redundancy for incident in incidents)
+    group.away_s += [s for s in away if s is not None and math.isfinite(s)]
+
+
+def _projectable(run: Stored) -> Iterator[Cell]:
+    for cell in run.resolved.cells:
+        if cell.exact_for is None and cell.scenario.recovery.strategy in PUBLISHED:
+            yield cell
+
+
+def _arm(run: Stored, cell: Cell, arm: ArmResult, incidents: Sequence[Incident]) -> Arm:
+    """``badput`` is per provisioned rank; here per rank that trains."""
+    share = cell.scenario.workload.ranks / max(1, arm.provisioned_ranks)
+    inside = {name: s / share for name, s in arm.badput.items() if name not in OUTSIDE}
+    useful_s = arm.useful_s / share
+    active_s = useful_s + sum(inside.values())
+    clear_s = active_s - math.fsum(inside.get(name, 0.0) for name in PLAYED)
+    return Arm(
+        run=run.results.run_id,
+        repeat=arm.repeat,
+        goodput=useful_s / active_s if active_s > 0 else 0.0,
+        failures=sum(incident.landed for incident in incidents),
+        stalled_s=math.fsum(inside.get(name, 0.0) for name in STALLED),
+        degraded_s=inside.get("degraded_world", 0.0),
+        step_s=arm.step_time_median or 0.0,
+        clear=min(1.0, useful_s / clear_s) if clear_s > 0 else 0.0,
+    )
+
+
+def unfinished(stored: Sequence[Stored]) -> list[str]:
+    """Arms that did not complete, and so have no goodput of the whole job."""
+    return [
+        f"{arm.id} ({arm.outcome})"
+        for run in stored
+        for cell in _projectable(run)
+        for arm in run.results.arms
+        if arm.cell == cell.id and arm.outcome != "completed"
+    ]
 
 
 def steady(stored: Sequence[Stored]) -> tuple[float, float]:
@@ -223,61 +253,10 @@ def steady(stored: Sequence[Stored]) -> tuple[float, float]:
                 )
             steps.append(arm.step_time_median)
             share = cells[arm.cell].ranks / max(1, arm.provisioned_ranks)
-            count = max(1, arm.steps // every)
-            saves.append(arm.badput.get(SAVING, 0.0) / share / count)
+            saves.append(arm.badput.get(SAVING, 0.0) / share / max(1, arm.steps // every))
     if not steps:
         raise ScenarioError(
             "no control arm of the runs says how long a step takes",
             hint="give --step and --save, or runs with baseline: paired",
         )
     return statistics.median(steps), statistics.median(saves)
-
-
-def unfinished(stored: Sequence[Stored]) -> list[str]:
-    """Arms that did not complete, and so have no goodput of the whole job."""
-    return [
-        f"{arm.id} ({arm.outcome})"
-        for run in stored
-        for cell in _projectable(run)
-        for arm in run.results.arms
-        if arm.cell == cell.id and arm.outcome != "completed"
-    ]
-
-
-def _projectable(run: Stored) -> Iterator[Cell]:
-    for cell in run.resolved.cells:
-        if cell.exact_for is None and cell.scenario.recovery.strategy in PUBLISHED:
-            yield cell
-
-
-def _of(results: Results, arm: ArmResult) -> list[Incident]:
-    return [
-        one
-        for one in results.faults
-        if one.cell == arm.cell and one.repeat == arm.repeat and one.fired
-    ]
-
-
-def _arm(run: Stored, cell: Cell, arm: ArmResult, incidents: Sequence[Incident]) -> Arm:
-    """``badput`` is per provisioned rank; here per rank that trains."""
-    share = cell.scenario.workload.ranks / max(1, arm.provisioned_ranks)
-    inside = {name: s / share for name, s in arm.badput.items() if name not in OUTSIDE}
-    useful_s = arm.useful_s / share
-    active_s = useful_s + sum(inside.values())
-    clear_s = active_s - math.fsum(inside.get(name, 0.0) for name in PLAYED)
-    return Arm(
-        run=run.results.run_id,
-        repeat=arm.repeat,
-        active_s=active_s,
-        goodput=useful_s / active_s if active_s > 0 else 0.0,
-        failures=sum(one.landed for one in incidents),
-        stalled_s=math.fsum(inside.get(name, 0.0) for name in STALLED),
-        degraded_s=inside.get("degraded_world", 0.0),
-        step_s=arm.step_time_median or 0.0,
-        clear=min(1.0, useful_s / clear_s) if clear_s > 0 else 0.0,
-    )
-
-
-def spread(values: Sequence[float]) -> float:
-    """Standard deviation; 0 of fewer than two."""
-    return statistics.stdev(values) if len(values) > 1 else 0.0

@@ -9,9 +9,9 @@ from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection import closed
 from trainchaos.harness.projection.breakeven import break_even, curve, formulas_fail
 from trainchaos.harness.projection.costs import LEAST_INCIDENTS, RecoveryCost
-from trainchaos.harness.projection.figures import one
-from trainchaos.harness.projection.job import SPARES, bytes_of, in_repair, nodes_of, taken
-from trainchaos.harness.projection.parallel import Part, play_all, refuse_memory
+from trainchaos.harness.projection.figures import Part, projected
+from trainchaos.harness.projection.job import SPARES, nodes_of, often, repair_of
+from trainchaos.harness.projection.parallel import in_processes
 from trainchaos.harness.projection.presets import Preset, rate_of
 from trainchaos.harness.projection.result import (
     GPUS_PER_NODE,
@@ -20,7 +20,6 @@ from trainchaos.harness.projection.result import (
     Setting,
     SparesNeeded,
 )
-from trainchaos.harness.projection.simulate import TooManyEventsError
 
 FEW_GAPS = 30
 """Between failures of a trace; from fewer their rate is known within a third at best."""
@@ -39,28 +38,19 @@ def project(
     figures are the same whatever their number. ``each``: is told the share that is done.
 
     Raises ScenarioError where hot-spare has more spares than the job has nodes, or a copy of the
-    model takes more, checkpoints are less than a step apart, there are more failures than can be
-    played, or more memory is needed than there is.
+    model takes more, checkpoints are less than a step apart, or there are more failures than can be
+    played.
     """
     _refuse(setting, costs)
     parts = [Part(setting, gpus, cost) for gpus in setting.gpus for cost in costs.values()]
     points, more = curve(setting, costs)
-    needs = sorted((bytes_of(part) for part in (*parts, *more)), reverse=True)
-    refuse_memory(math.fsum(needs[:jobs]))
-    try:
-        # all in one go, as processes are forked only before the first share is told
-        found = play_all([*parts, *more], one, each, jobs)
-    except TooManyEventsError as error:
-        raise ScenarioError(str(error), hint="fewer --gpus or --days, or a lower --rate") from error
-    rows = found[: len(parts)]
+    # all in one go, as processes are forked only before the first share is told
+    played = in_processes([*more, *parts], projected, each, jobs)
+    rows = played[len(more) :]
     off = formulas_fail(rows)
-    points = sorted(
-        [
-            *(point for point in points if point.strategy not in off),
-            *(row.point for row in found[len(parts) :]),
-        ],
-        key=lambda point: point.gpus,
-    )
+    points = [point for point in points if point.strategy not in off]
+    points += [row.point for row in played[: len(more)]]
+    points.sort(key=lambda point: point.gpus)
     return Projection(
         setting=setting,
         failures_from=failures_from,
@@ -79,14 +69,7 @@ def nothing(setting: Setting) -> Projection:
     its own definitions.
     """
     own = Definitions(failures_while="always", spares_count=False)
-    return Projection(
-        setting=setting.model_copy(update={"gpus": (), "definitions": own}),
-        failures_from="",
-        costs={},
-        cautions=[],
-        notes=[],
-        rows=[],
-    )
+    return Projection(setting=setting.model_copy(update={"gpus": (), "definitions": own}))
 
 
 def spares_needed(setting: Setting) -> list[SparesNeeded]:
@@ -95,18 +78,15 @@ def spares_needed(setting: Setting) -> list[SparesNeeded]:
     """
     if setting.availability is None:
         return []
-    found = []
+    taken = math.fsum(n * share for n, share in enumerate(setting.several, 1))
+    needed = []
     for gpus in setting.gpus:
         nodes = nodes_of(setting, gpus)
-        load = in_repair(setting, nodes)
-        spares: int | None
-        try:
-            often = load / taken(setting) if load else 0.0
-            spares = closed.spares_for(setting.availability, often, setting.several)
-        except ValueError:
-            spares = None
-        found.append(SparesNeeded(gpus=gpus, nodes=nodes, load=load, spares=spares))
-    return found
+        # failures whose nodes are in repair on average, by Little's law
+        failures = (1.0 - setting.processes) * repair_of(setting).mean_s / often(setting, nodes)
+        spares = closed.spares_for(setting.availability, failures, setting.several)
+        needed.append(SparesNeeded(gpus=gpus, nodes=nodes, load=failures * taken, spares=spares))
+    return needed
 
 
 def _refuse(setting: Setting, costs: Mapping[str, RecoveryCost]) -> None:
@@ -131,94 +111,62 @@ def _refuse(setting: Setting, costs: Mapping[str, RecoveryCost]) -> None:
 
 
 def _cautions(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
-    said = []
-    few = [
-        f"{name} ({one.incidents})"
-        for name, one in costs.items()
-        if 0 < one.incidents < LEAST_INCIDENTS
-    ]
-    if few:
-        said.append(
-            f"fewer than {LEAST_INCIDENTS} incidents were measured of {', '.join(few)}: how much"
-            " recoveries vary is not known, and the intervals are too narrow"
-        )
-    if 0 < len(setting.gaps) < FEW_GAPS:
-        said.append(
-            f"the trace has {len(setting.gaps) + 1} failures: their law and causes are hardly"
-            " known, which is not in the intervals"
-        )
+    """What is missing for the intervals to hold."""
     nodes = nodes_of(setting, max(setting.gpus))
+    measured = {name: cost for name, cost in costs.items() if cost.kind == "measured"}
+    few = [f"{n} ({c.incidents})" for n, c in measured.items() if c.incidents < LEAST_INCIDENTS]
     flat = [
-        f"{name} at {one.ranks:g} ranks"
-        for name, one in costs.items()
-        if one.kind == "measured" and not one.per_doubling_s
-        if one.ranks is not None and nodes > FARTHER * one.ranks
+        f"{name} at {cost.ranks:g} ranks"
+        for name, cost in measured.items()
+        if not cost.per_doubling_s and nodes > FARTHER * (cost.ranks or math.inf)
     ]
-    if flat:
-        said.append(
-            f"recoveries were measured of {', '.join(flat)}, and are taken to last as long at"
-            f" {nodes:,} nodes: --growth adds seconds for each doubling"
-        )
-    measured = [name for name, one in costs.items() if one.kind == "measured"]
-    others = [name for name, one in costs.items() if one.kind == "published"]
-    if measured and others:
-        said.append(
-            f"{', '.join(others)}: not in the runs, of published costs of large clusters, which"
-            f" must not be compared with what was measured of {', '.join(measured)}"
-        )
-    return said
+    others = [name for name, cost in costs.items() if cost.kind == "published"]
+    cautions = {
+        f"fewer than {LEAST_INCIDENTS} incidents were measured of {', '.join(few)}: how much"
+        " recoveries vary is not known, and the intervals are too narrow": few,
+        f"the trace has {len(setting.gaps) + 1} failures: their law and causes are hardly known,"
+        " which is not in the intervals": 0 < len(setting.gaps) < FEW_GAPS,
+        f"recoveries were measured of {', '.join(flat)}, and are taken to last as long at"
+        f" {nodes:,} nodes: --growth adds seconds for each doubling": flat,
+        f"{', '.join(others)}: not in the runs, of published costs of large clusters, which must"
+        f" not be compared with what was measured of {', '.join(measured)}": measured and others,
+    }
+    return [text for text, holds in cautions.items() if holds]
 
 
 def _notes(setting: Setting, costs: Mapping[str, RecoveryCost]) -> list[str]:
-    notes = [_definitions(setting, costs)]
-    if setting.rate_unsure:
-        known = f"known to ±{100 * setting.rate_unsure:.3g} %"
-        if setting.rate_unsure >= 1.0:
-            known = "hardly known, and taken to be between half and double of it"
-        notes.append(
-            f"the rate of failures is {known} (95 %, gaps taken for independent), which is in all"
-            " intervals but those of break-even points"
-        )
-    if setting.processes:
-        notes.append(
-            f"{100 * setting.processes:.3g} % of the failures end processes only, and no node is"
-            " repaired"
-        )
-    beside = [n for n, one in costs.items() if one.kind == "measured" and one.rollback]
-    if beside and setting.load_s:
-        notes.append(
-            f"what was measured of {beside[0]} has its loading in it; none is added"
-            if setting.loads_measured
-            else f"loading takes {setting.load_s:g} s beside what was measured of {beside[0]}"
-        )
-    if setting.lemon_share:
-        left = (
-            "for good"
-            if setting.quarantine is None
-            else f"until {setting.quarantine} failures, when a plain node takes the place"
-        )
-        notes.append(
-            f"{setting.lemon_share:.4g} of the nodes fail {setting.lemon_times:g} times as often as"
-            f" the rate says, {left}"
-        )
-    if setting.slow_rate:
-        found = (
-            "never found"
-            if setting.slow_found_s is None
-            else f"found after {setting.slow_found_s:g} s of running and swapped with a stall"
-        )
-        notes.append(
-            f"{setting.slow_rate:g} nodes in 1,000 become slow a day, make the job take"
-            f" {setting.slow_factor:g} times as long, and are {found}"
-        )
-    return notes
+    """What the figures rest on."""
+    known = f"known to ±{100 * setting.rate_unsure:.3g} %"
+    if setting.rate_unsure >= 1.0:
+        known = "hardly known, and taken to be between half and double of it"
+    loading = f"loading takes {setting.load_s:g} s beside what was measured of checkpoint-restart"
+    if setting.loads_measured:
+        loading = "what was measured of checkpoint-restart has its loading in it; none is added"
+    left = "for good"
+    if setting.quarantine is not None:
+        left = f"until {setting.quarantine} failures, when a plain node takes the place"
+    slow = "never found"
+    if setting.slow_found_s is not None:
+        slow = f"found after {setting.slow_found_s:g} s of running and swapped with a stall"
+    loads = any(cost.kind == "measured" and cost.rollback for cost in costs.values())
+    notes = {
+        _definitions(setting, costs): True,
+        f"the rate of failures is {known} (95 %, gaps taken for independent), which is in all"
+        " intervals but those of break-even points": setting.rate_unsure,
+        f"{100 * setting.processes:.3g} % of the failures end processes only, and no node is"
+        " repaired": setting.processes,
+        loading: loads and setting.load_s,
+        f"{setting.lemon_share:.4g} of the nodes fail {setting.lemon_times:g} times as often as the"
+        f" rate says, {left}": setting.lemon_share,
+        f"{setting.slow_rate:g} nodes in 1,000 become slow a day, make the job take"
+        f" {setting.slow_factor:g} times as long, and are {slow}": setting.slow_rate,
+    }
+    return [text for text, holds in notes.items() if holds]
 
 
-_WHILE = {
+_WORDS = {
     "running": "failures come while the job runs or loads a checkpoint",
     "always": "failures come at any time, also during recoveries",
-}
-_REWORK = {
     "apart": "work done again is not useful",
     "recovery": "work done again is part of the recovery",
     "useful": "work done again counts as useful",
@@ -230,17 +178,16 @@ _MISSING = {
 
 
 def _definitions(setting: Setting, costs: Mapping[str, RecoveryCost]) -> str:
-    said = setting.definitions
-    parts = [_WHILE[said.failures_while], _REWORK[said.rework]]
-    if any(cost.shrinks for cost in costs.values()):
-        copies = setting.replica_nodes
-        parts.append(_MISSING[said.missing])
+    words, copies = setting.definitions, setting.replica_nodes
+    parts = [_WORDS[words.failures_while], _WORDS[words.rework]]
+    if not all(cost.rollback for cost in costs.values()):
+        parts.append(_MISSING[words.missing])
         parts.append(
             f"with a node leave the {copies} that hold its copy of the model"
             if copies > 1
             else "a node holds a whole copy of the model, so that the others go on without it"
         )
-    counted = "counted" if said.spares_count else "not counted"
+    counted = "counted" if words.spares_count else "not counted"
     return "; ".join([*parts, f"spare nodes are {counted} in the denominator"])
 
 

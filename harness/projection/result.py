@@ -40,24 +40,12 @@ def t95(degrees: int) -> float:
 def engines_differ(goodput: float, error: float, closed: float | None) -> bool:
     """Whether the simulation, of such a standard error, and the formulas differ by more than
     chance, and so much that it matters: the formulas' assumptions do not hold, and the simulation
-    is to be taken. Not where there is no formula (``closed`` None).
+    is to be taken. Not where there is no formula (``closed`` None), nor without any failure in any
+    trial, where the error is none, or that of rounding.
     """
-    apart = standard_errors(goodput, error, closed)
-    return (
-        apart is not None
-        and closed is not None
-        and apart > APART
-        and (abs(closed - goodput) > MATTERS)
-    )
-
-
-def standard_errors(goodput: float, error: float, closed: float | None) -> float | None:
-    """How many the engines are apart; None with one engine only. Without any failure in any trial
-    the error is none, or that of rounding.
-    """
-    if closed is None:
-        return None
-    return abs(goodput - closed) / error if error > NO_ERROR else 0.0
+    if closed is None or error <= NO_ERROR:
+        return False
+    return abs(closed - goodput) > max(MATTERS, APART * error)
 
 
 class Model(BaseModel):
@@ -69,14 +57,10 @@ class Model(BaseModel):
 class Definitions(Model):
     """What the words mean, as that moves figures of large jobs by 5 to 20 points.
 
-    ``failures_while``: whether failures come while the job runs, or at any time; ``spares_count``:
-    whether spare nodes are paid for, and so in the denominator of goodput.
-
-    ``rework``, work that is done again: ``apart``, a class of its own; ``recovery``, part of each
-    recovery's time; ``useful``, as a count of steps that does not ask whether one was there before
-    has it. ``missing``, the samples of nodes that a job goes on without: ``lost``, goodput counts
-    samples, whether the batch is kept and takes longer or is smaller; ``useful``, it counts time in
-    steps, so that a step of fewer samples is a whole one.
+    ``spares_count``: spare nodes are paid for, and so in the denominator of goodput. ``rework``,
+    work that is done again: ``apart``, a class of its own; ``recovery``, part of each recovery's
+    time; ``useful``, as a count of steps has it. ``missing``, the samples of nodes that a job goes
+    on without: ``lost``, or ``useful``, where a step of fewer samples is a whole one.
     """
 
     failures_while: Literal["running", "always"] = "running"
@@ -86,26 +70,19 @@ class Definitions(Model):
 
 
 class Setting(Model):
-    """What is asked. Times in seconds. ``interval_s``: work between two checkpoints, None: what is
-    best for each size; ``replica_nodes``: nodes that hold one copy of the model; ``weibull``: shape
-    of the times between failures, None: a constant rate; ``several``: probabilities that a failure
-    takes 1, 2, ... nodes; ``spares``: for hot-spare; ``repair_s``, ``repair_sigma``: until a lost
-    node is back, lognormal; ``price``: of a GPU-hour.
+    """What is asked, as in docs/projection.md; ``_s``: seconds. ``interval_s`` None: what is best
+    for each size; ``weibull``: shape of the times between failures, None: a constant rate;
+    ``several``: probabilities that a failure takes 1, 2, ... nodes; ``repair_s``, ``repair_sigma``:
+    until a lost node is back, lognormal; ``price``: of a GPU-hour; ``quarantine`` and
+    ``slow_found_s`` None: never; ``slow_factor``: 1.34 is the completion of jobs of 512 GPUs and
+    more with a slow node (failure studies of large clusters).
 
-    ``lemon_share``: of nodes that fail ``lemon_times`` as often as ``rate`` says, until they have
-    failed ``quarantine`` times (None: for good). ``slow_rate``: nodes that become slow, per 1,000
-    nodes and day; each makes the job take ``slow_factor`` times as long (1.34: completion of jobs
-    of 512 GPUs and more with a slow node, failure studies of large clusters) until it is found,
-    after ``slow_found_s`` of running (None: never), and swapped. ``gaps``: times between failures
-    of a trace, whose shape counts; ``rate_unsure``: half the 95 % interval of the rate as a share
-    of it, where it is a trace's own, 1: that or more; ``availability``: share of time with all
-    nodes that spares are looked for.
-
+    ``gaps``: times between failures of a trace, whose shape counts; ``rate_unsure``: half the 95 %
+    interval of the rate as a share of it, where it is a trace's own, 1: that or more;
     ``processes``: share of the failures that end processes only, after which no node is repaired;
-    ``batch``: samples of a step, None: not said; ``checkpoint_bytes``, ``bandwidth``: size of a
-    checkpoint and bytes a second of its storage, where ``save_s`` and ``load_s`` are from them;
-    ``causes``: name -> share of the failures; ``loads_measured``: loading is in the recoveries that
-    were measured, so that ``load_s`` is of others only.
+    ``batch``: samples of a step; ``checkpoint_bytes``, ``bandwidth``: where ``save_s`` and
+    ``load_s`` are from them; ``causes``: name -> share of the failures; ``loads_measured``: loading
+    is in the recoveries that were measured, so that ``load_s`` is of others only.
     """
 
     gpus: tuple[int, ...]
@@ -155,22 +132,19 @@ class Spread(Model):
 
 
 class Projected(Model):
-    """One strategy at one size. Goodput: share of the paid time that is useful, by the definitions
-    of the setting. ``goodput``: mean of the trials, ``error``: its standard error; ``low``,
-    ``high``: its 95 % interval, with what is not known of the mean recovery where that was
-    measured, and of the rate where that is a trace's; ``worst``, ``best``: 5 % and 95 % of the
-    trials; ``closed``: by the formulas, None where they do not apply, ``why`` not. ``badput``:
-    class -> share of the paid time; ``ettr``: useful share of the time of the job's own nodes,
-    spares not counted; ``finish_days``: until as much is done as in the days asked for without a
-    failure; ``gpu_hours``, ``price``: paid, whole nodes, of which ``lost_gpu_hours``,
-    ``lost_price`` are not useful.
+    """One strategy at one size. ``goodput``: share of the paid time that is useful, by the
+    definitions of the setting, mean of the trials; ``error``: its standard error; ``low``,
+    ``high``: its 95 % interval, with what is not known of the mean recovery and of the rate;
+    ``worst``, ``best``: 5 % and 95 % of the trials; ``closed``: by the formulas, None where they do
+    not apply, ``why`` not. ``badput``: class -> share of the paid time; ``ettr``: useful share of
+    the time of the job's own nodes; ``finish_days``: until as much is done as in the days asked for
+    without a failure; ``lost_gpu_hours``, ``lost_price``: of those paid.
 
     ``stall_s``: of a recovery, median at this size; ``recovery_s``: mean time that a failure takes,
     with loading, and with work done again where that is charged to the recovery; ``again``: steps
-    of the whole job done more than once; ``short``: steps that failures kept from being done, of
-    those that the days have room for; ``second_gpu_hours``, ``second_price``: what a second more of
-    detection costs, in all. ``spreads``: of all these figures by name, of ``badput`` as
-    ``badput.rework``.
+    done more than once; ``short``: steps that failures kept from being done, of those that the days
+    have room for; ``second_gpu_hours``, ``second_price``: what a second more of detection costs, in
+    all. ``spreads``: of all these figures by name, of ``badput`` as ``badput.rework``.
     """
 
     strategy: str
@@ -197,21 +171,21 @@ class Projected(Model):
     lost_gpu_hours: float
     gpu_hours: float
     price: float | None
-    lost_price: float | None
+    lost_price: float | None = None
     second_gpu_hours: float
-    second_price: float | None
+    second_price: float | None = None
     spreads: dict[str, Spread]
 
     @property
     def apart(self) -> float | None:
         """How many standard errors the engines are apart; None with one engine only."""
-        return standard_errors(self.goodput, self.error, self.closed)
+        if self.closed is None:
+            return None
+        return abs(self.goodput - self.closed) / self.error if self.error > NO_ERROR else 0.0
 
     @property
     def differs(self) -> bool:
-        """Whether the engines differ by more than chance, and so much that it matters: the
-        formula's assumptions do not hold, and the simulation is to be taken.
-        """
+        """Whether the simulation is to be taken, see ``engines_differ``."""
         return engines_differ(self.goodput, self.error, self.closed)
 
     @property
@@ -351,11 +325,11 @@ class Projection(Model):
 
     schema_version: int = SCHEMA_VERSION
     setting: Setting
-    failures_from: str
-    costs: dict[str, Cost]
-    cautions: list[str]
-    notes: list[str]
-    rows: list[Projected]
+    failures_from: str = ""
+    costs: dict[str, Cost] = {}
+    cautions: list[str] = []
+    notes: list[str] = []
+    rows: list[Projected] = []
     curve: list[Point] = []
     break_even: list[BreakEven] = []
     compared: list[Compared] = []

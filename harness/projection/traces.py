@@ -9,6 +9,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ LEAST = 3
 MOST_BYTES = 16 << 20
 MOST_NODES = 64
 """At once; more in one line is taken for a slip, such as the size of the cluster."""
-KNOWN = ("time", "nodes", "cause")
 HINT = "lines of time (seconds, or 4h), and if known nodes lost at once and cause"
 
 
@@ -63,23 +63,28 @@ def read_failures(path: Path) -> FailureTrace:
     try:
         text = read_bytes(path, most=MOST_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        said = reason(error) if isinstance(error, OSError) else "no text"
-        raise ScenarioError(f"cannot read {path}: {said}", hint=HINT) from error
+        why = reason(error) if isinstance(error, OSError) else "no text"
+        raise ScenarioError(f"cannot read {path}: {why}", hint=HINT) from error
     if path.suffix not in (".csv", ".jsonl"):
         raise ScenarioError(f"{path} is neither .csv nor .jsonl", hint=HINT)
-    lines = _table(path, text) if path.suffix == ".csv" else _mappings(path, text)
-    found = [_failure(path, number, line) for number, line in lines]
-    if len(found) < LEAST:
-        raise ScenarioError(f"{path}: {len(found)} failures, {LEAST} are the fewest", hint=HINT)
-    times = sorted(time for time, _, _ in found)
+    failures = []
+    for number, line in _table(path, text) if path.suffix == ".csv" else _mappings(path, text):
+        try:
+            cause = "" if line.get("cause") is None else str(line["cause"]).strip()
+            failures.append((_seconds(line.get("time")), _nodes(line.get("nodes")), cause))
+        except ValueError as error:
+            raise _bad(path, number, str(error)) from error
+    if len(failures) < LEAST:
+        raise ScenarioError(f"{path}: {len(failures)} failures, {LEAST} are the fewest", hint=HINT)
+    times = sorted(time_s for time_s, _, _ in failures)
     gaps = tuple(late - early for early, late in itertools.pairwise(times))
     if not math.fsum(gaps) > 0:
-        raise ScenarioError(f"{path}: all {len(found)} failures come at once", hint=HINT)
-    sizes = Counter(nodes for _, nodes, _ in found)
+        raise ScenarioError(f"{path}: all {len(failures)} failures come at once", hint=HINT)
+    sizes = Counter(nodes for _, nodes, _ in failures)
     return FailureTrace(
         gaps_s=gaps,
-        several=tuple(sizes[n] / len(found) for n in range(1, max(sizes) + 1)),
-        causes=Counter(cause for _, _, cause in found if cause),
+        several=tuple(sizes[n] / len(failures) for n in range(1, max(sizes) + 1)),
+        causes=Counter(cause for _, _, cause in failures if cause),
     )
 
 
@@ -88,59 +93,51 @@ def _bad(path: Path, number: int, what: str) -> ScenarioError:
 
 
 def _table(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
-        head = [name.strip() for name in next(rows, [])]
-        if "time" not in head:
+        rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+        if "time" not in rows.fieldnames:
             raise _bad(path, 1, "the head has no column time")
-        if twice := [name for name in KNOWN if head.count(name) > 1]:
-            raise _bad(path, 1, f"column {twice[0]} is there twice")
         for row in rows:
-            if not row:
-                continue
-            if len(row) != len(head):
-                raise _bad(path, rows.line_num, f"{len(row)} values for {len(head)} columns")
-            yield rows.line_num, dict(zip(head, row, strict=True))
+            if None in row or None in row.values():
+                raise _bad(
+                    path, rows.line_num, f"not {len(rows.fieldnames)} values, as in the head"
+                )
+            yield rows.line_num, row
     except csv.Error as error:
-        raise _bad(path, rows.line_num, str(error)) from error
+        raise _bad(path, rows.reader.line_num, str(error)) from error
 
 
 def _mappings(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+        if line.strip():
+            try:
+                value = parse_json(line.encode())
+            except (ValueError, RecursionError) as error:
+                raise _bad(path, number, "not JSON") from error
+            yield number, value if isinstance(value, dict) else {"time": value}
+
+
+def _seconds(value: Any) -> float:
+    seconds = math.nan
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
-            value = parse_json(line.encode())
-        except (ValueError, RecursionError) as error:
-            raise _bad(path, number, "not JSON") from error
-        yield number, value if isinstance(value, dict) else {"time": value}
-
-
-def _failure(path: Path, number: int, line: Mapping[str, Any]) -> tuple[float, int, str]:
-    time_s = _seconds(path, number, line.get("time"))
-    said = line.get("nodes")
-    nodes = 1
-    if said is not None and str(said).strip():
-        try:
-            nodes = int(str(said))
-        except ValueError as error:
-            raise _bad(path, number, f"nodes: {said!r} is no whole number") from error
-        if not 1 <= nodes <= MOST_NODES:
-            raise _bad(path, number, f"nodes: {nodes} is not between 1 and {MOST_NODES}")
-    cause = line.get("cause")
-    return time_s, nodes, "" if cause is None else str(cause).strip()
-
-
-def _seconds(path: Path, number: int, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise _bad(path, number, f"time: {value!r} is no time")
-    try:
-        seconds = float(value)
-    except (ValueError, OverflowError):
-        try:
-            seconds = parse_duration(str(value))
-        except ClauseError as error:
-            raise _bad(path, number, f"time: {value!r} is no time") from error
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise _bad(path, number, f"time: {value!r} is no time")
+            seconds = float(value)
+        except (ValueError, OverflowError):
+            with suppress(ClauseError):
+                seconds = parse_duration(str(value))
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"time: {value!r} is no time")
     return seconds
+
+
+def _nodes(value: Any) -> int:
+    if value is None or not str(value).strip():
+        return 1
+    try:
+        nodes = int(str(value))
+    except ValueError as error:
+        raise ValueError(f"nodes: {value!r} is no whole number") from error
+    if not 1 <= nodes <= MOST_NODES:
+        raise ValueError(f"nodes: {nodes} is not between 1 and {MOST_NODES}")
+    return nodes

@@ -58,7 +58,8 @@ def causes(choices: Choices, of: Failures) -> list[Cause]:
     """Causes with their shares; [] where none are known. Raises ScenarioError as ``causes_of``."""
     from trainchaos.harness.projection.costs import Cause, causes_of
 
-    given = [Cause(name=n, share=s, stall_s=t) for n, s, t in choices["causes"]]
+    grows = choices["growth"] is not None
+    given = [Cause(name=n, share=s, stall_s=t, grows=grows) for n, s, t in choices["causes"]]
     return causes_of(given, of.counts) if given or of.counts else []
 
 
@@ -70,8 +71,8 @@ def costs(
     """
     from dataclasses import replace
 
-    from trainchaos.harness.projection.costs import PUBLISHED, by_cause, measured
-    from trainchaos.harness.projection.durations import Duration
+    from trainchaos.harness.projection.costs import PUBLISHED, measured
+    from trainchaos.harness.projection.laws import Duration
 
     found = dict(PUBLISHED)
     if runs:
@@ -101,8 +102,7 @@ def costs(
         if missing := [name for name in wanted if name not in found]:
             raise click.UsageError(f"no costs of {missing[0]}: there are {', '.join(found)}")
         found = {name: one for name, one in found.items() if name in wanted}
-    grow = choices["growth"] is not None
-    return {name: by_cause(one, mix, grow=grow) for name, one in found.items()} if mix else found
+    return {name: one.by_cause(mix) for name, one in found.items()}
 
 
 def setting(

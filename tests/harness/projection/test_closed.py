@@ -9,8 +9,7 @@ from collections import deque
 import pytest
 
 from trainchaos.harness.projection import closed
-from trainchaos.harness.projection.arrivals import Law, Poisson, Trace, Weibull
-from trainchaos.harness.projection.presets import BYTEROBUST, LLAMA3, PRESETS, mtbf_s
+from trainchaos.harness.projection.laws import Law, Trace, Weibull
 from trainchaos.recovery.policy.interval import optimum_s
 
 
@@ -66,21 +65,28 @@ def test_goodput_at_a_constant_rate(
         (Weibull(180.0, 0.7), 0.8683),
         (Weibull(180.0, 0.78), 0.8662),
         (Weibull(180.0, 1.0), 0.8628),
-        (Poisson(180.0), 0.8628),
+        (Weibull(180.0), 0.8628),
     ],
 )
 def test_goodput_of_any_law(law: Law, share: float) -> None:
     assert closed.goodput_of_law(law, 30.0, 1.0, 5.0) == pytest.approx(share, abs=5e-5)
 
 
+@pytest.mark.parametrize("law", [Weibull(180.0), Weibull(180.0, 0.5)])
+def test_where_work_done_again_is_useful_only_saves_and_stalls_are_lost(law: Law) -> None:
+    share = 30 / 31 * 180 / 185
+    assert closed.goodput_of_law(law, 30.0, 1.0, 5.0, again=True) == pytest.approx(share)
+    assert closed.goodput(30.0, 1.0, 0.0, 5.0, 180.0, again=True) == pytest.approx(share)
+
+
 def test_a_law_whose_sum_does_not_end_is_refused() -> None:
     with pytest.raises(ValueError, match="too frequent"):
-        closed.goodput_of_law(Poisson(1e9), 1e-3, 0.0, 0.0)
+        closed.goodput_of_law(Weibull(1e9), 1e-3, 0.0, 0.0)
 
 
 def test_where_recovery_is_a_large_share_the_linear_form_is_too_low() -> None:
     mtbf = 1440 / (2048 * 6.5e-3)
-    assert closed.goodput_of_law(Poisson(mtbf), 60.0, 1e-9, 5.0) == pytest.approx(0.7151, abs=5e-5)
+    assert closed.goodput_of_law(Weibull(mtbf), 60.0, 1e-9, 5.0) == pytest.approx(0.7151, abs=5e-5)
 
 
 @pytest.mark.parametrize("load", [0.3, 7.762, 40.0])
@@ -115,7 +121,7 @@ def test_spares_for_failures_that_take_several_nodes() -> None:
     assert shares[found - 1] < 0.95 <= shares[found]
     many = closed.spares_for(0.99, 5000.0)
     assert many == pytest.approx(5000 + 2.326 * math.sqrt(5000), abs=3)
-    assert closed.spares_for(0.5, 0.0) == 0
+    assert closed.spares_for(0.5, 0.0) == 0 and closed.spares_for(0.99, 1e9) is None
 
 
 @pytest.mark.slow
@@ -141,26 +147,12 @@ def test_all_nodes_are_there_as_long_as_spares_say() -> None:
         assert less <= spares <= closed.spares_for(share + 0.01, 4.0, several)
 
 
-def test_more_spares_than_may_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="more than 3 spares"):
-        closed.spares_for(0.99, 7.762, most=3)
-
-
 def test_nodes_missing_beyond_the_spares() -> None:
-    assert closed.missing(0, 2.5) == pytest.approx(2.5)
+    assert closed.missing_nodes(0, 2.5) == pytest.approx(2.5)
     spares, load = 3, 2.5
     terms = [math.exp(-load) * load**a / math.factorial(a) for a in range(60)]
     sum_of = sum((a - spares) * p for a, p in enumerate(terms) if a > spares)
-    assert closed.missing(spares, load) == pytest.approx(sum_of)
-
-
-def test_presets_are_what_was_published() -> None:
-    assert sum(LLAMA3.values()) == 419 and sum(BYTEROBUST.values()) == 55_365
-    high = PRESETS["high"].rate
-    assert mtbf_s(high, 16_384 / 8) / 3600 == pytest.approx(1.80, abs=0.005)
-    assert mtbf_s(high, 131_072 / 8) / 3600 == pytest.approx(0.225, abs=0.0005)
-    assert PRESETS["mid"].rate == pytest.approx(3.79, abs=0.002)
-    assert all(one.source for one in PRESETS.values())
+    assert closed.missing_nodes(spares, load) == pytest.approx(sum_of)
 
 
 def test_a_trace_has_the_mean_and_the_survival_of_what_was_seen() -> None:

@@ -13,8 +13,7 @@ import pytest
 
 from tests.harness.projection.test_project_compare import BASE, MTBF_S, STALL_S, STEP_S, cells
 from trainchaos.chaos.scenario.model import Cell
-from trainchaos.harness.projection.compared.compare import job_of
-from trainchaos.harness.projection.compared.predictive import Predicted, Scatter, predict
+from trainchaos.harness.projection.compare import Scatter, compared
 from trainchaos.harness.projection.observed import Arm, Group
 
 REPEATS = 80
@@ -42,7 +41,6 @@ def lived(chance: random.Random, repeat: int, faster: float, longer: float | Non
     return Arm(
         run="one",
         repeat=repeat,
-        active_s=active_s,
         goodput=steps * STEP_S / active_s,
         failures=len(stalls),
         stalled_s=math.fsum(stalls),
@@ -74,15 +72,10 @@ def lives(
     incidents = [one.stalled_s / one.failures for one in faulted for _ in range(one.failures)]
     return Group(
         cell=cell(),
-        faulted=tuple(faulted),
-        controls=tuple(controls),
-        stalls_s=tuple(incidents),
-        away_s=(),
+        faulted=faulted,
+        controls=controls,
+        stalls_s=incidents,
     )
-
-
-def predicted(source: Group, group: Group, seed: int = 0, draws: int = 400) -> Predicted:
-    return predict(group, source, job_of(group, source), np.random.default_rng(seed), draws)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +100,11 @@ def test_another_mean_is_within_the_interval_as_often_as_it_says(
     for repeat in range(REPEATS):
         chance = random.Random(repeat)
         source, group = (lives(chance, count, **differ) for count in (arms, 3))
-        found = predicted(source, group, repeat)
+        found = compared(group, source, "others", np.random.default_rng(repeat), 400)
         mean = statistics.fmean(arm.goodput for arm in group.faulted)
         inside += found.low <= mean <= found.high
         widths.append(found.high - found.low)
-        assert 0.0 <= found.low <= found.goodput <= found.high <= 1.0
+        assert 0.0 <= found.low <= found.projected <= found.high <= 1.0
     assert inside >= 0.9 * REPEATS and statistics.median(widths) < widest
 
 
@@ -130,7 +123,10 @@ def test_a_mean_of_four_is_known_by_students_t() -> None:
 def test_an_arm_that_is_faster_than_its_control_earns_no_more() -> None:
     source = lives(random.Random(1), 3)
     same, faster = (
-        replace(source, faulted=tuple(replace(one, clear=clear) for one in source.faulted))
+        replace(source, faulted=[replace(one, clear=clear) for one in source.faulted])
         for clear in (BASE, 1.0)
     )
-    assert predicted(faster, source) == predicted(same, source)
+    first, second = (
+        compared(source, costs, "others", np.random.default_rng(0), 400) for costs in (faster, same)
+    )
+    assert first == second

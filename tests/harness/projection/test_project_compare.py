@@ -20,7 +20,7 @@ from trainchaos.chaos.loading.load import load
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.harness.judge.incident import Incident, PhaseSpan
 from trainchaos.harness.judge.results import ArmResult, Results
-from trainchaos.harness.projection.compared.compare import compare, job_of
+from trainchaos.harness.projection.compare import compare, job_of
 from trainchaos.harness.projection.costs import PUBLISHED, alone
 from trainchaos.harness.projection.observed import Stored, groups
 from trainchaos.harness.projection.projection import project
@@ -201,20 +201,6 @@ def test_no_arm_is_projected_from_itself() -> None:
     assert all(len(x.measured) == 20 for x in by_others)
 
 
-def test_recoveries_of_the_compared_arms_are_no_costs() -> None:
-    run = stored("hot-spare", repeats=4)
-    arms = [
-        x.model_copy(update={"badput": x.badput | {"regroup": 9.0}}) if x.repeat % 2 else x
-        for x in run.results.arms
-    ]
-    dearer = replace(run, results=run.results.model_copy(update={"arms": arms}))
-    key = next(iter(groups([run])))
-    even, changed = (groups([one], [0, 2])[key] for one in (run, dearer))
-    assert even.faulted == changed.faulted and {x.repeat for x in even.faulted} == {0, 2}
-    (one,), (other,) = (compare([x], [], 0)[0] for x in (run, dearer))
-    assert one.stall_s == other.stall_s and one.measured != other.measured
-
-
 def test_a_replacement_that_never_came_has_no_time() -> None:
     run = stored("hot-spare", repeats=2)
     first, *rest = run.results.faults
@@ -233,8 +219,8 @@ def test_ranks_that_share_processors_lose_less_than_their_share() -> None:
         each = replace(group.faulted[0], failures=group.failures, degraded_s=lost * missing_s)
         source = replace(
             group,
-            faulted=(replace(each, stalled_s=STALL_S * group.failures),),
-            away_s=(away_s,),
+            faulted=[replace(each, stalled_s=STALL_S * group.failures)],
+            away_s=[away_s],
         )
         assert job_of(group, source).slowing == pytest.approx(slowing)
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,10 @@ from trainchaos.chaos.commands.project import project as command
 from trainchaos.chaos.commands.shared import projection as options
 from trainchaos.chaos.commands.shared.asked import usual
 from trainchaos.chaos.errors import InfrastructureError, ScenarioError
-from trainchaos.harness.projection import breakeven, closed, figures, parallel, projection
-from trainchaos.harness.projection.costs import PUBLISHED, Cause, by_cause, causes_of, measured
-from trainchaos.harness.projection.durations import Mixture
-from trainchaos.harness.projection.job import bytes_of, law_of
+from trainchaos.harness.projection import breakeven, closed, parallel, projection
+from trainchaos.harness.projection.costs import PUBLISHED, Cause, causes_of, measured
+from trainchaos.harness.projection.job import law_of
+from trainchaos.harness.projection.laws import Mixture
 from trainchaos.harness.projection.presets import PRESETS
 from trainchaos.harness.projection.projection import project
 from trainchaos.harness.projection.result import Setting
@@ -56,13 +57,12 @@ def test_a_table_and_mappings_a_line_say_the_same(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("when\n1\n", "seen.csv:1: the head has no column time"),
-        ("time,time\n1,2\n", "seen.csv:1: column time is there twice"),
         ("time\n1\nsoon\n3\n", "seen.csv:3: time: 'soon' is no time"),
         ("time\n1\n-2\n3\n", "seen.csv:3: time: '-2' is no time"),
         ("time\n1\nnan\n3\n", "seen.csv:3: time: 'nan' is no time"),
         ("time,nodes\n1,1\n2,0\n3,1\n", "seen.csv:3: nodes: 0 is not between 1 and 64"),
         ("time,nodes\n1,1\n2,few\n3,1\n", "seen.csv:3: nodes: 'few' is no whole number"),
-        ("time,nodes\n1,1\n2\n3,1\n", "seen.csv:3: 1 values for 2 columns"),
+        ("time,nodes\n1,1\n2\n3,1\n", "seen.csv:3: not 2 values, as in the head"),
         ('time\n1\n"2\n', "seen.csv:3: unexpected end"),
         ("time\n1\n2\n", "2 failures, 3 are the fewest"),
         ("time\n5\n5\n5\n", "all 3 failures come at once"),
@@ -132,27 +132,16 @@ MANY_LEMONS = ("--strategy", "hot-spare", "--stall", "hot-spare=0s", "--lemons",
         (("--trace", "nowhere.csv"), "cannot read nowhere.csv"),
         (("--trace", "seen.txt"), "neither .csv nor .jsonl"),
         (("--quarantine", "2"), "--quarantine is of --lemons"),
-        (("--lemons", "2:3"), "SHARE:TIMES"),
-        (("--lemons", "0.1:-3"), "SHARE:TIMES"),
         (("--lemons", "0.1:nan"), "SHARE:TIMES"),
-        (("--slow-rate", "-1"), "--slow-rate"),
-        (("--slow-factor", "0.5"), "--slow-factor"),
         (("--cause", "hardware"), "NAME=SHARE:DURATION"),
-        (("--cause", "hardware=0"), "NAME=SHARE:DURATION"),
         (("--cause", "hardware=1:soon"), "not a duration"),
         (("--cause", "a=0.5", "--cause", "b=0.6"), "sum to 1.1, not to 1"),
         (("--cause", "a=0.5", "--cause", "a=0.5"), "cause a is given twice"),
         (("--cause", "a=0.5", "--cause", "b=:5m"), "some have none"),
         (("--cause", "net=:5m", "--preset", "low"), "cause net has no share"),
         (("--cause", "net=:5m", "--preset", "llama3"), "counted are faulty GPU"),
-        (("--cause", "gpu=:soon"), "not a duration"),
-        (("--process-share", "1.5"), "--process-share"),
         (("--availability", "1"), "--availability"),
-        (("--availability", "0"), "--availability"),
-        (("--jobs", "0"), "--jobs"),
-        (("--days", "0.001"), "--days"),
         (("--trace", "soon.csv", "--trace-nodes", "1"), "is the time in seconds?"),
-        (("--trace", "late.csv", "--trace-nodes", "1"), "is the time in seconds?"),
         (MANY_LEMONS, "failures in 6 days"),
     ],
 )
@@ -183,54 +172,59 @@ def test_causes_take_their_own_time_the_measured_or_the_usual(tmp_path: Path) ->
     cost = measured([results.model_copy(update={"faults": faults})])["hot-spare"]
     assert set(cost.kinds) == {"process-kill", "rank-hang"} and "rank-hang 0." in cost.source
     causes = [Cause(name="rank-hang", share=0.25), Cause(name="net", share=0.5, stall_s=9.0)]
-    mixed = by_cause(cost, [*causes, Cause(name="else", share=0.25)])
-    assert isinstance(mixed.stall, Mixture)
-    first, second, third = (one.median_s for _, one in mixed.stall.parts)
+    mixed = cost.by_cause([*causes, Cause(name="else", share=0.25)])
+    stall = mixed.at(1024.0)
+    assert isinstance(stall, Mixture)
+    first, second, third = (one.median_s for _, one in stall.parts)
     assert first == cost.kinds["rank-hang"].median_s != cost.stall.median_s
     assert second == 9.0 and third == cost.stall.median_s
     for said in ("25.0% rank-hang", "as measured", "50.0% net 9 s, as given", "25.0% all else"):
         assert said in mixed.source
-    assert mixed.at(1024.0) == mixed.stall
     given = [Cause(name="net", share=1.0, stall_s=9.0)]
     spare = PUBLISHED["hot-spare"]
-    assert by_cause(spare, given).at(512).mean_s == 9.0, "the published growth is not of this time"
-    assert by_cause(spare, given, grow=True).at(512).mean_s == pytest.approx(9.0 + 19 / 3)
-    plain = by_cause(cost, [Cause(name="net", share=1.0)])
+    assert spare.by_cause(given).at(512).mean_s == 9.0, "the published growth is not of this time"
+    assert spare.by_cause([replace(given[0], grows=True)]).at(512).mean_s == pytest.approx(
+        9.0 + 19 / 3
+    )
+    plain = cost.by_cause([Cause(name="net", share=1.0)])
     assert plain == cost, "no cause has a time of its own"
 
 
 @pytest.mark.slow
-def test_a_preset_counts_causes_and_a_time_can_be_given_to_one(chaos: Say, tmp_path: Path) -> None:
-    """Their shares are those of what was counted, of a trace before a preset's."""
-    more = ("--strategy", "hot-spare", "--format", "json")
-    first = json.loads(chaos(*TINY, "--format", "json", "--preset", "llama3")[1])
-    shares = first["setting"]["causes"]
-    assert shares["faulty GPU"] == pytest.approx(148 / 419)
-    assert sum(shares.values()) == pytest.approx(1.0)
-    assert first["setting"]["processes"] == pytest.approx((54 + 7 + 2) / 419)
-    slow = ("--preset", "llama3", "--cause", "faulty GPU=:30m")
-    second = json.loads(chaos(*SMALL, *more, *slow)[1])
-    assert "35.3% faulty GPU 1800 s, as given" in second["costs"]["hot-spare"]["source"]
+@pytest.mark.parametrize(
+    ("options", "causes", "processes"),
+    [
+        (("--preset", "llama3"), 18, (54 + 7 + 2) / 419),
+        # the causes that are given say nothing of it
+        (("--preset", "llama3", "--cause", "a=1:6m"), 1, 0.0),
+        (("--cause", "a=1", "--process-share", "0.5"), 1, 0.5),
+        # of a trace its nodes were counted, which are not those of the preset's causes
+        (("--trace", "seen.csv", "--cause", "gpu=:9s"), 2, 0.0),
+        (("--trace", "plain.csv", "--preset", "llama3"), 0, 0.0),
+    ],
+)
+def test_causes_are_those_given_or_of_the_trace_or_of_the_preset(
+    chaos: Say, tmp_path: Path, options: tuple[str, ...], causes: int, processes: float
+) -> None:
+    write(tmp_path, CSV)
+    write(tmp_path, "time\n0\n1h\n7200\n", "plain.csv")
+    found = json.loads(chaos(*TINY, "--format", "json", *options)[1])
+    assert len(found["setting"]["causes"]) == causes
+    assert sum(found["setting"]["causes"].values()) == pytest.approx(min(causes, 1))
+    assert found["setting"]["processes"] == pytest.approx(processes)
+    few = any("failures: their law" in line for line in found["cautions"])
+    assert few == ("--trace" in options)
+
+
+def test_a_time_can_be_given_to_a_cause_that_a_preset_counts(chaos: Say, tmp_path: Path) -> None:
+    slow = ("--preset", "llama3", "--cause", "faulty GPU=:30m", "--strategy", "hot-spare")
+    found = json.loads(chaos(*SMALL, "--format", "json", *slow)[1])
+    assert "35.3% faulty GPU 1800 s, as given" in found["costs"]["hot-spare"]["source"]
     named = [Cause(name="faulty GPU", share=None, stall_s=1800.0)]
-    mixed = by_cause(PUBLISHED["hot-spare"], causes_of(named, PRESETS["llama3"].counts))
-    assert mixed.stall.mean_s == pytest.approx((148 * 1800.0 + 271 * 46.0) / 419)
+    mixed = PUBLISHED["hot-spare"].by_cause(causes_of(named, PRESETS["llama3"].counts))
+    assert mixed.at(8).mean_s == pytest.approx((148 * 1800.0 + 271 * 46.0) / 419)
     page = (tmp_path / "projection/report.html").read_text()
     assert "Failures in a day of running at 4,096 GPUs: 1.94, of them 0.685 faulty GPU" in page
-    more = ("--format", "json")
-    other = json.loads(chaos(*TINY, *more, "--preset", "llama3", "--cause", "a=1:6m")[1])
-    assert other["setting"]["processes"] == 0.0, "the causes that are given say nothing of it"
-    write(tmp_path, CSV)
-    trace = json.loads(chaos(*TINY, *more, "--trace", "seen.csv", "--cause", "gpu=:9s")[1])
-    assert trace["setting"]["causes"] == pytest.approx({"gpu": 2 / 3, "net": 1 / 3})
-    assert trace["setting"]["processes"] == 0.0, "its nodes were counted"
-    assert "the trace has 4 failures: their law" in trace["cautions"][0]
-    write(tmp_path, "time\n0\n1h\n7200\n", "plain.csv")
-    plain = json.loads(chaos(*TINY, *more, "--trace", "plain.csv", "--preset", "llama3")[1])
-    assert plain["setting"]["causes"] == {}, "whose nodes are not those of the preset's causes"
-    given = json.loads(chaos(*TINY, *more, "--cause", "a=1", "--process-share", "0.5")[1])
-    assert given["setting"]["processes"] == 0.5
-    with pytest.raises(ScenarioError, match="NAME=SHARE:DURATION"):
-        causes_of([Cause(name="a", share=None, stall_s=1.0)], {})
 
 
 def test_spares_for_an_availability_are_said_for_each_size(chaos: Say, tmp_path: Path) -> None:
@@ -262,18 +256,16 @@ def test_the_figures_do_not_depend_on_the_processes() -> None:
     assert shares == sorted(shares) and shares[-1] == 1.0
 
 
-def _ends(part: object, each: object) -> None:
+def _ends(item: int) -> None:
     os._exit(9)
 
 
 def test_a_process_that_is_killed_is_an_error() -> None:
-    setting = Setting(gpus=(64,), rate=6.5, days=1, trials=5)
-    parts = [parallel.Part(setting, 64, one) for one in PUBLISHED.values()]
     with pytest.raises(InfrastructureError, match="was killed"):
-        parallel.play_all(parts, _ends, lambda share: None, 2)  # type: ignore[arg-type]
+        parallel.in_processes([1, 2], _ends, lambda share: None, 2)
 
 
-def _stays_or_fails(said: tuple[bool, int, int], each: object) -> None:
+def _stays_or_fails(said: tuple[bool, int, int]) -> None:
     """The one that stays says so, and again if it is left alone; the other fails meanwhile."""
     stays, reader, writer = said
     if not stays:
@@ -298,7 +290,7 @@ PLAYS = r"""
 import os, sys, time
 from trainchaos.harness.projection import parallel
 
-def work(item, each):
+def work(item):
     os.write(1, b"%d\n" % os.getpid())
     time.sleep(600)
 
@@ -321,40 +313,6 @@ def test_the_processes_end_with_the_one_that_began_them() -> None:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(worker, signal.SIGKILL)
                 os.close(worker)
-
-
-def test_what_does_not_fit_into_memory_is_refused_before_it_begins(
-    chaos: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    meminfo = tmp_path / "meminfo"
-    monkeypatch.setattr(parallel, "MEMORY", meminfo)
-    meminfo.write_text("MemTotal: 9 kB\nMemAvailable: 40 kB\n")
-    code, _, error = chaos(*SMALL)
-    assert code == 2 and "GiB are free" in error and "fewer --trials" in error
-    meminfo.write_text("MemAvailable: 4000000 kB\n")
-    assert chaos(*TINY)[0] == 0
-    code, _, error = chaos("--gpus", "1000000", "--trials", "1000000", "--spares", "0", "-q")
-    assert code == 2 and "the projection needs about" in error
-    for text in ("MemAvailable: many kB\n", "", "MemAvailable:\n"):
-        meminfo.write_text(text)
-        assert parallel.available() is None
-    parallel.refuse_memory(1e30)  # not known: nothing is refused
-
-
-@pytest.mark.slow
-def test_the_estimate_of_memory_is_not_below_what_is_taken() -> None:
-    import tracemalloc
-
-    setting = Setting(gpus=(16_384,), rate=6.5, days=2, trials=1000, repair_s=40_000.0)
-    parts = [*((cost, False) for cost in PUBLISHED.values()), (PUBLISHED["drop-replica"], True)]
-    for cost, many in parts:
-        some = {"several": (0.0,) * 31 + (1.0,), "trials": 500} if many else {}
-        part = parallel.Part(setting.model_copy(update=some), 16_384, cost)
-        tracemalloc.start()
-        figures.one(part, lambda share: None)
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert 0.25 * bytes_of(part) < most < bytes_of(part)
 
 
 @pytest.mark.parametrize("name", ["step", "save", "load", "slow_factor"])

@@ -80,16 +80,6 @@ def test_a_page_from_a_run_has_all_strategies_and_a_curve(
     assert text.index("caution") < text.index('class="caution"') + 30 < text.index("<h1")
 
 
-def test_growth_is_no_extrapolation(
-    chaos: Say, stored: dict[str, str], run: Stored, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give(monkeypatch, [run], [], [run], [])
-    _, said, _ = chaos(*LARGE, "--runs", stored["kill-one-rank"], "--growth", "3s")
-    assert "taken to last as long" not in said
-    _, said, _ = chaos(*("--gpus", "64", "--trials", "5", "-q"), "--runs", stored["kill-one-rank"])
-    assert "taken to last as long" not in said, "eight nodes are not far from four ranks"
-
-
 def test_strategies_that_the_runs_lack_are_published_and_marked(
     chaos: Say,
     stored: dict[str, str],

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
+from trainchaos.chaos.errors import ScenarioError
 from trainchaos.harness.projection import closed, simulate
-from trainchaos.harness.projection.arrivals import Fixed, Law, Poisson, Trace, Weibull
-from trainchaos.harness.projection.durations import Duration
-from trainchaos.harness.projection.simulate import Job, Outcome, TooManyEventsError
+from trainchaos.harness.projection.laws import Duration, Law, Trace, Weibull
+from trainchaos.harness.projection.simulate import Job, Lemons, Outcome, Slow
 
 TRIALS = 200
 ERRORS = 4.5
@@ -24,7 +23,6 @@ def job(law: Law, **changed: Any) -> Job:
         "nodes": 10,
         "between": law,
         "rollback": True,
-        "shrinks": False,
         "segment_s": 30.0,
         "save_s": 1.0,
         "step_s": 1.0,
@@ -59,7 +57,7 @@ def test_a_constant_rate(
         "restart_s": restart,
         "stall": Duration(median_s=down),
     }
-    outcome = played(job(Poisson(mtbf), **changed))
+    outcome = played(job(Weibull(mtbf), **changed))
     assert same(outcome, closed.goodput(tau, delta, restart, down, mtbf))
 
 
@@ -72,7 +70,7 @@ def test_any_shape(shape: float) -> None:
 
 def test_recoveries_that_vary_cost_their_mean() -> None:
     stall = Duration(median_s=5.0, sigma=1.0)
-    outcome = played(job(Poisson(180.0), stall=stall))
+    outcome = played(job(Weibull(180.0), stall=stall))
     assert same(outcome, closed.goodput(30.0, 1.0, 0.0, stall.mean_s, 180.0))
 
 
@@ -82,53 +80,45 @@ def test_recoveries_that_vary_cost_their_mean() -> None:
 @pytest.mark.parametrize("sigma", [0.0, 0.8])
 def test_nodes_that_are_repaired_are_missing_as_erlang_says(spares: int, sigma: float) -> None:
     repair = Duration(median_s=400.0, sigma=sigma)
-    changed = {"rollback": False, "shrinks": True, "save_s": 0.0, "nodes": 1000}
-    one = job(Poisson(300.0), spares=spares, repair=repair, **changed)
+    changed = {"rollback": False, "save_s": 0.0, "nodes": 1000}
+    one = job(Weibull(300.0), spares=spares, repair=repair, **changed)
     going = closed.goodput_of_law(one.between, one.step_s, 0.0, 0.0)
-    gone = closed.missing(spares, repair.mean_s / 300.0) / 1000
+    gone = closed.missing_nodes(spares, repair.mean_s / 300.0) / 1000
     assert same(played(one), going * (1.0 - gone))
 
 
 @pytest.mark.slow
 def test_a_replica_leaves_as_a_whole() -> None:
-    changed = {"rollback": False, "shrinks": True, "save_s": 0.0, "nodes": 64, "spares": 0}
+    changed = {"rollback": False, "save_s": 0.0, "nodes": 64, "spares": 0}
     repair = Duration(median_s=60.0)
     one, eight = (
-        played(job(Poisson(3000.0), replica_nodes=n, repair=repair, **changed)).lost_s["reduced"]
+        played(job(Weibull(3000.0), replica_nodes=n, repair=repair, **changed)).lost_s["reduced"]
         for n in (1, 8)
     )
     assert eight.mean() / one.mean() == pytest.approx(8.0, rel=0.02)
 
 
-def test_who_waits_for_a_repair_stands_still() -> None:
-    """With no spare each failure waits for its own repair, so that it is a downtime."""
-    repair = Duration(median_s=40.0)
-    outcome = played(job(Poisson(180.0), spares=0, repair=repair))
-    assert same(outcome, closed.goodput(30.0, 1.0, 0.0, 40.0, 180.0))
-
-
 def test_a_job_without_any_node_has_none_that_fails() -> None:
     """Of one node and no spare: it stands still during each repair, whatever it does with fewer."""
     repair = Duration(median_s=400.0)
-    changed = {"nodes": 1, "spares": 0, "repair": repair, "shrinks": True}
-    outcome = played(job(Poisson(180.0), **changed))
+    changed = {"nodes": 1, "spares": 0, "repair": repair}
+    outcome = played(job(Weibull(180.0), **changed))
     assert same(outcome, closed.goodput(30.0, 1.0, 0.0, 400.0, 180.0))
     assert (outcome.failures <= outcome.horizon_s / 400.0 + 1).all()
 
 
 @pytest.mark.parametrize("wall", [False, True])
-@pytest.mark.parametrize("shrinks", [False, True])
-def test_no_more_nodes_are_in_repair_than_there_are(wall: bool, shrinks: bool) -> None:
+def test_no_more_nodes_are_in_repair_than_there_are(wall: bool) -> None:
     """Of three and a spare a failure by the clock takes five, as do failures during repairs."""
     several = (0.0, 0.0, 0.0, 0.0, 1.0)
-    changed = {"nodes": 3, "spares": 1, "several": several, "shrinks": shrinks, "wall": wall}
-    outcome = played(job(Poisson(20.0), repair=Duration(median_s=400.0), **changed))
+    changed = {"nodes": 3, "spares": 1, "several": several, "wall": wall}
+    outcome = played(job(Weibull(20.0), repair=Duration(median_s=400.0), **changed))
     assert (outcome.nodes_lost <= 4 * (outcome.horizon_s / 400.0 + 1)).all()
     assert (outcome.nodes_lost >= 4 * (outcome.horizon_s / 600.0 - 1)).all()
 
 
 def test_several_nodes_at_once_are_one_failure() -> None:
-    outcome = played(job(Poisson(180.0), several=(0.5, 0.0, 0.5)))
+    outcome = played(job(Weibull(180.0), several=(0.5, 0.0, 0.5)))
     assert same(outcome, closed.goodput(30.0, 1.0, 0.0, 0.0, 180.0))
     share = outcome.nodes_lost.sum() / outcome.failures.sum()
     assert share == pytest.approx(2.0, rel=0.01)
@@ -136,8 +126,8 @@ def test_several_nodes_at_once_are_one_failure() -> None:
 
 def test_failures_during_recoveries_cost_more() -> None:
     stall = Duration(median_s=60.0)
-    running = played(job(Poisson(180.0), stall=stall)).goodput.mean()
-    always = played(job(Poisson(180.0), stall=stall, wall=True)).goodput.mean()
+    running = played(job(Weibull(180.0), stall=stall)).goodput.mean()
+    always = played(job(Weibull(180.0), stall=stall, wall=True)).goodput.mean()
     assert always < running - 0.01
 
 
@@ -150,20 +140,12 @@ def test_failures_during_recoveries_cost_more() -> None:
 )
 def test_a_restart_that_fails_begins_anew(restart_s: float, useful_s: float) -> None:
     """A failure each minute that the job runs, for ten of them; the last is over with the time."""
-    one = job(Fixed(60.0), restart_s=restart_s, segment_s=4.0, save_s=0.0)
+    one = job(Trace([60.0]), restart_s=restart_s, segment_s=4.0, save_s=0.0)
     outcome = simulate.simulate(one, 600.0, 3, np.random.default_rng(1))
     last_s = 3.0 if restart_s < 60.0 else 0.0  # begun, and not lost any more
     assert outcome.useful_s == pytest.approx(np.full(3, useful_s + last_s))
     assert outcome.lost_s["restart"] == pytest.approx(np.full(3, 9 * min(60.0, restart_s)))
     assert (outcome.failures == 9).all()
-
-
-def test_restarts_are_most_of_the_time_where_they_take_as_long_as_failures_leave() -> None:
-    """What a gap X leaves after a restart is E[max(0, X - R)] = M e^(-R / M), of M."""
-    outcome = played(job(Poisson(180.0), restart_s=180.0))
-    share = outcome.lost_s["restart"].mean() / outcome.horizon_s
-    assert share == pytest.approx(1 - math.exp(-1), abs=0.005)
-    assert same(outcome, 30.0 / (math.e * 180.0 * math.expm1(31.0 / 180.0)))
 
 
 @pytest.mark.parametrize(
@@ -180,22 +162,22 @@ def test_failures_come_by_the_clock_of_the_wall_or_of_the_job(
 ) -> None:
     """One each minute; those that come during a recovery are one, as it ends."""
     stall = Duration(median_s=stall_s)
-    one = job(Fixed(60.0), wall=wall, stall=stall, segment_s=1.0, save_s=0.0)
+    one = job(Trace([60.0]), wall=wall, stall=stall, segment_s=1.0, save_s=0.0)
     outcome = simulate.simulate(one, 600.0, 3, np.random.default_rng(1))
     assert (outcome.failures == failures).all()
     assert outcome.useful_s == pytest.approx(np.full(3, useful_s))
     assert outcome.lost_s["stall"] == pytest.approx(np.full(3, 600.0 - useful_s))
 
 
-@pytest.mark.parametrize("shrinks", [True, False])
 @pytest.mark.parametrize("rollback", [True, False])
 @pytest.mark.parametrize("wall", [True, False])
-def test_all_time_is_in_one_class(shrinks: bool, rollback: bool, wall: bool) -> None:
+def test_all_time_is_in_one_class(rollback: bool, wall: bool) -> None:
     changed = {
-        "shrinks": shrinks,
         "rollback": rollback,
         "wall": wall,
         "spares": 1,
+        "lemons": Lemons(share=0.4, times=5.0, quarantine=3),
+        "slow": Slow(mean_s=300.0, factor=1.5, found_s=40.0),
         "several": (0.9, 0.1),
         "restart_s": 20.0,
         "repair": Duration(median_s=90.0, sigma=1.0),
@@ -209,11 +191,11 @@ def test_all_time_is_in_one_class(shrinks: bool, rollback: bool, wall: bool) -> 
 
 
 def test_one_seed_is_one_result() -> None:
-    first, second = (played(job(Poisson(180.0)), failures=50).goodput for _ in range(2))
+    first, second = (played(job(Weibull(180.0)), failures=50).goodput for _ in range(2))
     assert (first == second).all()
 
 
 def test_more_events_than_can_be_played_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulate, "MOST_EVENTS", 10)
-    with pytest.raises(TooManyEventsError, match="more than 10 failures"):
-        played(job(Poisson(180.0)), failures=50, trials=2)
+    with pytest.raises(ScenarioError, match="more than 10 failures"):
+        played(job(Weibull(180.0)), failures=50, trials=2)

@@ -1,1 +1,0 @@
-"""Stored runs beside the projections of their own jobs."""

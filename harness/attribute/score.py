@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from trainchaos.chaos.stats import clopper_pearson
 from trainchaos.harness.attribute.key import KeyIncident
 from trainchaos.harness.explain.diagnosis import DiagnosedIncident, Diagnosis, DiagnosisError
-from trainchaos.harness.judge.measure.reliability import clopper_pearson
 
 EARLY_S = 0.25
 """An answer may be so much earlier than the fault: a fault's ranks hold at their point before it

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from trainchaos.chaos.events.figures import counted
 from trainchaos.chaos.scenario.sla import QUANTILES, Clause, parse_clause
-from trainchaos.harness.gating.bounds import (
+from trainchaos.chaos.stats import (
     LEVEL,
     next_beyond,
     quantile_bounds,

@@ -18,8 +18,8 @@ from pydantic import Field
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.events.figures import COUNT_UNITS
 from trainchaos.chaos.files import write_whole
+from trainchaos.chaos.stats import LEVEL
 from trainchaos.harness.gating.baseline import Baseline
-from trainchaos.harness.gating.bounds import LEVEL
 from trainchaos.harness.gating.clauses import ClauseDecision, decide, is_statistical
 from trainchaos.harness.gating.looks import ONE, Looks
 from trainchaos.harness.gating.power import SEEN, least_seen

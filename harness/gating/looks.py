@@ -18,7 +18,7 @@ from pydantic import Field
 
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
 from trainchaos.chaos.files import read_json, read_model, reason, write_whole
-from trainchaos.harness.gating.bounds import LEVEL
+from trainchaos.chaos.stats import LEVEL
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.figures import Model
 from trainchaos.harness.judge.results import Results

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainchaos.harness.gating.bounds import shift_rank
+from trainchaos.chaos.stats import shift_rank
 from trainchaos.harness.gating.regression import Tolerance
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.samples import per_arm

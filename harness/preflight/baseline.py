@@ -114,16 +114,12 @@ def read(path: Path) -> Baseline:
     """Read one. Raises BaselineError, with the line where it is no JSON, and NewerVersion."""
     try:
         return read_model(path, Baseline, follow=True)
-    except json.JSONDecodeError as error:
-        raise BaselineError(
-            f"{path}:{error.lineno}: it is no JSON: {error.msg}",
-            hint="chaos doctor --preflight --save-baseline FILE writes one",
-        ) from error
     except (OSError, ValueError) as error:
-        raise BaselineError(
-            f"{path} cannot be read as a baseline: {reason(error)}",
-            hint="chaos doctor --preflight --save-baseline FILE writes one",
-        ) from error
+        why = f"{path} cannot be read as a baseline: {reason(error)}"
+        if isinstance(error, json.JSONDecodeError):
+            why = f"{path}:{error.lineno}: it is no JSON: {error.msg}"
+        hint = "chaos doctor --preflight --save-baseline FILE writes one"
+        raise BaselineError(why, hint=hint) from error
 
 
 def refuse_other(path: Path, baseline: Baseline, here: Mapping[str, Any]) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from trainchaos.chaos.stats import LEVEL, median_ci95, next_beyond, values_to_predict
 from trainchaos.harness.gating import gate as gate_module
 from trainchaos.harness.gating.baseline import Baseline, BaselineCell
-from trainchaos.harness.gating.bounds import LEVEL, next_beyond, values_to_predict
 from trainchaos.harness.gating.clauses import ClauseDecision, decide
 from trainchaos.harness.gating.gate import (
     BaselineComparison,
@@ -30,7 +30,7 @@ from trainchaos.harness.gating.looks import InterimLook, Looks
 from trainchaos.harness.gating.regression import ToleranceError, compare, parse_share, tolerance_of
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.figures import Metric
-from trainchaos.harness.judge.measure.measure import METRICS, median_ci95, summarise
+from trainchaos.harness.judge.measure.measure import METRICS, summarise
 from trainchaos.harness.judge.measure.samples import PossibleValues, per_arm
 from trainchaos.harness.judge.results import ArmResult, CellResult, Finding, Results, SlaResult
 

@@ -315,15 +315,15 @@ def baseline() -> None:
 @click.option("-o", "--output", type=PATH, help="Output file [default: baselines/<scenario>.json].")
 def save(run: Path, output: Path | None) -> int:
     """Judge a stored run and save its values, machine and workload in a small file."""
+    from trainchaos.chaos.files import write_json
     from trainchaos.harness.gating.baseline import baseline_of
-    from trainchaos.harness.gating.baseline import save as keep
     from trainchaos.harness.host.rundir import open_run
     from trainchaos.harness.judge.verdict.judge import judge_whole
 
     directory = open_run(run)
     found = baseline_of(directory, judge_whole(directory))
     path = output if output is not None else Path("baselines") / f"{found.scenario}.json"
-    keep(found, path)
+    write_json(path, found, "choose another place with -o")
     simulated = ", simulated" if found.simulated else ""
     say(f"{path}: {found.scenario}, {found.run_id}, {len(found.cells)} cells{simulated}")
     if found.verdict != "pass":

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
-from trainchaos.chaos.files import read_model, reason, write_whole
+from trainchaos.chaos.errors import EXIT_USAGE, ChaosError
+from trainchaos.chaos.files import read_model, reason
 from trainchaos.harness.launch.devices import cuda_devices, processor
 from trainchaos.harness.preflight.checks.findings import Rate
 from trainchaos.recovery.health.statistics.robust import median
@@ -98,16 +98,6 @@ def of_repeats(repeats: Sequence[Sequence[Rate]], hardware: Mapping[str, Any]) -
     ]
     made = datetime.now(UTC).isoformat(timespec="seconds")
     return Baseline(made=made, hardware=dict(hardware), rates=kept)
-
-
-def save(baseline: Baseline, path: Path) -> None:
-    """Write it, in place of what is there. Raises InfrastructureError."""
-    try:
-        write_whole(path, baseline.model_dump_json(indent=1) + "\n")
-    except OSError as error:
-        raise InfrastructureError(
-            f"cannot write {path}: {error.strerror}", hint="choose another file"
-        ) from error
 
 
 def read(path: Path) -> Baseline:

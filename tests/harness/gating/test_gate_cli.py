@@ -440,18 +440,6 @@ def test_a_look_in_between_is_counted_too(chaos: Say, played: Path, tmp_path: Pa
 
 
 @pytest.mark.long
-def test_a_record_that_is_gone_is_made_up_for_by_what_the_gate_said(
-    chaos: Say, played: Path, tmp_path: Path
-) -> None:
-    extended = looked_at(played, tmp_path / "gone", [0, 1, 2], None)
-    (extended / "gate.json").write_text(json.dumps({"looks": 2, "planned": 3}))
-    code, out, _ = chaos("gate", extended)
-    assert code == 3 and "look 3 of 3 planned" in out
-    (extended / "looks.json").unlink()
-    assert "look 3 of 3 planned" in chaos("gate", extended)[1], "the same arms are no new look"
-
-
-@pytest.mark.long
 def test_judging_a_run_again_is_no_look_of_its_own(
     chaos: Say, played: Path, tmp_path: Path
 ) -> None:

@@ -19,9 +19,10 @@ from click.testing import CliRunner
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.commands.machines import doctor as command
 from trainchaos.chaos.errors import NewerVersion
+from trainchaos.chaos.files import write_json
 from trainchaos.harness.preflight import baseline as baselines
 from trainchaos.harness.preflight import compare
-from trainchaos.harness.preflight.baseline import Baseline, BaselineError, of_repeats, read, save
+from trainchaos.harness.preflight.baseline import Baseline, BaselineError, of_repeats, read
 from trainchaos.harness.preflight.checks.check import Answer, Asking, Task
 from trainchaos.harness.preflight.checks.findings import HOST, Finding, Findings, Rate, as_taints
 from trainchaos.harness.preflight.preflight import FULL, fit
@@ -308,7 +309,7 @@ def test_a_latency_below_twice_the_baseline_is_left_alone(value: float, unfit: b
 
 def test_a_baseline_is_written_and_read_back(tmp_path: Path) -> None:
     made = baseline_of(FakeMachine())
-    save(made, tmp_path / "b.json")
+    write_json(tmp_path / "b.json", made, "")
     assert read(tmp_path / "b.json") == made
     short = of_repeats([[Rate(check="c", metric="m", place="p", rounds=[1.0], unit="s")], []], HERE)
     assert short.rates == []

@@ -161,7 +161,10 @@ def values_to_bound(quantile: float, level: float = LEVEL) -> int:
     """The fewest values of which the largest bounds a quantile from above: it is below the quantile
     with probability q**n (Wilks 1941). 29 for p90, 59 for p95, 299 for p99.
     """
-    return max(1, math.ceil(math.log(level) / math.log(quantile) - 1e-9))
+    n = max(1, math.floor(math.log(level) / math.log(quantile)))
+    return next(
+        size for size in (n, n + 1) if quantile_ranks(size, quantile, level, level)[1] <= size
+    )
 
 
 @lru_cache(maxsize=1024)

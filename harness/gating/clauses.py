@@ -89,11 +89,14 @@ def by_bounds(
     def breaks(excess: float) -> bool:
         return excess >= 0 if strict else excess > 0
 
+    def holds(excess: float) -> bool:
+        return excess < 0 if strict else excess <= 0
+
     if low is not None and breaks(low - clock):
         return ClauseDecision(verdict="fail", detail=known)
-    if high is not None and not breaks(high + clock):
+    if high is not None and holds(high + clock):
         return ClauseDecision(verdict="pass", detail=known)
-    if (low is not None and breaks(low)) or (high is not None and not breaks(high)):
+    if (low is not None and breaks(low)) or (high is not None and holds(high)):
         return ClauseDecision(verdict="inconclusive", detail=f"{known}; {_blurred(clock, unit)}")
     return None
 

@@ -250,6 +250,7 @@ class PlaceCheck(ABC):
         return {}
 
     def places(self, asking: Asking) -> Sequence[str]:
+        """The host, or all."""
         return [HOST] if self.of_host else asking.names
 
     def run(self, asking: Asking) -> None:

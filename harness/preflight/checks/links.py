@@ -116,12 +116,13 @@ class _Exchange(ABC):
 
 
 class Bandwidth(_Exchange):
-    """Pairs of places; slow places and links are found by pairing anew."""
+    """Pairs of places."""
 
     name: ClassVar = "bandwidth"
     kind: ClassVar = "pair"
 
     def run(self, asking: Asking) -> None:
+        """Find slow places and links by pairing anew."""
         names = asking.living()
         if len(names) < 2:
             asking.unmeasured(self, ALL, TWO)
@@ -162,6 +163,7 @@ class AllReduce(_Exchange):
     kind: ClassVar = "all"
 
     def run(self, asking: Asking) -> None:
+        """In one group, round by round."""
         names = tuple(asking.living())
         if len(names) < 2:
             asking.unmeasured(self, ALL, TWO)

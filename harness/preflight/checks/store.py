@@ -42,6 +42,7 @@ class StoreCheck(PlaceCheck):
     clock: Callable[[], float] = time.monotonic
 
     def options(self, asking: Asking) -> Mapping[str, Any]:
+        """Where the store is."""
         return asking.store(self)
 
     def measure(self, task: Task) -> Measured:

@@ -20,7 +20,8 @@ from statistics import median
 
 from benchmarks.recovery import play
 from trainchaos.chaos.events.log import Event, Kind, Log, read_log
-from trainchaos.harness.judge.measure.measure import measure, median_ci95
+from trainchaos.chaos.stats import median_ci95
+from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.measure.pressure import others_of, pressures_of
 
 FACTOR, FLOOR_S, WINDOW = 8, 0.6, 50

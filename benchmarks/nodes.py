@@ -29,7 +29,7 @@ from benchmarks.recovery import (
     faults,
     play,
 )
-from trainchaos.harness.judge.measure.measure import median_ci95
+from trainchaos.chaos.stats import median_ci95
 
 STOP = 'stop_conditions: [{when: "no_committed_step_for > 60s"}]'
 SAVES = f"{{every: {EVERY}}}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from trainchaos.harness.judge.measure.measure import median_ci95
+from trainchaos.chaos.stats import median_ci95
 from trainchaos.harness.launch.devices import describe
 
 Values = Mapping[str, Sequence[float]]

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from trainchaos.chaos.errors import NewerVersion
+from trainchaos.chaos.errors import InfrastructureError, NewerVersion
 
 if TYPE_CHECKING:  # ranks read and write events but do not need pydantic
     from pydantic import BaseModel
@@ -139,6 +139,16 @@ def write_whole(path: Path, text: str) -> None:
     """
     with replacing(path) as stream:
         stream.write(text.encode(errors="replace"))
+
+
+def write_json(path: Path, model: BaseModel, hint: str) -> None:
+    """Write a model whole, or not at all. Raises InfrastructureError if the disk refuses."""
+    text = json.dumps(model.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    except OSError as error:
+        raise InfrastructureError(f"cannot write {path}: {error.strerror}", hint=hint) from error
 
 
 @contextmanager

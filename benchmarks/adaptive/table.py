@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
-from trainchaos.harness.judge.measure.measure import median_ci95
+from trainchaos.chaos.stats import median_ci95
 
 ADAPTIVE = "adaptive"
 FIXED = ("hot-spare", "drop-replica", "checkpoint-restart")

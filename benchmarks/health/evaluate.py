@@ -11,8 +11,8 @@ import numpy
 from benchmarks.health.cases import Case
 from benchmarks.health.noise import WEATHERS, Rng
 from benchmarks.health.streams import Plant
+from trainchaos.chaos.stats import poisson_upper
 from trainchaos.recovery.health.detectors.base import Alarm
-from trainchaos.recovery.health.statistics.tails import poisson_upper
 
 
 @dataclass(frozen=True, kw_only=True)

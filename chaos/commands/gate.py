@@ -92,26 +92,8 @@ def gate(run: Path, unsealed: bool, root: str, form: str, quiet: bool, **choices
 
     directory = open_run(run)
     results = judge(directory, unsealed=unsealed, root=root)
-    return _conclude(results, directory, choices, form=form, quiet=quiet, gating=True, err=False)
-
-
-def conclude(
-    results: Results, directory: RunDirectory, choices: dict[str, Any], *, form: str, quiet: bool
-) -> int:
-    """Finish ``chaos run``: apply the gate if ``choices["gate"]`` is set, and publish to GitHub.
-    Returns the exit code.
-
-    ``choices``: options of ``gate_options`` and ``gate``. With ``form`` json the gate's text goes
-    to standard error, as standard output holds the results. Raises what reading a baseline raises.
-    """
-    return _conclude(
-        results,
-        directory,
-        choices,
-        form="text",
-        quiet=quiet,
-        gating=choices["gate"],
-        err=form == "json",
+    return conclude(
+        results, directory, {**choices, "gate": True}, form=form, quiet=quiet, err=False
     )
 
 
@@ -122,18 +104,15 @@ def check_choices(choices: dict[str, Any]) -> None:
     """
     _tolerances(choices)
     _metrics(choices)
-    asked = [
-        name
-        for name in (
-            "baseline",
-            "tolerances",
-            "metrics",
-            "other_machine",
-            "allow_inconclusive",
-            "looks",
-        )
-        if choices[name]
-    ]
+    needs_gate = (
+        "baseline",
+        "tolerances",
+        "metrics",
+        "other_machine",
+        "allow_inconclusive",
+        "looks",
+    )
+    asked = [name for name in needs_gate if choices[name]]
     if asked and not choices["gate"]:
         option = {"tolerances": "tolerance", "metrics": "metric"}.get(asked[0], asked[0]).replace(
             "_", "-"
@@ -156,23 +135,29 @@ def _refuse_machine(choices: dict[str, Any], machine: Sequence[str]) -> None:
         )
 
 
-def _conclude(
+def conclude(
     results: Results,
     directory: RunDirectory,
     choices: dict[str, Any],
     *,
     form: str,
     quiet: bool,
-    gating: bool,
-    err: bool,
+    err: bool = True,
 ) -> int:
+    """Finish a run: apply the gate if ``choices["gate"]`` is set, and publish to GitHub. Returns
+    the exit code.
+
+    ``choices``: options of ``gate_options`` and ``gate``; ``err``: with ``form`` json, standard
+    output has something else, and the gate's text goes to standard error. Raises what reading a
+    baseline raises.
+    """
     from trainchaos.harness.gating import gate as gates
     from trainchaos.harness.gating.looks import look
     from trainchaos.harness.judge.verdict.judge import write_results
     from trainchaos.reports import html, junit, markdown, render_all
 
     shown, code, summary = results, results.exit_code, directory.root / "summary.md"
-    if gating:
+    if choices["gate"]:
         against = _against(results, directory, choices)
         decided = gates.gate(results, against, look(directory, results, choices.get("looks")))
         # after the look, which reads the stored results as the previous ones
@@ -190,7 +175,8 @@ def _conclude(
             markdown.write(directory, shown, directory.root / name, decided.notes)
         render_all(directory, shown, but=("html", "junit", "markdown"))
         html.render(directory, results, shown)
-        _say(decided, results.source, form=form, quiet=quiet, err=err)
+        err = err and form == "json"
+        _say(decided, results.source, form="text" if err else form, quiet=quiet, err=err)
         if code == errors.EXIT_INCONCLUSIVE and allowed:
             code = errors.EXIT_PASS
             say("exits with 0 nevertheless: --allow-inconclusive", err=True)
@@ -315,15 +301,15 @@ def baseline() -> None:
 @click.option("-o", "--output", type=PATH, help="Output file [default: baselines/<scenario>.json].")
 def save(run: Path, output: Path | None) -> int:
     """Judge a stored run and save its values, machine and workload in a small file."""
+    from trainchaos.chaos.files import write_json
     from trainchaos.harness.gating.baseline import baseline_of
-    from trainchaos.harness.gating.baseline import save as keep
     from trainchaos.harness.host.rundir import open_run
     from trainchaos.harness.judge.verdict.judge import judge_whole
 
     directory = open_run(run)
     found = baseline_of(directory, judge_whole(directory))
     path = output if output is not None else Path("baselines") / f"{found.scenario}.json"
-    keep(found, path)
+    write_json(path, found, "choose another place with -o")
     simulated = ", simulated" if found.simulated else ""
     say(f"{path}: {found.scenario}, {found.run_id}, {len(found.cells)} cells{simulated}")
     if found.verdict != "pass":

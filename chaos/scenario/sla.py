@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from trainchaos.chaos.stats import values_to_bound
+
 Aggregate = Callable[[Sequence[float]], float]
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
@@ -21,7 +23,6 @@ OPERATORS: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
 )
 QUANTILES: Mapping[str, float] = MappingProxyType({"p90": 0.90, "p95": 0.95, "p99": 0.99})
 AGGREGATES = ("min", "median", "mean", "max", "all", *QUANTILES)
-CONFIDENCE = 0.95
 
 SECONDS: Mapping[str, float] = MappingProxyType(
     {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -135,7 +136,7 @@ def samples_needed(aggregate: str) -> int:
     0.95.
     """
     quantile = QUANTILES.get(aggregate)
-    return 1 if quantile is None else math.ceil(math.log(1 - CONFIDENCE) / math.log(quantile))
+    return 1 if quantile is None else values_to_bound(quantile)
 
 
 def evaluate(clause: Clause, values: Sequence[float]) -> tuple[bool, float]:

@@ -4,15 +4,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError, newer
-from trainchaos.chaos.files import read_json, reason, write_whole
+from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, newer
+from trainchaos.chaos.files import read_json, reason
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.host.rundir import RunDirectory, open_run, read_resolved
 from trainchaos.harness.host.seal import digest_of_json
@@ -116,19 +115,6 @@ def test_of(cell: Cell) -> dict[str, Any]:
     return {name: whole[name] for name in TEST}
 
 
-def save(baseline: Baseline, path: Path) -> None:
-    """Write the baseline, whole or not at all. Raises InfrastructureError if the disk refuses."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            path, json.dumps(baseline.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
-        )
-    except OSError as error:
-        raise InfrastructureError(
-            f"cannot write {path}: {error.strerror}", hint="choose another place with -o"
-        ) from error
-
-
 def load(path: Path) -> Baseline:
     """Load a baseline from its file, or from a run directory, which is judged again. Raises
     BaselineError for anything else, and whatever judging a run raises.
@@ -136,35 +122,24 @@ def load(path: Path) -> Baseline:
     if path.is_dir():
         run = open_run(path)
         return baseline_of(run, judge.judge_whole(run))
-    again = "save it again: chaos baseline save RUN"
+    make, again = "make one with: chaos baseline save RUN", "save it again: chaos baseline save RUN"
     try:
         data = read_json(path, follow=True)
-    except OSError as error:
-        raise BaselineError(
-            f"{path} cannot be read: {reason(error)}", hint="make one with: chaos baseline save RUN"
-        ) from error
-    except ValueError as error:
-        raise BaselineError(f"{path} is not a baseline: {reason(error)}", hint=again) from error
-    if not isinstance(data, dict) or data.get("kind") != "trainchaos baseline":
-        raise BaselineError(
-            f"{path} is not a baseline", hint="make one with: chaos baseline save RUN"
-        )
-    version = data.get("schema_version")
-    if type(version) is int and version > SCHEMA_VERSION:
-        raise BaselineError(newer(f"the baseline {path}", version, SCHEMA_VERSION))
-    if version != SCHEMA_VERSION:
-        raise BaselineError(
-            f"{path} has schema version {_short(version)}, this chaos reads {SCHEMA_VERSION}",
-            hint=again,
-        )
-    if data.get("digest") and data["digest"] != _digest(data):
-        raise BaselineError(
-            f"{path} was changed after it was saved: its digest does not fit", hint=again
-        )
-    try:
+        if not isinstance(data, dict) or data.get("kind") != "trainchaos baseline":
+            raise BaselineError(f"{path} is not a baseline", hint=make)
+        version = data.get("schema_version")
+        if type(version) is int and version > SCHEMA_VERSION:
+            raise BaselineError(newer(f"the baseline {path}", version, SCHEMA_VERSION))
+        if data.get("digest") and data["digest"] != _digest(data):
+            why = f"{path} was changed after it was saved: its digest does not fit"
+            raise BaselineError(why, hint=again)
         return Baseline.model_validate(data)
+    except OSError as error:
+        raise BaselineError(f"{path} cannot be read: {reason(error)}", hint=make) from error
     except ValidationError as error:
         raise BaselineError(f"{path} is damaged at {reason(error)}", hint=again) from error
+    except ValueError as error:
+        raise BaselineError(f"{path} is not a baseline: {reason(error)}", hint=again) from error
 
 
 def differences(baseline: Baseline, current: Baseline) -> tuple[list[str], list[str]]:

@@ -1,5 +1,4 @@
-"""What a run shows about an SLA clause with confidence: the bound of its aggregate against its
-limit.
+"""What a run shows about a clause with confidence: bounds of what it is about, against its limit.
 
 The unit is the arm. Values of one arm are correlated, so each arm counts once: with its own median
 or quantile, or with its worst value if the clause is about every value.
@@ -9,16 +8,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainchaos.chaos.events.figures import counted
 from trainchaos.chaos.scenario.sla import QUANTILES, Clause, parse_clause
-from trainchaos.harness.gating.bounds import (
+from trainchaos.chaos.stats import (
     LEVEL,
     next_beyond,
+    percentile,
     quantile_bounds,
-    quantile_ranks,
+    values_to_bound,
     values_to_predict,
     values_to_settle,
 )
@@ -43,7 +43,7 @@ def is_statistical(sla: SlaResult) -> bool:
     """Whether chance can break a clause that holds, which is so if it has a quantile. The others
     are broken for certain by one counterexample.
     """
-    return bool(sla.values) and _quantile(_parse(sla)) is not None
+    return bool(sla.values) and _quantile(parse_clause(sla.clause, sla.unit)) is not None
 
 
 def decide(
@@ -61,189 +61,52 @@ def decide(
     """
     if not sla.values:
         return ClauseDecision(verdict="inconclusive", detail=sla.detail)
-    clause = _parse(sla)
+    clause = parse_clause(sla.clause, sla.unit)
     if clause.op != "==":
-        return _one_sided(clause, sla, _Levels(red=level, green=green), clock_bound)
+        return _Side(clause, sla, level, green, clock_bound).decision()
     # equal means neither above nor below, each of which may be wrong with half the level
-    levels = _Levels(red=level / 2, green=green)
-    halves = [_one_sided(replace(clause, op=op), sla, levels, clock_bound) for op in ("<=", ">=")]
+    sides = [replace(clause, op=op) for op in ("<=", ">=")]
+    halves = [_Side(side, sla, level / 2, green, clock_bound).decision() for side in sides]
     verdict = merge([half.verdict for half in halves])
     return next(half for half in halves if half.verdict == verdict)
 
 
-def _parse(sla: SlaResult) -> Clause:
-    return parse_clause(sla.clause, sla.unit)
+def by_bounds(
+    bounds: tuple[float | None, ...],
+    clock: float,
+    unit: str,
+    known: str,
+    *,
+    strict: bool = False,
+) -> ClauseDecision | None:
+    """The decision by bounds, a lower and an upper one, of how far something is beyond what is
+    allowed; None: they show nothing. ``clock``: largest error of the values; ``strict``: being at
+    the limit breaks it.
+    """
+
+    low, high = bounds
+
+    def breaks(excess: float) -> bool:
+        return excess >= 0 if strict else excess > 0
+
+    def holds(excess: float) -> bool:
+        return excess < 0 if strict else excess <= 0
+
+    if low is not None and breaks(low - clock):
+        return ClauseDecision(verdict="fail", detail=known)
+    if high is not None and holds(high + clock):
+        return ClauseDecision(verdict="pass", detail=known)
+    if (low is not None and breaks(low)) or (high is not None and holds(high)):
+        return ClauseDecision(verdict="inconclusive", detail=f"{known}; {_blurred(clock, unit)}")
+    return None
 
 
 def _quantile(clause: Clause) -> float | None:
     return 0.5 if clause.aggregate == "median" else QUANTILES.get(clause.aggregate)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Side:
-    """A clause turned so that less is better: for ``>`` values are negated, and non-recovery stays
-    the worst value.
-    """
-
-    sign: int
-    limit: float
-    strict: bool
-
-    def turned(self, value: float) -> float:
-        return math.inf if math.isinf(value) else self.sign * value
-
-    def breaks(self, value: float) -> bool:
-        return value >= self.limit if self.strict else value > self.limit
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Levels:
-    """How often chance alone may fail (``red``) or pass (``green``) a clause."""
-
-    red: float
-    green: float
-
-
-def _one_sided(clause: Clause, sla: SlaResult, levels: _Levels, clock: float) -> ClauseDecision:
-    sign = 1 if clause.op.startswith("<") else -1
-    side = _Side(sign=sign, limit=sign * clause.limit, strict=clause.op in ("<", ">"))
-    turned = [side.turned(value) for value in sla.values]
-    quantile = _quantile(clause)
-    if quantile is not None:
-        share = quantile if sign > 0 else 1 - quantile
-        mine = per_arm(turned, sla.arms, statistics.median if quantile == 0.5 else _nearest(share))
-        return _by_quantile(
-            clause, side, mine, share, levels, clock, counted(len(mine), sla.of_arms)
-        )
-    if clause.aggregate == "mean":
-        return _by_mean(turned, sla.counted)
-    if clause.aggregate == ("min" if sign > 0 else "max"):
-        return _by_any(side, turned, clock, sla.counted)
-    each = per_arm(turned, sla.arms, max)
-    return _by_each(clause, side, each, levels.green, clock, counted(len(each), sla.of_arms))
-
-
-def _nearest(share: float) -> Callable[[Sequence[float]], float]:
-    """An arm's own quantile, by the nearest rank."""
-    return lambda values: sorted(values)[max(0, math.ceil(share * len(values) - 1e-9) - 1)]
-
-
-def _by_quantile(
-    clause: Clause,
-    side: _Side,
-    values: Sequence[float],
-    quantile: float,
-    levels: _Levels,
-    clock: float,
-    arms: str,
-) -> ClauseDecision:
-    low, high = quantile_bounds(values, quantile, levels.red, levels.green)
-    unit, n = clause.unit, len(values)
-    least, most = ("at least", "at most") if side.sign > 0 else ("at most", "at least")
-    parts = []
-    if low is not None:
-        parts.append(
-            f"{least} {_shown(side, low, unit, 'higher')} with {_percent(levels.red)} confidence"
-        )
-    if high is not None:
-        parts.append(f"{most} {_shown(side, high, unit, 'lower')} with {_percent(levels.green)}")
-    known = f"{clause.aggregate} {', '.join(parts)}, n={arms}" if parts else clause.aggregate
-    if high is None:
-        known += f"{':' if not parts else ','} {no_bound(n, _fewest(quantile, levels.green))}"
-    if low is not None and side.breaks(low - clock):
-        return ClauseDecision(verdict="fail", detail=known)
-    if high is not None and not side.breaks(high + clock):
-        return ClauseDecision(verdict="pass", detail=known)
-    settled = (low is not None and side.breaks(low)) or (high is not None and not side.breaks(high))
-    if clock and settled:
-        return ClauseDecision(verdict="inconclusive", detail=f"{known}; {_blurred(clock, unit)}")
-    broken = sum(map(side.breaks, values))
-    if high is None and not broken:
-        fewest = _fewest(quantile, levels.green)
-        return ClauseDecision(verdict="inconclusive", detail=known, needed=fewest, surely=True)
-    needed = values_to_settle(broken, n, quantile, levels.red, levels.green)
-    if needed is None:
-        known += (
-            "; no reasonable number of repeats would settle it: the limit lies too near to what is"
-            " measured"
-        )
-    return ClauseDecision(verdict="inconclusive", detail=known, needed=needed)
-
-
-def no_bound(n: int, fewest: int) -> str:
-    """Message that ``n`` arms give no bound, with the fewest that would."""
+def _no_bound(n: int, fewest: int) -> str:
     return f"not a bound: {n} arm{'s' if n != 1 else ''} of at least {fewest}"
-
-
-def _fewest(quantile: float, level: float) -> int:
-    """Fewest arms for which a quantile has an upper bound."""
-    return next(n for n in range(1, 10**6) if quantile_ranks(n, quantile, level, level)[1] <= n)
-
-
-def _by_each(
-    clause: Clause, side: _Side, values: Sequence[float], level: float, clock: float, arms: str
-) -> ClauseDecision:
-    broken = sum(side.breaks(value - clock) for value in values)
-    doubtful = sum(side.breaks(value + clock) for value in values)
-    worst, n = _shown(side, max(values), clause.unit), len(values)
-    if broken:
-        return ClauseDecision(
-            verdict="fail", detail=f"{broken} of {n} break it, the worst is {worst}"
-        )
-    if doubtful:
-        return ClauseDecision(
-            verdict="inconclusive",
-            detail=f"the worst is {worst}, n={arms}; {_blurred(clock, clause.unit)}",
-        )
-    chance, fewest = next_beyond(n), values_to_predict(level)
-    known = (
-        f"none of {n} breaks it, the worst is {worst}; the next is beyond all of these with a"
-        f" chance of at most {math.ceil(chance * 1000 - 1e-9) / 10:g} %"
-    )
-    if n < fewest:
-        return ClauseDecision(
-            verdict="inconclusive",
-            detail=f"{known}, {no_bound(n, fewest)}",
-            needed=fewest,
-            surely=True,
-        )
-    return ClauseDecision(verdict="pass", detail=known)
-
-
-def _by_any(side: _Side, values: Sequence[float], clock: float, count: str) -> ClauseDecision:
-    if any(not side.breaks(value + clock) for value in values):
-        return ClauseDecision(verdict="pass", detail=f"a value meets it, n={count}")
-    return ClauseDecision(
-        verdict="inconclusive",
-        detail=(
-            f"none of {len(values)} values meets it, which does not show that none would; say 'all'"
-            " or 'median'"
-        ),
-    )
-
-
-def _by_mean(values: Sequence[float], count: str) -> ClauseDecision:
-    if any(map(math.isinf, values)):
-        lost = sum(map(math.isinf, values))
-        return ClauseDecision(
-            verdict="fail", detail=f"{lost} of {len(values)} never recovered: the mean is infinite"
-        )
-    return ClauseDecision(
-        verdict="inconclusive",
-        detail=(
-            f"a mean has no bound without an assumption about its distribution, n={count}; say"
-            " 'median'"
-        ),
-    )
-
-
-def _shown(side: _Side, value: float, unit: str, round_to: str = "lower") -> str:
-    """A turned value as it was measured. ``round_to``: the direction that keeps a bound valid,
-    "higher" for a lower bound.
-    """
-    if side.sign < 0:
-        round_to = "lower" if round_to == "higher" else "higher"
-    return quantity(value if math.isinf(value) else side.sign * value, unit, round_to)
 
 
 def _blurred(clock: float, unit: str) -> str:
@@ -253,7 +116,127 @@ def _blurred(clock: float, unit: str) -> str:
     )
 
 
-def _percent(level: float) -> str:
-    """The confidence of a level, rounded down: ``95 %``, ``99.3 %``."""
-    confidence = math.floor((1 - level) * 1000 + 1e-9) / 10
-    return f"{confidence:g} %"
+def _confidence(level: float) -> str:
+    """Of a level, rounded down: ``95 %``, ``99.3 %``."""
+    return f"{math.floor((1 - level) * 1000 + 1e-9) / 10:g} %"
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A clause turned so that less is better: for ``>`` values are negated, and non-recovery stays
+    the worst value. ``red``, ``green``: how often chance alone may fail or pass it.
+    """
+
+    clause: Clause
+    sla: SlaResult
+    red: float
+    green: float
+    clock: float
+
+    @property
+    def sign(self) -> int:
+        return 1 if self.clause.op.startswith("<") else -1
+
+    @property
+    def strict(self) -> bool:
+        return self.clause.op in ("<", ">")
+
+    def excess(self, value: float) -> float:
+        """How far a turned value is beyond the limit."""
+        return value - self.sign * self.clause.limit
+
+    def breaks(self, value: float) -> bool:
+        return self.excess(value) >= 0 if self.strict else self.excess(value) > 0
+
+    def shown(self, value: float, round_to: str = "lower") -> str:
+        """A turned value as it was measured. ``round_to``: the direction that keeps a bound valid,
+        "higher" for a lower bound.
+        """
+        if self.sign < 0:
+            round_to = "lower" if round_to == "higher" else "higher"
+        return quantity(abs(value) if math.isinf(value) else self.sign * value, self.unit, round_to)
+
+    @property
+    def unit(self) -> str:
+        return self.clause.unit
+
+    def decision(self) -> ClauseDecision:
+        turned = [math.inf if math.isinf(v) else self.sign * v for v in self.sla.values]
+        quantile, aggregate = _quantile(self.clause), self.clause.aggregate
+        if quantile is not None:
+            return self._by_quantile(turned, quantile if self.sign > 0 else 1 - quantile)
+        if aggregate == "mean":
+            return self._by_mean(turned)
+        if aggregate == ("min" if self.sign > 0 else "max"):
+            return self._by_any(turned)
+        return self._by_each(per_arm(turned, self.sla.arms, max))
+
+    def _by_quantile(self, turned: Sequence[float], share: float) -> ClauseDecision:
+        of_arm = statistics.median if share == 0.5 else lambda values: percentile(values, share)
+        values = per_arm(turned, self.sla.arms, of_arm)
+        n, fewest = len(values), values_to_bound(share, self.green)
+        low, high = quantile_bounds(values, share, self.red, self.green)
+        least, most = ("at least", "at most") if self.sign > 0 else ("at most", "at least")
+        parts = []
+        if low is not None:
+            said = f"{self.shown(low, 'higher')} with {_confidence(self.red)} confidence"
+            parts.append(f"{least} {said}")
+        if high is not None:
+            parts.append(f"{most} {self.shown(high)} with {_confidence(self.green)}")
+        known = self.clause.aggregate
+        known += f" {', '.join(parts)}, n={counted(n, self.sla.of_arms)}" if parts else ""
+        if high is None:
+            known += f"{',' if parts else ':'} {_no_bound(n, fewest)}"
+        beyond = (None if one is None else self.excess(one) for one in (low, high))
+        settled = by_bounds(tuple(beyond), self.clock, self.unit, known, strict=self.strict)
+        if settled is not None:
+            return settled
+        broken = sum(map(self.breaks, values))
+        if high is None and not broken:
+            return ClauseDecision(verdict="inconclusive", detail=known, needed=fewest, surely=True)
+        needed = values_to_settle(broken, n, share, self.red, self.green)
+        if needed is None:
+            known += (
+                "; no reasonable number of repeats would settle it: the limit lies too near to what"
+                " is measured"
+            )
+        return ClauseDecision(verdict="inconclusive", detail=known, needed=needed)
+
+    def _by_each(self, values: Sequence[float]) -> ClauseDecision:
+        n, worst = len(values), self.shown(max(values))
+        broken = sum(self.breaks(value - self.clock) for value in values)
+        if broken:
+            said = f"{broken} of {n} break it, the worst is {worst}"
+            return ClauseDecision(verdict="fail", detail=said)
+        if any(self.breaks(value + self.clock) for value in values):
+            said = f"the worst is {worst}, n={counted(n, self.sla.of_arms)}"
+            blurred = f"{said}; {_blurred(self.clock, self.unit)}"
+            return ClauseDecision(verdict="inconclusive", detail=blurred)
+        fewest = values_to_predict(self.green)
+        known = (
+            f"none of {n} breaks it, the worst is {worst}; the next is beyond all of these with a"
+            f" chance of at most {math.ceil(next_beyond(n) * 1000 - 1e-9) / 10:g} %"
+        )
+        if n >= fewest:
+            return ClauseDecision(verdict="pass", detail=known)
+        known += f", {_no_bound(n, fewest)}"
+        return ClauseDecision(verdict="inconclusive", detail=known, needed=fewest, surely=True)
+
+    def _by_any(self, values: Sequence[float]) -> ClauseDecision:
+        if any(not self.breaks(value + self.clock) for value in values):
+            return ClauseDecision(verdict="pass", detail=f"a value meets it, n={self.sla.counted}")
+        said = (
+            f"none of {len(values)} values meets it, which does not show that none would; say"
+            " 'all' or 'median'"
+        )
+        return ClauseDecision(verdict="inconclusive", detail=said)
+
+    def _by_mean(self, values: Sequence[float]) -> ClauseDecision:
+        if lost := sum(map(math.isinf, values)):
+            said = f"{lost} of {len(values)} never recovered: the mean is infinite"
+            return ClauseDecision(verdict="fail", detail=said)
+        said = (
+            "a mean has no bound without an assumption about its distribution,"
+            f" n={self.sla.counted}; say 'median'"
+        )
+        return ClauseDecision(verdict="inconclusive", detail=said)

@@ -6,7 +6,6 @@ not count. ``docs/ci.md`` has the rules.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,18 +14,23 @@ from typing import Any
 
 from pydantic import Field
 
-from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.events.figures import COUNT_UNITS
-from trainchaos.chaos.files import write_whole
+from trainchaos.chaos.files import write_json
+from trainchaos.chaos.stats import LEVEL
 from trainchaos.harness.gating.baseline import Baseline
-from trainchaos.harness.gating.bounds import LEVEL
 from trainchaos.harness.gating.clauses import ClauseDecision, decide, is_statistical
 from trainchaos.harness.gating.looks import ONE, Looks
-from trainchaos.harness.gating.power import SEEN, least_seen
-from trainchaos.harness.gating.regression import Tolerance, compare, is_open, tolerance_of
+from trainchaos.harness.gating.regression import (
+    SEEN,
+    Tolerance,
+    compare,
+    is_open,
+    least_seen,
+    tolerance_of,
+)
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.figures import Metric, Model
-from trainchaos.harness.judge.measure.samples import per_arm
+from trainchaos.harness.judge.measure.samples import per_arm, summarise
 from trainchaos.harness.judge.results import Results, SlaResult, merge, titled
 from trainchaos.harness.judge.verdict.gates import EXIT_CODES, sla_line
 
@@ -162,14 +166,7 @@ def gated(results: Results, decided: GateResult) -> Results:
 def write(run: RunDirectory, decided: GateResult) -> Path:
     """Write ``gate.json`` to the run directory. Raises InfrastructureError if the disk refuses."""
     path = run.root / "gate.json"
-    try:
-        write_whole(
-            path, json.dumps(decided.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
-        )
-    except OSError as error:
-        raise InfrastructureError(
-            f"cannot write {path}: {error.strerror}", hint="free disk space"
-        ) from error
+    write_json(path, decided, "free disk space")
     return path
 
 
@@ -327,19 +324,8 @@ def _pairs(results: Results, against: BaselineComparison) -> tuple[list[_Pair], 
                     warnings.append(f"{name} of {cell.id} is not in the baseline")
                 continue
             tolerance = against.tolerances.get(name, tolerance_of(then.unit))
-            missing = Metric(
-                unit=then.unit,
-                values=[],
-                n=0,
-                median=None,
-                min=None,
-                max=None,
-                ci95=None,
-                better=then.better,
-            )
-            pairs.append(
-                _Pair(cell=cell.id, name=name, now=now or missing, then=then, tolerance=tolerance)
-            )
+            now = now or summarise(name, [])
+            pairs.append(_Pair(cell=cell.id, name=name, now=now, then=then, tolerance=tolerance))
     gone = sorted(before.keys() - {cell.id for cell in results.cells})
     return pairs, warnings + [f"{name} of the baseline did not run" for name in gone]
 

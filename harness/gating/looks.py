@@ -11,14 +11,13 @@ The looks at a run are kept beside it, in ``looks.json``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
-from trainchaos.chaos.files import read_json, read_model, reason, write_whole
-from trainchaos.harness.gating.bounds import LEVEL
+from trainchaos.chaos.errors import EXIT_USAGE, ChaosError
+from trainchaos.chaos.files import read_model, reason, write_json
+from trainchaos.chaos.stats import LEVEL
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.figures import Model
 from trainchaos.harness.judge.results import Results
@@ -97,7 +96,7 @@ def look(run: RunDirectory, results: Results, planned: int | None) -> Looks:
     arms = arms_of(results)
     if not looks.looks or looks.looks[-1].arms != arms:
         looks = looks.model_copy(update={"looks": [*looks.looks, InterimLook(arms=arms)]})
-        _write(run, looks)
+        write_json(run.root / "looks.json", looks, "free disk space")
     return looks
 
 
@@ -111,14 +110,14 @@ def note(run: RunDirectory, results: Results) -> None:
     except LookError:
         return
     if seen is not None and seen != before:
-        _write(run, seen)
+        write_json(run.root / "looks.json", seen, "free disk space")
 
 
 def _seen(run: RunDirectory, now: Mapping[str, Sequence[int]]) -> Looks | None:
-    """Looks before one at these arms: from the record, else from the gate's own result; plus the
-    stored results of fewer arms, which count as seen when the run was played.
+    """Looks before one at these arms: from the record, plus the stored results of fewer arms, which
+    count as seen when the run was played.
     """
-    before, stored = _read(run) or _of_gate(run), _results_before(run)
+    before, stored = _read(run), _results_before(run)
     if not stored or not _grew(stored, now):
         return before
     if before is None:
@@ -126,21 +125,6 @@ def _seen(run: RunDirectory, now: Mapping[str, Sequence[int]]) -> Looks | None:
     if before.looks and not _grew(before.looks[-1].arms, stored):
         return before
     return before.model_copy(update={"looks": [*before.looks, InterimLook(arms=stored)]})
-
-
-def _of_gate(run: RunDirectory) -> Looks | None:
-    """Looks according to ``gate.json``, if their record is gone. It was written with the stored
-    results.
-    """
-    try:
-        found = read_json(run.root / "gate.json")
-        many, planned = int(found["looks"]), int(found["planned"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-    last = InterimLook(arms=_results_before(run) or {})
-    return Looks(
-        planned=min(max(planned, 1), MOST_LOOKS), looks=[last] * min(max(many, 0), MOST_LOOKS + 1)
-    )
 
 
 def arms_of(results: Results) -> dict[str, list[int]]:
@@ -178,14 +162,4 @@ def _read(run: RunDirectory) -> Looks | None:
             f"{path} cannot be read ({reason(error)}): how often the run was looked at is not"
             " known",
             hint="play a new run",
-        ) from error
-
-
-def _write(run: RunDirectory, looks: Looks) -> None:
-    path = run.root / "looks.json"
-    try:
-        write_whole(path, json.dumps(looks.model_dump(mode="json"), indent=1) + "\n")
-    except OSError as error:
-        raise InfrastructureError(
-            f"cannot write {path}: {error.strerror}", hint="free disk space"
         ) from error

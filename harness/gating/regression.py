@@ -5,15 +5,18 @@ of two samples.
 from __future__ import annotations
 
 import math
+import random
 import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError
 from trainchaos.chaos.events.figures import interval
-from trainchaos.harness.gating.bounds import LEVEL, pairs_to_settle, shift_bounds, shift_rank
-from trainchaos.harness.gating.clauses import ClauseDecision
+from trainchaos.chaos.stats import LEVEL, pairs_to_settle, shift_bounds, shift_rank
+from trainchaos.harness.gating.clauses import ClauseDecision, by_bounds
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.samples import per_arm
 from trainchaos.harness.judge.verdict.gates import quantity
@@ -21,6 +24,9 @@ from trainchaos.harness.judge.verdict.gates import quantity
 TIME_SHARE = 0.20
 TIME_FLOOR_S = 0.010
 RATIO_SHARE = 0.10
+SEEN = 0.9
+"""How often the change that is stated is seen."""
+MOST_DRAWS, MOST_PAIRS = 400, 200_000
 _TOLERANCE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")
 
 
@@ -108,19 +114,11 @@ def compare(
     now, then = _by_arm(now), _by_arm(then)
     n, m = now.n, then.n
     worse = [_beyond(a, b, then.better, tolerance) for a in now.values for b in then.values]
-    low, high = shift_bounds(worse, n, m, level, green)
+    bounds = shift_bounds(worse, n, m, level, green)
     clock = now.clock_bound + then.clock_bound * (1 + tolerance.share)
-    known = _known(now, then, level)
-    if low is not None and low > clock:
-        return ClauseDecision(verdict="fail", detail=known)
-    if high is not None and high <= -clock:
-        return ClauseDecision(verdict="pass", detail=known)
-    if clock and ((low is not None and low > 0) or (high is not None and high <= 0)):
-        blur = (
-            f"clocks of several machines blur it by {quantity(clock, now.unit)}, and more repeats"
-            " do not help"
-        )
-        return ClauseDecision(verdict="inconclusive", detail=f"{known}; {blur}")
+    known = _known(now, then)
+    if (settled := by_bounds(bounds, clock, now.unit, known)) is not None:
+        return settled
     above = sum(1.0 if d > 0 else 0.0 if d < 0 else 0.5 for d in worse) / len(worse)
     tied = all(d <= 0 for d in worse)
     needed = pairs_to_settle(0.0 if tied else above, level if above > 0.5 else green)
@@ -133,16 +131,8 @@ def compare(
 
 def _by_arm(metric: Metric) -> Metric:
     values = per_arm(metric.values, metric.arms)
-    median = statistics.median(values) if values else None
-    return metric.model_copy(
-        update={
-            "values": values,
-            "n": len(values),
-            "median": median,
-            "arms": [],
-            "of": metric.of_arms,
-        }
-    )
+    arms = {"values": values, "n": len(values), "arms": [], "of": metric.of_arms}
+    return metric.model_copy(update={**arms, "median": statistics.median(values)})
 
 
 def _beyond(now: float, then: float, better: str, tolerance: Tolerance) -> float:
@@ -153,7 +143,7 @@ def _beyond(now: float, then: float, better: str, tolerance: Tolerance) -> float
     return 0.0 if math.isinf(now) and math.isinf(allowed) else now - allowed
 
 
-def _known(now: Metric, then: Metric, level: float) -> str:
+def _known(now: Metric, then: Metric) -> str:
     """Both medians, and the relation of the samples: the median of all ratios with its bounds, if
     there are ratios.
     """
@@ -162,17 +152,49 @@ def _known(now: Metric, then: Metric, level: float) -> str:
     finite = all(map(math.isfinite, [*now.values, *then.values]))
     if finite and min(then.values) > 0:
         ratios = sorted(a / b for a in now.values for b in then.values)
-        text += f": {_middle(ratios):.3g} times{_between(ratios, now.n, then.n, level)}"
+        text += f": {statistics.median(ratios):.3g} times"
+        if rank := shift_rank(now.n, then.n, 0.025):
+            text += f" {interval((ratios[rank - 1], ratios[-rank]))}"
     lost = sum(map(math.isinf, now.values))
     before = sum(map(math.isinf, then.values))
     return text + (f"; {lost} never recovered now, {before} then" if lost or before else "")
 
 
-def _middle(ordered: Sequence[float]) -> float:
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+def least_seen(now: Metric, then: Metric, tolerance: Tolerance, level: float) -> float | None:
+    """The smallest change for the worse, as a share of the baseline, that such a comparison shows
+    with probability SEEN; infinite if no change would be; None if it cannot be said, as a value is
+    0 or infinite.
+
+    By the bootstrap (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 25:
+    power of a test): both samples are drawn again with replacement, from the values of both, each
+    relative to its own median and spread to the variance that it has by n - 1, and the test of
+    ``compare`` is applied. For a pair of a value now and one of the baseline a change
+    by the factor f exceeds what is tolerated from some f on, so that the smallest f which the test
+    shows is an order statistic of these, without a search. The seed is fixed: the same values give
+    the same answer.
+    """
+    ours, theirs = per_arm(now.values, now.arms), per_arm(then.values, then.arms)
+    n, m = len(ours), len(theirs)
+    if not n or not all(0 < value < math.inf for value in (*ours, *theirs)):
+        return None
+    rank = shift_rank(n, m, level)
+    if not rank:
+        return math.inf
+    usual = statistics.median(theirs)
+    pool = [usual * value for value in (*_relative(ours), *_relative(theirs))]
+    clock = now.clock_bound + then.clock_bound * (1 + tolerance.share)
+    draws = max(50, min(MOST_DRAWS, MOST_PAIRS // (n * m)))
+    drawn = np.array(random.Random(17).choices(pool, k=draws * (n + m))).reshape(draws, n + m)
+    mine, before = drawn[:, None, :n], drawn[:, n:, None]
+    better = -1 if then.better == "higher" else 1
+    allowed = before * (1 + better * tolerance.share) + better * (tolerance.floor + clock)
+    factors = better * (allowed / mine).reshape(draws, n * m)
+    found = np.partition(factors, -rank)[:, -rank] - better
+    least = float(np.sort(found)[math.ceil(SEEN * draws) - 1])
+    return math.inf if better < 0 and least >= 1 else least
 
 
-def _between(ratios: Sequence[float], n: int, m: int, level: float) -> str:
-    rank = shift_rank(n, m, 0.025)
-    return f" {interval((ratios[rank - 1], ratios[-rank]))}" if rank else ""
+def _relative(values: Sequence[float]) -> list[float]:
+    middle, n = statistics.median(values), len(values)
+    spread = math.sqrt(n / (n - 1)) if n > 1 else 1.0
+    return [(value / middle) ** spread for value in values]

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError
-from trainchaos.chaos.files import read_model, reason, write_whole
+from trainchaos.chaos.errors import EXIT_USAGE, ChaosError
+from trainchaos.chaos.files import read_model, reason
 from trainchaos.harness.launch.devices import cuda_devices, processor
 from trainchaos.harness.preflight.checks.findings import Rate
 from trainchaos.recovery.health.statistics.robust import median
@@ -100,30 +100,16 @@ def of_repeats(repeats: Sequence[Sequence[Rate]], hardware: Mapping[str, Any]) -
     return Baseline(made=made, hardware=dict(hardware), rates=kept)
 
 
-def save(baseline: Baseline, path: Path) -> None:
-    """Write it, in place of what is there. Raises InfrastructureError."""
-    try:
-        write_whole(path, baseline.model_dump_json(indent=1) + "\n")
-    except OSError as error:
-        raise InfrastructureError(
-            f"cannot write {path}: {error.strerror}", hint="choose another file"
-        ) from error
-
-
 def read(path: Path) -> Baseline:
     """Read one. Raises BaselineError, with the line where it is no JSON, and NewerVersion."""
     try:
         return read_model(path, Baseline, follow=True)
-    except json.JSONDecodeError as error:
-        raise BaselineError(
-            f"{path}:{error.lineno}: it is no JSON: {error.msg}",
-            hint="chaos doctor --preflight --save-baseline FILE writes one",
-        ) from error
     except (OSError, ValueError) as error:
-        raise BaselineError(
-            f"{path} cannot be read as a baseline: {reason(error)}",
-            hint="chaos doctor --preflight --save-baseline FILE writes one",
-        ) from error
+        why = f"{path} cannot be read as a baseline: {reason(error)}"
+        if isinstance(error, json.JSONDecodeError):
+            why = f"{path}:{error.lineno}: it is no JSON: {error.msg}"
+        hint = "chaos doctor --preflight --save-baseline FILE writes one"
+        raise BaselineError(why, hint=hint) from error
 
 
 def refuse_other(path: Path, baseline: Baseline, here: Mapping[str, Any]) -> None:

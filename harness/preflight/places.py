@@ -9,19 +9,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from signal import SIGKILL
-from typing import Any
 
-from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.launch.devices import cuda_devices
 from trainchaos.harness.preflight import worker
-from trainchaos.harness.preflight.checks.check import Task
+from trainchaos.harness.preflight.checks.check import Answer, Task
 from trainchaos.recovery.process.forkserver import ForkServer
 from trainchaos.recovery.process.local import (
     Children,
@@ -35,25 +32,6 @@ from trainchaos.recovery.transport.wire import Extra
 CPU_PLACES = 4
 """Emulated places where there is no GPU: as few as can tell which of a slow pair is slow."""
 POLL_S = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """``do``: a check of ``harness.preflight.worker``, or one of its other orders."""
-
-    do: str
-    task: Task
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """``found``: what was measured, None where it was not. ``error``: why; ``kind``: the type of an
-    exception, ``ended`` (the process did) or ``silent`` (no answer in ``limit_s``).
-    """
-
-    found: Mapping[str, Any] | None = None
-    error: str = ""
-    kind: str = ""
 
 
 def places_here() -> list[str]:
@@ -81,7 +59,7 @@ class Places:
         self._children = Children()
         config = json.dumps({"parent": os.getpid()}).encode()
         try:
-            self._await_server(limit_s)
+            self._server.await_ready(limit_s)
             for name in names:
                 fork = partial(self._server.fork, config)
                 self.pids[name] = self._children.spawn(name, fork)
@@ -89,31 +67,30 @@ class Places:
             self.close()
             raise
 
-    def ask(self, orders: Mapping[str, Order], *, limit_s: float) -> dict[str, Answer]:
-        """Order several places at once, and wait for their answers. A place that has not answered
-        after ``limit_s`` seconds is killed, and answers nothing any more.
+    def ask(self, do: str, tasks: Mapping[str, Task], *, limit_s: float) -> dict[str, Answer]:
+        """Have several places do one thing at once, and wait for their answers. A place that has
+        not answered after ``limit_s`` seconds is killed, and answers nothing any more.
         """
         self._number += 1
         answers: dict[str, Answer] = {}
-        for name, order in orders.items():
-            task = asdict(order.task)
-            payload = {"number": self._number, "do": order.do, "task": task}
+        for name, task in tasks.items():
+            payload = {"number": self._number, "do": do, "task": asdict(task)}
             if name in self._ended or not self._children.send(
                 name, Extra(topic=worker.TOPIC, payload=payload)
             ):
                 answers[name] = self._gone(name)
         until_s = time.monotonic() + limit_s
-        while len(answers) < len(orders) and time.monotonic() < until_s:
+        while len(answers) < len(tasks) and time.monotonic() < until_s:
             for report in self._children.wait(min(POLL_S, until_s - time.monotonic())):
                 if isinstance(report, MessageReceived):
                     answer = self._answer(report.message)
-                    if answer is not None and report.process in orders:
+                    if answer is not None and report.process in tasks:
                         answers.setdefault(report.process, answer)
                 elif isinstance(report, Exited):
                     self._ended[report.process] = f"its process ended with {report.how}"
-                    if report.process in orders:
+                    if report.process in tasks:
                         answers.setdefault(report.process, self._gone(report.process))
-        for name in orders:
+        for name in tasks:
             if name not in answers:
                 self._children.signal(name, SIGKILL)
                 self._ended[name] = f"it did not answer within {limit_s:.1f} s"
@@ -142,23 +119,3 @@ class Places:
         if "error" in payload:
             return Answer(error=str(payload["error"]), kind=str(payload["type"]))
         return Answer(found=payload["found"])
-
-    def _await_server(self, limit_s: float) -> None:
-        """Wait for the fork server, whose own limit is longer than a preflight may take."""
-        failed: list[InfrastructureError] = []
-
-        def wait() -> None:
-            try:
-                self._server.await_ready()
-            except InfrastructureError as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=wait, name="await-torch", daemon=True)
-        thread.start()
-        thread.join(timeout=limit_s)
-        if failed:
-            raise failed[0]
-        if thread.is_alive():
-            raise InfrastructureError(
-                f"torch was not imported within {limit_s:.0f} s", hint="raise --preflight-time"
-            )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainchaos.harness.preflight.checks import exchange
-from trainchaos.harness.preflight.checks.check import Check, Task
+from trainchaos.harness.preflight.checks.check import SERVE, Check, Measured, Task
 from trainchaos.harness.preflight.checks.clocks import ClocksCheck
 from trainchaos.harness.preflight.checks.disk import DiskCheck
+from trainchaos.harness.preflight.checks.links import AllReduce, Bandwidth
 from trainchaos.harness.preflight.checks.memory import MemoryCheck
 from trainchaos.harness.preflight.checks.product import ProductCheck
 from trainchaos.harness.preflight.checks.store import StoreCheck
@@ -22,11 +22,16 @@ from trainchaos.recovery.transport.channel import Channel
 from trainchaos.recovery.transport.wire import Extra
 
 TOPIC = "preflight"
-CHECKS: Mapping[str, Check] = {
-    one.name: one
-    for one in (MemoryCheck(), ProductCheck(), ClocksCheck(), DiskCheck(), StoreCheck())
-}
-SERVE, EXCHANGE = "serve-store", "exchange"
+ALL_CHECKS: tuple[Check, ...] = (
+    MemoryCheck(),
+    ProductCheck(),
+    ClocksCheck(),
+    DiskCheck(),
+    StoreCheck(),
+    Bandwidth(),
+    AllReduce(),
+)
+CHECKS: Mapping[str, Check] = {check.name: check for check in ALL_CHECKS}
 MODULES = (
     "torch",
     "torch.distributed",
@@ -52,28 +57,23 @@ def start(config: bytes, control_fd: int, mark_fd: int) -> NoReturn:
 
 def serve(channel: Channel) -> None:
     """Answer each order; an error of the measurement is an answer too."""
-    held: list[Any] = []
+    stores: list[Any] = []  # they live as long as this process
+
+    def serve_store(task: Task) -> Measured:
+        store, port = start_store(str(task.options["host"]))
+        stores.append(store)
+        return {"port": port}
+
+    measures: dict[str, Callable[[Task], Measured]] = {SERVE: serve_store}
+    measures.update({name: check.measure for name, check in CHECKS.items()})
     while (orders := channel.receive()) is not None:
         for order in orders:
             if isinstance(order, Extra) and order.topic == TOPIC:
-                channel.send(Extra(topic=TOPIC, payload=_answer(order.payload, held)))
-
-
-def _answer(order: Mapping[str, Any], held: list[Any]) -> dict[str, Any]:
-    """``found``, or ``error`` with its type. ``held``: what lives on, such as a store."""
-    number = order["number"]
-    try:
-        return {"number": number, "found": _do(str(order["do"]), Task(**order["task"]), held)}
-    except Exception as error:
-        words = str(error).strip().splitlines() or [""]
-        return {"number": number, "error": words[0][:MOST_WORDS], "type": type(error).__name__}
-
-
-def _do(what: str, task: Task, held: list[Any]) -> Mapping[str, Any]:
-    if what == SERVE:
-        store, port = start_store(str(task.options["host"]))
-        held.append(store)
-        return {"port": port}
-    if what == EXCHANGE:
-        return exchange.measure(task)
-    return CHECKS[what].measure(task)
+                number, task = order.payload["number"], Task(**order.payload["task"])
+                answer: dict[str, Any] = {"number": number}
+                try:
+                    answer["found"] = measures[str(order.payload["do"])](task)
+                except Exception as error:
+                    words = str(error).strip().splitlines() or [""]
+                    answer |= {"error": words[0][:MOST_WORDS], "type": type(error).__name__}
+                channel.send(Extra(topic=TOPIC, payload=answer))

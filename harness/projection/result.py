@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainchaos.chaos.stats import student_quantile
+
 SCHEMA_VERSION = 2
 GPUS_PER_NODE = 8
 APART = 4.0
@@ -17,24 +19,13 @@ TIE = 1e-6
 """Goodput; two strategies that are no further apart by the formulas are alike."""
 ERRORS = 3.0
 """Standard errors of a difference up to which two simulations may differ by chance."""
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-_Z = 1.959964
 NO_ERROR = 1e-12
 """Goodput; a standard error up to it is rounding."""
 
 
 def t95(degrees: int) -> float:
-    """Student's t for two-sided 95 %, by degrees of freedom from 1 on: of a table up to 10, beyond
-    by its expansion from the normal distribution (Cornish and Fisher), which is right to 0.001.
-    """
-    if degrees <= len(_T95):
-        return _T95[degrees - 1]
-    return (
-        _Z
-        + (_Z**3 + _Z) / (4 * degrees)
-        + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * degrees**2)
-        + (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / (384 * degrees**3)
-    )
+    """Student's t for two-sided 95 %."""
+    return student_quantile(0.025, degrees)
 
 
 def engines_differ(goodput: float, error: float, closed: float | None) -> bool:

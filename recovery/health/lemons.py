@@ -11,9 +11,10 @@ compared again, since one lemon hides another.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from trainchaos.chaos.stats import binomial_tail
 
 FALSE_ALARM = 0.01
 """Probability that anything is named in a look at a fleet whose places are alike."""
@@ -80,21 +81,3 @@ def _judged(place: str, records: Mapping[str, Record], limit: float) -> Lemon:
         tail=binomial_tail(own.incidents, events, own.used_s / span_s),
         limit=limit,
     )
-
-
-def binomial_tail(count: int, n: int, share: float) -> float:
-    """P(K >= ``count``) of ``n`` with probability ``share``, 0 < share < 1, by its sum."""
-    if count <= 0:
-        return 1.0
-    log_p, log_q = math.log(share), math.log1p(-share)
-    terms = (
-        math.exp(
-            math.lgamma(n + 1)
-            - math.lgamma(k + 1)
-            - math.lgamma(n - k + 1)
-            + k * log_p
-            + (n - k) * log_q
-        )
-        for k in range(count, n + 1)
-    )
-    return min(1.0, math.fsum(terms))

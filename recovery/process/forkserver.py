@@ -72,19 +72,23 @@ class ForkServer:
         self._control = ours
         self._ready = False
 
-    def await_ready(self) -> None:
-        """Wait until everything is imported, at most START_LIMIT_S. Raises InfrastructureError when
-        it does not.
+    def await_ready(self, limit_s: float = START_LIMIT_S) -> None:
+        """Wait until everything is imported, at most ``limit_s`` seconds. Raises
+        InfrastructureError when it does not.
         """
         if not self._ready:
+            why = "the process that pre-imports torch did not start"
+            self._control.settimeout(limit_s)
             try:
                 self._ready = self._control.recv(16) == b"ready"
+            except TimeoutError:
+                why = f"torch was not imported within {limit_s:.0f} s"
             except OSError:
                 pass
+            self._control.settimeout(START_LIMIT_S)
             if not self._ready:
                 raise InfrastructureError(
-                    "the process that pre-imports torch did not start",
-                    hint=f"try: {sys.executable} -c 'import {', '.join(self._modules)}'",
+                    why, hint=f"try: {sys.executable} -c 'import {', '.join(self._modules)}'"
                 )
 
     def fork(

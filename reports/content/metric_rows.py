@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainchaos.chaos.scenario.sla import samples_needed
+from trainchaos.chaos.stats import LEAST_OF_MEDIAN
 from trainchaos.harness.judge.checkers.job.observed import LOSSES
 from trainchaos.harness.judge.checkers.job.values import NOT_RESTORED
 from trainchaos.harness.judge.evidence.evidence import WARNING
 from trainchaos.harness.judge.figures import Metric
-from trainchaos.harness.judge.measure.samples import LEAST_OF_MEDIAN, per_arm
+from trainchaos.harness.judge.measure.samples import per_arm
 from trainchaos.harness.judge.results import CellResult, Results, Spares, Survival
 from trainchaos.reports.content.facts import labels
 from trainchaos.reports.content.figures import (

@@ -7,8 +7,9 @@ from __future__ import annotations
 import re
 
 from trainchaos.chaos.columns import fold, table
+from trainchaos.chaos.stats import median_ci95
 from trainchaos.harness.host.rundir import RunDirectory
-from trainchaos.harness.judge.measure.samples import median_ci95, per_arm
+from trainchaos.harness.judge.measure.samples import per_arm
 from trainchaos.harness.judge.results import Results
 from trainchaos.reports.content import metric_rows
 from trainchaos.reports.content.facts import (

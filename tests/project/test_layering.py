@@ -37,6 +37,7 @@ PLUGINS = (
 COMPOSITION_ROOTS = ("chaos.cli", "chaos.commands")
 """The files of ``chaos`` that may import the other packages."""
 
+RECOVERY_MAY = ("chaos.events.log", "chaos.errors", "chaos.plugins", "chaos.stats")
 REPORTS_MAY = (
     "harness.judge",
     "harness.explain",
@@ -175,17 +176,14 @@ def may_not(name: str, wanted: str) -> str:
             "chaos holds the shared words: pass the object in from chaos/cli.py, or move the word"
             " to chaos"
         )
-    if package == "recovery" and not within(
-        wanted, ("chaos", "chaos.events.log", "chaos.errors", "chaos.plugins")
-    ):
+    if package == "recovery" and not within(wanted, ("chaos", *RECOVERY_MAY)):
         return (
             "recovery serves anybody's training script: take it as an argument or through a"
             " Protocol"
         )
     if package == "recovery" and within(wanted, ("chaos",)) and wanted != "chaos":
-        allowed = within(wanted, ("chaos.events.log", "chaos.errors", "chaos.plugins"))
-        only = "chaos.events.log, chaos.errors and chaos.plugins only"
-        return "" if allowed else f"recovery may use {only}: pass the rest in"
+        only = f"{', '.join(RECOVERY_MAY)} only"
+        return "" if within(wanted, RECOVERY_MAY) else f"recovery may use {only}: pass the rest in"
     if package == "harness" and other == "reports":
         return "reports read stored runs: let the caller render"
     if package == "reports" and other == "recovery":
@@ -339,7 +337,7 @@ def test_import_rule() -> None:
         (
             "recovery/data/order.py",
             "from trainchaos.chaos.scenario.model import Cell",
-            "recovery may use chaos.events.log, chaos.errors and chaos.plugins only",
+            "recovery may use chaos.events.log, chaos.errors, chaos.plugins, chaos.stats only",
         ),
         (
             "recovery/data/order.py",

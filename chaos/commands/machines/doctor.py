@@ -99,6 +99,7 @@ def _preflight(
     """Measure, compare, print; returns the exit code. Raises BaselineError, and TaintError with
     ``taint``, before anything is measured.
     """
+    from trainchaos.chaos.files import write_json
     from trainchaos.harness.preflight import baseline as baselines
     from trainchaos.harness.preflight.places import places_here
     from trainchaos.harness.preflight.preflight import preflight
@@ -133,7 +134,7 @@ def _preflight(
     if save is not None:
         made = baselines.of_repeats(repeated, found.hardware)
         if found.fit and made.rates:
-            baselines.save(made, save)
+            write_json(save, made, "choose another file")
             say(f"{save}: {len(made.rates)} rates, {len(repeated)} repeats each", err=True)
         else:
             why = "nothing was measured often enough" if found.fit else "not all is fit"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from trainchaos.chaos import stats
 from trainchaos.chaos.scenario.sla import QUANTILES, samples_needed
 from trainchaos.harness.compare.result import outcome, redone, summary, trials
 from trainchaos.harness.judge import in_steps
@@ -128,7 +129,7 @@ RATES: Mapping[str, Formula] = MappingProxyType(
         "interval of a median": _of(
             "[x_(k), x_(n + 1 - k)] with the largest k such that 1 - 2 P(Bin(n, 1/2) < k) >= 95 %,"
             " of arms",
-            samples.median_ci95,
+            stats.median_ci95,
         ),
         "quantiles": _of(
             "x_(ceil(q n)), of arms; "

@@ -19,8 +19,9 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 
+from trainchaos.chaos.stats import LEAST_OF_MEDIAN as LEAST_PAIRS
+from trainchaos.chaos.stats import POWER, binomial, median_ci95, quantile_ranks
 from trainchaos.harness.compare.result.model import Difference
-from trainchaos.harness.judge.measure.samples import median_ci95
 
 EVERY = "every kind"
 """The family of a ratio over the pairs of all families together, which few repeats of each can
@@ -31,18 +32,9 @@ RESAMPLES = 1000
 OUTLIER_LIMIT = 3.5
 OUTLIER_LEAST = 5
 OUTLIER_FACTOR = 2.0
-POWER = 0.8
-LEAST_PAIRS = 6
 MOST_REPETITIONS = 500
 _TO_DEVIATION = 0.6745
 _MEAN_TO_DEVIATION = 1.253314
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Distribution-free 95 % interval of the median; None below 6 values. Infinite values are the
-    largest.
-    """
-    return median_ci95(values)
 
 
 def paired_ratio(
@@ -105,10 +97,7 @@ def repetitions_needed(ours: Mapping[int, float], theirs: Mapping[int, float]) -
     chance = (max(below, above) + 1) / (len(logs) + 2)
     for n in range(len(logs), MOST_REPETITIONS + 1):
         allowed = _allowed(n)
-        power = sum(
-            math.comb(n, k) * (1 - chance) ** k * chance ** (n - k) for k in range(allowed + 1)
-        )
-        if power >= POWER:
+        if math.fsum(binomial(n, 1 - chance)[: allowed + 1]) >= POWER:
             return n
     return None
 
@@ -180,12 +169,7 @@ def _allowed(n: int) -> int:
     """How many of ``n`` pairs may point the other way, or be equal, while the interval still
     excludes equality.
     """
-    tail = 0.0
-    for k in range(n // 2 + 1):
-        tail += math.comb(n, k) / 2**n
-        if 2 * tail > 0.05:
-            return k - 1
-    return n // 2
+    return quantile_ranks(n, 0.5, 0.025, 0.025)[0] - 1
 
 
 def _never(values: Mapping[int, float], others: Mapping[int, float]) -> bool:

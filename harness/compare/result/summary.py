@@ -8,17 +8,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
+from trainchaos.chaos.stats import clopper_pearson, median_ci95
 from trainchaos.harness.compare.result.model import CellSummary, OutcomeClass, Ratio, Trial
 from trainchaos.harness.compare.result.statistics import (
     EVERY,
-    median_interval,
     outliers,
     paired_ratio,
     repetitions_needed,
 )
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.cost import failure_cost
-from trainchaos.harness.judge.measure.reliability import clopper_pearson
 from trainchaos.harness.judge.results import Survival
 
 FROM_BEST: tuple[OutcomeClass, ...] = get_args(OutcomeClass)
@@ -173,7 +172,7 @@ def _metric(unit: str, values: Sequence[float | None], better: str = "lower") ->
         median=statistics.median(present),
         min=min(present),
         max=max(present),
-        ci95=median_interval(present),
+        ci95=median_ci95(present),
         better="higher" if better == "higher" else "lower",
         of=len(values),
         of_arms=len(values),

@@ -20,7 +20,7 @@ from trainchaos.harness.judge.measure.digests import diverged
 from trainchaos.harness.judge.measure.partition import Ideal, WallTimePartition, ideal_of, partition
 from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, pauses
 from trainchaos.harness.judge.measure.redundancy import time_to_redundancy
-from trainchaos.harness.judge.measure.samples import median_ci95, per_arm, summarise
+from trainchaos.harness.judge.measure.samples import per_arm, summarise
 from trainchaos.harness.judge.record.alarms import unexplained
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.episodes import episodes_of
@@ -39,7 +39,6 @@ __all__ = [
     "clock_bound",
     "goodput_of",
     "measure",
-    "median_ci95",
     "per_arm",
     "skips_of",
     "summarise",

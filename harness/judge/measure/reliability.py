@@ -5,38 +5,17 @@ three minutes does not mean never.
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.stats import clopper_pearson, poisson_upper
 from trainchaos.harness.judge.measure.measure import ArmMeasures
 from trainchaos.harness.judge.record.history import NS, History
 from trainchaos.harness.judge.results import FalseAlarms, Spares, Survival
 
 OWN_END = ("exit", "error", "notice")
 """Causes by which a process announces its own end, as opposed to a detector's suspicion."""
-_ROUNDS = 200
-_EXACT_COMB = 1000
-"""Beyond it a binomial coefficient may be no float; logarithms are exact to 1e-11 then."""
-
-
-def clopper_pearson(k: int, n: int, level: float = 0.05) -> tuple[float, float]:
-    """Exact two-sided interval of a probability after k of n, wrong in at most ``level`` (Clopper
-    and Pearson 1934): from the p at which k or more are seen with level / 2 to the one at which k
-    or fewer are.
-    """
-    low = 0.0 if k == 0 else _root(lambda p: _at_least(k, n, p) - level / 2)
-    high = 1.0 if k == n else _root(lambda p: level / 2 - (1.0 - _at_least(k + 1, n, p)))
-    return low, high
-
-
-def poisson_upper(k: int, level: float = 0.05) -> float:
-    """The largest mean that is compatible with ``k`` observed events: the one at which k or fewer
-    are seen with probability ``level`` (Garwood 1936). 3.0 for none: the rule of three.
-    """
-    high = k + 10.0 * math.sqrt(k + 1) + 10.0
-    return high * _root(lambda share: level - _poisson_at_most(k, high * share))
 
 
 def survival(arms: Sequence[ArmMeasures]) -> Survival:
@@ -133,30 +112,3 @@ def _usage(history: History, process: str) -> Event | None:
     last = log.events[-1] if log is not None and log.events else None
     known = last is not None and last.kind is Kind.ACTOR_ENDED and "peak_rss_bytes" in last.data
     return last if known else None
-
-
-def _at_least(k: int, n: int, p: float) -> float:
-    if n <= _EXACT_COMB:
-        return math.fsum(math.comb(n, j) * p**j * (1 - p) ** (n - j) for j in range(k, n + 1))
-    if not 0 < p < 1:
-        return float(p >= 1 or k <= 0)
-    log_p, log_q, whole = math.log(p), math.log1p(-p), math.lgamma(n + 1)
-    return math.fsum(
-        math.exp(whole - math.lgamma(j + 1) - math.lgamma(n - j + 1) + j * log_p + (n - j) * log_q)
-        for j in range(k, n + 1)
-    )
-
-
-def _poisson_at_most(k: int, mean: float) -> float:
-    if mean <= 0:
-        return 1.0
-    return math.fsum(math.exp(j * math.log(mean) - mean - math.lgamma(j + 1)) for j in range(k + 1))
-
-
-def _root(rises: Callable[[float], float]) -> float:
-    """Root of a rising function on [0, 1], by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(_ROUNDS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rises(middle) < 0 else (low, middle)
-    return (low + high) / 2

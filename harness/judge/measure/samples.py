@@ -7,18 +7,16 @@ it.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainchaos.chaos.scenario.sla import QUANTILES, samples_needed
+from trainchaos.chaos.stats import median_ci95, percentile
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.catalogue import METRICS
 
-LEAST_OF_MEDIAN = 6
-"""With fewer arms their median has no interval."""
 _OF_A_RECOVERY = (
     "recovery_time",
     "failure_cost",
@@ -134,22 +132,4 @@ def quantile(values: Sequence[float], name: str) -> float | None:
     name.
     """
     share = QUANTILES[name]
-    if len(values) < samples_needed(name):
-        return None
-    return sorted(values)[math.ceil(share * len(values)) - 1]
-
-
-def median_ci95(values: Sequence[float]) -> tuple[float, float] | None:
-    """Distribution-free 95 % interval of the median; None if n < 6, where no such interval exists.
-
-    The k-th smallest and k-th largest values enclose the median with probability 1 - 2 P(Bin(n,
-    1/2) < k); the largest such k is taken (David and Nagaraja, "Order Statistics", 3rd ed., section
-    7.1).
-    """
-    ordered, n = sorted(values), len(values)
-    tail, best = 0.0, 0
-    for k in range(1, n // 2 + 1):
-        tail += math.comb(n, k - 1) / 2**n
-        if 1 - 2 * tail >= 0.95:
-            best = k
-    return (ordered[best - 1], ordered[n - best]) if best else None
+    return percentile(values, share) if len(values) >= samples_needed(name) else None

@@ -10,9 +10,16 @@ import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from trainchaos.harness.preflight.checks.check import Measured, Task, is_cuda, torch_name
+from trainchaos.harness.preflight.checks.bounds import ROUNDS
+from trainchaos.harness.preflight.checks.check import (
+    Measured,
+    PlaceCheck,
+    Task,
+    is_cuda,
+    torch_name,
+)
 from trainchaos.harness.preflight.checks.findings import Finding, Rate
 from trainchaos.harness.preflight.checks.product import CPU_SIZE, CUDA_SIZE, factors, multiply
 from trainchaos.recovery.health.statistics.robust import median
@@ -31,14 +38,16 @@ nvmlClocksEventReason*); a power cap (0x4) under load is normal.
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClocksCheck:
+class ClocksCheck(PlaceCheck):
     """``clock``: seconds of which the rate is, None: of the processor or, of a GPU, of the wall;
     ``wall``: seconds that count for the budget; ``work``: makes of a task a function that does one
     product and returns when it is done, and its floating-point operations; ``says``: what NVML says
     of a device.
     """
 
-    name: str = "clocks"
+    name: ClassVar = "clocks"
+    seconds: ClassVar = (0.4, 2.0)
+    rounds: ClassVar = ROUNDS
     clock: Callable[[], float] | None = None
     wall: Callable[[], float] = time.monotonic
     work: Callable[[Task], tuple[Callable[[], None], float]] | None = None
@@ -64,57 +73,40 @@ class ClocksCheck:
         said = dict((self.says or nvml)(task.place)) if is_cuda(task.place) else {}
         return {"rates": rates, "nvml": said, "seconds": self.wall() - began_s}
 
-    def judge(self, place: str, measured: Measured) -> Finding:
-        """What it is; whether it is slow is judged by peers and baseline."""
-        rates = [rate for one in measured["rounds"] for rate in one["rates"]]
+    def judge(self, place: str, rounds: Sequence[Measured]) -> tuple[Finding, Sequence[Rate]]:
+        """What it is. Compared are the rate of each round, and the part of it that its last third
+        kept.
+        """
+        by_round = [list(one["rates"]) for one in rounds]
+        rates = [rate for one in by_round for rate in one]
         said = f"{median(rates):.1f} GFLOP/s, the last third {100 * kept(rates):.0f} % of the first"
-        shown = [one["nvml"] for one in measured["rounds"] if one["nvml"]]
+        shown = [one["nvml"] for one in rounds if one["nvml"]]
         if shown:
             last = shown[-1]
             said += f"; SM {last.get('clock_sm', 0):.0f} MHz, {last.get('temperature', 0):.0f} degC"
             reasons = 0
             for one in shown:
                 reasons |= int(one.get("throttle_reasons", 0))
-            words = [text for bit, text in _SLOWED.items() if reasons & bit]
-            said += f", {', '.join(words)}" if words else ""
-        return Finding(
-            check=self.name,
-            place=place,
-            state="fit",
+            said += "".join(f", {text}" for bit, text in _SLOWED.items() if reasons & bit)
+        finding = Finding(
             said=said,
             measured=median(rates),
             unit="GFLOP/s",
             evidence={"slices": len(rates), "nvml": shown},
         )
-
-    def rates(self, place: str, measured: Measured) -> Sequence[Rate]:
-        """The rate of each round, and the part of it that its last third kept."""
         cooler = (
             "look at cooling and power: nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE"
             if is_cuda(place)
             else "look for other load (top), a limit of processor time, and heat"
         )
-        by_round = [list(one["rates"]) for one in measured["rounds"]]
-        return (
-            Rate(
-                check=self.name,
-                metric="rate",
-                place=place,
-                unit="GFLOP/s",
-                peers=True,
-                rounds=[median(one) for one in by_round],
-                todo=cooler,
-            ),
-            Rate(
-                check=self.name,
-                metric="kept",
-                place=place,
-                unit="of the first third",
-                peers=True,
-                rounds=[kept(one) for one in by_round],
-                todo=cooler,
-            ),
+        compared = (
+            ("rate", "GFLOP/s", [median(one) for one in by_round]),
+            ("kept", "of the first third", [kept(one) for one in by_round]),
         )
+        return finding, [
+            Rate(metric=metric, unit=unit, peers=True, rounds=values, todo=cooler)
+            for metric, unit, values in compared
+        ]
 
 
 def kept(rates: Sequence[float]) -> float:

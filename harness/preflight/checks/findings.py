@@ -1,6 +1,4 @@
-"""What a preflight says of each place: findings, rates, and what of it belongs on a quarantine
-list.
-"""
+"""What a preflight says of each place: findings, rates, and its reasons for a taint."""
 
 from __future__ import annotations
 
@@ -24,12 +22,13 @@ JOIN = "+"
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """One check of one place. ``said``: what was measured; ``todo``: what to do, "" where nothing
-    is; ``measured``, ``bound``: in ``unit``, where one number decided; ``evidence``: JSON.
+    is; ``measured``, ``bound``: in ``unit``, where one number decided; ``evidence``: JSON. Who asks
+    for a check fills in ``check`` and ``place``.
     """
 
-    check: str
-    place: str
-    state: State
+    check: str = ""
+    place: str = ""
+    state: State = "fit"
     said: str
     todo: str = ""
     measured: float | None = None
@@ -45,9 +44,9 @@ class Rate:
     of one machine should be alike in it.
     """
 
-    check: str
+    check: str = ""
     metric: str
-    place: str
+    place: str = ""
     rounds: Sequence[float]
     unit: str
     high_is_good: bool = True
@@ -86,13 +85,12 @@ class Findings:
 
     def as_json(self) -> dict[str, Any]:
         """For ``--format json``."""
+        whole = asdict(self)
         return {
             "schema_version": 1,
             "fit": self.fit,
             "seconds": round(self.seconds, 3),
-            "hardware": dict(self.hardware),
-            "findings": [asdict(one) for one in self.findings],
-            "rates": [asdict(one) for one in self.rates],
+            **{name: whole[name] for name in ("hardware", "findings", "rates")},
         }
 
 
@@ -104,21 +102,21 @@ def as_taints(findings: Iterable[Finding], host: str, now: datetime) -> list[Tai
     not use the link, and that both are refused would cost a good device. What all places do
     together names no place, so it taints none.
     """
-    found = []
+    taints = []
     for one in findings:
         if one.state != "unfit" or one.place == ALL:
             continue
         first, _, second = one.place.partition(JOIN)
-        known = {"check": one.check, "place": one.place, "unit": one.unit, "bound": one.bound}
-        evidence = {"measured": one.measured, **known}
-        taint = {"reason": _short(f"preflight {one.check}: {one.said}"), "since": now}
-        place = {"node": host} if one.place == HOST else {"device": f"{host}/{second or first}"}
-        facts = {name: value for name, value in evidence.items() if value is not None}
-        found.append(Taint.model_validate({**place, **taint, "evidence": facts, "by": "preflight"}))
-    return found
-
-
-def _short(text: str) -> str:
-    """A text as a taint may have it."""
-    printable = "".join(char if char.isprintable() else " " for char in text)
-    return printable if len(printable) <= MAX_TEXT else f"{printable[: MAX_TEXT - 3]}..."
+        said = f"preflight {one.check}: {one.said}"
+        reason = "".join(char if char.isprintable() else " " for char in said)
+        facts = {name: getattr(one, name) for name in ("measured", "check", "place", "unit")}
+        facts["bound"] = one.bound
+        taint = {
+            **({"node": host} if one.place == HOST else {"device": f"{host}/{second or first}"}),
+            "reason": reason if len(reason) <= MAX_TEXT else f"{reason[: MAX_TEXT - 3]}...",
+            "since": now,
+            "evidence": {name: value for name, value in facts.items() if value is not None},
+            "by": "preflight",
+        }
+        taints.append(Taint.model_validate(taint))
+    return taints

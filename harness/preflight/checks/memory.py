@@ -10,10 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from trainchaos.harness.preflight.checks.check import Measured, Task, is_cuda, torch_name
+from trainchaos.harness.preflight.checks.check import (
+    Measured,
+    PlaceCheck,
+    Task,
+    is_cuda,
+    torch_name,
+)
 from trainchaos.harness.preflight.checks.findings import Finding, Rate
 
 CPU_BYTES = 64 << 20
@@ -28,26 +34,8 @@ MOST_SHOWN = 8
 _UNSIGNED = (1 << 64) - 1
 
 
-class Memory(Protocol):
-    """Blocks of words of 64 bits."""
-
-    @property
-    def blocks(self) -> int:
-        """How many there are."""
-
-    @property
-    def words(self) -> int:
-        """In each block."""
-
-    def write(self, block: int, words: Any) -> None:
-        """Write a whole block: int64 tensor of shape (words,)."""
-
-    def read(self, block: int) -> Any:
-        """All of a block: int64 tensor of shape (words,) on the device."""
-
-
 class TorchMemory:
-    """Memory of a device that torch holds. Raises RuntimeError where it gives none."""
+    """Blocks of words of 64 bits on a device. Raises RuntimeError where it gives none."""
 
     def __init__(self, device: str, size: int) -> None:
         import torch
@@ -68,7 +56,7 @@ class TorchMemory:
         return len(self._held)
 
     def write(self, block: int, words: Any) -> None:
-        """Write a block."""
+        """Write a whole block: int64 tensor of shape (words,)."""
         self._held[block].copy_(words)
 
     def read(self, block: int) -> Any:
@@ -86,23 +74,19 @@ def size_of(device: str) -> int:
     return int(free * CUDA_SHARE)
 
 
-def torch_memory(device: str) -> Memory:
-    """The memory of a device, as much of it as is tested."""
-    return TorchMemory(device, size_of(device))
-
-
 @dataclass(frozen=True, kw_only=True)
-class MemoryCheck:
-    """``make``: gives the memory of a torch device."""
+class MemoryCheck(PlaceCheck):
+    """``make``: gives the memory of a torch device, so many bytes of it."""
 
-    name: str = "memory"
-    make: Callable[[str], Memory] = torch_memory
+    name: ClassVar = "memory"
+    seconds: ClassVar = (5.0, 20.0)
+    make: Callable[[str, int], TorchMemory] = TorchMemory
 
     def measure(self, task: Task) -> Measured:
         """Each pattern: written to all blocks, then read; none is begun once the time is over."""
         device = torch_name(task.place)
         began_s = time.monotonic()
-        memory = self.make(device)
+        memory = self.make(device, size_of(device))
         wrong: list[dict[str, Any]] = []
         words, verified = 0, 0
         done: list[str] = []
@@ -130,24 +114,24 @@ class MemoryCheck:
             "seconds": time.monotonic() - began_s,
         }
 
-    def judge(self, place: str, measured: Measured) -> Finding:
-        """One wrong word is unfit: memory that works has none."""
+    def judge(self, place: str, rounds: Sequence[Measured]) -> tuple[Finding, Sequence[Rate]]:
+        """One wrong word is unfit: memory that works has none. How fast patterns are made says
+        little of the memory.
+        """
+        (measured,) = rounds
         words, done = int(measured["wrong_words"]), list(measured["patterns"])
         size = f"{measured['bytes'] / 2**20:.0f} MiB"
+        missing = ", ".join(one for one in PATTERNS if one not in done)
+        finding = Finding(
+            said=f"{size}, {len(done)} of {len(PATTERNS)} patterns read back"
+            + (f" (no time for {missing})" if missing else ""),
+            measured=float(words),
+            bound=0.0,
+            unit="words",
+            evidence=measured,
+        )
         if not words:
-            missing = [one for one in PATTERNS if one not in done]
-            said = f"{size}, {len(done)} of {len(PATTERNS)} patterns read back"
-            said += f" (no time for {', '.join(missing)})" if missing else ""
-            return Finding(
-                check=self.name,
-                place=place,
-                state="fit",
-                said=said,
-                measured=0.0,
-                bound=0.0,
-                unit="words",
-                evidence=measured,
-            )
+            return finding, ()
         first = measured["wrong"][0]
         said = (
             f"{words} wrong words in {size}; the first with pattern {first['pattern']} at byte"
@@ -159,21 +143,7 @@ class MemoryCheck:
             else "take the machine out and test its memory with memtest86+; the kernel's EDAC"
             " counters name the module"
         )
-        return Finding(
-            check=self.name,
-            place=place,
-            state="unfit",
-            said=said,
-            todo=todo,
-            measured=float(words),
-            bound=0.0,
-            unit="words",
-            evidence=measured,
-        )
-
-    def rates(self, place: str, measured: Measured) -> Sequence[Rate]:
-        """None: how fast patterns are made says little of the memory."""
-        return ()
+        return replace(finding, state="unfit", said=said, todo=todo), ()
 
 
 def _expected(pattern: str, block: int, words: int, device: str, seed: int) -> Any:

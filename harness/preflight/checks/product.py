@@ -12,10 +12,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from trainchaos.harness.preflight.checks.check import Measured, Task, is_cuda, torch_name
+from trainchaos.harness.preflight.checks.check import (
+    Measured,
+    PlaceCheck,
+    Task,
+    is_cuda,
+    torch_name,
+)
 from trainchaos.harness.preflight.checks.findings import Finding, Rate
 
 CPU_SIZE, CUDA_SIZE = 256, 4096
@@ -55,12 +61,13 @@ def multiply(a: Any, b: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductCheck:
+class ProductCheck(PlaceCheck):
     """``multiply``: the device's product; ``size``: rows of the matrices, 0: by the device;
     ``most``: how many products at the most.
     """
 
-    name: str = "product"
+    name: ClassVar = "product"
+    seconds: ClassVar = (0.7, 5.0)
     multiply: Multiply = multiply
     size: int = 0
     most: int = MOST_REPEATS
@@ -96,24 +103,23 @@ class ProductCheck:
             "seconds": time.monotonic() - began_s,
         }
 
-    def judge(self, place: str, measured: Measured) -> Finding:
-        """One product beyond the bound, or one that differs in a bit, is unfit."""
-        n, repeats = measured["rows"], measured["repeats"]
-        wrong, different = measured["wrong"], measured["different"]
+    def judge(self, place: str, rounds: Sequence[Measured]) -> tuple[Finding, Sequence[Rate]]:
+        """One product beyond the bound, or one that differs in a bit, is unfit. The clocks' check
+        measures the rate.
+        """
+        (measured,) = rounds
+        n, wrong, different = measured["rows"], measured["wrong"], measured["different"]
         largest = float(measured["largest_error_over_bound"])
-        what = f"{repeats} products of {n} x {n}"
+        what = f"{measured['repeats']} products of {n} x {n}"
+        finding = Finding(
+            said=f"{what}, all alike; error {largest:.2g} of the bound",
+            measured=largest,
+            bound=1.0,
+            unit="of the bound",
+            evidence=measured,
+        )
         if not wrong and not different:
-            said = f"{what}, all alike; error {largest:.2g} of the bound"
-            return Finding(
-                check=self.name,
-                place=place,
-                state="fit",
-                said=said,
-                measured=largest,
-                bound=1.0,
-                unit="of the bound",
-                evidence=measured,
-            )
+            return finding, ()
         said = f"{what}: {wrong} beyond the error bound ({largest:.3g} times it), {different}"
         said += " differ from the first in a bit"
         todo = (
@@ -122,21 +128,7 @@ class ProductCheck:
             if is_cuda(place)
             else "take the machine out: its processor or memory computes wrongly"
         )
-        return Finding(
-            check=self.name,
-            place=place,
-            state="unfit",
-            said=said,
-            todo=todo,
-            measured=largest,
-            bound=1.0,
-            unit="of the bound",
-            evidence=measured,
-        )
-
-    def rates(self, place: str, measured: Measured) -> Sequence[Rate]:
-        """None: the clocks' check measures the rate."""
-        return ()
+        return replace(finding, state="unfit", said=said, todo=todo), ()
 
 
 def excess(a: Any, b: Any, product: Any) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
-from trainchaos.harness.preflight.checks.bounds import in_rounds, percentile
-from trainchaos.harness.preflight.checks.check import Measured, Task
+from trainchaos.chaos.stats import percentile
+from trainchaos.harness.preflight.checks.bounds import in_rounds
+from trainchaos.harness.preflight.checks.check import Asking, Measured, PlaceCheck, Task
 from trainchaos.harness.preflight.checks.findings import Finding, Rate
 from trainchaos.recovery.transport.reverse_dns import nameless
 
@@ -29,14 +30,20 @@ def connect(port: int, host: str, timeout_s: float = TIMEOUT_S) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreCheck:
+class StoreCheck(PlaceCheck):
     """``connect``: gives a client with ``set`` and ``get`` for a port and a host; ``clock``:
     seconds.
     """
 
-    name: str = "store"
+    name: ClassVar = "store"
+    seconds: ClassVar = (0.5, 0.5)
+    of_host: ClassVar = True
     connect: Callable[[int, str], Any] = connect
     clock: Callable[[], float] = time.monotonic
+
+    def options(self, asking: Asking) -> Mapping[str, Any]:
+        """Where the store is."""
+        return asking.store(self)
 
     def measure(self, task: Task) -> Measured:
         """Round trips of a set and a get, each checked, until the time is over. ``options``:
@@ -56,49 +63,35 @@ class StoreCheck:
             trips_s.append(self.clock() - at_s)
         return {"trips_s": trips_s, "wrong": wrong}
 
-    def judge(self, place: str, measured: Measured) -> Finding:
-        """Another value than was set is unfit."""
+    def judge(self, place: str, rounds: Sequence[Measured]) -> tuple[Finding, Sequence[Rate]]:
+        """Another value than was set is unfit. Compared are medians of successive parts; the 99th
+        percentile is shown only: of a hundred trips it is one of them.
+        """
+        (measured,) = rounds
         trips, wrong = measured["trips_s"], int(measured["wrong"])
-        middle, late = (1e3 * percentile(trips, part) for part in (0.5, 0.99))
-        said = f"{len(trips)} round trips (set, get): median {middle:.2f} ms, 99th percentile"
-        said += f" {late:.2f} ms"
-        shown = {"n": len(trips), "median_ms": middle, "p99_ms": late, "wrong": wrong}
+        middle, late = (1e3 * percentile(trips, share) for share in (0.5, 0.99))
+        finding = Finding(
+            said=f"{len(trips)} round trips (set, get): median {middle:.2f} ms, 99th percentile"
+            f" {late:.2f} ms",
+            measured=middle,
+            unit="ms",
+            evidence={"n": len(trips), "median_ms": middle, "p99_ms": late, "wrong": wrong},
+        )
         if wrong:
-            return Finding(
-                check=self.name,
-                place=place,
+            finding = replace(
+                finding,
                 state="unfit",
-                said=f"{said}; {wrong} values wrong",
+                said=f"{finding.said}; {wrong} values wrong",
                 todo="see what else writes to the store; test the memory of its machine",
                 measured=float(wrong),
                 bound=0.0,
                 unit="values",
-                evidence=shown,
             )
-        return Finding(
-            check=self.name,
-            place=place,
-            state="fit",
-            said=said,
-            measured=middle,
+        rate = Rate(
+            metric="trip_ms",
+            rounds=in_rounds([1e3 * one for one in trips]),
             unit="ms",
-            evidence=shown,
+            high_is_good=False,
+            todo="look for load on the machine of the store (top), and for a slow name server",
         )
-
-    def rates(self, place: str, measured: Measured) -> Sequence[Rate]:
-        """Medians of successive parts, in ms. The 99th percentile is shown only: of a hundred
-        trips it is one of them.
-        """
-        trips = in_rounds([1e3 * one for one in measured["trips_s"]])
-        todo = "look for load on the machine of the store (top), and for a slow name server"
-        return (
-            Rate(
-                check=self.name,
-                metric="trip_ms",
-                place=place,
-                rounds=trips,
-                unit="ms",
-                high_is_good=False,
-                todo=todo,
-            ),
-        )
+        return finding, [rate]

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trainchaos.chaos.stats import predicted_tail
 from trainchaos.recovery.health.detectors.base import MOST_PLACES, RATE, Alarm, tail
 from trainchaos.recovery.health.readings.reading import Place, Reading
-from trainchaos.recovery.health.statistics.tails import predicted_tail
 
 WINDOW_S = 600.0
 LEAST_HISTORY_S = 3600.0

@@ -21,10 +21,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trainchaos.chaos.stats import student_quantile
 from trainchaos.recovery.health.detectors.base import MOST_PLACES, RATE, STEP_S, Alarm, tail
 from trainchaos.recovery.health.readings.reading import Place, Reading
-from trainchaos.recovery.health.statistics.robust import autocorrelation, spread, without_trend
-from trainchaos.recovery.health.statistics.tails import student_quantile
+from trainchaos.recovery.health.statistics.robust import NU, autocorrelation, spread, without_trend
 
 HISTORY = 512
 """Steps: 20 s of 40 ms, in which the level of a loss does not move by its noise."""
@@ -71,8 +71,8 @@ class SpikeDetector:
 
     def __post_init__(self) -> None:
         # Half of the rate for each of the two tests.
-        self._one = student_quantile(tail(self.rate / 2.0, self.step_s))
-        self._all = student_quantile(tail(self.rate / 2.0, self.step_s) ** (1.0 / self.steps))
+        self._one = student_quantile(tail(self.rate / 2.0, self.step_s), NU)
+        self._all = student_quantile(tail(self.rate / 2.0, self.step_s) ** (1.0 / self.steps), NU)
 
     def look(self, readings: Sequence[Reading], now_s: float) -> Sequence[Alarm]:
         """New alarms."""

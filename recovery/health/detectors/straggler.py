@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from trainchaos.chaos.stats import student_quantile
 from trainchaos.recovery.health.detectors.base import MOST_PLACES, RATE, STEP_S, Alarm, tail
 from trainchaos.recovery.health.readings.reading import Place, Reading
 from trainchaos.recovery.health.statistics.blocks import Block, Blocks, of_others
-from trainchaos.recovery.health.statistics.robust import median, spread
-from trainchaos.recovery.health.statistics.tails import student_quantile
+from trainchaos.recovery.health.statistics.robust import NU, median, spread
 
 STEPS = 20
 """In a block: the median stands until 10 of them are slow."""
@@ -73,7 +73,7 @@ class StragglerDetector:
     def __post_init__(self) -> None:
         block_s = STEPS * self.step_s
         self._blocks = Blocks(block_s=block_s, least=STEPS // 4, wanted=STEPS)
-        self._scales = student_quantile(tail(self.rate, block_s) ** (1.0 / ROW))
+        self._scales = student_quantile(tail(self.rate, block_s) ** (1.0 / ROW), NU)
 
     def look(self, readings: Sequence[Reading], now_s: float) -> Sequence[Alarm]:
         """New alarms."""

@@ -21,8 +21,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import cache
 
-from trainchaos.recovery.health.statistics.robust import autocorrelation, median, spread
-from trainchaos.recovery.health.statistics.tails import NU, student_tail
+from trainchaos.chaos.stats import student_tail
+from trainchaos.recovery.health.statistics.robust import NU, autocorrelation, median, spread
 
 CLIP = 3.0
 SLACK = 1.0
@@ -44,8 +44,8 @@ def exponent() -> float:
     density = 2.0 / (math.pi * math.sqrt(NU))
     points = [-CLIP + width * i for i in range(n + 1)]
     weights = [width * density / (1.0 + x * x / NU) ** 2 for x in points]
-    weights[0] = weights[0] / 2.0 + student_tail(CLIP)
-    weights[-1] = weights[-1] / 2.0 + student_tail(CLIP)
+    weights[0] = weights[0] / 2.0 + student_tail(CLIP, NU)
+    weights[-1] = weights[-1] / 2.0 + student_tail(CLIP, NU)
     low, high = 1e-3, 20.0
     for _ in range(80):
         theta = (low + high) / 2.0

@@ -5,8 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
-from trainchaos.recovery.health.statistics.tails import NORMAL_MAD, STUDENT_MAD
+from trainchaos.chaos.stats import student_quantile
+
+NU = 3.0
+"""Degrees of freedom of the null model of noise: Student's t with 3 has a finite variance and the
+heaviest tail of those with a whole number of degrees that do (P(T > t) ~ 1.1 / t^3). Step times and
+gradient norms are heavy-tailed; how heavy differs from job to job, so the model errs to that side.
+"""
+STUDENT_MAD = student_quantile(0.25, NU)
+"""Median absolute deviation of the null model: an observed one, divided by this, is its scale."""
+NORMAL_MAD = NormalDist().inv_cdf(0.75)
 
 MAD_ERROR = 1.17
 """Standard error of a median absolute deviation, relative, times the root of n (normal values:
@@ -40,7 +50,7 @@ def without_trend(values: Sequence[float]) -> tuple[float, list[float]]:
 
 
 def spread(values: Sequence[float], centre: float, *, normal: bool = False) -> float:
-    """Scale of the null model (``recovery.health.statistics.tails``), or of a normal one, from the
+    """Scale of the null model (Student's t with NU degrees), or of a normal one, from the
     median absolute deviation. With three standard errors on top: a scale that is taken to be too
     small makes false alarms.
     """

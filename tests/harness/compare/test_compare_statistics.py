@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainchaos.chaos.stats import median_ci95
 from trainchaos.harness.compare.result.statistics import (
     OUTLIER_LEAST,
     _log_ratio,
     bootstrap_interval,
-    median_interval,
     outliers,
     paired_ratio,
     repetitions_needed,
@@ -160,8 +160,8 @@ def test_swapping_the_sides_gives_the_reciprocal(both: dict[int, tuple[float, fl
 
 
 def test_interval_of_the_median_takes_infinity_as_the_largest() -> None:
-    assert median_interval([1, 2, 3, 4, 5, math.inf]) == (1, math.inf)
-    assert median_interval([1, 2, 3]) is None
+    assert median_ci95([1, 2, 3, 4, 5, math.inf]) == (1, math.inf)
+    assert median_ci95([1, 2, 3]) is None
 
 
 @pytest.mark.parametrize(("name", "least"), [("p90", 29), ("p95", 59)])

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from trainchaos.chaos.files import write_json
 from trainchaos.harness.gating.baseline import (
     Baseline,
     BaselineCell,
     BaselineError,
     differences,
     load,
-    save,
 )
 from trainchaos.harness.judge.measure.measure import summarise
 
@@ -40,7 +40,7 @@ def baseline(machine: dict[str, Any] | None = None, test: dict[str, Any] | None 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     path = tmp_path / "new" / "baseline.json"
-    save(baseline(), path)
+    write_json(path, baseline(), "")
     assert load(path) == baseline()
     values = json.loads(path.read_text())["cells"]["default"]["metrics"]["recovery_time"]["values"]
     assert values == [0.5, "Infinity", 0.25]

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from trainchaos.chaos.stats import LEVEL, median_ci95, next_beyond, values_to_predict
 from trainchaos.harness.gating import gate as gate_module
 from trainchaos.harness.gating.baseline import Baseline, BaselineCell
-from trainchaos.harness.gating.bounds import LEVEL, next_beyond, values_to_predict
 from trainchaos.harness.gating.clauses import ClauseDecision, decide
 from trainchaos.harness.gating.gate import (
     BaselineComparison,
@@ -30,7 +30,7 @@ from trainchaos.harness.gating.looks import InterimLook, Looks
 from trainchaos.harness.gating.regression import ToleranceError, compare, parse_share, tolerance_of
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.figures import Metric
-from trainchaos.harness.judge.measure.measure import METRICS, median_ci95, summarise
+from trainchaos.harness.judge.measure.measure import METRICS, summarise
 from trainchaos.harness.judge.measure.samples import PossibleValues, per_arm
 from trainchaos.harness.judge.results import ArmResult, CellResult, Finding, Results, SlaResult
 
@@ -172,17 +172,11 @@ def metric(values: Sequence[float], name: str = "recovery_time", clock: float = 
         ("median < 2s", [1.0] * 7 + [math.inf], "pass"),
         ("median < 2s", [1.0] + [math.inf] * 7, "fail"),
         ("median > 2s", [math.inf] * 8, "fail"),  # non-recovery never meets a bound
-        ("p90 < 2s", [1.0] * 28, "inconclusive"),
-        ("p90 < 2s", [1.0] * 29, "pass"),
         ("p90 < 2s", [1.0] * 2 + [3.0] * 8, "fail"),
-        ("max < 2s", [1.0], "inconclusive"),  # one value bounds nothing
-        ("max < 2s", [1.0] * 18, "inconclusive"),
-        ("max < 2s", [1.0] * 19, "pass"),
         ("min > 2s", [3.0] * 18, "inconclusive"),
         ("all > 2s", [3.0] * 19, "pass"),
         ("all == 0s", [0.0] * 18, "inconclusive"),
         ("all == 0s", [0.0] * 19, "pass"),
-        ("median < 2s", [1.0], "inconclusive"),
         ("max < 2s", [1.0, 1.0, 3.0], "fail"),
         ("all < 2s", [1.0, math.inf], "fail"),
         ("min > 2s", [3.0, 1.0], "fail"),
@@ -200,10 +194,18 @@ def test_clause(clause: str, values: list[float], verdict: str) -> None:
     assert decided(clause, values).verdict == verdict
 
 
-def test_goodput_is_better_when_it_is_higher() -> None:
-    assert decided("median >= 0.5", [0.9] * 6, metric="goodput").verdict == "pass"
-    assert decided("median >= 50%", [0.4] * 6, metric="goodput").verdict == "fail"
-    assert decided("p90 >= 0.5", [0.4] * 40, metric="goodput").verdict == "fail"
+@pytest.mark.parametrize(
+    ("clause", "values", "verdict"),
+    [
+        ("median >= 0.5", [0.9] * 6, "pass"),
+        ("median >= 50%", [0.4] * 6, "fail"),
+        ("p90 >= 0.5", [0.4] * 40, "fail"),
+    ],
+)
+def test_goodput_is_better_when_it_is_higher(
+    clause: str, values: list[float], verdict: str
+) -> None:
+    assert decided(clause, values, metric="goodput").verdict == verdict
 
 
 def test_bounds_are_said_and_rounded_so_that_they_stay_bounds() -> None:
@@ -286,12 +288,6 @@ def test_a_comparison_is_of_arms() -> None:
     assert compare(now, then, tolerance_of("s"), 0.05).verdict == "fail"
     few = [one.model_copy(update={"arms": [0, 1] * 6}) for one in (now, then)]
     assert compare(*few, tolerance_of("s"), 0.05).verdict == "inconclusive"
-
-
-def test_too_few_values_say_how_many_would_do() -> None:
-    few = decided("median < 2s", [1.0] * 3)
-    assert few.needed is not None and 5 <= few.needed <= 20
-    assert decided("median < 2s", [1.0, 3.0] * 10).needed is None
 
 
 # --- a whole gate
@@ -563,19 +559,6 @@ def test_an_open_gate_says_what_settles_all_of_it() -> None:
     never = gate(run_of({"default": {}}, [*slas, sla("mean < 2s", [1.0] * 3)], repeats=3))
     assert "mean < 2s" in never.reason, "which no number of repeats settles"
     assert never.notes[0] == "1 of 3 open clauses would be settled by no number of repeats"
-
-
-def test_the_level_is_shared_over_the_clauses_of_all_cells() -> None:
-    slas = [
-        sla("median < 2s", [1.0] * 9).model_copy(update={"cell": cell})
-        for cell in ("a", "b", "c", "d")
-    ]
-    found = gate(run_of({name: {} for name in ("a", "b", "c", "d")}, slas))
-    assert (
-        found.share == pytest.approx(LEVEL / 4)
-        and "1.25 % for each of 4 clauses" in found.notes[-1]
-    )
-    assert "in 4 cells" in found.notes[-1]
 
 
 def test_a_clause_says_of_how_many_arms_it_knows() -> None:

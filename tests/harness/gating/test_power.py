@@ -10,8 +10,13 @@ import pytest
 
 from tests.harness.gating.test_gating import baseline_of, run_of
 from trainchaos.harness.gating.gate import BaselineComparison, as_text, gate
-from trainchaos.harness.gating.power import SEEN, least_seen
-from trainchaos.harness.gating.regression import Tolerance, compare, tolerance_of
+from trainchaos.harness.gating.regression import (
+    SEEN,
+    Tolerance,
+    compare,
+    least_seen,
+    tolerance_of,
+)
 from trainchaos.harness.judge.measure.measure import summarise
 
 Draw = Callable[[random.Random], float]

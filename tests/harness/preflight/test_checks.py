@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,9 @@ import pytest
 import torch
 
 from trainchaos.harness.preflight.checks import product as products
-from trainchaos.harness.preflight.checks.check import Check, Measured, Task
+from trainchaos.harness.preflight.checks.check import Measured, PlaceCheck, Task, nearest
 from trainchaos.harness.preflight.checks.clocks import ClocksCheck, kept
-from trainchaos.harness.preflight.checks.disk import BLOCK_BYTES, DiskCheck, TemporaryFile, nearest
+from trainchaos.harness.preflight.checks.disk import BLOCK_BYTES, DiskCheck, TemporaryFile
 from trainchaos.harness.preflight.checks.findings import Finding
 from trainchaos.harness.preflight.checks.memory import PATTERNS, WORD, MemoryCheck, TorchMemory
 from trainchaos.harness.preflight.checks.product import ProductCheck, excess, factors, gamma
@@ -28,9 +29,14 @@ BAD = (2, 77)
 """Block and word that are faulty."""
 
 
-def judged(check: Check, place: str = "cpu:1", **task: Any) -> Finding:
+def said(check: PlaceCheck, place: str, *rounds: Measured) -> Finding:
+    """Its judgement alone."""
+    return replace(check.judge(place, rounds)[0], place=place)
+
+
+def judged(check: PlaceCheck, place: str = "cpu:1", **task: Any) -> Finding:
     """What a check says of what it measures."""
-    return check.judge(place, check.measure(Task(place=place, budget_s=30.0, seed=3, **task)))
+    return said(check, place, check.measure(Task(place=place, budget_s=30.0, seed=3, **task)))
 
 
 class FaultyMemory(TorchMemory):
@@ -75,7 +81,7 @@ class Aliased(TorchMemory):
 def test_a_bit_that_does_not_hold_is_found_with_its_address(
     fault: Callable[[int], int], first: str
 ) -> None:
-    found = judged(MemoryCheck(make=lambda device: FaultyMemory(fault)))
+    found = judged(MemoryCheck(make=lambda device, size: FaultyMemory(fault)))
     assert (found.state, found.place) == ("unfit", "cpu:1")
     wrong = found.evidence["wrong"][0]
     assert wrong["pattern"] == first
@@ -91,19 +97,19 @@ def test_what_only_random_words_show_is_found() -> None:
         seen.append(word)
         return word ^ 1 if len(seen) == len(PATTERNS) else word
 
-    found = judged(MemoryCheck(make=lambda device: FaultyMemory(fault)))
+    found = judged(MemoryCheck(make=lambda device, size: FaultyMemory(fault)))
     assert [one["pattern"] for one in found.evidence["wrong"]] == ["random"]
 
 
 def test_an_address_line_that_is_stuck_is_seen_by_addresses_and_no_constant() -> None:
-    found = judged(MemoryCheck(make=lambda device: Aliased()))
+    found = judged(MemoryCheck(make=lambda device, size: Aliased()))
     assert found.state == "unfit"
     assert {one["pattern"] for one in found.evidence["wrong"]} == {"address"}
     assert found.measured is not None and found.measured >= WORDS
 
 
 def test_memory_that_works_is_read_back_whole() -> None:
-    measured = MemoryCheck(make=lambda device: TorchMemory(device, 1 << 22)).measure(
+    measured = MemoryCheck(make=lambda device, size: TorchMemory(device, 1 << 22)).measure(
         Task(place="cpu:0", budget_s=30.0)
     )
     assert measured["wrong_words"] == 0 and measured["patterns"] == list(PATTERNS)
@@ -111,9 +117,9 @@ def test_memory_that_works_is_read_back_whole() -> None:
 
 
 def test_without_time_one_pattern_is_tried_and_the_others_are_named() -> None:
-    check = MemoryCheck(make=lambda device: FaultyMemory(lambda word: word))
+    check = MemoryCheck(make=lambda device, size: FaultyMemory(lambda word: word))
     measured = check.measure(Task(place="cpu:0", budget_s=0.0))
-    found = check.judge("cpu:0", measured)
+    found = said(check, "cpu:0", measured)
     assert found.state == "fit" and "1 of 6 patterns" in found.said
     assert "no time for 0xff, 0xaa, 0x55, address, random" in found.said
 
@@ -164,7 +170,7 @@ def test_a_wrong_row_that_is_not_computed_again_is_seen_by_its_sum(
     assert excess(a, b, right) > 1.0
 
 
-class Plate:
+class Plate(TemporaryFile):
     """A disk in memory. ``fault``: changes what is read, from the number of the block."""
 
     def __init__(self, fault: Callable[[int, bytes], bytes]) -> None:
@@ -208,28 +214,17 @@ def test_a_disk_that_refuses_is_unfit(number: int) -> None:
 
     found = judged(DiskCheck(open=lambda where: Plate(fail), blocks=4), place="host")
     assert found.state == "unfit" and "the disk says no after 4 MiB" in found.said
-    assert DiskCheck().rates("host", {"error": "x", "reads_s": [1.0]}) == ()
 
 
 def test_a_real_disk_keeps_what_is_written_and_nothing_is_left(tmp_path: Path) -> None:
     check = DiskCheck(blocks=4)
     measured = check.measure(Task(place="host", budget_s=10.0, directory=str(tmp_path)))
-    found = check.judge("host", measured)
+    found = said(check, "host", measured)
     assert found.state == "fit" and "4 MiB" in found.said
-    assert {one.metric for one in check.rates("host", measured)} == {"write_ms", "read"}
+    assert {one.metric for one in check.judge("host", [measured])[1]} == {"write_ms", "read"}
     assert list(tmp_path.iterdir()) == []
     assert judged(check, directory=str(tmp_path / "none")).state == "unfit"
     assert nearest(tmp_path / "a" / "b") == tmp_path
-
-
-def test_a_file_system_without_unnamed_files_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.O_TMPFILE", 0)  # opening a directory for writing fails: EISDIR
-    file = TemporaryFile(str(tmp_path))
-    file.write(0, b"abc")
-    assert file.read(1, 2) == b"bc" and list(tmp_path.iterdir()) == []
-    file.close()
 
 
 class Keys(dict[str, str]):
@@ -257,10 +252,10 @@ def store_check(forgets: str = "") -> StoreCheck:
 def test_round_trips_are_counted_and_checked() -> None:
     options = {"port": 1, "host": "h"}
     measured = store_check().measure(Task(place="host", budget_s=0.3, seed=1, options=options))
-    found = store_check().judge("host", measured)
+    found = said(store_check(), "host", measured)
     assert found.state == "fit" and found.evidence["n"] == 110
     assert found.evidence["median_ms"] == pytest.approx(1.0)
-    (rate,) = store_check().rates("host", measured)
+    (rate,) = store_check().judge("host", [measured])[1]
     assert not rate.high_is_good and len(rate.rounds) == 5
     bad = store_check("3/4")
     assert "1 values wrong" in judged(bad, place="host", options=options).said
@@ -283,8 +278,7 @@ def clocks_check(cost_s: Callable[[float], float], said: dict[str, float]) -> Cl
 
 def test_a_device_that_slows_down_keeps_less() -> None:
     check = clocks_check(lambda now_s: 0.01 if now_s < 0.5 else 0.02, {})
-    rounds = {"rounds": [check.measure(Task(place="cpu:0", budget_s=1.0))]}
-    rate, last = check.rates("cpu:0", rounds)
+    rate, last = check.judge("cpu:0", [check.measure(Task(place="cpu:0", budget_s=1.0))])[1]
     assert 49.0 < rate.rounds[0] < 101.0
     assert last.rounds == [pytest.approx(0.5)] and last.peers
     steady = clocks_check(lambda now_s: 0.01, {}).measure(Task(place="cpu:0", budget_s=1.0))
@@ -293,10 +287,9 @@ def test_a_device_that_slows_down_keeps_less() -> None:
 
 
 def test_clocks_that_hardware_slowed_are_told() -> None:
-    said = {"clock_sm": 1980.0, "temperature": 88.0, "throttle_reasons": 0x44}
-    check = clocks_check(lambda now_s: 0.01, said)
-    measured: Measured = {"rounds": [check.measure(Task(place="cuda:0", budget_s=0.2))]}
-    found = check.judge("cuda:0", measured)
+    nvml = {"clock_sm": 1980.0, "temperature": 88.0, "throttle_reasons": 0x44}
+    check = clocks_check(lambda now_s: 0.01, nvml)
+    found = said(check, "cuda:0", check.measure(Task(place="cuda:0", budget_s=0.2)))
     assert "1980 MHz, 88 degC, hardware thermal slowdown" in found.said
     assert "power" not in found.said
 
@@ -318,4 +311,4 @@ def test_a_processor_that_others_use_is_not_slow(
     )
     measured = check.measure(Task(place=place, budget_s=0.1))
     assert len(measured["rates"]) == 3, "the time is over, but a rate needs some slices"
-    assert check.rates(place, {"rounds": [measured]})[0].rounds == [pytest.approx(rate)]
+    assert check.judge(place, [measured])[1][0].rounds == [pytest.approx(rate)]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trainchaos.harness.preflight import compare
+from trainchaos.harness.preflight.checks.check import Asking
 from trainchaos.harness.preflight.checks.findings import HOST
 from trainchaos.harness.preflight.places import Places, places_here
-from trainchaos.harness.preflight.preflight import Measurement, fit
+from trainchaos.harness.preflight.preflight import fit
+from trainchaos.harness.preflight.worker import ALL_CHECKS
 
 pytestmark = pytest.mark.gpu
 
@@ -40,8 +41,8 @@ def test_gpus_exchange_over_nccl(tmp_path: Path) -> None:
     names = gpus(2)
     places = Places([*names, HOST], limit_s=LIMIT_S)
     try:
-        one = Measurement(places, names, tmp_path, until_s=time.monotonic() + LIMIT_S)
-        one.run([compare.BANDWIDTH, compare.ALL_REDUCE])
+        one = Asking(places, names, tmp_path, until_s=time.monotonic() + LIMIT_S)
+        one.run(ALL_CHECKS[-2:])
     finally:
         assert places.close() == []
-    assert [row for row in one.findings if row.state != "fit"] == []
+    assert [row for row in one.findings.values() if row.state != "fit"] == []

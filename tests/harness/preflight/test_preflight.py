@@ -19,21 +19,23 @@ from click.testing import CliRunner
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.commands.machines import doctor as command
 from trainchaos.chaos.errors import NewerVersion
+from trainchaos.chaos.files import write_json
 from trainchaos.harness.preflight import baseline as baselines
 from trainchaos.harness.preflight import compare
-from trainchaos.harness.preflight.baseline import Baseline, BaselineError, of_repeats, read, save
+from trainchaos.harness.preflight.baseline import Baseline, BaselineError, of_repeats, read
+from trainchaos.harness.preflight.checks.check import Answer, Asking, Task
 from trainchaos.harness.preflight.checks.findings import HOST, Finding, Findings, Rate, as_taints
-from trainchaos.harness.preflight.places import Answer, Order
-from trainchaos.harness.preflight.preflight import FULL, Measurement, fit
+from trainchaos.harness.preflight.preflight import FULL, fit
+from trainchaos.harness.preflight.worker import ALL_CHECKS
 from trainchaos.recovery.health.taint import MAX_TEXT
 from trainchaos.recovery.health.taints import TaintList
 
 NAMES = [f"cpu:{i}" for i in range(4)]
-Spoil = Callable[[str, Order, dict[str, Any]], "dict[str, Any] | Answer"]
+Spoil = Callable[[str, str, Task, dict[str, Any]], "dict[str, Any] | Answer"]
 HERE = {"processor": "x", "cores": 2, "devices": [], "driver": "", "torch": "2.13.0"}
 
 
-def healthy(place: str, order: Order, found: dict[str, Any]) -> dict[str, Any]:
+def healthy(place: str, do: str, task: Task, found: dict[str, Any]) -> dict[str, Any]:
     """Nothing is wrong."""
     return found
 
@@ -45,18 +47,18 @@ class FakeMachine:
         self._draw, self._scale, self._spoil = random.Random(seed), scale, spoil
         self.now_s, self.limits_s = 0.0, list[float]()
 
-    def ask(self, orders: Mapping[str, Order], *, limit_s: float) -> dict[str, Answer]:
+    def ask(self, do: str, tasks: Mapping[str, Task], *, limit_s: float) -> dict[str, Answer]:
         """Answers at once; the clock goes on by the seconds that were to be measured."""
         self.limits_s.append(limit_s)
-        self.now_s += max(order.task.budget_s for order in orders.values())
+        self.now_s += max(task.budget_s for task in tasks.values())
         shared = self._noisy(900.0)
         answers = {}
-        for place, order in orders.items():
-            found = self._spoil(place, order, self._found(order, shared))
+        for place, task in tasks.items():
+            found = self._spoil(place, do, task, self._found(do, shared))
             answers[place] = found if isinstance(found, Answer) else Answer(found=found)
         return answers
 
-    def _found(self, order: Order, shared: float) -> dict[str, Any]:
+    def _found(self, do: str, shared: float) -> dict[str, Any]:
         made: dict[str, Callable[[], dict[str, Any]]] = {
             "memory": lambda: {"bytes": 1 << 20, "patterns": ["0x00"], "wrong_words": 0},
             "product": lambda: {
@@ -78,28 +80,26 @@ class FakeMachine:
             },
             "store": lambda: {"trips_s": [self._noisy(1e-4) for _ in range(60)], "wrong": 0},
             "serve-store": lambda: {"port": 7},
-            "exchange": lambda: {"rate": shared, "repeats": 4, "wrong": 0},
+            "bandwidth": lambda: {"rate": shared, "repeats": 4, "wrong": 0},
         }
-        return made[order.do]()
+        return made["bandwidth" if do == "all-reduce" else do]()
 
     def _noisy(self, level: float) -> float:
         chi = sum(self._draw.gauss(0.0, 1.0) ** 2 for _ in range(3))
         return level * math.exp(self._scale * self._draw.gauss(0.0, 1.0) / math.sqrt(chi / 3.0))
 
 
-def measured(
-    machine: FakeMachine, *, until_s: float = 60.0, names: list[str] = NAMES
-) -> Measurement:
+def measured(machine: FakeMachine, *, until_s: float = 60.0, names: list[str] = NAMES) -> Asking:
     """All checks of a machine, on its own clock."""
-    one = Measurement(machine, names, Path("/"), until_s=until_s, clock=lambda: machine.now_s)
-    one.run(FULL)
+    one = Asking(machine, names, Path("/"), until_s=until_s, clock=lambda: machine.now_s)
+    one.run(ALL_CHECKS)
     return one
 
 
-def unfit(one: Measurement) -> list[tuple[str, str]]:
+def unfit(one: Asking) -> list[tuple[str, str]]:
     """What is unfit, beside peers too."""
     found = compare.with_peers(one.findings, one.rates)
-    return [(row.check, row.place) for row in found if row.state == "unfit"]
+    return [(row.check, row.place) for row in found.values() if row.state == "unfit"]
 
 
 @pytest.mark.long
@@ -113,14 +113,19 @@ def test_a_hundred_healthy_machines_have_no_finding_with_or_without_a_baseline()
         assert len(last.findings) == 4 * 3 + 1 + 1 + 2 + 1
         assert unfit(last) == [], seed
         found = compare.with_baseline(last.findings, last.rates, baseline)
-        assert [row for row in found if row.state != "fit"] == [], seed
+        assert [row for row in found.values() if row.state != "fit"] == [], seed
+
+
+def exchanged(asked: str, do: str) -> bool:
+    """Whether it is this; ``exchange``: either check of links."""
+    return asked == do or (do == "exchange" and asked in ("bandwidth", "all-reduce"))
 
 
 def spoiler(place: str, do: str, change: Callable[[dict[str, Any]], Any]) -> Spoil:
     """Changes what one place measures of one kind."""
 
-    def spoil(at: str, order: Order, found: dict[str, Any]) -> dict[str, Any] | Answer:
-        return change(found) if (at, order.do) == (place, do) else found
+    def spoil(at: str, asked: str, task: Task, found: dict[str, Any]) -> dict[str, Any] | Answer:
+        return change(found) if at == place and exchanged(asked, do) else found
 
     return spoil
 
@@ -169,8 +174,8 @@ def test_what_is_wrong_is_seen_and_named(
 ) -> None:
     one = measured(FakeMachine(spoil=spoiler(place, do, change)))
     assert unfit(one) == [expected]
-    rows = [row for row in compare.with_peers(one.findings, one.rates) if row.state == "unfit"]
-    assert all(row.said and row.todo for row in rows)
+    rows = compare.with_peers(one.findings, one.rates).values()
+    assert all(row.said and row.todo for row in rows if row.state == "unfit")
 
 
 @pytest.mark.parametrize(
@@ -185,26 +190,26 @@ def test_what_is_wrong_is_seen_and_named(
 def test_what_says_nothing_of_a_device_leaves_it_unmeasured(answer: Answer) -> None:
     one = measured(FakeMachine(spoil=spoiler("cpu:1", "memory", lambda found: answer)))
     assert unfit(one) == []
-    (row,) = (row for row in one.findings if (row.check, row.place) == ("memory", "cpu:1"))
+    (row,) = (row for row in one.findings.values() if (row.check, row.place) == ("memory", "cpu:1"))
     assert row.state == "unmeasured" and answer.error in row.said
 
 
 def test_a_place_that_is_silent_is_unfit_once_and_not_asked_again() -> None:
     asked = []
 
-    def spoil(place: str, order: Order, found: dict[str, Any]) -> dict[str, Any] | Answer:
+    def spoil(place: str, do: str, task: Task, found: dict[str, Any]) -> dict[str, Any] | Answer:
         if place != "cpu:1":
             return found
-        asked.append(order.do)
+        asked.append(do)
         return Answer(error="it did not answer", kind="silent")
 
     one = measured(FakeMachine(spoil=spoil))
     assert unfit(one) == [("memory", "cpu:1")] and asked == ["memory"]
-    of_it = {row.check: row.state for row in one.findings if row.place == "cpu:1"}
+    of_it = {row.check: row.state for row in one.findings.values() if row.place == "cpu:1"}
     assert of_it == {"memory": "unfit", "product": "unmeasured", "clocks": "unmeasured"}
-    pairs = {row.place for row in one.findings if row.check == "bandwidth"}
+    pairs = {row.place for row in one.findings.values() if row.check == "bandwidth"}
     assert pairs == {"cpu:0+cpu:2", "cpu:0+cpu:3"}
-    (every,) = (row for row in one.findings if row.check == "all-reduce")
+    (every,) = (row for row in one.findings.values() if row.check == "all-reduce")
     assert every.state == "fit" and "3 places" in every.said
 
 
@@ -212,21 +217,21 @@ def test_a_disk_that_hangs_does_not_take_the_store_along() -> None:
     silent = Answer(error="it did not answer", kind="silent")
     one = measured(FakeMachine(spoil=spoiler("host", "disk", lambda found: silent)))
     assert unfit(one) == [("disk", "host")]
-    assert {row.state for row in one.findings if row.check == "store"} == {"unmeasured"}
-    assert {row.state for row in one.findings if row.check == "bandwidth"} == {"fit"}
+    assert {row.state for row in one.findings.values() if row.check == "store"} == {"unmeasured"}
+    assert {row.state for row in one.findings.values() if row.check == "bandwidth"} == {"fit"}
 
 
 def test_time_that_is_over_is_said_and_finds_nobody_guilty() -> None:
     machine = FakeMachine(spoil=spoiler("cpu:0", "product", lambda found: Answer(kind="silent")))
     one = measured(machine, until_s=4.0)
     assert unfit(one) == [], "its own limit would have been longer than the time that was left"
-    late = {row.check for row in one.findings if row.state == "unmeasured"}
+    late = {row.check for row in one.findings.values() if row.state == "unmeasured"}
     assert "all-reduce" in late and "memory" not in late
     assert all(limit_s <= 4.0 for limit_s in machine.limits_s)
     nothing = measured(FakeMachine(), until_s=0.1)
-    assert {row.state for row in nothing.findings} == {"unmeasured"}
-    assert {row.check for row in nothing.findings} == set(FULL)
-    assert Findings(findings=nothing.findings).exit_code == 7
+    assert {row.state for row in nothing.findings.values()} == {"unmeasured"}
+    assert {row.check for row in nothing.findings.values()} == set(FULL)
+    assert Findings(findings=list(nothing.findings.values())).exit_code == 7
 
 
 def test_exit_codes() -> None:
@@ -243,7 +248,7 @@ def test_exit_codes() -> None:
 
 def test_one_place_has_no_bandwidth() -> None:
     one = measured(FakeMachine(), names=["cpu:0"])
-    assert [row.state for row in one.findings if row.place == "all"] == ["unmeasured"] * 2
+    assert [row.state for row in one.findings.values() if row.place == "all"] == ["unmeasured"] * 2
     with pytest.raises(ValueError, match="no such check: speed"):
         fit("cpu:0", ["speed"])
 
@@ -268,11 +273,13 @@ def test_what_all_places_lost_shows_beside_the_baseline_alone(
 ) -> None:
     baseline = baseline_of(FakeMachine(scale=0.02))
     slow = measured(
-        FakeMachine(9, scale=0.02, spoil=lambda at, o, f: change(f) if o.do == do else f)
+        FakeMachine(
+            9, scale=0.02, spoil=lambda at, asked, t, f: change(f) if exchanged(asked, do) else f
+        )
     )
     assert unfit(slow) == []
     rows = compare.with_baseline(slow.findings, slow.rates, baseline)
-    found = [row for row in rows if row.state == "unfit"]
+    found = [row for row in rows.values() if row.state == "unfit"]
     assert {row.check for row in found} == expected
     assert all(row.bound and "in the baseline" in row.said and row.todo for row in found)
     for row in found:
@@ -287,8 +294,8 @@ def test_better_than_the_baseline_is_fit() -> None:
         Rate(check="c", metric="m", place="p", rounds=[5000.0], unit="MiB/s"),
         Rate(check="c", metric="l", place="p", rounds=[0.01], unit="ms", high_is_good=False),
     ]
-    assert compare.with_baseline([], better, was) == []
-    (row,) = compare.with_baseline([], [], was)
+    assert compare.with_baseline({}, better, was) == {}
+    (row,) = compare.with_baseline({}, [], was).values()
     assert row.state == "unmeasured" and row.check == "baseline"
 
 
@@ -296,13 +303,13 @@ def test_better_than_the_baseline_is_fit() -> None:
 def test_a_latency_below_twice_the_baseline_is_left_alone(value: float, unfit: bool) -> None:
     late = Rate(check="c", metric="l", place="p", rounds=[1.0], unit="ms", high_is_good=False)
     now = Rate(check="c", metric="l", place="p", rounds=[value], unit="ms", high_is_good=False)
-    rows = compare.with_baseline([], [now], of_repeats([[late]] * 5, HERE))
-    assert [row.state for row in rows] == ["unfit"] * unfit
+    rows = compare.with_baseline({}, [now], of_repeats([[late]] * 5, HERE))
+    assert [row.state for row in rows.values()] == ["unfit"] * unfit
 
 
 def test_a_baseline_is_written_and_read_back(tmp_path: Path) -> None:
     made = baseline_of(FakeMachine())
-    save(made, tmp_path / "b.json")
+    write_json(tmp_path / "b.json", made, "")
     assert read(tmp_path / "b.json") == made
     short = of_repeats([[Rate(check="c", metric="m", place="p", rounds=[1.0], unit="s")], []], HERE)
     assert short.rates == []
@@ -426,14 +433,14 @@ def test_what_was_found_before_the_time_was_over_is_not_lost() -> None:
     spoil = spoiler("cpu:0", "memory", lambda f: f | {"wrong_words": 1, "wrong": [wrong]})
     one = measured(FakeMachine(spoil=spoil), until_s=0.6)
     assert unfit(one) == [("memory", "cpu:0")]
-    assert {row.state for row in one.findings if row.place != "cpu:0"} == {"unmeasured"}
+    assert {row.state for row in one.findings.values() if row.place != "cpu:0"} == {"unmeasured"}
 
 
 def test_wrong_bytes_are_not_lost_when_the_time_is_over() -> None:
     machine = FakeMachine()
 
-    def spoil(place: str, order: Order, found: dict[str, Any]) -> dict[str, Any]:
-        if order.do == "exchange":
+    def spoil(place: str, do: str, task: Task, found: dict[str, Any]) -> dict[str, Any]:
+        if exchanged(do, "exchange"):
             machine.now_s += 20.0
             return found | {"wrong": 1}
         return found
@@ -441,16 +448,16 @@ def test_wrong_bytes_are_not_lost_when_the_time_is_over() -> None:
     machine._spoil = spoil
     one = measured(machine, until_s=70.0)
     assert unfit(one) == [("bandwidth", "cpu:0+cpu:1")], one.findings
-    assert {row.state for row in one.findings if row.place == "all"} == {"unmeasured"}
+    assert {row.state for row in one.findings.values() if row.place == "all"} == {"unmeasured"}
 
 
 def test_who_waited_for_a_place_that_hangs_is_not_blamed() -> None:
-    def spoil(place: str, order: Order, found: dict[str, Any]) -> dict[str, Any] | Answer:
-        if order.do != "exchange":
+    def spoil(place: str, do: str, task: Task, found: dict[str, Any]) -> dict[str, Any] | Answer:
+        if not exchanged(do, "exchange"):
             return found
         if place == "cpu:2":
             return Answer(error="it did not answer within 21 s", kind="silent")
-        if place == "cpu:3" and order.task.options["world"] == 2 and not waited:
+        if place == "cpu:3" and task.options["world"] == 2 and not waited:
             waited.append(place)
             return Answer(error="Timed out waiting 5000ms", kind="DistBackendError")
         return found
@@ -458,17 +465,17 @@ def test_who_waited_for_a_place_that_hangs_is_not_blamed() -> None:
     waited: list[str] = []
     one = measured(FakeMachine(spoil=spoil), until_s=300.0)
     assert unfit(one) == [("bandwidth", "cpu:2")] and waited
-    (pair,) = (row for row in one.findings if row.place == "cpu:2+cpu:3")
+    (pair,) = (row for row in one.findings.values() if row.place == "cpu:2+cpu:3")
     assert pair.state == "unmeasured" and "cpu:2: it did not answer" in pair.said
-    (every,) = (row for row in one.findings if row.check == "all-reduce")
+    (every,) = (row for row in one.findings.values() if row.check == "all-reduce")
     assert every.state == "fit" and "3 places" in every.said
 
 
 def test_bytes_that_arrive_wrong_with_every_partner_name_the_place() -> None:
-    def spoil(place: str, order: Order, found: dict[str, Any]) -> dict[str, Any]:
-        return found | {"wrong": 2} if (place, order.do) == ("cpu:3", "exchange") else found
+    def spoil(place: str, do: str, task: Task, found: dict[str, Any]) -> dict[str, Any]:
+        return found | {"wrong": 2} if place == "cpu:3" and exchanged(do, "exchange") else found
 
     one = measured(FakeMachine(spoil=spoil))
     assert unfit(one) == [("bandwidth", "cpu:3"), ("all-reduce", "all")]
-    (row,) = (row for row in one.findings if row.place == "cpu:3" and row.state == "unfit")
+    (row,) = (row for row in one.findings.values() if row.place == "cpu:3" and row.state == "unfit")
     assert "did not arrive as they were sent" in row.said

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from trainchaos.harness.host.processes import is_same, with_descendants
-from trainchaos.harness.preflight import compare
-from trainchaos.harness.preflight.checks.check import Task
+from trainchaos.harness.preflight.checks.check import Asking, Task
 from trainchaos.harness.preflight.checks.findings import HOST, Finding
-from trainchaos.harness.preflight.places import Order, Places
-from trainchaos.harness.preflight.preflight import FULL, Measurement, fit
+from trainchaos.harness.preflight.checks.links import AllReduce, Bandwidth
+from trainchaos.harness.preflight.places import Places
+from trainchaos.harness.preflight.preflight import FULL, fit
 from trainchaos.recovery.process.processes import start_time
 
 pytestmark = pytest.mark.real
@@ -76,9 +76,9 @@ def test_a_real_place_that_is_slowed_down_is_named(places: Places, tmp_path: Pat
     with pulses(places.pids["cpu:2"]):
         while not any(row.place == "cpu:2" for row in bad):
             assert time.monotonic() < until_s, "it was never named"
-            one = Measurement(places, NAMES, tmp_path, until_s=until_s)
-            one.run([compare.BANDWIDTH])
-            bad = [row for row in one.findings if row.state == "unfit"]
+            one = Asking(places, NAMES, tmp_path, until_s=until_s)
+            one.run([Bandwidth()])
+            bad = [row for row in one.findings.values() if row.state == "unfit"]
             assert all("cpu:2" in row.place for row in bad), one.findings
     assert bad[0].measured is not None and bad[0].bound is not None
     assert bad[0].measured < bad[0].bound and "top" in bad[0].todo
@@ -92,11 +92,11 @@ def test_a_real_place_that_hangs_is_named_and_no_other(places: Places, tmp_path:
     signal.pidfd_send_signal(fd, signal.SIGSTOP)
     os.close(fd)
     until_s = time.monotonic() + LIMIT_S
-    one = Measurement(places, NAMES, tmp_path, until_s=until_s)
-    one.run([compare.BANDWIDTH, compare.ALL_REDUCE])
-    bad = [(row.check, row.place) for row in one.findings if row.state == "unfit"]
-    assert bad == [(compare.BANDWIDTH, "cpu:2")], one.findings
-    (every,) = (row for row in one.findings if row.check == compare.ALL_REDUCE)
+    one = Asking(places, NAMES, tmp_path, until_s=until_s)
+    one.run([Bandwidth(), AllReduce()])
+    bad = [(row.check, row.place) for row in one.findings.values() if row.state == "unfit"]
+    assert bad == [("bandwidth", "cpu:2")], one.findings
+    (every,) = (row for row in one.findings.values() if row.check == "all-reduce")
     assert every.state == "fit" and "3 places" in every.said
 
 
@@ -104,17 +104,17 @@ def test_a_place_that_does_not_answer_is_killed_and_the_others_go_on(places: Pla
     task = Task(place="cpu:0", budget_s=0.1)
     fd = os.pidfd_open(places.pids["cpu:1"])
     signal.pidfd_send_signal(fd, signal.SIGSTOP)
-    orders = {name: Order(do="product", task=task) for name in ("cpu:0", "cpu:1")}
-    answers = places.ask(orders, limit_s=10.0)
+    tasks = dict.fromkeys(("cpu:0", "cpu:1"), task)
+    answers = places.ask("product", tasks, limit_s=10.0)
     assert answers["cpu:0"].found is not None and answers["cpu:0"].found["wrong"] == 0
     assert (answers["cpu:1"].kind, answers["cpu:1"].found) == ("silent", None)
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     assert poll.poll(1000 * LIMIT_S), "it was not killed"
     os.close(fd)
-    again = places.ask(orders, limit_s=LIMIT_S)
+    again = places.ask("product", tasks, limit_s=LIMIT_S)
     assert again["cpu:0"].found is not None and again["cpu:1"].kind == "ended"
-    unknown = places.ask({"cpu:0": Order(do="dance", task=task)}, limit_s=LIMIT_S)
+    unknown = places.ask("dance", {"cpu:0": task}, limit_s=LIMIT_S)
     assert (unknown["cpu:0"].kind, unknown["cpu:0"].error) == ("KeyError", "'dance'")
 
 

@@ -337,5 +337,5 @@ def test_a_second_of_detection_with_failures_by_the_clock_of_any_law() -> None:
 def test_few_trials_have_wide_intervals() -> None:
     """Student's t of one degree of freedom is 12.7."""
     found = row("hot-spare", trials=2)
-    half = 12.706 * found.error
+    half = 12.706205 * found.error
     assert found.low == pytest.approx(max(0.0, found.goodput - half))

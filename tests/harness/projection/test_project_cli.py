@@ -239,7 +239,7 @@ def test_an_interval_has_in_it_what_is_not_known_of_the_mean_recovery() -> None:
     )
     assert exact.high - exact.goodput == pytest.approx(t95(199) * exact.error)
     # 2.776: Student's t of 4 degrees of freedom
-    share = math.expm1(2.776 * math.sqrt(0.4**2 / 5 + 0.4**4 / 8))
+    share = math.expm1(2.776445 * math.sqrt(0.4**2 / 5 + 0.4**4 / 8))
     stalled = row.failures * stall.mean_s / (30 * 86_400) / (1 + 2 / 512)
     assert row.high - row.goodput == pytest.approx(
         math.hypot(t95(199) * row.error, share * stalled), rel=1e-6

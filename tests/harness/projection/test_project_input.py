@@ -115,7 +115,7 @@ def test_the_rate_of_a_trace_is_as_sure_as_its_gaps_are_many(tmp_path: Path) -> 
     """By hand: gaps of 9, 10 and 14, a mean of 11, a deviation of sqrt(7), Student's t of 2."""
     write(tmp_path, "time\n0\n9\n19\n33\n")
     found = read_failures(tmp_path / "seen.csv")
-    assert found.unsure == pytest.approx(4.303 * math.sqrt(7) / math.sqrt(3) / 11)
+    assert found.unsure == pytest.approx(4.302653 * math.sqrt(7) / math.sqrt(3) / 11)
     write(tmp_path, "time\n0\n1\n3\n9\n")
     assert read_failures(tmp_path / "seen.csv").unsure == 1.0, "2.19 times"
 

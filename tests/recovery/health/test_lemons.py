@@ -9,8 +9,8 @@ import random
 
 import pytest
 
-from trainchaos.recovery.health.lemons import FALSE_ALARM, FEWEST, Record, binomial_tail, lemons
-from trainchaos.recovery.health.statistics.tails import poisson_upper
+from trainchaos.chaos.stats import poisson_upper
+from trainchaos.recovery.health.lemons import FALSE_ALARM, FEWEST, Record, lemons
 
 HOUR_S = 3600.0
 
@@ -34,14 +34,6 @@ def fleet(
         incidents = poisson(draw, rate * hours)
         found[f"host-{index}"] = Record(incidents=incidents, used_s=hours * HOUR_S)
     return found
-
-
-@pytest.mark.parametrize(
-    ("count", "n", "share", "tail"),
-    [(0, 5, 0.5, 1.0), (5, 5, 0.5, 1 / 32), (1, 3, 0.5, 7 / 8), (3, 4, 0.25, 13 / 256)],
-)
-def test_the_tail_is_the_binomial_s(count: int, n: int, share: float, tail: float) -> None:
-    assert math.isclose(binomial_tail(count, n, share), tail, rel_tol=1e-9)
 
 
 @pytest.mark.slow

@@ -8,53 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from trainchaos.chaos.stats import predicted_tail
 from trainchaos.recovery.health.readings.reading import Place, Reading
 from trainchaos.recovery.health.statistics.blocks import Blocks, of_others
 from trainchaos.recovery.health.statistics.cusum import CLIP, SLACK, DropCusum, exponent
 from trainchaos.recovery.health.statistics.robust import (
+    STUDENT_MAD,
     autocorrelation,
     median,
     spread,
     without_trend,
 )
-from trainchaos.recovery.health.statistics.tails import (
-    STUDENT_MAD,
-    poisson_upper,
-    predicted_tail,
-    student_quantile,
-    student_tail,
-)
-
-
-@pytest.mark.parametrize(
-    ("tail", "t"), [(0.25, 0.765), (0.05, 2.353), (0.005, 5.841), (5e-4, 12.92)]
-)
-def test_quantiles_are_those_of_the_tables(tail: float, t: float) -> None:
-    assert student_quantile(tail) == pytest.approx(t, rel=1e-3)
-
-
-def test_the_far_tail_is_that_of_its_power() -> None:
-    for t in (1e3, 1e5, 1e7):
-        assert student_tail(t) * t**3 == pytest.approx(2 * 3**1.5 / (3 * math.pi), rel=1e-3)
-    assert student_quantile(1e-15) > student_quantile(1e-14)
-    for wrong in (0.0, -1.0, 0.6, math.nan):
-        with pytest.raises(ValueError, match="tail"):
-            student_quantile(wrong)
-
-
-@pytest.mark.parametrize(("events", "bound"), [(0, 2.996), (1, 4.744), (2, 6.296), (10, 16.962)])
-def test_upper_bounds_of_counts_are_those_of_the_tables(events: int, bound: float) -> None:
-    assert poisson_upper(events) == pytest.approx(bound, abs=1e-3)
-
-
-def test_a_prediction_from_much_history_is_a_poisson_tail() -> None:
-    # 6000 events in 6000 windows: one each.
-    poisson = 1.0 - math.exp(-1.0) * sum(1.0 / math.factorial(k) for k in range(4))
-    assert predicted_tail(4, 6000, 6000.0, 1.0) == pytest.approx(poisson, rel=1e-2)
-    assert predicted_tail(0, 0, 1.0, 1.0) == 1.0
-    tails = [predicted_tail(n, 0, 3600.0, 600.0) for n in range(1, 30)]
-    assert tails == sorted(tails, reverse=True)
-    assert 0.0 < tails[-1] < 1e-20
 
 
 @pytest.mark.slow

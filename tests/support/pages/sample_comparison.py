@@ -9,6 +9,7 @@ import random
 import statistics
 from typing import Any
 
+from trainchaos.chaos.stats import median_ci95
 from trainchaos.harness.compare.result.model import (
     CellSummary,
     Comparison,
@@ -20,7 +21,6 @@ from trainchaos.harness.compare.result.model import (
 )
 from trainchaos.harness.compare.result.statistics import (
     EVERY,
-    median_interval,
     outliers,
     paired_ratio,
     repetitions_needed,
@@ -294,7 +294,7 @@ def metric(
         median=statistics.median(values),
         min=min(values),
         max=max(values),
-        ci95=median_interval(values),
+        ci95=median_ci95(values),
         better=better,
         of=of,
     )

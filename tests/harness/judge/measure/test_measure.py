@@ -14,12 +14,12 @@ from tests.support import arms, logs
 from tests.support.arms import CLEAN, control
 from tests.support.logs import MS, Script
 from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.stats import median_ci95
 from trainchaos.harness.judge.incident import PHASE_NAMES
 from trainchaos.harness.judge.measure.measure import (
     METRICS,
     account,
     measure,
-    median_ci95,
     summarise,
 )
 from trainchaos.harness.judge.measure.partition import CLASSES

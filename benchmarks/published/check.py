@@ -35,7 +35,7 @@ RESULTS = Path("docs/results")
 REGISTER = RESULTS / "recovery-times.yaml"
 TABLE_IN = "docs/performance.md"
 WRITTEN_BY_PROGRAMS = ("docs/gpu-results.md", "docs/metrics.md")
-"""Pages written entirely by one command (benchmarks.gpu, harness.compare.result.definitions),
+"""Pages written entirely by one command (benchmarks.gpu, docs/site/metrics.py),
 without copied figures.
 """
 MOST_ARCHIVED = 20 * 2**20

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from trainchaos.chaos.files import replacing
+from trainchaos.chaos.units import flatten, number, pairs, quantity
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.measure import METRICS
 from trainchaos.harness.judge.results import Finding, Results, SlaResult, Verdict
 from trainchaos.reports.content.facts import analyze_command, incidents_of, phase_medians
-from trainchaos.reports.content.figures import flatten, number, pairs, quantity
 
 # XML 1.0 has no way to write these, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from trainchaos.chaos.events.figures import counted
 from trainchaos.chaos.scenario.sla import QUANTILES, Clause, parse_clause
+from trainchaos.chaos.units import counted
 from trainchaos.harness.gating.bounds import (
     LEVEL,
     next_beyond,

@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import Field
 
 from trainchaos.chaos.errors import InfrastructureError
-from trainchaos.chaos.events.figures import COUNT_UNITS
 from trainchaos.chaos.files import write_whole
+from trainchaos.chaos.units import COUNT_UNITS
 from trainchaos.harness.gating.baseline import Baseline
 from trainchaos.harness.gating.bounds import LEVEL
 from trainchaos.harness.gating.clauses import ClauseDecision, decide, is_statistical

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError
-from trainchaos.chaos.events.figures import interval
+from trainchaos.chaos.units import interval
 from trainchaos.harness.gating.bounds import LEVEL, pairs_to_settle, shift_bounds, shift_rank
 from trainchaos.harness.gating.clauses import ClauseDecision
 from trainchaos.harness.judge.figures import Metric

@@ -12,18 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainchaos.chaos import plugins
+from trainchaos.chaos.units import MISSING, number, plural
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import PHASE_NAMES, Incident
 from trainchaos.harness.judge.results import ArmResult, CellResult, Results, SlaResult
-from trainchaos.reports.content.figures import (
-    MISSING,
-    count_of,
-    median_of,
-    number,
-    plural,
-    range_of,
-)
+from trainchaos.reports.content.figures import count_of, median_of, range_of
 
 VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
 

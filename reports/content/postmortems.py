@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.log import read_log
+from trainchaos.chaos.units import MISSING, with_unit
 from trainchaos.harness.explain.account import Account, told_of
 from trainchaos.harness.explain.text import facts_of, moments_of
 from trainchaos.harness.host.rundir import RunDirectory
@@ -13,7 +14,6 @@ from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.cost import failure_cost
 from trainchaos.harness.judge.results import ArmResult, Results
 from trainchaos.reports.content.facts import labels
-from trainchaos.reports.content.figures import MISSING, with_unit
 from trainchaos.reports.content.timeline import ended_well
 
 MAX_ARMS = 24

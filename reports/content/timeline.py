@@ -10,10 +10,10 @@ from typing import Any
 
 from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.log import Event, Kind, Log, read_log
+from trainchaos.chaos.units import plural, scalar
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import ArmResult, Results
-from trainchaos.reports.content.figures import plural, scalar
 from trainchaos.reports.content.series import commits_of, start_ns
 
 MAX_ARMS = 24

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.units import number
 from trainchaos.harness.judge.results import Results, SlaResult
 from trainchaos.reports.content.facts import incidents_of, phase_medians
-from trainchaos.reports.content.figures import number
 
 MAX_EACH = 10
 """Annotations per level that GitHub shows for one step; it silently drops the rest."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from trainchaos.chaos.errors import InfrastructureError, LogError, MissingCapability
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, read_log
+from trainchaos.chaos.units import scalar
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import ArmResult, Results
-from trainchaos.reports.content.figures import scalar
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 
 from trainchaos.chaos.columns import fold, table
+from trainchaos.chaos.units import interval, number, visible
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.measure.samples import median_ci95, per_arm
 from trainchaos.harness.judge.results import Results
@@ -26,7 +27,7 @@ from trainchaos.reports.content.facts import (
     strategies,
     tallies,
 )
-from trainchaos.reports.content.figures import interval, median_of, number, visible
+from trainchaos.reports.content.figures import median_of
 
 MAX_FAILURES = 20
 _HEAD = (

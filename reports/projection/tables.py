@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainchaos.chaos.events.figures import enclosing
+from trainchaos.chaos.units import enclosing
 from trainchaos.harness.projection.result import (
     Compared,
     Projected,

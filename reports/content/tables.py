@@ -61,6 +61,12 @@ class Table:
     notes: tuple[str, ...] = ()
     left_out: int = 0
 
+    @property
+    def texts(self) -> list[list[str]]:
+        """Heads and rows as text."""
+        head = [column.head for column in self.columns]
+        return [head, *([one.text for one in row] for row in self.rows)]
+
 
 def table(
     columns: Sequence[object],
@@ -207,9 +213,9 @@ def pipes(
 
 def as_markdown(of: Table, *, most: int = MAX_MARKDOWN_ROWS, rest: str) -> Iterator[str]:
     """The same table in Markdown."""
-    body = [[one.text for one in row] for row in of.rows]
+    head, *body = of.texts
     sides = "".join("r" if column.kind == "number" else "l" for column in of.columns)
-    yield from pipes([column.head for column in of.columns], body, sides, most=most, rest=rest)
+    yield from pipes(head, body, sides, most=most, rest=rest)
 
 
 def code_lines(text: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trainchaos.chaos.commands.project import HEAD, lines
+from trainchaos.chaos.units import span
 from trainchaos.harness.projection.costs import PUBLISHED
 from trainchaos.harness.projection.projection import project
 from trainchaos.harness.projection.result import Projected, Projection, Setting, Spread
@@ -67,8 +68,8 @@ def projection(*rows: Projected) -> Projection:
 
 def test_each_cell_is_the_figure_that_its_head_names() -> None:
     shown = {
-        one.id: dict(zip(one.head, one.rows[0], strict=True))
-        for one in tables.tables(projection(row()))
+        id: dict(zip(*one.texts, strict=True))
+        for id, one in tables.tables(projection(row())).items()
     }
     assert shown == {
         "rows": {
@@ -173,4 +174,4 @@ def test_what_lacks_is_said_before_anything_else() -> None:
     ("seconds", "said"), [(45.0, "45 s"), (750.0, "12.5 min"), (172_800.0, "2.0 d")]
 )
 def test_times_are_for_people(seconds: float, said: str) -> None:
-    assert tables.span(seconds) == said
+    assert span(seconds) == said

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainchaos.chaos.files import write_whole
-from trainchaos.chaos.units import MISSING, number
+from trainchaos.chaos.units import MISSING
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
 from trainchaos.reports.content import metric_rows, postmortems
@@ -17,12 +17,11 @@ from trainchaos.reports.content.facts import (
     busy,
     degraded,
     failing_slas,
-    incidents_of,
     nodes,
-    phase_medians,
     place,
     strategies,
     tallies,
+    went,
 )
 from trainchaos.reports.content.tables import bullets, code_lines, pipes, plain, section
 
@@ -143,15 +142,9 @@ def _clauses(results: Results) -> Iterator[str]:
         return
     rows = []
     for sla in loud:
-        phases = (
-            phase_medians(incidents_of(results, sla.cell))
-            if sla.timed and sla.verdict == "fail"
-            else {}
-        )
-        went = " · ".join(f"{name} {number(seconds)}" for name, seconds in phases.items())
-        detail = "; ".join(
-            part for part in (sla.detail, f"where it went (s): {went}" if went else "") if part
-        )
+        phases = went(results, sla) if sla.verdict == "fail" else ""
+        parts = (sla.detail, f"where it went (s): {phases}" if phases else "")
+        detail = "; ".join(part for part in parts if part)
         rows.append(
             (
                 place(results, sla),

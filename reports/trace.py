@@ -16,14 +16,14 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from trainchaos.chaos.errors import LogError
-from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log, read_log
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from trainchaos.chaos.files import replacing
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.results import ArmResult, Results
-from trainchaos.reports.content.series import start_ns
+from trainchaos.reports.content.facts import struck
+from trainchaos.reports.content.series import healed_of, log_of, observed, start_ns
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer")
 # Importers become slow beyond some hundred megabytes; a larger arm keeps only the lanes without
@@ -56,7 +56,7 @@ def render(run: RunDirectory, results: Results) -> Path:
         out.write(f'{{"displayTimeUnit":"ms",{simulated}"traceEvents":[')
         separator = "\n"
         for pid, arm in enumerate(results.arms, start=1):
-            log = _log(run, arm)
+            log = log_of(run, arm)
             lanes = _lanes(log, arm, results, left)
             left -= sum(
                 len(spans) for (_, lane), spans in lanes.items() if lane in ("steps", "phases")
@@ -68,19 +68,12 @@ def render(run: RunDirectory, results: Results) -> Path:
     return path
 
 
-def _log(run: RunDirectory, arm: ArmResult) -> Log | None:
-    try:
-        return read_log(run.events(arm.id))
-    except (LogError, OSError):
-        return None
-
-
 def _lanes(
     log: Log | None, arm: ArmResult, results: Results, left: int
 ) -> dict[Lane, list[TraceSpan]]:
     """All spans of an arm by (actor, lane); clipped so that none overlap within a lane."""
     lanes: dict[Lane, list[TraceSpan]] = defaultdict(list)
-    for incident in _incidents(results, arm):
+    for incident in struck(results, arm):
         lanes[ORCHESTRATOR, "recovery"] += list(_recovery(incident))
     if log is not None:
         zero = start_ns(log)
@@ -100,8 +93,7 @@ def _lanes(
 
 def _observed(log: Log, zero: int, left: int) -> Iterator[TraceSpan]:
     """The steps of a command, known only from its observer."""
-    started = log.first(Kind.RUN_STARTED)
-    if started is None or not started.data.get("observed"):
+    if not observed(log):
         return
     for run in history_of(log).runs[: max(0, left)]:
         args = {"generation": run.generation, "loss": _json(run.loss)}
@@ -230,13 +222,6 @@ def _generations(log: Log, zero: int) -> Iterator[TraceSpan]:
         )
 
 
-def _incidents(results: Results, arm: ArmResult) -> list[Incident]:
-    """The incidents of a faulted arm that were injected; a control arm has none by definition."""
-    if arm.arm != "faulted":
-        return []
-    return [i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat) and i.fired]
-
-
 def _recovery(incident: Incident) -> Iterator[TraceSpan]:
     for phase in incident.phases:
         start = (incident.injected_s + phase.start) * 1e6
@@ -248,13 +233,9 @@ def _faults(results: Results, arm: ArmResult, log: Log | None) -> list[tuple[Inc
     """Each incident with the second it ended: the later of recovery and heal, else the end of the
     arm.
     """
-    zero = start_ns(log) if log else 0
-    healed = {
-        (e.data["fault"], e.data["occurrence"]): (e.time_ns - zero) / 1e9
-        for e in (log.of(Kind.FAULT_HEALED) if log else ())
-    }
+    healed = healed_of(log) if log else {}
     found = []
-    for i in _incidents(results, arm):
+    for i in struck(results, arm):
         end = i.injected_s + (i.recovery_time or 0.0) if i.recovery_time != math.inf else arm.wall_s
         over = [healed.get((i.fault, number), 0.0) for number in i.occurrences]
         found.append((i, max(end, *over, i.injected_s)))

@@ -130,6 +130,13 @@ def incidents_of(results: Results, cell: str) -> list[Incident]:
     return [i for i in results.faults if i.cell == cell]
 
 
+def struck(results: Results, arm: ArmResult) -> list[Incident]:
+    """The incidents of an arm that were injected; a control arm has none by definition."""
+    if arm.arm != "faulted":
+        return []
+    return [i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat) and i.fired]
+
+
 def median_incident(results: Results, cell: str) -> Incident | None:
     """The incident with the (upper) median recovery time: a real one, so its phases add up."""
     timed = [

@@ -188,21 +188,21 @@ class Comparison(Model):
     schema_version: int = SCHEMA_VERSION
     name: str
     started: str
-    finished: str | None
+    finished: str | None = None
     machine: dict[str, Any]
     workload: dict[str, Any]
     stacks: list[StackInfo]
     families: dict[str, str]
     trials: list[Trial]
-    cells: list[CellSummary]
-    ratios: list[Ratio]
-    reference: str
-    same: list[Ratio]
-    skipped: dict[str, str]
-    price: float | None
-    currency: str
+    cells: list[CellSummary] = Field(default=[])
+    ratios: list[Ratio] = Field(default=[])
+    reference: str = ""
+    same: list[Ratio] = Field(default=[])
+    skipped: dict[str, str] = Field(default={})
+    price: float | None = None
+    currency: str = ""
     fidelity: list[str]
-    reproduce: str
+    reproduce: str = ""
     deadline: float | None = None
     cautions: list[str] = Field(default=[])
     missing: int = 0

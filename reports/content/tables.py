@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from markupsafe import Markup, escape
 
@@ -193,19 +192,19 @@ def bullets(lines: Sequence[str]) -> Iterator[str]:
 def pipes(
     head: Sequence[str],
     body: Sequence[Sequence[str]],
-    sides: str,
+    sides: str = "",
     *,
     most: int = MAX_MARKDOWN_ROWS,
     rest: str = "results.json",
 ) -> Iterator[str]:
-    """A Markdown table of at most ``most`` rows; ``sides`` has an l or r for each column; ``rest``:
-    the file that has all.
+    """A Markdown table of at most ``most`` rows; ``sides`` has an l or r for each column, missing
+    ones are l; ``rest``: the file that has all.
     """
-    for row in (head, None, *islice(body, most)):
-        if row is None:
-            yield "|" + "|".join("---:" if side == "r" else "---" for side in sides) + "|"
-        else:
-            yield "| " + " | ".join(plain(text) for text in row) + " |"
+    yield "| " + " | ".join(map(plain, head)) + " |"
+    kinds = sides.ljust(len(head), "l")
+    yield "|" + "|".join("---:" if side == "r" else "---" for side in kinds) + "|"
+    for row in body[:most]:
+        yield "| " + " | ".join(map(plain, row)) + " |"
     if len(body) > most:
         yield ""
         yield f"{len(body) - most} more in `{rest}`."

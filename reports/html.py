@@ -5,30 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from trainchaos.chaos.files import write_whole
+from trainchaos.chaos.units import flatten
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
 from trainchaos.reports.content import artifacts
 from trainchaos.reports.content.facts import analyze_command, busy, failing_slas, place, tallies
 from trainchaos.reports.content.facts import labels as cell_labels
-from trainchaos.reports.content.figures import flatten, plural
 from trainchaos.reports.content.history import history as read_history
 from trainchaos.reports.content.postmortems import postmortems
 from trainchaos.reports.content.series import Pair, read_pairs
 from trainchaos.reports.content.timeline import timelines as read_timelines
-from trainchaos.reports.page import (
-    history,
-    plots,
-    postmortem,
-    table,
-    tables,
-    timeline,
-    wall,
-    wall_plot,
-)
-from trainchaos.reports.page.fill import TEMPLATES, fill
+from trainchaos.reports.page import plots, tables
+from trainchaos.reports.page.fill import fill, styles
 
 MAX_PLOTTED_CELLS = 12
 GROUPS = ("fail", "inconclusive", "pass")
@@ -47,12 +36,14 @@ def render(run: RunDirectory, results: Results, gate: Results | None = None) -> 
 
 def _context(run: RunDirectory, results: Results, gate: Results | None) -> dict[str, Any]:
     labels = cell_labels(results)
-    seconds = wall.wall_seconds(results)
-    wall_names = {(cell, kind): f"{labels.get(cell, cell)}, {kind}" for cell, kind in seconds.index}
-    plotted = results.cells[:MAX_PLOTTED_CELLS]
+    shown = {cell.id: labels[cell.id] for cell in results.cells[:MAX_PLOTTED_CELLS]}
+    times, waterfall = plots.recoveries(results, shown)
+    spent = plots.wall_seconds(results)
+    named = {f"{labels.get(cell, cell)}, {kind}": row for (cell, kind), row in spent.items()}
+    most = dict(list(named.items())[: 2 * MAX_PLOTTED_CELLS])
     pairs = read_pairs(run, results, MAX_PLOTTED_CELLS)
     return {
-        "css": Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
+        "css": styles("report.css", "chart.css"),
         "results": results,
         "gate": gate,
         "marks": {"pass": "✓", "fail": "✗"},
@@ -60,20 +51,15 @@ def _context(run: RunDirectory, results: Results, gate: Results | None) -> dict[
         "failures": _failures(results),
         "comparison": tables.comparison(results),
         **_judged(results),
-        "mark": table.mark,
-        "plural": plural,
         "labels": labels,
         "faults": tables.faults(results),
         "phases": tables.phases(results),
         "metrics": tables.metrics(results),
         "rates": tables.rates(results),
-        "waterfall": plots.waterfall(
-            results, [c.id for c in plotted], [labels[c.id] for c in plotted]
-        ),
-        "wall": wall.wall_table(seconds, labels) if len(seconds) else None,
-        "wall_plot": wall_plot.wall_clock(seconds.head(2 * MAX_PLOTTED_CELLS), wall_names)
-        if len(seconds)
-        else None,
+        "times": times,
+        "waterfall": waterfall,
+        "wall": tables.wall(spent, labels) if spent else None,
+        "wall_plot": plots.wall_clock(most) if most else None,
         "series": _series(pairs, labels),
         "undrawn": _undrawn(results, pairs, labels),
         "nodes": tables.machines(results),
@@ -106,12 +92,12 @@ def _files(run: RunDirectory, results: Results) -> dict[str, Any]:
     tails, untold = artifacts.tails(run, results)
     told, more = postmortems(run, results)
     return {
-        "timelines": timeline.shown(lines),
+        "timelines": tables.timelines(lines),
         "unshown": unshown,
         "links": artifacts.of_the_run(run),
         "logs": logs,
         "unlinked": unlinked,
-        "postmortems": postmortem.blocks(told),
+        "postmortems": tables.postmortems(told),
         "more_incidents": more,
         "tails": tails,
         "untold": untold,
@@ -122,8 +108,8 @@ def _history(run: RunDirectory, results: Results) -> dict[str, Any]:
     past = read_history(run, results)
     return {
         "earlier": past.earlier,
-        "past": history.runs_table(past, results),
-        "past_plots": history.plots(past, results),
+        "past": tables.earlier_runs(past, results),
+        "past_plots": tables.past_plots(past, results),
     }
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from trainchaos.chaos.files import replacing
+from trainchaos.chaos.units import flatten, number, pairs, quantity
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.measure import METRICS
 from trainchaos.harness.judge.results import Finding, Results, SlaResult, Verdict
-from trainchaos.reports.content.facts import analyze_command, incidents_of, phase_medians
-from trainchaos.reports.content.figures import flatten, number, pairs, quantity
+from trainchaos.reports.content.facts import analyze_command, went
 
 # XML 1.0 has no way to write these, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -77,16 +77,15 @@ def _sla(results: Results, sla: SlaResult) -> Case:
     better = METRICS[sla.metric].better if sla.metric in METRICS else "neither"
     observed = sla.shown(better)
     values = ", ".join(quantity(v, sla.unit, better) for v in sla.values)
-    phases = phase_medians(incidents_of(results, sla.cell)) if sla.timed else {}
-    lost = " · ".join(f"{name} {number(seconds)}" for name, seconds in phases.items())
-    went = f"\nwhere it went, medians in seconds: {lost}" if lost and sla.verdict == "fail" else ""
+    phases = went(results, sla) if sla.verdict == "fail" else ""
+    lost = f"\nwhere it went, medians in seconds: {phases}" if phases else ""
     return Case(
         group=f"{sla.cell}.sla",
         name=f"{sla.metric} {sla.clause}",
         problem=problem,
         line=sla.line,
         message=f"{sla.metric} {sla.clause}: observed {observed}, n={sla.counted}",
-        detail=f"{sla.detail}\nvalues ({sla.unit}): {values}{went}".strip(),
+        detail=f"{sla.detail}\nvalues ({sla.unit}): {values}{lost}".strip(),
         output=f"{note}observed {observed}, values {values or 'none'}. {sla.detail}".strip(),
     )
 

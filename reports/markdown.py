@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainchaos.chaos.files import write_whole
+from trainchaos.chaos.units import MISSING
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Results
 from trainchaos.reports.content import metric_rows, postmortems
@@ -16,15 +17,13 @@ from trainchaos.reports.content.facts import (
     busy,
     degraded,
     failing_slas,
-    incidents_of,
     nodes,
-    phase_medians,
     place,
     strategies,
     tallies,
+    went,
 )
-from trainchaos.reports.content.figures import MISSING, number
-from trainchaos.reports.content.markdown_text import code_lines, escape, section, table
+from trainchaos.reports.content.tables import bullets, code_lines, pipes, plain, section
 
 # GitHub refuses a step summary of 1 MiB; other steps share it.
 MAX_BYTES = 900 * 1024 - 1024
@@ -57,38 +56,38 @@ def _bounded(lines: Iterator[str]) -> str:
 
 def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> Iterator[str]:
     mark = VERDICT_MARKS.get(results.verdict, "?")
-    yield (f"## {mark} {results.title} {escape(results.scenario)} (exit {results.exit_code})")
+    yield (f"## {mark} {results.title} {plain(results.scenario)} (exit {results.exit_code})")
     yield ""
-    yield escape(results.reason)
+    yield plain(results.reason)
     facts = tallies(results)
     if facts:
         yield ""
-        yield escape(" · ".join(facts))
+        yield plain(" · ".join(facts))
     lines = [f"busy: {line}" for line in busy(results)]
     lines += [f"degraded: {line}" for line in degraded(results)]
     for note in (*notes, *metric_rows.to_see(results), *lines):
         yield ""
-        yield escape(note)
+        yield plain(note)
     yield from _comparison(results)
     yield from _clauses(results)
     yield from _findings(results)
     if results.skipped:
         yield from section("Skipped")
-        yield from table(("cell", "reason"), [(s.cell, s.reason) for s in results.skipped], "ll")
+        yield from pipes(("cell", "reason"), [(s.cell, s.reason) for s in results.skipped], "ll")
     if measured := list(metric_rows.rows(results)):
         yield from section("Metrics")
-        yield from table(metric_rows.HEAD, measured, metric_rows.SIDES)
+        yield from pipes(metric_rows.HEAD, measured, metric_rows.SIDES)
         for line in metric_rows.absent(results):
             yield ""
-            yield escape(line)
+            yield plain(line)
     if rated := list(metric_rows.rates(results)):
         yield from section("Rates over all arms")
-        yield from table(metric_rows.RATES, rated, metric_rows.RATE_SIDES)
+        yield from pipes(metric_rows.RATES, rated, metric_rows.RATE_SIDES)
     yield from _incidents(run, results)
     yield from _nodes(results)
     if results.fidelity:
         yield from section("Not real")
-        yield from (f"- {escape(line)}" for line in results.fidelity)
+        yield from bullets(results.fidelity)
     yield from section("Reproduce")
     yield from (
         "```sh",
@@ -96,7 +95,7 @@ def _lines(run: RunDirectory, results: Results, notes: Sequence[str] = ()) -> It
         *code_lines(analyze_command(run, results)),
         "```",
         "",
-        f"Seal of the record: {escape(results.seal.said)}",
+        f"Seal of the record: {plain(results.seal.said)}",
     )
 
 
@@ -121,10 +120,10 @@ def _comparison(results: Results) -> Iterator[str]:
         "provisioned ranks",
     )
     yield from section("Strategies")
-    yield from table(head, [_row(entry) for entry in entries], "llrlrrrrrrrrlr")
+    yield from pipes(head, [_row(entry) for entry in entries], "llrlrrrrrrrrlr")
     for note in sorted({entry.note for entry in entries if entry.note}):
         yield ""  # or the note would be a row of the table
-        yield f"\\* {escape(note)}"
+        yield f"\\* {plain(note)}"
 
 
 def _row(e: StrategyFacts) -> tuple[str, ...]:
@@ -143,15 +142,9 @@ def _clauses(results: Results) -> Iterator[str]:
         return
     rows = []
     for sla in loud:
-        phases = (
-            phase_medians(incidents_of(results, sla.cell))
-            if sla.timed and sla.verdict == "fail"
-            else {}
-        )
-        went = " · ".join(f"{name} {number(seconds)}" for name, seconds in phases.items())
-        detail = "; ".join(
-            part for part in (sla.detail, f"where it went (s): {went}" if went else "") if part
-        )
+        phases = went(results, sla) if sla.verdict == "fail" else ""
+        parts = (sla.detail, f"where it went (s): {phases}" if phases else "")
+        detail = "; ".join(part for part in parts if part)
         rows.append(
             (
                 place(results, sla),
@@ -164,7 +157,7 @@ def _clauses(results: Results) -> Iterator[str]:
             )
         )
     yield from section("Clauses that did not pass")
-    yield from table(
+    yield from pipes(
         ("where", "cell", "clause", "verdict", "observed", "n", "detail"), rows, "llllrrl"
     )
 
@@ -178,7 +171,7 @@ def _findings(results: Results) -> Iterator[str]:
     ]
     if rows:
         yield from section("Invariants that did not pass")
-        yield from table(("cell", "invariant", "verdict", "witness"), rows, "llll")
+        yield from pipes(("cell", "invariant", "verdict", "witness"), rows, "llll")
     missed = [
         (
             i.cell,
@@ -192,7 +185,7 @@ def _findings(results: Results) -> Iterator[str]:
     ]
     if missed:
         yield from section("Faults that did not land or heal")
-        yield from table(("cell", "fault", "repeat", "landed", "healed"), missed, "llrll")
+        yield from pipes(("cell", "fault", "repeat", "landed", "healed"), missed, "llrll")
 
 
 def _incidents(run: RunDirectory, results: Results) -> Iterator[str]:
@@ -200,13 +193,13 @@ def _incidents(run: RunDirectory, results: Results) -> Iterator[str]:
     if rows:
         head = ("cell", "repeat", "fault", "outcome", "blamed", "cost", "lost steps", "decision")
         yield from section("Incidents")
-        yield from table(head, rows, "lrlllrrl")
+        yield from pipes(head, rows, "lrlllrrl")
     if more:
         yield ""
-        yield escape(f"{more} more are in results.json.")
+        yield plain(f"{more} more are in results.json.")
     if waits := postmortems.stood(run, results):
         yield from section("Collectives in which ranks stood")
-        yield from table(("incident", "who waits for whom"), waits, "ll")
+        yield from pipes(("incident", "who waits for whom"), waits, "ll")
 
 
 def _nodes(results: Results) -> Iterator[str]:
@@ -223,6 +216,6 @@ def _nodes(results: Results) -> Iterator[str]:
     ]
     if rows:
         yield from section("Nodes")
-        yield from table(
+        yield from pipes(
             ("node", "host", "address", "processes", "clock (±ms)", "lost"), rows, "rlllrl"
         )

@@ -7,8 +7,9 @@ collector) can read it too.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -35,9 +36,15 @@ class MetricFamily:
     unit: str = ""
     samples: dict[tuple[tuple[str, str], ...], float] = field(default_factory=dict)
 
-    def add(self, value: float, **labels: str) -> None:
-        """Add a sample; it replaces an earlier one with the same labels."""
-        self.samples[tuple(labels.items())] = value
+    def add(self, value: float | None, **labels: str) -> None:
+        """Add a sample, if there is a value; it replaces an earlier one with the same labels."""
+        if value is not None:
+            self.samples[tuple(labels.items())] = value
+
+    def add_verdict(self, verdict: str, **labels: str) -> None:
+        """A sample for each verdict: 1 for the given one."""
+        for one in dict.fromkeys((*VERDICTS, verdict)):
+            self.add(float(one == verdict), **labels, verdict=one)
 
 
 def render(run: RunDirectory, results: Results) -> Path:
@@ -51,11 +58,10 @@ def families(results: Results) -> list[MetricFamily]:
     """All metrics of the file, each sample labelled with the scenario's name, and as simulated
     where nothing was real.
     """
-    found = [_run(results), _exit_code(results), _started(results), *_metrics(results)]
-    found += [
-        _clauses(results),
-        _invariants(results),
-        _incidents(results),
+    found = [
+        *_of_the_run(results),
+        *_metrics(results),
+        *_judged(results),
         _badput(results),
         *_rates(results),
     ]
@@ -79,30 +85,19 @@ def text_of(found: Iterable[MetricFamily]) -> str:
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
-def _run(results: Results) -> MetricFamily:
-    family = MetricFamily(
-        f"{PREFIX}_run_verdict", "1 for the verdict of the latest run of a scenario"
-    )
-    for verdict in dict.fromkeys((*VERDICTS, results.verdict)):
-        holds = float(verdict == results.verdict)
-        family.add(holds, scenario=results.scenario, verdict=verdict)
-    return family
+def _family(name: str, about: str, unit: str = "") -> MetricFamily:
+    return MetricFamily(f"{PREFIX}_{name}", about, unit)
 
 
-def _exit_code(results: Results) -> MetricFamily:
-    family = MetricFamily(f"{PREFIX}_run_exit_code", "exit code of the run")
-    family.add(results.exit_code, scenario=results.scenario)
-    return family
-
-
-def _started(results: Results) -> MetricFamily:
-    name = f"{PREFIX}_run_started_timestamp_seconds"
-    family = MetricFamily(name, "when the run began, unix time", "seconds")
-    try:
-        family.add(datetime.fromisoformat(results.started).timestamp(), scenario=results.scenario)
-    except ValueError:
-        pass  # a damaged date costs this sample only
-    return family
+def _of_the_run(results: Results) -> list[MetricFamily]:
+    verdict = _family("run_verdict", "1 for the verdict of the latest run of a scenario")
+    verdict.add_verdict(results.verdict, scenario=results.scenario)
+    code = _family("run_exit_code", "exit code of the run")
+    code.add(results.exit_code, scenario=results.scenario)
+    began = _family("run_started_timestamp_seconds", "when the run began, unix time", "seconds")
+    with suppress(ValueError):  # a damaged date costs this sample only
+        began.add(datetime.fromisoformat(results.started).timestamp(), scenario=results.scenario)
+    return [verdict, code, began]
 
 
 def _metrics(results: Results) -> list[MetricFamily]:
@@ -110,133 +105,92 @@ def _metrics(results: Results) -> list[MetricFamily]:
     values.
     """
     found: dict[str, MetricFamily] = {}
-    counts = MetricFamily(f"{PREFIX}_metric_values", "how many values a metric has")
-    could = MetricFamily(
-        f"{PREFIX}_metric_values_possible",
-        "incidents or arms that could have given a metric a value",
+    counts = _family("metric_values", "how many values a metric has")
+    could = _family(
+        "metric_values_possible", "incidents or arms that could have given a metric a value"
     )
     for cell in results.cells:
         labels = {"scenario": results.scenario, "cell": cell.id, "strategy": cell.strategy}
         for name, metric in cell.metrics.items():
             counts.add(metric.n, **labels, metric=name)
-            if metric.of is not None:
-                could.add(metric.of, **labels, metric=name)
+            could.add(metric.of, **labels, metric=name)
             unit = UNITS.get(metric.unit, re.sub(r"\W", "_", metric.unit))
-            full = f"{PREFIX}_{name}_{unit}"
             doc = METRICS[name].doc if name in METRICS else name
-            family = found.setdefault(full, MetricFamily(full, doc, unit))
+            family = found.setdefault(f"{name}_{unit}", _family(f"{name}_{unit}", doc, unit))
             for statistic in ("min", "median", "max", "p95", "p99"):
-                value = getattr(metric, statistic)
-                if value is not None:
-                    family.add(value, **labels, statistic=statistic)
+                family.add(getattr(metric, statistic), **labels, statistic=statistic)
     return [*found.values(), counts, could]
 
 
-def _clauses(results: Results) -> MetricFamily:
-    family = MetricFamily(f"{PREFIX}_sla_verdict", "1 for the verdict of a clause")
+def _judged(results: Results) -> list[MetricFamily]:
+    """Clauses, invariants and incidents."""
+    clauses = _family("sla_verdict", "1 for the verdict of a clause")
     for sla in results.slas:
-        for verdict in VERDICTS:
-            family.add(
-                float(verdict == sla.verdict),
-                scenario=results.scenario,
-                cell=sla.cell,
-                metric=sla.metric,
-                clause=sla.clause,
-                severity=sla.severity,
-                verdict=verdict,
-            )
-    return family
-
-
-def _invariants(results: Results) -> MetricFamily:
-    family = MetricFamily(f"{PREFIX}_invariant_verdict", "1 for the verdict of an invariant")
+        clauses.add_verdict(
+            sla.verdict,
+            scenario=results.scenario,
+            cell=sla.cell,
+            metric=sla.metric,
+            clause=sla.clause,
+            severity=sla.severity,
+        )
+    invariants = _family("invariant_verdict", "1 for the verdict of an invariant")
     for cell in results.cells:
         for name, finding in cell.invariants.items():
-            for verdict in VERDICTS:
-                family.add(
-                    float(verdict == finding.verdict),
-                    scenario=results.scenario,
-                    cell=cell.id,
-                    invariant=name,
-                    verdict=verdict,
-                )
-    return family
-
-
-def _incidents(results: Results) -> MetricFamily:
-    family = MetricFamily(f"{PREFIX}_incidents", "faults of the run by the job's outcome")
+            invariants.add_verdict(
+                finding.verdict, scenario=results.scenario, cell=cell.id, invariant=name
+            )
+    incidents = _family("incidents", "faults of the run by the job's outcome")
     tally = Counter((i.cell, i.fault, i.kind, i.outcome) for i in results.faults)
-    for (cell, fault, kind, outcome), count in tally.items():
-        family.add(
-            count, scenario=results.scenario, cell=cell, fault=fault, kind=kind, outcome=outcome
+    for (cell_id, fault, kind, outcome), count in tally.items():
+        incidents.add(
+            count, scenario=results.scenario, cell=cell_id, fault=fault, kind=kind, outcome=outcome
         )
-    return family
+    return [clauses, invariants, incidents]
 
 
 def _rates(results: Results) -> list[MetricFamily]:
     """Survival, false alarms and spares, each with its bounds."""
-    by_name = {
-        "survival_ratio": MetricFamily(
-            f"{PREFIX}_survival_ratio", "share of arms that survived, with its 95 % interval"
-        ),
-        "alarms": MetricFamily(f"{PREFIX}_false_alarms", "failures detected while no fault acted"),
-        "hours": MetricFamily(
-            f"{PREFIX}_unfaulted_rank_hours", "rank-hours in which no fault had acted", "hours"
-        ),
-        "rate": MetricFamily(
-            f"{PREFIX}_false_alarm_rate",
-            "false alarms per unfaulted rank-hour, with its 95 % upper bound",
-        ),
-        "idle": MetricFamily(
-            f"{PREFIX}_spare_idle_rank_hours", "spares x wall time, all arms", "hours"
-        ),
-        "memory": MetricFamily(
-            f"{PREFIX}_spare_memory_bytes",
-            "peak resident memory of a spare that never trained",
-            "bytes",
-        ),
-        "cores": MetricFamily(
-            f"{PREFIX}_spare_cores", "processor time per second of a spare that never trained"
-        ),
-    }
+    survival = _family("survival_ratio", "share of arms that survived, with its 95 % interval")
+    count = _family("false_alarms", "failures detected while no fault acted")
+    hours = _family("unfaulted_rank_hours", "rank-hours in which no fault had acted", "hours")
+    rate = _family(
+        "false_alarm_rate", "false alarms per unfaulted rank-hour, with its 95 % upper bound"
+    )
+    idle = _family("spare_idle_rank_hours", "spares x wall time, all arms", "hours")
+    memory = _family(
+        "spare_memory_bytes", "peak resident memory of a spare that never trained", "bytes"
+    )
+    cores = _family("spare_cores", "processor time per second of a spare that never trained")
     for cell in results.cells:
-        one = cell.reliability
-        if one is None:
+        if cell.reliability is None:
             continue
         labels = {"scenario": results.scenario, "cell": cell.id, "strategy": cell.strategy}
-        bounds = {
-            "value": one.survival.probability,
-            "low": one.survival.low,
-            "high": one.survival.high,
-        }
-        known = [("survival_ratio", value, {"statistic": name}) for name, value in bounds.items()]
-        alarms, spares = one.false_alarms, one.spares
-        known += [("alarms", float(alarms.count), {}), ("hours", alarms.rank_hours, {})]
-        known += [
-            ("rate", alarms.rate if alarms.enough else None, {"statistic": "value"}),
-            ("rate", alarms.upper, {"statistic": "high"}),
-        ]
-        memory = None if spares.memory_mib is None else spares.memory_mib * 2**20
-        known += [
-            ("idle", spares.idle_rank_hours, {}),
-            ("memory", memory, {}),
-            ("cores", spares.cores, {}),
-        ]
-        for name, value, more in known:
-            if value is not None:
-                by_name[name].add(value, **labels, **more)
-    return list(by_name.values())
+        kept, alarms, spares = (
+            cell.reliability.survival,
+            cell.reliability.false_alarms,
+            cell.reliability.spares,
+        )
+        survival.add(kept.probability, **labels, statistic="value")
+        survival.add(kept.low, **labels, statistic="low")
+        survival.add(kept.high, **labels, statistic="high")
+        count.add(float(alarms.count), **labels)
+        hours.add(alarms.rank_hours, **labels)
+        rate.add(alarms.rate if alarms.enough else None, **labels, statistic="value")
+        rate.add(alarms.upper, **labels, statistic="high")
+        idle.add(spares.idle_rank_hours, **labels)
+        memory.add(None if spares.memory_mib is None else spares.memory_mib * 2**20, **labels)
+        cores.add(spares.cores, **labels)
+    return [survival, count, hours, rate, idle, memory, cores]
 
 
 def _badput(results: Results) -> MetricFamily:
     """Badput by cause, summed over the repeats."""
-    family = MetricFamily(
-        f"{PREFIX}_badput_seconds", "wall time lost, by cause, summed over repeats", "seconds"
-    )
-    total: Counter[tuple[str, str, str]] = Counter()
+    family = _family("badput_seconds", "wall time lost, by cause, summed over repeats", "seconds")
+    total: dict[tuple[str, str, str], float] = defaultdict(float)
     for arm in results.arms:
         for cause, seconds in arm.badput.items():
-            total[arm.cell, arm.arm, cause] += seconds  # type: ignore[assignment]
+            total[arm.cell, arm.arm, cause] += seconds
     for (cell, arm_kind, cause), seconds in total.items():
         family.add(seconds, scenario=results.scenario, cell=cell, arm=arm_kind, cause=cause)
     return family

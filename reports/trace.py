@@ -10,20 +10,20 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from trainchaos.chaos.errors import LogError
-from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log, read_log
+from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from trainchaos.chaos.files import replacing
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.results import ArmResult, Results
-from trainchaos.reports.content.series import start_ns
+from trainchaos.reports.content.facts import struck
+from trainchaos.reports.content.series import healed_of, log_of, observed, start_ns
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer")
 # Importers become slow beyond some hundred megabytes; a larger arm keeps only the lanes without
@@ -56,7 +56,7 @@ def render(run: RunDirectory, results: Results) -> Path:
         out.write(f'{{"displayTimeUnit":"ms",{simulated}"traceEvents":[')
         separator = "\n"
         for pid, arm in enumerate(results.arms, start=1):
-            log = _log(run, arm)
+            log = log_of(run, arm)
             lanes = _lanes(log, arm, results, left)
             left -= sum(
                 len(spans) for (_, lane), spans in lanes.items() if lane in ("steps", "phases")
@@ -68,19 +68,12 @@ def render(run: RunDirectory, results: Results) -> Path:
     return path
 
 
-def _log(run: RunDirectory, arm: ArmResult) -> Log | None:
-    try:
-        return read_log(run.events(arm.id))
-    except (LogError, OSError):
-        return None
-
-
 def _lanes(
     log: Log | None, arm: ArmResult, results: Results, left: int
 ) -> dict[Lane, list[TraceSpan]]:
     """All spans of an arm by (actor, lane); clipped so that none overlap within a lane."""
     lanes: dict[Lane, list[TraceSpan]] = defaultdict(list)
-    for incident in _incidents(results, arm):
+    for incident in struck(results, arm):
         lanes[ORCHESTRATOR, "recovery"] += list(_recovery(incident))
     if log is not None:
         zero = start_ns(log)
@@ -100,17 +93,11 @@ def _lanes(
 
 def _observed(log: Log, zero: int, left: int) -> Iterator[TraceSpan]:
     """The steps of a command, known only from its observer."""
-    started = log.first(Kind.RUN_STARTED)
-    if started is None or not started.data.get("observed"):
+    if not observed(log):
         return
     for run in history_of(log).runs[: max(0, left)]:
-        args = {"generation": run.generation, "loss": _json(run.loss)}
-        yield TraceSpan(
-            name=f"step {run.step}",
-            start=_us(run.start_ns, zero),
-            end=_us(run.end_ns, zero),
-            args=args,
-        )
+        args = {"generation": run.generation, "loss": run.loss}
+        yield _span(f"step {run.step}", run.start_ns - zero, run.end_ns - zero, args)
 
 
 def _lane_order(item: tuple[Lane, list[TraceSpan]]) -> tuple[bool, str, int]:
@@ -138,22 +125,27 @@ def _seconds(event: Event) -> dict[str, float]:
     }
 
 
+def _span(name: str, start_ns: float, end_ns: float, args: Mapping[str, Any]) -> TraceSpan:
+    return TraceSpan(name=name, start=start_ns / 1e3, end=end_ns / 1e3, args=_json(dict(args)))
+
+
+def _ending(name: str, event: Event, zero: int, seconds: float, **args: Any) -> TraceSpan:
+    """What took ``seconds`` until the event."""
+    end = event.time_ns - zero
+    return _span(name, end - seconds * 1e9, end, args)
+
+
 def _step(event: Event, zero: int) -> TraceSpan:
-    end = _us(event.time_ns, zero)
-    spent = sum(_seconds(event).values()) * 1e6
-    args = {
-        "generation": event.generation,
-        "loss": _json(event.data["loss"]),
-        "rank": event.data["rank"],
-    }
-    return TraceSpan(name=f"step {event.step}", start=end - spent, end=end, args=args)
+    spent = sum(_seconds(event).values())
+    told = {"loss": event.data["loss"], "rank": event.data["rank"]}
+    return _ending(f"step {event.step}", event, zero, spent, generation=event.generation, **told)
 
 
 def _phases(event: Event, zero: int) -> Iterator[TraceSpan]:
     """The phases of a step one after the other, the last one ending when the step was committed."""
     seconds = _seconds(event)
     names = [*(p for p in PHASES if p in seconds), *(p for p in seconds if p not in PHASES)]
-    start = _us(event.time_ns, zero) - sum(seconds.values()) * 1e6
+    start = (event.time_ns - zero) / 1e3 - sum(seconds.values()) * 1e6
     for name in names:
         end = start + seconds[name] * 1e6
         yield TraceSpan(name=name, start=start, end=end, args={"step": event.step})
@@ -161,19 +153,14 @@ def _phases(event: Event, zero: int) -> Iterator[TraceSpan]:
 
 
 def _state(event: Event, zero: int) -> TraceSpan:
-    end = _us(event.time_ns, zero)
     name = {
         Kind.GROUP_FORMED: "form group",
         Kind.STATE_READY: "get state",
         Kind.CHECKPOINT_COMMITTED: "save checkpoint",
     }[event.kind]
-    args = {key: _json(value) for key, value in event.data.items() if key != "seconds"}
-    return TraceSpan(
-        name=name,
-        start=end - float(event.data["seconds"]) * 1e6,
-        end=end,
-        args={**args, "step": event.step},
-    )
+    args = {key: value for key, value in event.data.items() if key != "seconds"}
+    seconds = float(event.data["seconds"])
+    return _ending(name, event, zero, seconds, **{**args, "step": event.step})
 
 
 def _busy(log: Log, zero: int) -> Iterator[tuple[str, TraceSpan]]:
@@ -207,13 +194,8 @@ def _who(event: Event) -> str:
 
 
 def _doing(begun: Event, end: Event, zero: int) -> TraceSpan:
-    args = {key: _json(value) for key, value in begun.data.items()}
-    return TraceSpan(
-        name=str(begun.data["what"]),
-        start=_us(begun.time_ns, zero),
-        end=_us(end.time_ns, zero),
-        args=args,
-    )
+    what = str(begun.data["what"])
+    return _span(what, begun.time_ns - zero, end.time_ns - zero, begun.data)
 
 
 def _generations(log: Log, zero: int) -> Iterator[TraceSpan]:
@@ -221,20 +203,9 @@ def _generations(log: Log, zero: int) -> Iterator[TraceSpan]:
     started = list(log.of(Kind.GENERATION_STARTED))
     ends = [*(e.time_ns for e in started[1:]), log.events[-1].time_ns]
     for event, end in zip(started, ends, strict=False):  # no generation began: one end too many
-        args = {key: _json(event.data[key]) for key in ("members", "state", "source", "cause")}
-        yield TraceSpan(
-            name=f"generation {event.generation}",
-            start=_us(event.time_ns, zero),
-            end=_us(end, zero),
-            args=args,
-        )
-
-
-def _incidents(results: Results, arm: ArmResult) -> list[Incident]:
-    """The incidents of a faulted arm that were injected; a control arm has none by definition."""
-    if arm.arm != "faulted":
-        return []
-    return [i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat) and i.fired]
+        args = {key: event.data[key] for key in ("members", "state", "source", "cause")}
+        name = f"generation {event.generation}"
+        yield _span(name, event.time_ns - zero, end - zero, args)
 
 
 def _recovery(incident: Incident) -> Iterator[TraceSpan]:
@@ -248,13 +219,9 @@ def _faults(results: Results, arm: ArmResult, log: Log | None) -> list[tuple[Inc
     """Each incident with the second it ended: the later of recovery and heal, else the end of the
     arm.
     """
-    zero = start_ns(log) if log else 0
-    healed = {
-        (e.data["fault"], e.data["occurrence"]): (e.time_ns - zero) / 1e9
-        for e in (log.of(Kind.FAULT_HEALED) if log else ())
-    }
+    healed = healed_of(log) if log else {}
     found = []
-    for i in _incidents(results, arm):
+    for i in struck(results, arm):
         end = i.injected_s + (i.recovery_time or 0.0) if i.recovery_time != math.inf else arm.wall_s
         over = [healed.get((i.fault, number), 0.0) for number in i.occurrences]
         found.append((i, max(end, *over, i.injected_s)))
@@ -316,7 +283,7 @@ def _news(log: Log | None) -> list[dict[str, Any]]:
             "ph": "i",
             "s": "p",
             "cat": "node",
-            "ts": round(_us(event.time_ns, zero), 3),
+            "ts": round((event.time_ns - zero) / 1e3, 3),
             "args": _json(dict(event.data)),
             "name": (
                 f"node {event.data['node']}"
@@ -329,10 +296,6 @@ def _news(log: Log | None) -> list[dict[str, Any]]:
 
 def _named(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
-
-
-def _us(time_ns: int, zero: int) -> float:
-    return (time_ns - zero) / 1e3
 
 
 def _json(value: Any) -> Any:

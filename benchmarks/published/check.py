@@ -25,8 +25,8 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined, TemplateError
 
 from benchmarks.published.register import Figure, Measurement, Register, load
+from trainchaos.chaos import units
 from trainchaos.chaos.errors import ChaosError, ScenarioError
-from trainchaos.chaos.events import figures
 from trainchaos.harness.compare.plan.directory import Directory
 from trainchaos.harness.compare.result.archive import unpack
 from trainchaos.harness.compare.result.gather import gather
@@ -171,7 +171,7 @@ def archived(path: Path) -> Comparison:
 
 def rows_of(made: Comparison) -> list[Figure]:
     """The times of each stack under each family, and the ratios of its recovery and step times to
-    those of the stack it is compared with, rounded as in the report (``chaos.events.figures``).
+    those of the stack it is compared with, rounded as in the report (``chaos.units``).
     """
     found = []
     for cell in made.cells:
@@ -199,13 +199,13 @@ def _measured(
 ) -> Figure:
     # A time is rounded up; a ratio that shows another stack slower, in that stack's favour.
     better = "higher" if "times " in metric and median > 1 else "lower"
-    low_high = figures.enclosing(*interval) if interval else None
+    low_high = units.enclosing(*interval) if interval else None
     return Figure(
         of=of,
         fault=fault,
         metric=metric,
         n=n,
-        median=figures.number(median, better),
+        median=units.number(median, better),
         spread=low_high,
     )
 

@@ -330,7 +330,7 @@ def show(file: Path, form: str) -> int:
 
 
 def _as_text(found: Baseline) -> str:
-    from trainchaos.chaos.events.figures import interval
+    from trainchaos.chaos.units import interval
     from trainchaos.harness.gating.baseline import UNSEALED
     from trainchaos.harness.judge.verdict.gates import quantity
 

@@ -141,7 +141,7 @@ def _compared_lines(found: Projection, width: int | None) -> list[str]:
 
 
 def _row(found: Projection, row: Projected) -> tuple[str, ...]:
-    from trainchaos.chaos.events.figures import enclosing
+    from trainchaos.chaos.units import enclosing
     from trainchaos.reports.projection.words import named
 
     return (

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import metrics
 import recovery_reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -22,7 +23,6 @@ from trainchaos.chaos.cli import cli
 from trainchaos.chaos.commands.list import KINDS, entries
 from trainchaos.chaos.events.kinds import REQUIRED, Kind
 from trainchaos.chaos.planning.listing import ListingEntry
-from trainchaos.harness.compare.result.definitions import computed
 from trainchaos.recovery.playbook.book import playbook
 from trainchaos.recovery.playbook.entry import ABOUT as ACTIONS
 
@@ -52,7 +52,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     _add(files, config, "reference/mutations.md", _mutations())
     _add(files, config, "reference/adaptive-sweep.md", _sweep())
     _add(files, config, "reference/planted.md", _planted())
-    _add(files, config, "reference/computed.md", "\n".join(computed()).replace("<", "&lt;") + "\n")
+    computed = metrics.page("computed.md.j2").replace("<", "&lt;")
+    _add(files, config, "reference/computed.md", computed)
     for name in AT_THE_TOP:
         _add(files, config, name, (ROOT / name).read_text().replace("](docs/", "]("))
     return files

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.events.budget import Budget
@@ -22,7 +20,7 @@ from trainchaos.harness.compare.result import summary
 from trainchaos.harness.compare.result.at_rest import at_rest
 from trainchaos.harness.compare.result.believed import ArmRecord
 from trainchaos.harness.compare.result.gather import gather
-from trainchaos.harness.compare.result.model import Comparison, FaultFreeSummary, StackInfo, Trial
+from trainchaos.harness.compare.result.model import Comparison, FaultFreeSummary, StackInfo
 from trainchaos.harness.compare.result.runs import log_in
 from trainchaos.harness.compare.result.trials import TrialSource, trial_of
 from trainchaos.harness.host.rundir import RunDirectory, arm_id, open_run, read_resolved
@@ -45,83 +43,54 @@ MAKES_THE_JOB = (
 """Workload settings that must be equal for times to be comparable."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredPart:
-    """Content of one of the compared directories."""
-
-    path: Path
-    stacks: list[StackInfo]
-    trials: list[Trial]
-    families: dict[str, str]
-    machine: dict[str, Any]
-    workload: dict[str, Any]
-    fidelity: list[str]
-    started: str
-    cautions: list[str]
-    at_rest: list[FaultFreeSummary]
-
-
 def compare_stored(
     paths: Sequence[Path], *, name: str, argv: Sequence[str], price: float | None, currency: str
 ) -> Comparison:
     """Compare run directories, and comparisons. Raises NoRun for a path that is neither,
     ScenarioError if there is nothing to compare.
     """
-    parts = _told_apart([_part(path) for path in paths])
-    stacks = [stack for part in parts for stack in part.stacks]
-    trials = [trial for part in parts for trial in part.trials]
+    parts = _told_apart([(path, _part(path)) for path in paths])
+    made = [part for _, part in parts]
+    stacks = [stack for part in made for stack in part.stacks]
+    trials = [trial for part in made for trial in part.trials]
     if not trials:
         raise ScenarioError(
             "these runs hold no faulted arm that could be compared",
             hint="name runs that came to their end",
         )
-    families = {name: about for part in parts for name, about in part.families.items()}
+    families = {name: about for part in made for name, about in part.families.items()}
     labels = [stack.label for stack in stacks]
-    cells = summary.cells_of(labels, list(families), trials, bare=None, not_offered={})
     return Comparison(
         name=name,
-        started=min(part.started for part in parts),
+        started=min(part.started for part in made),
         finished=now(),
-        machine=parts[0].machine,
-        workload=parts[0].workload,
+        machine=made[0].machine,
+        workload=made[0].workload,
         stacks=stacks,
         families=families,
         trials=trials,
-        cells=cells,
+        cells=summary.cells_of(labels, list(families), trials, bare=None, not_offered={}),
         ratios=summary.ratios_of(trials, labels[0], seed=trials[0].seed),
         reference=labels[0],
-        same=[],
-        skipped={},
         price=price,
         currency=currency,
-        fidelity=list(dict.fromkeys(note for part in parts for note in part.fidelity)),
+        fidelity=list(dict.fromkeys(note for part in made for note in part.fidelity)),
         reproduce=" ".join(["chaos", *argv]),
         cautions=_cautions(parts),
-        at_rest=[one for part in parts for one in part.at_rest],
+        at_rest=[one for part in made for one in part.at_rest],
     )
 
 
-def _part(path: Path) -> StoredPart:
+def _part(path: Path) -> Comparison:
+    """One of the compared directories by itself; of a run without what needs others."""
     directory = Directory(path)
     if directory.plan.is_file():
-        made = gather(directory)
-        return StoredPart(
-            path=path,
-            stacks=made.stacks,
-            trials=made.trials,
-            families=made.families,
-            machine=made.machine,
-            workload=made.workload,
-            fidelity=made.fidelity,
-            started=made.started,
-            cautions=made.cautions,
-            at_rest=made.at_rest,
-        )
+        return gather(directory)
     run = open_run(path)
     return _of_run(path, run, judge_whole(run))
 
 
-def _of_run(path: Path, run: RunDirectory, results: Results) -> StoredPart:
+def _of_run(path: Path, run: RunDirectory, results: Results) -> Comparison:
     resolved = read_resolved(run)
     refuse_wrong_params(resolved, run.resolved)
     cells = {cell.id: cell for cell in resolved.cells if cell.exact_for is None}
@@ -144,8 +113,8 @@ def _of_run(path: Path, run: RunDirectory, results: Results) -> StoredPart:
         families[source.family] = source.family
         stacks[source.label] = _info(source.label, cell, results)
         logs.setdefault(source.label, []).append(source)
-    return StoredPart(
-        path=path,
+    return Comparison(
+        name=results.run_id,
         stacks=list(stacks.values()),
         trials=trials,
         families=families,
@@ -227,42 +196,32 @@ def _info(label: str, cell: Cell, results: Results) -> StackInfo:
     )
 
 
-def _told_apart(parts: Sequence[StoredPart]) -> list[StoredPart]:
+def _told_apart(parts: Sequence[tuple[Path, Comparison]]) -> list[tuple[Path, Comparison]]:
     """Give runs of the same stack distinct labels by adding the directory's name, to compare two
     versions of it.
     """
-    times = Counter(stack.label for part in parts for stack in part.stacks)
+    times = Counter(stack.label for _, part in parts for stack in part.stacks)
+    places = [path.resolve().name for path, _ in parts]
     made = []
-    for index, part in enumerate(parts):
-        names = {
-            stack.label: stack.label
-            if times[stack.label] == 1
-            else f"{stack.label} {_short(parts, index)}"
-            for stack in part.stacks
+    for number, ((path, part), place) in enumerate(zip(parts, places, strict=True), start=1):
+        own = place if places.count(place) == 1 else f"{place} ({number})"
+        many = {label: f"{label} {own}" for label in times if times[label] > 1}
+        renamed = {
+            name: [
+                one.model_copy(update={"label": many.get(one.label, one.label)})
+                for one in getattr(part, name)
+            ]
+            for name in ("stacks", "trials", "at_rest")
         }
-        made.append(
-            replace(
-                part,
-                stacks=[s.model_copy(update={"label": names[s.label]}) for s in part.stacks],
-                trials=[t.model_copy(update={"label": names[t.label]}) for t in part.trials],
-                at_rest=[
-                    one.model_copy(update={"label": names[one.label]}) for one in part.at_rest
-                ],
-            )
-        )
+        made.append((path, part.model_copy(update=renamed)))
     return made
 
 
-def _short(parts: Sequence[StoredPart], index: int) -> str:
-    names = [part.path.resolve().name for part in parts]
-    return names[index] if names.count(names[index]) == 1 else f"{names[index]} ({index + 1})"
-
-
-def _cautions(parts: Sequence[StoredPart]) -> list[str]:
+def _cautions(parts: Sequence[tuple[Path, Comparison]]) -> list[str]:
     """Differences between the first directory and each other one."""
-    first, found = parts[0], [line for part in parts for line in part.cautions]
-    for other in parts[1:]:
-        where = f"{other.path} and {first.path}"
+    (path, first), found = parts[0], [line for _, part in parts for line in part.cautions]
+    for other_path, other in parts[1:]:
+        where = f"{other_path} and {path}"
         for key in MAKES_THE_JOB:
             mine, theirs = first.workload.get(key), other.workload.get(key)
             if mine != theirs:

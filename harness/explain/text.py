@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from trainchaos.chaos.events.figures import with_unit
+from trainchaos.chaos.units import with_unit
 from trainchaos.harness.explain.collectives import standing
 from trainchaos.recovery.playbook.entry import ABOUT, Entry, Tells
 

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainchaos.chaos.events.figures import counted
 from trainchaos.chaos.scenario.sla import QUANTILES, Clause, parse_clause
 from trainchaos.chaos.stats import (
     LEVEL,
@@ -22,6 +21,7 @@ from trainchaos.chaos.stats import (
     values_to_predict,
     values_to_settle,
 )
+from trainchaos.chaos.units import counted
 from trainchaos.harness.judge.measure.samples import per_arm
 from trainchaos.harness.judge.results import SlaResult, Verdict, merge
 from trainchaos.harness.judge.verdict.gates import quantity

@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import Field
 
-from trainchaos.chaos.events.figures import COUNT_UNITS
 from trainchaos.chaos.files import write_json
 from trainchaos.chaos.stats import LEVEL
+from trainchaos.chaos.units import COUNT_UNITS
 from trainchaos.harness.gating.baseline import Baseline
 from trainchaos.harness.gating.clauses import ClauseDecision, decide, is_statistical
 from trainchaos.harness.gating.looks import ONE, Looks

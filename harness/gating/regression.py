@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError
-from trainchaos.chaos.events.figures import interval
 from trainchaos.chaos.stats import LEVEL, pairs_to_settle, shift_bounds, shift_rank
+from trainchaos.chaos.units import interval
 from trainchaos.harness.gating.clauses import ClauseDecision, by_bounds
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.samples import per_arm

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from trainchaos.chaos.events.figures import counted
+from trainchaos.chaos.units import counted
 
 
 class Model(BaseModel):

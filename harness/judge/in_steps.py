@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainchaos.chaos.events.figures import enclosing, number, with_unit
+from trainchaos.chaos.units import enclosing, number, with_unit
 
 
 @dataclass(frozen=True, kw_only=True)

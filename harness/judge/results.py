@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trainchaos.chaos.events.figures import counted, with_unit
+from trainchaos.chaos.units import counted, with_unit
 from trainchaos.harness.host.seal import Sealed
 from trainchaos.harness.judge.figures import Metric, Model, Number
 from trainchaos.harness.judge.in_steps import beside, error_in_steps

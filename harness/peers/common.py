@@ -18,6 +18,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -43,6 +44,14 @@ Point = Literal["data", "forward", "backward", "gradient", "optimizer", "saving"
 def point(name: Point, step: int) -> str | None:
     """Where a fault can be put; see ``beacon.point``."""
     return beacon.point(name, step)
+
+
+def join_group() -> None:
+    """Torch's default group on gloo, whose collectives give up after ``JOB_GROUP_TIMEOUT`` seconds;
+    without it torch's default, 30 minutes.
+    """
+    limit = os.environ.get("JOB_GROUP_TIMEOUT")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(limit)) if limit else None)
 
 
 class Training:

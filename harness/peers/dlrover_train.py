@@ -1,8 +1,7 @@
 """The common job as a DistributedDataParallel script with DLRover's Flash Checkpoint; started by
 ``dlrover_launch``.
 
-``JOB_GROUP_TIMEOUT``: seconds after which a collective gives up; without it torch's default, 30
-minutes. ``JOB_MEMORY_EVERY``: steps between saves to shared memory alone; without it only those to
+``JOB_MEMORY_EVERY``: steps between saves to shared memory alone; without it only those to
 storage, which pass through shared memory too.
 """
 
@@ -12,14 +11,13 @@ import copy
 import os
 from collections import UserDict
 from collections.abc import ItemsView
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer, StorageType
 from torch.nn.parallel import DistributedDataParallel
 
-from trainchaos.harness.peers.common import Training, point, train_step
+from trainchaos.harness.peers.common import Training, join_group, point, train_step
 
 
 class Midway(UserDict[str, Any]):
@@ -81,8 +79,7 @@ class Checkpoints:
 def main() -> None:
     """Train from the newest checkpoint to the last step."""
     training = Training.from_environment()
-    limit = os.environ.get("JOB_GROUP_TIMEOUT")
-    dist.init_process_group("gloo", timeout=timedelta(seconds=float(limit)) if limit else None)
+    join_group()
     net = DistributedDataParallel(training.model)
     checkpoints = Checkpoints(training)
     for step in range(checkpoints.load() + 1, training.job.steps + 1):

@@ -2,21 +2,17 @@
 ``train_ddp_heartbeats_api.py``.
 
     ft_launcher --nproc-per-node 4 --max-restarts 3 ... harness/peers/nvrx_heartbeats.py
-
-``JOB_GROUP_TIMEOUT``: seconds after which a collective gives up; without it torch's default, 30
-minutes.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from datetime import timedelta
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from trainchaos.harness.peers.common import Training, train_step
+from trainchaos.harness.peers.common import Training, join_group, train_step
 
 
 def main() -> None:
@@ -26,8 +22,7 @@ def main() -> None:
     from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
 
     training = Training.from_environment()
-    limit = os.environ.get("JOB_GROUP_TIMEOUT")
-    dist.init_process_group("gloo", timeout=timedelta(seconds=float(limit)) if limit else None)
+    join_group()
     client = RankMonitorClient()
     client.init_workload_monitoring()
     first = training.load()

@@ -12,9 +12,9 @@ def write_all(comparison: Comparison, directory: Path) -> list[Path]:
     """Write the three files into ``directory``, which exists, and return their paths. Raises
     OSError.
     """
-    from trainchaos.reports.compare import html, markdown
+    from trainchaos.reports.compare.pages import html, markdown
 
-    pages = {"compare.html": html.render, "compare.md": markdown.render, "compare.json": _json}
+    pages = {"compare.html": html, "compare.md": markdown, "compare.json": _json}
     written = []
     for name, page in pages.items():
         path = directory / name

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from trainchaos.chaos.events.figures import counted
+from trainchaos.chaos.units import counted
 from trainchaos.harness.compare.result.model import (
     CellSummary,
     Comparison,
@@ -193,7 +193,10 @@ class ComparisonFacts:
         if not trials:
             return {}
         names = list(dict.fromkeys(name for trial in trials for name in trial.badput))
-        lost = {name: statistics.fmean(t.badput.get(name, 0.0) for t in trials) for name in names}
+        lost = {
+            name.replace("_", " "): statistics.fmean(t.badput.get(name, 0.0) for t in trials)
+            for name in names
+        }
         useful = statistics.fmean(t.wall - sum(t.badput.values()) for t in trials)
         return {"useful": max(useful, 0.0)} | {k: v for k, v in lost.items() if v > 0}
 
@@ -241,10 +244,3 @@ class ComparisonFacts:
         """Median over families of the median recovery time; a missing one counts as never."""
         found = [value for f in self.counted if (value := self.recovery(label, f)) is not None]
         return statistics.median(found) if found else math.inf
-
-
-def listed(words: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    return (
-        words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
-    )

@@ -1,117 +1,137 @@
-"""The tables of a comparison; each cell carries its sort key."""
+"""The tables of a comparison, for its page and its Markdown; each cell carries its sort key."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from markupsafe import Markup
 
-from trainchaos.harness.compare.result.model import CellSummary
+from trainchaos.chaos.units import MISSING, enclosing, pairs, percent, plural
+from trainchaos.harness.compare.result.model import CellSummary, OutcomeClass, Ratio, Trial
 from trainchaos.harness.compare.result.statistics import EVERY
+from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import PHASE_NAMES
 from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts
-from trainchaos.reports.compare.table import (
-    FINEST_S,
+from trainchaos.reports.compare.words import COST_UNIT, exact, figure, interval, median
+from trainchaos.reports.content.figures import alarms, few, survived
+from trainchaos.reports.content.tables import (
+    Cell,
     Column,
     Table,
-    TableCell,
-    count,
-    middle,
-    outcome,
-    sort_key,
+    numeric,
+    stacked,
     table,
-    text,
+    wide,
 )
-from trainchaos.reports.compare.words import COST_UNIT, exact, figure, interval, median
-from trainchaos.reports.content.figures import MISSING, enclosing, plural
+
+FINEST_S = 1e-4
+OUTCOME_ORDER = {name: place for place, name in enumerate(OUTCOMES)}
+ICONS: dict[OutcomeClass, str] = {
+    "masked": (
+        '<circle class="line" cx="8" cy="8" r="6"/><circle class="fill" cx="8" cy="8" r="3"/>'
+    ),
+    "recovered": '<circle class="fill" cx="8" cy="8" r="6.5"/>',
+    "degraded": (
+        '<circle class="line" cx="8" cy="8" r="6"/><path class="fill" d="M2 8a6 6 0 0 0 12 0z"/>'
+    ),
+    "rolled back": '<path class="fill" d="M2 8L13 1.5V14.5z"/>',
+    "started over": '<path class="line" d="M3 2v12M13.5 2.5L6 8l7.5 5.5z"/>',
+    "all ranks died": '<path class="thick" d="M3 3l10 10M13 3L3 13"/>',
+    "hung": '<path class="thick" d="M5 2.5v11M11 2.5v11"/>',
+    "committed bad values": (
+        '<path class="line" d="M8 1l7 13H1z"/><path class="line" d="M8 6v4M8 11.4v1.4"/>'
+    ),
+    "not landed": '<circle class="line dashed" cx="8" cy="8" r="6"/>',
+    "not offered": '<path class="line" d="M3 8h10"/>',
+    "refuted": (
+        '<circle class="line dashed" cx="8" cy="8" r="6"/>'
+        '<path class="line" d="M5 5l6 6M11 5l-6 6"/>'
+    ),
+}
 
 
 def scorecard(facts: ComparisonFacts, families: Sequence[str]) -> Table:
     """Stack by fault family: outcome of the job, recovery time, losses."""
-    columns = [
-        Column(name="stack"),
-        *(Column(name=family, kind="score") for family in families),
-        Column(name="step without a fault", unit="times the bare one", kind="number"),
+    rows = [
+        [
+            _stack(facts, label),
+            *(_score(facts, label, family) for family in families),
+            middle(facts.slowest_step(label)),
+        ]
+        for label in facts.labels
     ]
-    rows = []
-    for label in facts.labels:
-        cells = [_score(facts, label, family) for family in families]
-        rows.append([_stack(facts, label), *cells, middle(facts.slowest_step(label))])
-    return table("Scorecard: stacks by kind of fault", columns, rows)
+    columns = ["stack", *_scores(families), numeric("step without a fault", "times the bare one")]
+    return table(columns, rows, name="Scorecard: stacks by kind of fault")
 
 
-def _stack(facts: ComparisonFacts, label: str) -> TableCell:
+def _scores(families: Sequence[str]) -> list[Column]:
+    return [Column(name=family, kind="score") for family in families]
+
+
+def _stack(facts: ComparisonFacts, label: str) -> Cell:
     known = facts.stacks.get(label)
-    kept = f"{facts.kept(label)} of {facts.tried(label)} kept"
-    ours = (
-        Markup(' <small class="own">this project</small>')
-        if known is not None and known.ours
-        else Markup("")
+    ours = Markup(' <small class="own">this project</small>') if known and known.ours else ""
+    content = Markup('<b>{}</b>{}<span class="quiet under">{} of {} kept</span>').format(
+        label, ours, facts.kept(label), facts.tried(label)
     )
-    content = Markup('<b>{}</b>{}<span class="quiet under">{}</span>').format(label, ours, kept)
-    return TableCell(content=content, key=label)
+    return Cell(content=content, text=label, key=label)
 
 
-def _score(facts: ComparisonFacts, label: str, family: str) -> TableCell:
+def _score(facts: ComparisonFacts, label: str, family: str) -> Cell:
     cell = facts.cell(label, family)
     if cell is None:
-        return TableCell(content=Markup('<span class="quiet">did not run</span>'))
+        return _quiet("did not run")
     if not OUTCOMES[cell.worst].tried:
-        note = Markup('<span class="quiet under">{}</span>').format(cell.note or cell.witness)
-        return TableCell(content=outcome(cell.worst) + note)
-    lines = [outcome(cell.worst, _counts(cell)), _time(cell), _whole(cell), _losses(cell)]
-    said = facts.ahead(label, family)
-    if said:
-        lines.append(Markup('<span class="ahead">{}</span>').format(said))
+        return stacked(outcome(cell.worst), cell.note or cell.witness)
     recovery = cell.recovery.median if cell.recovery is not None else None
     key = math.inf if not OUTCOMES[cell.worst].kept and recovery is None else recovery
-    return TableCell(
-        content=Markup("").join(lines),
-        key=sort_key(0.0 if cell.worst == "masked" and key is None else key),
+    of = f"{cell.outcomes.get(cell.worst, 0)} of {cell.n}" if len(cell.outcomes) > 1 else ""
+    return stacked(
+        outcome(cell.worst, of or f"n = {cell.n}"),
+        _time(cell),
+        *_whole(cell),
+        _ahead(facts.ahead(label, family)),
+        key=0.0 if cell.worst == "masked" and key is None else key,
     )
 
 
-def _counts(cell: CellSummary) -> str:
-    """``2 of 3`` where outcomes differ, else the number of trials."""
-    return (
-        f"{cell.outcomes.get(cell.worst, 0)} of {cell.n}"
-        if len(cell.outcomes) > 1
-        else f"n = {cell.n}"
-    )
+def _quiet(text: str) -> Cell:
+    return stacked(Markup('<span class="quiet">{}</span>').format(text))
 
 
-def _time(cell: CellSummary) -> Markup:
-    if cell.recovery is None or cell.recovery.median is None:
-        word = "nothing to recover from" if cell.worst == "masked" else "no time measured"
-        return Markup('<span class="quiet under">{}</span>').format(word)
-    never = " never" if math.isinf(cell.recovery.median) else ""
+def _ahead(text: str) -> Markup:
+    return Markup('<span class="ahead">{}</span>').format(text) if text else Markup("")
+
+
+def _shown(value: Markup, bounds: Markup, more: str = "") -> Markup:
+    """The main figure of a cell, with its interval."""
     return Markup('<span class="time{}">{} <small class="quiet">{}</small></span>').format(
-        never, median(cell.recovery, unit=True), interval(cell.recovery.ci95)
+        more, value, bounds
     )
 
 
-def _whole(cell: CellSummary) -> Markup:
-    """Times to full rate and redundancy, in the words of a run's reports."""
+def _time(cell: CellSummary) -> Markup | str:
+    if cell.recovery is None or cell.recovery.median is None:
+        return "nothing to recover from" if cell.worst == "masked" else "no time measured"
+    never = " never" if math.isinf(cell.recovery.median) else ""
+    return _shown(median(cell.recovery, unit=True), interval(cell.recovery.ci95), never)
+
+
+def _whole(cell: CellSummary) -> Iterator[Markup]:
+    """Times to full rate and redundancy, in the words of a run's reports; goodput, survival and
+    samples lost.
+    """
     known = (("full rate", cell.full_rate), ("redundant", cell.redundancy))
     parts = [
         Markup("{} {}").format(name, median(metric, unit=True))
         for name, metric in known
         if metric is not None
     ]
-    return (
-        Markup('<span class="quiet under">{}</span>').format(Markup(" · ").join(parts))
-        if parts
-        else Markup("")
-    )
-
-
-def _losses(cell: CellSummary) -> Markup:
-    known = cell.samples_lost is not None and cell.samples_lost.median is not None
-    lost = Markup("{} lost").format(median(cell.samples_lost)) if known else Markup("lost unknown")
-    return Markup('<span class="quiet under">goodput {} · {}</span>').format(
-        median(cell.goodput), lost
-    )
+    yield Markup(" · ").join(parts)
+    lost = cell.samples_lost is not None and cell.samples_lost.median is not None
+    words = Markup("{} lost").format(median(cell.samples_lost)) if lost else "lost unknown"
+    yield Markup("goodput {} · {}").format(median(cell.goodput), words)
 
 
 def ratios(facts: ComparisonFacts) -> Table:
@@ -120,43 +140,71 @@ def ratios(facts: ComparisonFacts) -> Table:
     """
     pooled = any(ratio.family == EVERY for ratio in facts.comparison.ratios)
     families = [EVERY, *facts.families] if pooled else facts.families
-    columns = [Column(name="stack"), *(Column(name=family, kind="score") for family in families)]
     rows = [
-        [text(label), *(_ratio(facts, label, family) for family in families)]
+        [label, *(_ratio(facts, label, family) for family in families)]
         for label in facts.labels
         if label != facts.reference
     ]
-    return table(
-        "Recovery time as a multiple of that of the stack it is compared with", columns, rows
-    )
+    name = "Recovery time as a multiple of that of the stack it is compared with"
+    return table(["stack", *_scores(families)], rows, name=name)
 
 
-def _ratio(facts: ComparisonFacts, label: str, family: str) -> TableCell:
+def _ratio(facts: ComparisonFacts, label: str, family: str) -> Cell:
     ratio = facts.ratio(label, family)
     if ratio is None:
         against = facts.against(label)
         mine = facts.cell(against, family)
         still = mine is not None and mine.worst == "masked"
-        why = f"{against} did not stop" if still else "no pair of times"
-        return TableCell(content=Markup('<span class="quiet">{}</span>').format(why))
+        return _quiet(f"{against} did not stop" if still else "no pair of times")
     better = "higher" if (ratio.value or 0) > 1 else "lower"
-    shown = Markup('<span class="time">{}{} <small class="quiet">{}</small></span>').format(
-        figure(ratio.value, better=better),
-        "×" if ratio.value is not None and math.isfinite(ratio.value) else "",
-        interval(ratio.interval),
-    )
+    times = "×" if ratio.value is not None and math.isfinite(ratio.value) else ""
     guess = "at least" if ratio.says == "too few" else "about"
-    more = f", {guess} {ratio.needed} would settle it" if ratio.needed else ""
     ahead = ratio.says in ("faster", "only this one recovers")
-    said = Markup('<span class="ahead">{}</span>').format(ratio.says) if ahead else Markup("")
-    rest = (
-        f"{plural(ratio.n, 'pair')}{more}"
-        if ahead
-        else f"{ratio.says}, {plural(ratio.n, 'pair')}{more}"
-    )
+    rest = ("" if ahead else f"{ratio.says}, ") + plural(ratio.n, "pair")
+    rest += f", {guess} {ratio.needed} would settle it" if ratio.needed else ""
     rest += f" with {ratio.against}" if ratio.against != facts.reference else ""
-    content = shown + said + Markup('<span class="quiet under">{}</span>').format(rest)
-    return TableCell(content=content, key=sort_key(ratio.value))
+    return stacked(
+        _shown(figure(ratio.value, better=better) + times, interval(ratio.interval)),
+        _ahead(ratio.says if ahead else ""),
+        rest,
+        key=ratio.value,
+    )
+
+
+def every_ratio(facts: ComparisonFacts) -> Table:
+    """All ratios of all metrics, one a row."""
+    columns = ["stack", "against", *_RATIO, numeric("pairs that would settle it")]
+    known = [*facts.comparison.ratios, *facts.comparison.same]
+    return table(
+        columns,
+        [
+            [one.label, one.against, *_ratio_row(one), str(one.needed) if one.needed else ""]
+            for one in known
+        ],
+    )
+
+
+def same(facts: ComparisonFacts) -> Table:
+    """The reference against itself."""
+    rows = [_ratio_row(one) for one in facts.comparison.same]
+    return table(_RATIO, rows, name="The reference against itself")
+
+
+_RATIO = (
+    "fault",
+    "metric",
+    numeric("ratio", "median"),
+    Column(name="interval", unit="95 %"),
+    numeric("pairs"),
+    "says",
+)
+
+
+def _ratio_row(one: Ratio) -> list[str | Cell]:
+    better = "higher" if (one.value or 0) > 1 else "lower"
+    between = stacked(interval(one.interval) or MISSING)
+    value = count(one.value, better=better)
+    return [one.family, one.metric, value, between, str(one.n), one.says]
 
 
 def phases(facts: ComparisonFacts, family: str) -> Table:
@@ -166,39 +214,39 @@ def phases(facts: ComparisonFacts, family: str) -> Table:
     }
     names = [p for p in PHASE_NAMES if any(p in x for x in found.values())]
     names += sorted({p for x in found.values() for p in x} - set(names))
-    columns = [
-        Column(name="stack"),
-        *(Column(name=name, unit="s", kind="number") for name in names),
-    ]
-    columns.append(Column(name="n", kind="number"))
     rows = [
         [
-            text(label),
+            label,
             *(count(x.get(n), "", "lower", FINEST_S) for n in names),
-            text(facts.phased(label, family)),
+            facts.phased(label, family),
         ]
         for label, x in found.items()
     ]
-    return table(f"Median seconds of each phase: {family}", columns, rows)
+    columns = ["stack", *(numeric(name, "s") for name in names), numeric("n")]
+    return table(columns, rows, name=f"Median seconds of each phase: {family}")
 
 
 def goodput(facts: ComparisonFacts) -> Table:
     """Goodput with the fault, and of the control without it."""
-    columns = [
-        Column(name="stack"),
-        *(Column(name=family, kind="score") for family in facts.families),
-    ]
-    rows = [
-        [text(label), *(_goodput(facts, label, f) for f in facts.families)]
-        for label in facts.labels
-    ]
-    return table("Goodput by kind of fault", columns, rows)
+    return _by_family(facts, _goodput, "Goodput by kind of fault")
 
 
-def _goodput(facts: ComparisonFacts, label: str, family: str) -> TableCell:
+def cost(facts: ComparisonFacts) -> Table:
+    """Rank-hours, and money, that one failure costs."""
+    return _by_family(facts, _cost, "Cost of one failure")
+
+
+def _by_family(
+    facts: ComparisonFacts, cell: Callable[[ComparisonFacts, str, str], Cell], name: str
+) -> Table:
+    rows = [[x, *(cell(facts, x, family) for family in facts.families)] for x in facts.labels]
+    return table(["stack", *_scores(facts.families)], rows, name=name)
+
+
+def _goodput(facts: ComparisonFacts, label: str, family: str) -> Cell:
     cell = facts.cell(label, family)
     if cell is None or cell.goodput is None:
-        return TableCell(content=Markup(MISSING))
+        return stacked(MISSING)
     controls = [
         t.control_goodput for t in facts.trials(label, family) if t.control_goodput is not None
     ]
@@ -207,64 +255,58 @@ def _goodput(facts: ComparisonFacts, label: str, family: str) -> TableCell:
         low, high = min(controls), max(controls)
         ends = map(exact, (low, high), enclosing(low, high))
         shown = figure(low, better="higher") if low == high else Markup("{} to {}").format(*ends)
-        without = Markup('<span class="quiet under">without the fault {}</span>').format(shown)
-    content = Markup('<span class="time">{} <small class="quiet">{}</small></span>{}{}').format(
-        median(cell.goodput),
-        interval(cell.goodput.ci95),
+        without = Markup("without the fault {}").format(shown)
+    return stacked(
+        _shown(median(cell.goodput), interval(cell.goodput.ci95)),
         without,
         _goodput_ratio(facts, label, family),
+        key=cell.goodput.median,
     )
-    return TableCell(content=content, key=sort_key(cell.goodput.median))
 
 
 def _goodput_ratio(facts: ComparisonFacts, label: str, family: str) -> Markup:
     ratio = facts.ratio(label, family, "goodput")
     if ratio is None or ratio.value is None:
         return Markup("")
-    words = {"faster": "more", "slower": "less", "too few": "too few pairs to say"}.get(
-        ratio.says, ratio.says
-    )
+    words = {"faster": "more", "slower": "less", "too few": "too few pairs to say"}
     return Markup('<span class="{}">{}× {}’s: {}</span>').format(
         "ahead" if ratio.says == "faster" else "quiet under",
         figure(ratio.value, better="higher"),
         ratio.against,
-        words,
+        words.get(ratio.says, ratio.says),
     )
 
 
-def cost(facts: ComparisonFacts) -> Table:
-    """Rank-hours, and money, that one failure costs."""
-    columns = [
-        Column(name="stack"),
-        *(Column(name=family, kind="score") for family in facts.families),
-    ]
-    rows = [
-        [text(label), *(_cost(facts, label, f) for f in facts.families)] for label in facts.labels
-    ]
-    return table("Cost of one failure", columns, rows)
-
-
-def _cost(facts: ComparisonFacts, label: str, family: str) -> TableCell:
+def _cost(facts: ComparisonFacts, label: str, family: str) -> Cell:
     cell = facts.cell(label, family)
     hours = cell.cost_gpu_hours if cell is not None else None
     if hours is None:
-        return TableCell(content=Markup(MISSING))
+        return stacked(MISSING)
     if math.isinf(hours):
-        return TableCell(
-            content=Markup('<span class="time never">{}</span>').format(exact(hours, "no end")),
-            key=sort_key(hours),
-        )
-    money = facts.money(hours)
-    lines = Markup('<span class="time">{}</span>').format(
-        figure(hours, COST_UNIT, "lower")
-        if money is None
-        else figure(money, facts.comparison.currency, "lower")
-    )
-    if money is not None:
-        lines += Markup('<span class="quiet under">{}</span>').format(
-            figure(hours, COST_UNIT, "lower")
-        )
-    return TableCell(content=lines, key=sort_key(hours))
+        never = Markup('<span class="time never">{}</span>').format(exact(hours, "no end"))
+        return stacked(never, key=hours)
+    shown = [figure(hours, COST_UNIT, "lower")]
+    if (money := facts.money(hours)) is not None:
+        shown.insert(0, figure(money, facts.comparison.currency, "lower"))
+    return stacked(Markup('<span class="time">{}</span>').format(shown[0]), *shown[1:], key=hours)
+
+
+def at_rest(facts: ComparisonFacts) -> Table:
+    """Idle spares and false alarms of each stack while no fault acts."""
+    columns = [
+        wide("stack"),
+        numeric("ranks"),
+        numeric("spares"),
+        numeric("share that waits"),
+        numeric("false alarms"),
+        numeric("unfaulted rank-hours"),
+        wide("per rank-hour"),
+    ]
+    rows = [
+        [one.label, str(one.ranks), str(one.spares), percent(one.share), *alarms(one.false_alarms)]
+        for one in facts.comparison.at_rest
+    ]
+    return table(columns, rows, name="Stacks while nothing fails")
 
 
 def key_of_outcomes(facts: ComparisonFacts) -> list[tuple[Markup, str]]:
@@ -273,3 +315,142 @@ def key_of_outcomes(facts: ComparisonFacts) -> list[tuple[Markup, str]]:
         cell.worst for cell in facts.comparison.cells
     }
     return [(outcome(name), known.meaning) for name, known in OUTCOMES.items() if name in used]
+
+
+def witnesses(facts: ComparisonFacts) -> Table:
+    """Evidence for each outcome."""
+    columns = [
+        "fault",
+        "stack",
+        "outcome",
+        numeric("steps lost"),
+        numeric("samples lost"),
+        numeric("detected", "s, median"),
+        numeric("full rate", "s, median"),
+        numeric("redundant", "s, median"),
+        Column(name="survived", unit="95 %"),
+        numeric("ETTR"),
+        numeric("cost", f"{COST_UNIT} a failure"),
+        wide("witness"),
+    ]
+    cells = [facts.cell(label, family) for family in facts.families for label in facts.labels]
+    rows = [_witness(cell) for cell in cells if cell is not None]
+    return table(columns, rows, name="Witnesses of the outcomes")
+
+
+def _witness(cell: CellSummary) -> list[str | Cell]:
+    every = ", ".join(f"{name} {n}" for name, n in cell.outcomes.items())
+    seeds = ", ".join(map(str, cell.outliers))
+    return [
+        cell.family,
+        cell.label,
+        stacked(
+            outcome(cell.worst, every if len(cell.outcomes) > 1 else ""),
+            key=str(OUTCOME_ORDER[cell.worst]),
+        ),
+        middle(cell.steps_lost),
+        middle(cell.samples_lost),
+        middle(cell.detection, FINEST_S),
+        middle(cell.full_rate),
+        middle(cell.redundancy),
+        survived(cell.survival) or MISSING,
+        middle(cell.ettr),
+        count(cell.cost_gpu_hours, "", "lower"),
+        stacked(
+            cell.witness,
+            cell.note,
+            f"far from the others, kept: seed {seeds}" if cell.outliers else "",
+        ),
+    ]
+
+
+def trials(facts: ComparisonFacts) -> Table:
+    """Every trial, with the command to repeat it."""
+    columns = [
+        "fault",
+        "stack",
+        numeric("seed"),
+        "outcome",
+        numeric("recovery", "s"),
+        numeric("detection", "s"),
+        numeric("full rate", "s"),
+        numeric("redundant", "s"),
+        numeric("lost", "steps"),
+        numeric("goodput"),
+        numeric("wall clock", "s"),
+        numeric("step", "s"),
+        "verdict",
+        wide("command to repeat it, and its record"),
+    ]
+    return table(columns, [_trial(trial) for trial in facts.comparison.trials], name="Every trial")
+
+
+def _trial(t: Trial) -> list[str | Cell]:
+    record = (t.run, t.control_run and f"control {t.control_run}", t.note)
+    return [
+        t.family,
+        t.label,
+        str(t.seed),
+        stacked(outcome(t.outcome), key=str(OUTCOME_ORDER[t.outcome])),
+        count(t.recovery, "", "lower", FINEST_S),
+        count(t.detection, "", "lower", FINEST_S),
+        count(t.full_rate, "", "lower", FINEST_S),
+        count(t.redundancy, "", "lower", FINEST_S),
+        str(t.steps_lost),
+        count(t.goodput, "", "higher"),
+        count(t.wall, "", "lower"),
+        count(t.step_time, "", "lower", FINEST_S),
+        t.verdict,
+        stacked(Markup("<code>{}</code>").format(t.reproduce), " · ".join(filter(None, record))),
+    ]
+
+
+def settings(facts: ComparisonFacts) -> Table:
+    """Settings of each stack, the reasons, and versions."""
+    columns = [
+        "stack",
+        wide("description"),
+        wide("settings"),
+        wide("why these"),
+        wide("versions"),
+    ]
+    rows = [
+        [
+            stack.label,
+            stack.description,
+            pairs(stack.chosen) or "all defaults",
+            stack.because or MISSING,
+            pairs(dict(stack.versions)) or MISSING,
+        ]
+        for stack in facts.comparison.stacks
+    ]
+    return table(columns, rows, name="Settings and versions")
+
+
+def outcome(name: OutcomeClass, note: str = "") -> Markup:
+    """Shape and word of an outcome; the shape is hidden from screen readers."""
+    tone = "kept" if OUTCOMES[name].kept else "lost" if OUTCOMES[name].tried else "none"
+    small = Markup(' <small class="quiet">{}</small>').format(note) if note else ""
+    icon = Markup('<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">{}</svg>').format(
+        Markup(ICONS[name])
+    )
+    return Markup('<span class="outcome {}">{}<span>{}{}</span></span>').format(
+        tone, icon, name, small
+    )
+
+
+def count(
+    value: float | None, unit: str = "", better: str = "neither", finest: float = 0.0
+) -> Cell:
+    """A cell with one number."""
+    return stacked(figure(value, unit, better, finest), key=value)
+
+
+def middle(metric: Metric | None, finest: float = 0.0) -> Cell:
+    """A cell with the median of a metric."""
+    if metric is None:
+        return stacked(MISSING)
+    if metric.median == math.inf and metric.unit != "s" and not finest:
+        return stacked(exact(metric.median, "all"), key=metric.median)
+    shown = figure(metric.median, "", metric.better, finest) + few(metric)
+    return stacked(shown if finest else median(metric), key=metric.median)

@@ -7,19 +7,12 @@ from collections import Counter
 
 from markupsafe import Markup
 
+from trainchaos.chaos.units import MISSING, NEVER, enclosing, listed, number, plural, quantity
 from trainchaos.harness.compare.result.statistics import EVERY
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.measure import METRICS
-from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts, listed
-from trainchaos.reports.content.figures import (
-    MISSING,
-    NEVER,
-    enclosing,
-    few,
-    number,
-    plural,
-    quantity,
-)
+from trainchaos.reports.compare.facts import OUTCOMES, ComparisonFacts
+from trainchaos.reports.content.figures import few
 
 COST_UNIT = METRICS["failure_cost"].unit
 """Unit of a failure's cost: each rank has one GPU if there are any, so the price of a GPU hour

@@ -12,18 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainchaos.chaos import plugins
+from trainchaos.chaos.units import MISSING, number, plural
 from trainchaos.harness.host.rundir import RunDirectory
-from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import PHASE_NAMES, Incident
 from trainchaos.harness.judge.results import ArmResult, CellResult, Results, SlaResult
-from trainchaos.reports.content.figures import (
-    MISSING,
-    count_of,
-    median_of,
-    number,
-    plural,
-    range_of,
-)
+from trainchaos.reports.content.figures import count_of, median_of, range_of
 
 VERDICT_MARKS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
 
@@ -36,41 +29,40 @@ class StrategyFacts:
 
     cell: CellResult
     label: str
-    recovery: Metric | None
-    full_rate: Metric | None
-    redundancy: Metric | None
-    cost: Metric | None
-    steps_lost: Metric | None
-    samples_lost: Metric | None
-    goodput: Metric | None
     badput_s: float | None
     provisioned: int | None
     never: int
     note: str
     at_most: bool = False
 
-    @property
-    def lost(self) -> str:
-        """The median of the lost steps; as a bound where that of an incident is one."""
-        text = median_of(self.steps_lost)
-        return f"≤ {text}" if self.at_most and text != MISSING else text
+    def metric(self, name: str, *, unit: bool = False) -> str:
+        """The median of a metric; of lost steps as a bound where that of an incident is one."""
+        text = median_of(self.cell.metrics.get(name), unit=unit)
+        bound = name == "steps_lost" and self.at_most and text != MISSING
+        return f"≤ {text}" if bound else text
 
     @property
     def figures(self) -> tuple[str, ...]:
         """Benefits and costs, in the order of the comparison's columns."""
+        recovery = self.cell.metrics.get("recovery_time")
         return (
-            median_of(self.recovery, alone=False),
-            range_of(self.recovery),
-            count_of(self.recovery),
-            median_of(self.full_rate),
-            median_of(self.redundancy),
-            median_of(self.cost),
-            self.lost,
-            median_of(self.samples_lost),
-            median_of(self.goodput),
+            median_of(recovery, alone=False),
+            range_of(recovery),
+            count_of(recovery),
+            *map(self.metric, _COMPARED),
             number(self.badput_s),
             self.cell.exactness,
         )
+
+
+_COMPARED = (
+    "time_to_full_rate",
+    "time_to_redundancy",
+    "failure_cost",
+    "steps_lost",
+    "samples_lost",
+    "goodput",
+)
 
 
 def degraded(results: Results) -> list[str]:
@@ -118,13 +110,6 @@ def _strategy(results: Results, cell: CellResult, label: str) -> StrategyFacts:
     return StrategyFacts(
         cell=cell,
         label=label,
-        recovery=cell.metrics.get("recovery_time"),
-        full_rate=cell.metrics.get("time_to_full_rate"),
-        redundancy=cell.metrics.get("time_to_redundancy"),
-        cost=cell.metrics.get("failure_cost"),
-        steps_lost=cell.metrics.get("steps_lost"),
-        samples_lost=cell.metrics.get("samples_lost"),
-        goodput=cell.metrics.get("goodput"),
         badput_s=statistics.median(badput) if badput else None,
         provisioned=ranks,
         at_most=any(i.steps_lost_unsure == "at most" for i in incidents_of(results, cell.id)),
@@ -143,6 +128,13 @@ def arms_of(results: Results, cell: str, kind: str) -> list[ArmResult]:
 def incidents_of(results: Results, cell: str) -> list[Incident]:
     """The incidents of one cell."""
     return [i for i in results.faults if i.cell == cell]
+
+
+def struck(results: Results, arm: ArmResult) -> list[Incident]:
+    """The incidents of an arm that were injected; a control arm has none by definition."""
+    if arm.arm != "faulted":
+        return []
+    return [i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat) and i.fired]
 
 
 def median_incident(results: Results, cell: str) -> Incident | None:
@@ -164,6 +156,12 @@ def phase_medians(incidents: Iterable[Incident]) -> dict[str, float]:
         for phase in incident.phases:
             seconds.setdefault(phase.name, []).append(phase.seconds)
     return {name: statistics.median(values) for name, values in seconds.items() if values}
+
+
+def went(results: Results, sla: SlaResult, better: str = "neither") -> str:
+    """Where the time of a clause about a time went: medians of the phases in seconds."""
+    phases = phase_medians(incidents_of(results, sla.cell)) if sla.timed else {}
+    return " · ".join(f"{name} {number(seconds, better)}" for name, seconds in phases.items())
 
 
 def tallies(results: Results) -> list[str]:

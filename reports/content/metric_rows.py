@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trainchaos.chaos.scenario.sla import samples_needed
 from trainchaos.chaos.stats import LEAST_OF_MEDIAN
+from trainchaos.chaos.units import MISSING, counted, enclosing, interval, number, percent, quantity
 from trainchaos.harness.judge.checkers.job.observed import LOSSES
 from trainchaos.harness.judge.checkers.job.values import NOT_RESTORED
 from trainchaos.harness.judge.evidence.evidence import WARNING
@@ -13,18 +14,7 @@ from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.measure.samples import per_arm
 from trainchaos.harness.judge.results import CellResult, Results, Spares, Survival
 from trainchaos.reports.content.facts import labels
-from trainchaos.reports.content.figures import (
-    MISSING,
-    alarms,
-    counted,
-    enclosing,
-    interval,
-    median_of,
-    number,
-    percent,
-    quantity,
-    survived,
-)
+from trainchaos.reports.content.figures import alarms, median_of, survived
 
 HEAD = (
     "strategy",

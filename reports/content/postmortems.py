@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainchaos.chaos.errors import LogError
-from trainchaos.chaos.events.log import read_log
+from trainchaos.chaos.units import MISSING, with_unit
 from trainchaos.harness.explain.account import Account, told_of
 from trainchaos.harness.explain.text import facts_of, moments_of
 from trainchaos.harness.host.rundir import RunDirectory
@@ -13,7 +13,7 @@ from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.cost import failure_cost
 from trainchaos.harness.judge.results import ArmResult, Results
 from trainchaos.reports.content.facts import labels
-from trainchaos.reports.content.figures import MISSING, with_unit
+from trainchaos.reports.content.series import log_of
 from trainchaos.reports.content.timeline import ended_well
 
 MAX_ARMS = 24
@@ -51,9 +51,10 @@ def postmortems(run: RunDirectory, results: Results) -> tuple[list[PostMortem], 
 
 
 def _of_arm(run: RunDirectory, results: Results, arm: ArmResult) -> list[PostMortem]:
+    log = log_of(run, arm)
     try:
-        accounts = told_of(read_log(run.events(arm.id)), arm.id, results)
-    except (LogError, OSError):
+        accounts = told_of(log, arm.id, results) if log else []
+    except LogError:  # readable, and without what a history begins with
         return []
     return [
         PostMortem(

@@ -12,7 +12,7 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.results import ArmResult, Results
-from trainchaos.reports.content.facts import arms_of, incidents_of, median_incident
+from trainchaos.reports.content.facts import arms_of, median_incident, struck
 
 MAX_POINTS = 1500
 
@@ -67,7 +67,6 @@ class Pair:
     """Data for the plots of one cell: a faulted arm, its incidents, and its control arm."""
 
     cell: str
-    strategy: str
     faulted: ArmSeries
     control: ArmSeries | None
     incidents: tuple[Incident, ...]
@@ -77,9 +76,7 @@ def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
     """The series of an arm; None when its log is missing, unreadable or without a
     committed step.
     """
-    try:
-        log = read_log(run.events(arm.id))
-    except (LogError, OSError):
+    if (log := log_of(run, arm)) is None:
         return None
     zero = start_ns(log)
     rows = [
@@ -102,28 +99,41 @@ def read_series(run: RunDirectory, arm: ArmResult) -> ArmSeries | None:
     frame = frame.sort_values(["generation", "step", "rank"]).drop_duplicates(
         ["generation", "step"]
     )
-    healed = {
+    return ArmSeries(
+        arm=arm,
+        observed=observed(log),
+        steps=frame.sort_values("time_s").drop(columns="rank").reset_index(drop=True),
+        healed=healed_of(log),
+    )
+
+
+def log_of(run: RunDirectory, arm: ArmResult) -> Log | None:
+    """The log of an arm; None where it cannot be read."""
+    try:
+        return read_log(run.events(arm.id))
+    except (LogError, OSError):
+        return None
+
+
+def healed_of(log: Log) -> dict[tuple[str, int], float]:
+    """(fault, occurrence) -> the second of the arm in which it was healed."""
+    zero = start_ns(log)
+    return {
         (e.data["fault"], e.data["occurrence"]): (e.time_ns - zero) / 1e9
         for e in log.of(Kind.FAULT_HEALED)
     }
-    return ArmSeries(
-        arm=arm,
-        observed=_observed(log),
-        steps=frame.sort_values("time_s").drop(columns="rank").reset_index(drop=True),
-        healed=healed,
-    )
 
 
 def commits_of(log: Log) -> list[Event]:
     """Commits as logged by the ranks; for a command, derived from its reports, at the end of each
     step.
     """
-    if not _observed(log):
+    if not observed(log):
         return list(log.of(Kind.STEP_COMMITTED))
     return [replace(run.commits[0], time_ns=run.end_ns) for run in history_of(log).runs]
 
 
-def _observed(log: Log) -> bool:
+def observed(log: Log) -> bool:
     """Whether the arm ran a command, observed from outside."""
     started = log.first(Kind.RUN_STARTED)
     return started is not None and bool(started.data.get("observed"))
@@ -139,11 +149,11 @@ def read_pairs(run: RunDirectory, results: Results, limit: int) -> list[Pair]:
     """For each of the first ``limit`` cells the repeat with the median recovery, if its log can be
     read.
     """
-    pairs = [_read_pair(run, results, cell.id, cell.strategy) for cell in results.cells[:limit]]
+    pairs = [_read_pair(run, results, cell.id) for cell in results.cells[:limit]]
     return [pair for pair in pairs if pair is not None]
 
 
-def _read_pair(run: RunDirectory, results: Results, cell: str, strategy: str) -> Pair | None:
+def _read_pair(run: RunDirectory, results: Results, cell: str) -> Pair | None:
     typical = median_incident(results, cell)
     faulted = arms_of(results, cell, "faulted")
     faulted.sort(key=lambda arm: (typical is not None and arm.repeat != typical.repeat, arm.repeat))
@@ -153,11 +163,9 @@ def _read_pair(run: RunDirectory, results: Results, cell: str, strategy: str) ->
     twin = next(
         (a for a in arms_of(results, cell, "control") if a.repeat == series.arm.repeat), None
     )
-    struck = (i for i in incidents_of(results, cell) if i.repeat == series.arm.repeat and i.fired)
     return Pair(
         cell=cell,
-        strategy=strategy,
         faulted=series,
         control=read_series(run, twin) if twin else None,
-        incidents=tuple(struck),
+        incidents=tuple(struck(results, series.arm)),
     )

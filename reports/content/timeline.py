@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainchaos.chaos.errors import LogError
-from trainchaos.chaos.events.log import Event, Kind, Log, read_log
+from trainchaos.chaos.events.log import Event, Kind, Log
+from trainchaos.chaos.units import plural, scalar
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import ArmResult, Results
-from trainchaos.reports.content.figures import plural, scalar
-from trainchaos.reports.content.series import commits_of, start_ns
+from trainchaos.reports.content.facts import struck
+from trainchaos.reports.content.series import commits_of, log_of, start_ns
 
 MAX_ARMS = 24
 MAX_MOMENTS = 60
@@ -64,18 +64,15 @@ def timelines(run: RunDirectory, results: Results) -> tuple[list[Timeline], int]
 
 
 def _timeline(run: RunDirectory, results: Results, arm: ArmResult) -> Timeline | None:
-    try:
-        log = read_log(run.events(arm.id))
-    except (LogError, OSError):
+    if (log := log_of(run, arm)) is None:
         return None
     moments = moments_of(log)
     kept = bounded(moments)
-    mine = (i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat))
     return Timeline(
         arm=arm,
         moments=tuple(kept),
         left_out=len(moments) - len(kept),
-        incidents=tuple(i for i in mine if i.fired),
+        incidents=tuple(struck(results, arm)),
         ended_well=ended_well(arm),
     )
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from trainchaos.chaos.errors import InfrastructureError
-from trainchaos.harness.judge.results import Results, SlaResult
-from trainchaos.reports.content.facts import incidents_of, phase_medians
-from trainchaos.reports.content.figures import number
+from trainchaos.harness.judge.results import Results
+from trainchaos.reports.content.facts import went
 
 MAX_EACH = 10
 """Annotations per level that GitHub shows for one step; it silently drops the rest."""
@@ -96,21 +95,15 @@ def _of_slas(results: Results, file: str) -> Iterator[Annotation]:
         if sla.verdict == "pass":
             continue
         broken = sla.verdict == "fail" and sla.severity == "fail"
+        phases = went(results, sla, "lower") if sla.verdict == "fail" else ""
+        where = f"\nwhere it went, medians in seconds: {phases}" if phases else ""
         yield Annotation(
             level="error" if broken else "warning",
             title=f"{sla.metric} {sla.clause}: {sla.verdict}",
-            message=f"{sla.cell}: {sla.detail}{_went(results, sla)}",
+            message=f"{sla.cell}: {sla.detail}{where}",
             file=file,
             line=sla.line,
         )
-
-
-def _went(results: Results, sla: SlaResult) -> str:
-    if not sla.timed or sla.verdict != "fail":
-        return ""
-    phases = phase_medians(incidents_of(results, sla.cell))
-    went = " · ".join(f"{name} {number(seconds, 'lower')}" for name, seconds in phases.items())
-    return f"\nwhere it went, medians in seconds: {went}" if went else ""
 
 
 def _of_invariants(results: Results, file: str) -> Iterator[Annotation]:

@@ -15,16 +15,33 @@ from typing import TYPE_CHECKING
 
 from trainchaos.chaos.errors import InfrastructureError, LogError, MissingCapability
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, read_log
+from trainchaos.chaos.units import scalar
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import ArmResult, Results
-from trainchaos.reports.content.figures import scalar
+from trainchaos.reports.content.facts import struck
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 INSTALL = "install it with: pip install 'trainchaos[otel]'"
 Value = str | int | float | bool
+OF_AN_ARM = ("cell", "repeat", "seed", "outcome", "goodput", "committed_step")
+OF_AN_INCIDENT = (
+    "fault",
+    "kind",
+    "occurrence",
+    "step",
+    "landed",
+    "witness",
+    "healed",
+    "outcome",
+    "detected_by",
+    "blamed_rank",
+    "never_recovered",
+    "steps_lost",
+    "decision",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +67,7 @@ def spans(run: RunDirectory, results: Results) -> tuple[list[OtelSpan], list[str
     """
     found, left_out = [], []
     for arm in results.arms:
-        mine = [
-            i for i in results.faults if (i.cell, i.repeat) == (arm.cell, arm.repeat) and i.fired
-        ]
-        if arm.arm != "faulted" or not mine:
+        if not (mine := struck(results, arm)):
             continue
         start = _began(run, arm)
         if start is None:
@@ -128,17 +142,10 @@ def _arm(results: Results, arm: ArmResult, incidents: Sequence[Incident], start:
         name=f"{results.scenario} {arm.cell}",
         start_ns=start,
         end_ns=end,
-        attributes=_present(
-            {
-                "trainchaos.scenario": results.scenario,
-                "trainchaos.run": results.run_id,
-                "trainchaos.cell": arm.cell,
-                "trainchaos.repeat": arm.repeat,
-                "trainchaos.seed": arm.seed,
-                "trainchaos.outcome": arm.outcome,
-                "trainchaos.goodput": arm.goodput,
-                "trainchaos.committed_step": arm.committed_step,
-            }
+        attributes=_attributes(
+            scenario=results.scenario,
+            run=results.run_id,
+            **{name: getattr(arm, name) for name in OF_AN_ARM},
         ),
         failed="" if arm.outcome == "completed" else arm.reason or arm.outcome,
         children=tuple(_incident(i, start, end) for i in incidents),
@@ -163,28 +170,14 @@ def _incident(i: Incident, start: int, arm_end: int) -> OtelSpan:
         start_ns=begin,
         end_ns=max(begin, end),
         children=phases,
-        attributes=_present(
-            {
-                "trainchaos.fault": i.fault,
-                "trainchaos.kind": i.kind,
-                "trainchaos.occurrence": i.occurrence,
-                "trainchaos.step": i.step,
-                "trainchaos.target": scalar(i.target),
-                "trainchaos.landed": i.landed,
-                "trainchaos.witness": i.witness,
-                "trainchaos.healed": i.healed,
-                "trainchaos.outcome": i.outcome,
-                "trainchaos.detected_by": i.detected_by,
-                "trainchaos.blamed_rank": i.blamed_rank,
-                "trainchaos.detection_seconds": _finite(i.detection_time),
-                "trainchaos.recovery_seconds": _finite(i.recovery_time),
-                "trainchaos.full_rate_seconds": _finite(i.time_to_full_rate),
-                "trainchaos.redundancy_seconds": _finite(i.time_to_redundancy),
-                "trainchaos.never_recovered": i.never_recovered,
-                "trainchaos.steps_lost": i.steps_lost,
-                "trainchaos.decision": i.decision,
-                "trainchaos.clock_bound_seconds": i.clock_bound_s,
-            }
+        attributes=_attributes(
+            target=scalar(i.target),
+            detection_seconds=_finite(i.detection_time),
+            recovery_seconds=_finite(i.recovery_time),
+            full_rate_seconds=_finite(i.time_to_full_rate),
+            redundancy_seconds=_finite(i.time_to_redundancy),
+            clock_bound_seconds=i.clock_bound_s,
+            **{name: getattr(i, name) for name in OF_AN_INCIDENT},
         ),
         failed="" if i.outcome in ("masked", "recovered") else i.outcome,
     )
@@ -213,8 +206,8 @@ def _finite(seconds: float | None) -> float | None:
     return seconds if seconds is not None and math.isfinite(seconds) else None
 
 
-def _present(values: Mapping[str, Value | None]) -> dict[str, Value]:
-    return {name: value for name, value in values.items() if value is not None}
+def _attributes(**values: Value | None) -> dict[str, Value]:
+    return {f"trainchaos.{name}": value for name, value in values.items() if value is not None}
 
 
 def _version(results: Results) -> str:

@@ -8,6 +8,7 @@ import re
 
 from trainchaos.chaos.columns import fold, table
 from trainchaos.chaos.stats import median_ci95
+from trainchaos.chaos.units import interval, visible
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.measure.samples import per_arm
 from trainchaos.harness.judge.results import Results
@@ -18,16 +19,14 @@ from trainchaos.reports.content.facts import (
     busy,
     degraded,
     failing_slas,
-    incidents_of,
     latest_or_own,
     nodes,
-    phase_medians,
     place,
     shown_path,
     strategies,
     tallies,
+    went,
 )
-from trainchaos.reports.content.figures import interval, median_of, number, visible
 
 MAX_FAILURES = 20
 _HEAD = (
@@ -131,12 +130,8 @@ def _failures(results: Results) -> list[str]:
             f"  {place(results, sla)}  {sla.cell}  {sla.metric}  {sla.clause}   "
             f"observed {sla.shown(better)}{ci}, n={sla.counted}"
         )
-        phases = phase_medians(incidents_of(results, sla.cell)) if sla.timed else {}
-        if phases:
-            lines.append(
-                "    where it went (s): "
-                + " · ".join(f"{n} {number(s)}" for n, s in phases.items())
-            )
+        if phases := went(results, sla):
+            lines.append(f"    where it went (s): {phases}")
     if len(failing) > MAX_FAILURES:
         lines.append(f"  and {len(failing) - MAX_FAILURES} more failing clauses, in the report")
     for cell in results.cells:
@@ -178,14 +173,15 @@ def _table(results: Results, width: int | None) -> list[str]:
 
 
 def _row(entry: StrategyFacts) -> tuple[str, ...]:
+    recovery = entry.metric("recovery_time", unit=True)
     return (
         entry.label,
-        median_of(entry.recovery, unit=True) + (f" ({entry.never} never)" if entry.never else ""),
-        median_of(entry.full_rate, unit=True),
-        median_of(entry.redundancy, unit=True),
-        entry.lost,
-        median_of(entry.samples_lost),
-        median_of(entry.goodput) + ("*" if entry.note else ""),
+        recovery + (f" ({entry.never} never)" if entry.never else ""),
+        entry.metric("time_to_full_rate", unit=True),
+        entry.metric("time_to_redundancy", unit=True),
+        entry.metric("steps_lost"),
+        entry.metric("samples_lost"),
+        entry.metric("goodput") + ("*" if entry.note else ""),
         entry.cell.exactness,
     )
 

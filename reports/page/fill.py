@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-from trainchaos.reports.content.figures import visible
+from trainchaos.chaos.units import plural, visible
+from trainchaos.reports.content.tables import mark
+from trainchaos.reports.page.charts import HATCHES, patterns
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 
@@ -21,13 +24,20 @@ def fill(template: str, context: Mapping[str, Any]) -> str:
     return visible(_environment().get_template(template).render(context))
 
 
+def styles(*names: str) -> Markup:
+    """Files of ``templates`` as they are, one after the other."""
+    return Markup("".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
+
+
 @cache
 def _environment() -> Environment:
     """Of all pages, so that a template is compiled once a process."""
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.globals |= {"HATCHES": HATCHES, "patterns": patterns, "mark": mark, "plural": plural}
+    return made

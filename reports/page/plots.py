@@ -1,170 +1,111 @@
-"""The plots of the report. Each states its finding as its title and as its text alternative."""
+"""The plots of a run: recovery and wall time as charts, throughput and loss as lines. Each states
+its finding as its title and as its text alternative.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 from matplotlib.axes import Axes
 
-from trainchaos.harness.judge.incident import PHASE_NAMES, Incident
+from trainchaos.chaos.units import enclosing, number, percent, plural, with_unit
+from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.results import Results
 from trainchaos.reports.content.facts import incidents_of, median_incident
-from trainchaos.reports.content.figures import number, percent, plural
+from trainchaos.reports.content.figures import median_of
 from trainchaos.reports.content.series import Pair
-from trainchaos.reports.page import bands
-from trainchaos.reports.page.plot import HALF, OTHER_LOOK, WIDE, Plot, legend
+from trainchaos.reports.page.charts import (
+    Chart,
+    Course,
+    Point,
+    Times,
+    courses,
+    in_order,
+    shares,
+    times,
+)
 from trainchaos.reports.page.svg import (
     FAULT,
     FAULT_WASH,
     GREY_MID,
     INK,
-    PAPER,
-    RECOVERY,
-    RECOVERY_SOFT,
     RECOVERY_WASH,
+    Band,
     axes,
     drawing,
     figure,
     to_svg,
 )
 
-# Hatches carry the meaning where colour cannot; the fault's colour marks the time before it was
-# detected.
-PHASE_LOOKS = {
-    "detect": (FAULT, ""),
-    "abort": (RECOVERY, "||||"),
-    "regroup": (RECOVERY, "////"),
-    "restore": (RECOVERY, ""),
-    "redo": (RECOVERY_SOFT, "\\\\\\\\"),
-    "first step": (RECOVERY_SOFT, ""),
-}
-MAX_HINTS = 300  # drawing a point of its own takes a millisecond
+WIDTH = 400.0  # points
+MAX_BANDS = 40
 STANDS_OUT = 5.0  # times the usual gap between two steps
 
 
-def waterfall(results: Results, cells: Sequence[str], labels: Sequence[str]) -> Plot | None:
-    """Recovery by phase: the median incident of each cell, and every incident's total as a
-    point.
-    """
-    rows = [
-        (cell, label, found)
-        for cell, label in zip(cells, labels, strict=True)
-        if (found := _timed(results, cell))
-    ]
-    if not rows:
-        return None
-    title = _waterfall_finding(rows)
-    with drawing():
-        fig = figure(WIDE, 74 + 62 * len(rows))
-        ax = axes(fig, grid="x")
-        ends = [_end(i) for _, _, found in rows for i in found]
-        span = max([e for e in ends if e > 0], default=1.0) * 1.06
-        hints: dict[str, str] = {}
-        for y, (cell, label, found) in enumerate(rows):
-            typical = median_incident(results, cell)
-            if typical is not None:
-                hints |= _phase_bar(ax, y, typical)
-            hints |= _recovery_points(ax, y, found, span, MAX_HINTS - len(hints))
-            ax.text(0, y - 0.36, label, va="bottom", ha="left", color=INK)
-        ax.set(
-            xlim=(0, span),
-            ylim=(len(rows) - 0.5, -0.62),
-            yticks=[],
-            xlabel="seconds since the fault was injected",
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """One drawing: an ``<svg>`` element, and the finding it shows."""
+
+    title: str
+    svg: str
+
+
+def recoveries(results: Results, labels: Mapping[str, str]) -> tuple[Chart | None, Chart | None]:
+    """Of the cells with ``labels`` every recovery time, and the median incident phase by phase."""
+    found = {
+        cell: timed
+        for cell in labels
+        if (timed := [i for i in incidents_of(results, cell) if i.recovery_time is not None])
+    }
+    if not found:
+        return None, None
+    metrics = {cell.id: cell.metrics.get("recovery_time") for cell in results.cells}
+    points, phases = [], []
+    for cell, incidents in found.items():
+        metric, typical = metrics[cell], median_incident(results, cell)
+        said = median_of(metric, unit=True)
+        points.append(
+            Times(
+                name=labels[cell],
+                points=[_point(incident) for incident in incidents],
+                median=metric.median if metric else None,
+                bounds=metric.ci95 if metric else None,
+                value=said,
+            )
         )
-        ax.spines["left"].set_visible(False)
-        used = [
-            p
-            for p in PHASE_NAMES
-            if any(s.name == p for _, _, found in rows for i in found for s in i.phases)
-        ]
-        legend(fig, [(p, *PHASE_LOOKS[p]) for p in used])
-        svg = to_svg(
-            fig,
-            "waterfall",
-            title,
-            f"Stacked bars of {', '.join(used)} for {', '.join(r[1] for r in rows)}.",
-            hints,
-        )
-    note = "Bar: the incident of median recovery time. Circles: every incident's recovery time."
-    return Plot(title=title, svg=svg, note=note)
+        if typical is not None and typical.phases:
+            phases.append(
+                Course(
+                    name=labels[cell],
+                    phases=typical.phases,
+                    ends=typical.recovery_time,
+                    words=_which(typical),
+                    value=with_unit(typical.recovery_time, "s", "lower"),
+                )
+            )
+    title = _recovery_finding({labels[cell]: incidents for cell, incidents in found.items()})
+    course = courses("The incident of median recovery time, phase by phase", phases)
+    return times(title, points, logarithmic=False), course if phases else None
 
 
-def _timed(results: Results, cell: str) -> list[Incident]:
-    return [i for i in incidents_of(results, cell) if i.recovery_time is not None]
-
-
-def _end(incident: Incident) -> float:
-    """End of an incident's drawing: its recovery, or its last known phase if it never recovered."""
-    last = max((p.start + p.seconds for p in incident.phases), default=0.0)
-    recovery = incident.recovery_time or 0.0
-    return last if math.isinf(recovery) else max(last, recovery)
-
-
-def _phase_bar(ax: Axes, y: int, incident: Incident) -> dict[str, str]:
-    """Draw the phases of an incident; what to say of each, by gid."""
-    hints = {}
-    for at, phase in enumerate(incident.phases):
-        colour, hatch = PHASE_LOOKS.get(phase.name, OTHER_LOOK)
-        gid = f"phase{y}-{at}"
-        hints[gid] = f"{phase.name}: {number(phase.seconds)} s; {_which(incident)}"
-        (bar,) = ax.barh(
-            y,
-            phase.seconds,
-            left=phase.start,
-            height=0.42,
-            color=colour,
-            hatch=hatch,
-            edgecolor=PAPER,
-            linewidth=0.6,
-        )
-        bar.set_gid(gid)
-    return hints
+def _point(incident: Incident) -> Point:
+    seconds = incident.recovery_time or 0.0
+    said = f"recovery time {with_unit(seconds, 's', 'lower')}; {_which(incident)}"
+    return Point(value=seconds, words=said)
 
 
 def _which(incident: Incident) -> str:
     return f"faulted arm of {incident.cell}, repeat {incident.repeat}, fault {incident.fault}"
 
 
-def _recovery_points(
-    ax: Axes, y: int, incidents: Sequence[Incident], span: float, most: int
-) -> dict[str, str]:
-    """Draw the recovery time of each incident; what to say of each, by gid. Only ``most`` are
-    artists of their own, with words.
-    """
-    times = [i.recovery_time for i in incidents if i.recovery_time is not None]
-    known = [i for i in incidents if i.recovery_time is not None and math.isfinite(i.recovery_time)]
-    finite = [t for t in times if math.isfinite(t)]
-    look: dict[str, Any] = {"ms": 5, "mfc": "none", "mec": INK, "mew": 1.1, "ls": "none"}
-    told = max(0, min(most, len(finite)))
-    hints = {}
-    for at, (incident, seconds) in enumerate(zip(known[:told], finite[:told], strict=True)):
-        gid = f"recovery{y}-{at}"
-        said = number(seconds, "lower")
-        hints[gid] = f"recovery time {said} s; {_which(incident)}"
-        ax.plot([seconds], [y + 0.34], "o", gid=gid, **look)
-    ax.plot(finite[told:], [y + 0.34] * len(finite[told:]), "o", **look)
-    never = len(times) - len(finite)
-    if never:
-        ax.plot([span * 0.985], [y + 0.34], ">", ms=6, color=INK, clip_on=False)
-        ax.text(
-            span * 0.965,
-            y + 0.35,
-            f"{never} of {len(times)} never",
-            ha="right",
-            va="center",
-            color=INK,
-        )
-    return hints
-
-
-def _waterfall_finding(rows: Sequence[tuple[str, str, list[Incident]]]) -> str:
+def _recovery_finding(found: Mapping[str, Sequence[Incident]]) -> str:
     medians = {
-        label: statistics.median(i.recovery_time or 0.0 for i in found) for _, label, found in rows
+        label: statistics.median(i.recovery_time or 0.0 for i in mine)
+        for label, mine in found.items()
     }
     best, worst = min(medians, key=lambda k: medians[k]), max(medians, key=lambda k: medians[k])
     if math.isinf(medians[best]):
@@ -174,10 +115,44 @@ def _waterfall_finding(rows: Sequence[tuple[str, str, list[Incident]]]) -> str:
         parts.append(f"{worst} does not recover")
     elif worst != best and medians[best] > 0:
         parts.append(f"{worst} takes {number(medians[worst] / medians[best])} times as long")
-    never = sum(math.isinf(i.recovery_time or 0.0) for _, _, found in rows for i in found)
+    never = sum(math.isinf(i.recovery_time or 0.0) for mine in found.values() for i in mine)
     if never and math.isfinite(medians[worst]):
         parts.append(f"{plural(never, 'incident')} never recovered")
     return "; ".join(parts)
+
+
+def wall_seconds(results: Results) -> dict[tuple[str, str], dict[str, float]]:
+    """Mean seconds of each class of wall time, by (cell, arm kind): in all the wall clock."""
+    known = {cell.id: n for n, cell in enumerate(results.cells)}
+    keys = sorted(
+        {(arm.cell, arm.arm) for arm in results.arms},
+        key=lambda key: (known.get(key[0], len(known)), key[0], key[1] != "faulted"),
+    )
+    found = dict[tuple[str, str], dict[str, float]]()
+    for key in keys:
+        arms = [arm for arm in results.arms if (arm.cell, arm.arm) == key]
+        spent: dict[str, float] = dict.fromkeys(in_order(_classes(results)), 0.0)
+        for arm in arms:
+            split = {"useful": arm.useful_s, "unexplained": arm.residual_s, **arm.badput}
+            for name, seconds in split.items():
+                spent[name.replace("_", " ")] += seconds / len(arms)
+        found[key] = spent
+    return found
+
+
+def _classes(results: Results) -> dict[str, None]:
+    """Of every arm; what is unexplained is last."""
+    badput = [name.replace("_", " ") for arm in results.arms for name in arm.badput]
+    return dict.fromkeys(["useful", *badput, "unexplained"])
+
+
+def wall_clock(spent: Mapping[str, Mapping[str, float]]) -> Chart:
+    """Stacked bars of ``wall_seconds``, by name."""
+    lines = {
+        label: {name: seconds for name, seconds in row.items() if seconds > 0}
+        for label, row in spent.items()
+    }
+    return shares("Training that counts", lines)
 
 
 def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
@@ -188,11 +163,9 @@ def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
     control = pair.control.throughput() if pair.control else None
     title = _throughput_finding(pair, faulted, control)
     with drawing():
-        fig = figure(HALF, 230)
+        fig = figure(WIDTH, 230)
         ax = axes(fig)
-        hints: dict[str, str] = {}
-        for incident in pair.incidents:
-            hints |= _shade(ax, pair, incident, limits[0], len(hints))
+        hints = [_shade(ax, pair, incident, limits[0]) for incident in pair.incidents]
         if control is not None:
             ax.plot(
                 control["time_s"], control["rate"], color=GREY_MID, lw=2.8, drawstyle="steps-pre"
@@ -210,7 +183,7 @@ def throughput(pair: Pair, index: int, limits: tuple[float, float]) -> Plot:
             title,
             "Line of throughput over time; the fault is shaded.",
             hints,
-            bands.of_throughput(ax, pair, faulted, control),
+            _rate_bands(ax, pair, faulted, control),
         )
     return Plot(title=title, svg=svg)
 
@@ -225,9 +198,9 @@ def throughput_limits(pairs: Sequence[Pair]) -> tuple[float, float]:
     return max(ends) or 1.0, top or 1.0
 
 
-def _shade(ax: Axes, pair: Pair, incident: Incident, end: float, at: int) -> dict[str, str]:
+def _shade(ax: Axes, pair: Pair, incident: Incident, end: float) -> str:
     """Shade in the fault's colour until detection (or heal), then in the recovery's until the first
-    new step; what to say of the fault's mark, by gid.
+    new step; what to say of the fault's mark.
     """
     start = incident.injected_s
     healed = max(
@@ -240,12 +213,22 @@ def _shade(ax: Axes, pair: Pair, incident: Incident, end: float, at: int) -> dic
         ax.axvspan(start, noticed, color=FAULT_WASH, lw=0)
         ax.axvspan(noticed, min(start + incident.recovery_time, end), color=RECOVERY_WASH, lw=0)
     ax.axvline(start, color=FAULT, lw=1.6)
-    gid = f"fault{at}"
-    (point,) = ax.plot(
-        [start], [0.985], "v", color=FAULT, ms=7, transform=ax.get_xaxis_transform(), clip_on=False
+    _fault_mark(ax, start)
+    return f"{incident.kind} at {number(start)} s; {_which(incident)}"
+
+
+def _fault_mark(ax: Axes, at: float) -> None:
+    """Above the lines; the gid of the n-th is ``faultn``, by which words are put to it."""
+    ax.plot(
+        [at],
+        [0.985],
+        "v",
+        color=FAULT,
+        ms=7,
+        transform=ax.get_xaxis_transform(),
+        clip_on=False,
+        gid=f"fault{sum(1 for one in ax.lines if one.get_gid())}",
     )
-    point.set_gid(gid)
-    return {gid: f"{incident.kind} at {number(start)} s; {_which(incident)}"}
 
 
 def _throughput_finding(pair: Pair, faulted: pd.DataFrame, control: pd.DataFrame | None) -> str:
@@ -289,29 +272,19 @@ def loss(pair: Pair, index: int) -> Plot | None:
     difference = (faulted - control).dropna()
     title = _loss_finding(difference, printed=pair.faulted.observed)
     with drawing():
-        fig = figure(HALF, 290)
+        fig = figure(WIDTH, 290)
         top, low = fig.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
         top.plot(control.index, control, color=GREY_MID, lw=5.0, solid_capstyle="butt")
         top.plot(faulted.index, faulted, color=INK, lw=1.1)
         low.axhline(0, color=GREY_MID, lw=1.0)
         low.plot(difference.index, difference, color=INK, lw=1.1)
-        hints: dict[str, str] = {}
+        hints = []
         for incident in pair.incidents:
             if incident.step is not None:
-                gid = f"fault{len(hints)}"
-                hints[gid] = f"{incident.kind} in step {incident.step}; {_which(incident)}"
+                hints.append(f"{incident.kind} in step {incident.step}; {_which(incident)}")
                 top.axvline(incident.step, color=FAULT, lw=1.6)
                 low.axvline(incident.step, color=FAULT, lw=1.6)
-                top.plot(
-                    [incident.step],
-                    [0.99],
-                    "v",
-                    color=FAULT,
-                    ms=7,
-                    transform=top.get_xaxis_transform(),
-                    clip_on=False,
-                    gid=gid,
-                )
+                _fault_mark(top, incident.step)
         top.set(ylabel="loss, as printed" if pair.faulted.observed else "loss (nats)")
         low.set(ylabel="difference", xlabel="step")
         low.locator_params(axis="y", nbins=3)
@@ -327,7 +300,7 @@ def loss(pair: Pair, index: int) -> Plot | None:
             title,
             "Loss by step of the faulted and the unfaulted arm, and their difference.",
             hints,
-            [band for ax in (top, low) for band in bands.of_loss(ax, faulted, control)],
+            [band for ax in (top, low) for band in _loss_bands(ax, faulted, control)],
         )
     return Plot(title=title, svg=svg)
 
@@ -341,3 +314,46 @@ def _loss_finding(difference: pd.Series, *, printed: bool) -> str:
         return f"{same}, as printed" if printed else f"{same}, bit for bit"
     worst = number(float(apart.abs().max()), "lower")
     return f"differs from step {apart.index[0]} on, by at most {worst}{'' if printed else ' nats'}"
+
+
+def _rate_bands(
+    ax: Axes, pair: Pair, faulted: pd.DataFrame, control: pd.DataFrame | None
+) -> Iterator[Band]:
+    """The median rate of each stretch, and that of the unfaulted arm in the same time."""
+    unit, moments = pair.faulted.rate_unit, faulted["time_s"]
+    # the first rate is of the time since a point that is not drawn
+    usual = float(moments.diff().median()) if len(moments) > 1 else 0.0
+    before = max(0.0, float(moments.iloc[0]) - usual) if len(moments) else 0.0
+    for part in _parts(faulted):
+        end = float(part["time_s"].iloc[-1])
+        stretch = " to ".join(enclosing(before, end))
+        words = f"{stretch} s: {number(float(part['rate'].median()))} {unit}"
+        if control is not None:
+            same = control[(control["time_s"] > before) & (control["time_s"] <= end)]["rate"]
+            if len(same):
+                words += f"; {number(float(same.median()))} without the fault"
+        yield Band(ax=ax, low=before, high=end, words=words)
+        before = end
+
+
+def _loss_bands(ax: Axes, faulted: pd.Series, control: pd.Series) -> Iterator[Band]:
+    """The last loss of each stretch, with that of the unfaulted arm and the difference."""
+    before: float | None = None
+    for part in _parts(faulted.dropna().to_frame("loss")):
+        first, step = part.index[0], part.index[-1]
+        value = float(part["loss"].iloc[-1])
+        words = f"step {step}: loss {number(value)}"
+        other = control.get(step)
+        if other is not None and pd.notna(other):
+            apart = value - float(other)
+            words += f"; {number(float(other))} without the fault, difference {number(apart)}"
+        low = first - 0.5 if before is None else before
+        yield Band(ax=ax, low=low, high=step + 0.5, words=words)
+        before = step + 0.5
+
+
+def _parts(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Stretches of about the same number of points."""
+    size = max(1, -(-len(frame) // MAX_BANDS))
+    for start in range(0, len(frame), size):
+        yield frame.iloc[start : start + size]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -118,11 +118,11 @@ def to_svg(
     name: str,
     title: str,
     description: str,
-    hints: Mapping[str, str] | None = None,
+    hints: Sequence[str] = (),
     bands: Iterable[Band] = (),
 ) -> str:
     """A well-formed ``<svg>`` element; ``name`` keeps its ids apart from those of other plots on
-    the page. ``hints``: what is shown when the artist with a gid is pointed at.
+    the page. ``hints``: what is shown when the artist with the gid ``faultn`` is pointed at.
     """
     buffer = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -137,8 +137,8 @@ def to_svg(
         # A presentation attribute cannot hold var(); a style can.
         text = re.sub(rf'\b(fill|stroke)="{sentinel}"', rf'style="\1: var(--{variable})"', text)
         text = text.replace(sentinel, f"var(--{variable})")
-    for gid, words in (hints or {}).items():
-        opened = f'<g id="{name}-{gid}">'
+    for place, words in enumerate(hints):
+        opened = f'<g id="{name}-fault{place}">'
         text = text.replace(opened, f"{opened}<title>{escape(words)}</title>", 1)
     over = "".join(_band(fig, band) for band in bands)
     text = text[: text.rindex("</svg>")] + over + text[text.rindex("</svg>") :]

@@ -10,13 +10,12 @@ from markupsafe import Markup
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.files import write_whole
 from trainchaos.harness.projection.result import Projection
-from trainchaos.reports.page.fill import TEMPLATES, fill
+from trainchaos.reports.page.fill import fill, styles
 from trainchaos.reports.page.svg import drawing
 from trainchaos.reports.projection import plots, tables
 from trainchaos.reports.projection.words import compared_said, findings, headline, spares_said
 
 NAME, RESULTS = "report.html", "results.json"
-CSS = ("report.css", "compare.css")
 
 
 def write(found: Projection, into: Path) -> None:
@@ -47,15 +46,14 @@ def render(found: Projection) -> str:
             "beside": plots.beside(found.compared) if found.compared else "",
         }
     context: dict[str, Any] = {
-        "css": Markup("".join((TEMPLATES / n).read_text("utf-8") for n in CSS)),
+        "css": styles("report.css", "compare.css"),
         "found": found,
         "days": f"{found.setting.days:g}",
         "headline": headline(found),
         "findings": [*findings(found), *_spares(found)],
         **{name: Markup(plot) for name, plot in drawn.items()},
         "tables": tables.tables(found),
-        "compared_head": tables.COMPARED,
-        "compared": [tables.compared(one) for one in found.compared],
+        "compared": tables.compared(found.compared) if found.compared else None,
         "compared_said": compared_said(found),
         "setting": tables.settings(found),
     }

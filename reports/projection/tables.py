@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainchaos.chaos.events.figures import enclosing
-from trainchaos.harness.projection.result import (
-    Compared,
-    Projected,
-    Projection,
-    SparesNeeded,
-    Spread,
-)
+from trainchaos.chaos.units import enclosing, span
+from trainchaos.harness.projection.result import Compared, Projected, Projection, Spread
+from trainchaos.reports.content.tables import Table, table
 from trainchaos.reports.projection.words import compared_figures, named
 
-Cell = Callable[[Projected], str]
+Cells = Mapping[str, Callable[[Projected], str]]
+"""Head -> what a row says below it."""
 DASH = "–"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of the page: what it shows, and a row for each size and strategy."""
-
-    id: str
-    title: str
-    note: str
-    head: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-
-def tables(found: Projection) -> list[Table]:
-    """All of them; none where nothing was projected."""
-    if not found.rows:
-        return []
-    shown = [_goodput(found), _badput(found), _failures(found), _paid(found)]
-    return shown if found.setting.price is None else [*shown, _money(found)]
-
-
 COMPARED = (
     "ranks",
     "strategy",
@@ -58,55 +32,66 @@ COMPARED = (
 )
 
 
-def compared(one: Compared) -> tuple[str, ...]:
-    """A row of the jobs that were compared."""
-    return (
-        *compared_figures(one),
-        "yes" if one.inside else "no",
-        f"{one.failures_projected:.1f}",
-        f"{one.failures_measured:.1f}",
-        span(one.stall_s),
-        f"{one.incidents}",
-        f"{one.undisturbed:.4f}",
-    )
+def tables(found: Projection) -> dict[str, Table]:
+    """All of them by id; none where nothing was projected."""
+    if not found.rows:
+        return {}
+    shown = {
+        "rows": _goodput(found),
+        "classes": _badput(found),
+        "failures": _failures(found),
+        "paid": _paid(found),
+    }
+    return shown if found.setting.price is None else {**shown, "money": _money(found)}
 
 
-def _table(
-    found: Projection, name: str, title: str, note: str, cells: Sequence[tuple[str, Cell]]
-) -> Table:
-    return Table(
-        id=name,
-        title=title,
-        note=note,
-        head=("GPUs", "strategy", *(head for head, _ in cells)),
-        rows=[
-            (f"{row.gpus:,}", named(found, row.strategy), *(cell(row) for _, cell in cells))
-            for row in found.rows
-        ],
-    )
+def compared(jobs: list[Compared]) -> Table:
+    """A row for each job that was compared."""
+    rows = [
+        (
+            *compared_figures(one),
+            "yes" if one.inside else "no",
+            f"{one.failures_projected:.1f}",
+            f"{one.failures_measured:.1f}",
+            span(one.stall_s),
+            one.incidents,
+            f"{one.undisturbed:.4f}",
+        )
+        for one in jobs
+    ]
+    return table(COMPARED, rows)
+
+
+def _table(found: Projection, title: str, note: str, cells: Cells) -> Table:
+    """A row for each size and strategy."""
+    rows = [
+        (f"{row.gpus:,}", named(found, row.strategy), *(cell(row) for cell in cells.values()))
+        for row in found.rows
+    ]
+    return table(("GPUs", "strategy", *cells), rows, [note], title)
 
 
 def _goodput(found: Projection) -> Table:
-    cells: list[tuple[str, Cell]] = [
-        ("goodput", lambda row: f"{row.goodput:.4f}"),
-        ("mean, 95 % interval", lambda row: _to(row.low, row.high, 4)),
-        ("5 to 95 % of jobs", lambda row: _to(row.worst, row.best, 4)),
-        ("formula", lambda row: DASH if row.closed is None else f"{row.closed:.4f}"),
-        ("ETTR", lambda row: f"{row.ettr:.4f}"),
-        ("days to finish", lambda row: _days(row.finish_days)),
-        ("days, 5 to 95 % of jobs", lambda row: _days_of(row.spreads["finish_days"])),
-    ]
+    cells: Cells = {
+        "goodput": lambda row: f"{row.goodput:.4f}",
+        "mean, 95 % interval": lambda row: _to(row.low, row.high, 4),
+        "5 to 95 % of jobs": lambda row: _to(row.worst, row.best, 4),
+        "formula": lambda row: DASH if row.closed is None else f"{row.closed:.4f}",
+        "ETTR": lambda row: f"{row.ettr:.4f}",
+        "days to finish": lambda row: _days(row.finish_days),
+        "days, 5 to 95 % of jobs": lambda row: _days_of(row.spreads["finish_days"]),
+    }
     note = (
         "ETTR: spares not in the denominator. Days to finish: what takes"
         f" {found.setting.days:g} days without a failure, whatever the definitions."
     )
-    return _table(found, "rows", "Goodput", note, cells)
+    return _table(found, "Goodput", note, cells)
 
 
 def _badput(found: Projection) -> Table:
     classes = [name for name in found.rows[0].badput if any(r.badput[name] for r in found.rows)]
 
-    def cell(name: str) -> Cell:
+    def shares(name: str) -> Callable[[Projected], str]:
         def said(row: Projected) -> str:
             share, spread = row.badput[name], row.spreads.get(f"badput.{name}")
             if not share or spread is None:
@@ -116,13 +101,9 @@ def _badput(found: Projection) -> Table:
 
         return said
 
-    return _table(
-        found,
-        "classes",
-        "Time that is not useful, by class",
-        "Shares of the paid time, with the 95 % interval of the mean.",
-        [(name, cell(name)) for name in classes],
-    )
+    note = "Shares of the paid time, with the 95 % interval of the mean."
+    cells = {name: shares(name) for name in classes}
+    return _table(found, "Time that is not useful, by class", note, cells)
 
 
 def _failures(found: Projection) -> Table:
@@ -132,59 +113,58 @@ def _failures(found: Projection) -> Table:
     def counted(steps: float | None) -> str:
         return DASH if steps is None else f"{steps * (batch or 1):,.0f}"
 
-    cells: list[tuple[str, Cell]] = [
-        ("failures", lambda row: f"{row.failures:,.1f}"),
-        ("failures, 5 to 95 % of jobs", lambda row: _range(row.spreads["failures"])),
-        ("MTBF", lambda row: span(row.mtbf_s)),
-        ("checkpoint each", lambda row: span(row.interval_s)),
-        ("a recovery", lambda row: span(row.stall_s)),
-        ("all in all", lambda row: span(row.recovery_s)),
-        (f"{unit} done again", lambda row: counted(row.again)),
-        (f"{unit} lost", lambda row: counted(row.short)),
-        (f"{unit} lost, 5 to 95 % of jobs", lambda row: _range(row.spreads["short"], batch or 1)),
-    ]
+    cells: dict[str, Callable[[Projected], str]] = {
+        "failures": lambda row: f"{row.failures:,.1f}",
+        "failures, 5 to 95 % of jobs": lambda row: _range(row.spreads["failures"]),
+        "MTBF": lambda row: span(row.mtbf_s),
+        "checkpoint each": lambda row: span(row.interval_s),
+        "a recovery": lambda row: span(row.stall_s),
+        "all in all": lambda row: span(row.recovery_s),
+        f"{unit} done again": lambda row: counted(row.again),
+        f"{unit} lost": lambda row: counted(row.short),
+        f"{unit} lost, 5 to 95 % of jobs": lambda row: _range(row.spreads["short"], batch or 1),
+    }
     if found.spares:
         needed = {one.gpus: one for one in found.spares}
-        cells.append(
-            (f"spares for {found.setting.availability:.12g}", lambda row: _needed(needed[row.gpus]))
-        )
+        wanted = f"spares for {found.setting.availability:.12g}"
+        cells[wanted] = lambda row: _needed(needed[row.gpus].spares)
     note = (
         "A recovery: median, from a failure until the job trains; all in all: mean, with loading"
         " and what the definitions charge to it. Lost: what failures kept from being done, of what"
         " the days have room for."
     )
-    return _table(found, "failures", "Failures, and what each takes", note, cells)
+    return _table(found, "Failures, and what each takes", note, cells)
 
 
 def _paid(found: Projection) -> Table:
-    cells: list[tuple[str, Cell]] = [
-        ("GPU-hours paid", lambda row: f"{row.gpu_hours:,.0f}"),
-        ("lost", lambda row: f"{row.lost_gpu_hours:,.0f}"),
-        ("mean, 95 % interval", lambda row: _sure(row.spreads["lost_gpu_hours"])),
-        ("5 to 95 % of jobs", lambda row: _range(row.spreads["lost_gpu_hours"])),
-        ("a second of detection", lambda row: _small(row.second_gpu_hours)),
-    ]
+    cells: Cells = {
+        "GPU-hours paid": lambda row: f"{row.gpu_hours:,.0f}",
+        "lost": lambda row: f"{row.lost_gpu_hours:,.0f}",
+        "mean, 95 % interval": lambda row: _sure(row.spreads["lost_gpu_hours"]),
+        "5 to 95 % of jobs": lambda row: _range(row.spreads["lost_gpu_hours"]),
+        "a second of detection": lambda row: _small(row.second_gpu_hours),
+    }
     note = (
         "A second of detection: what is lost if every failure is detected a second later, and won"
         " if it is a second sooner."
     )
-    return _table(found, "paid", "GPU-hours", note, cells)
+    return _table(found, "GPU-hours", note, cells)
 
 
 def _money(found: Projection) -> Table:
-    cells: list[tuple[str, Cell]] = [
-        ("price", lambda row: _count(row.price)),
-        ("lost", lambda row: _count(row.lost_price)),
-        ("mean, 95 % interval", lambda row: _sure(row.spreads["lost_price"])),
-        ("5 to 95 % of jobs", lambda row: _range(row.spreads["lost_price"])),
-        ("a second of detection", lambda row: _small(row.second_price or 0.0)),
-    ]
+    cells: Cells = {
+        "price": lambda row: _count(row.price),
+        "lost": lambda row: _count(row.lost_price),
+        "mean, 95 % interval": lambda row: _sure(row.spreads["lost_price"]),
+        "5 to 95 % of jobs": lambda row: _range(row.spreads["lost_price"]),
+        "a second of detection": lambda row: _small(row.second_price or 0.0),
+    }
     note = f"At {found.setting.price:g} a GPU-hour."
-    return _table(found, "money", "Money", note, cells)
+    return _table(found, "Money", note, cells)
 
 
-def _needed(one: SparesNeeded) -> str:
-    return "more than a million" if one.spares is None else f"{one.spares:,}"
+def _needed(spares: int | None) -> str:
+    return "more than a million" if spares is None else f"{spares:,}"
 
 
 def _sure(spread: Spread) -> str:
@@ -216,14 +196,6 @@ def _days(value: float | None) -> str:
 
 def _small(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def span(seconds: float) -> str:
-    """A time for people: ``45 s``, ``12.5 min``, ``3.1 h``, ``2.0 d``."""
-    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.3g} s"
 
 
 LABELS = {

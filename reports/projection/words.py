@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainchaos.chaos.events.figures import enclosing
+from trainchaos.chaos.units import enclosing, percent
 from trainchaos.harness.projection.result import BreakEven, Compared, Projected, Projection
-from trainchaos.reports.content.figures import percent
 
 
 def headline(found: Projection) -> str:

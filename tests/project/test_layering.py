@@ -84,16 +84,9 @@ AS_THEIR_USERS_DO = ("harness.peers",)
 """
 
 PLOTS_AT_TOP = (
-    "reports.page.bands",
-    "reports.page.plot",
     "reports.page.plots",
     "reports.content.series",
-    "reports.page.strips",
     "reports.page.svg",
-    "reports.page.table",
-    "reports.page.tables",
-    "reports.page.wall",
-    "reports.page.wall_plot",
 )
 """Private modules of reports, imported by the functions that draw."""
 

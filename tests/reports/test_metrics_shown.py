@@ -12,11 +12,12 @@ import pytest
 
 from tests.support.pages.sample_results import build
 from trainchaos import reports
+from trainchaos.chaos.units import MISSING
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.measure.measure import summarise
 from trainchaos.harness.judge.measure.samples import PossibleValues
 from trainchaos.harness.judge.results import FalseAlarms, Reliability, Results, Spares, Survival
-from trainchaos.reports.content.figures import MISSING, alarms, median_of
+from trainchaos.reports.content.figures import alarms, median_of
 from trainchaos.reports.outlets.terminal import summary
 from trainchaos.reports.page.tables import lost_steps
 

@@ -20,7 +20,7 @@ from trainchaos.harness.explain.account import Cheaper, cheaper_than, cost_of, t
 from trainchaos.harness.explain.strip import strip
 from trainchaos.harness.explain.text import facts_of
 from trainchaos.harness.host.rundir import RunDirectory, open_run
-from trainchaos.harness.judge.results import Results
+from trainchaos.harness.judge.results import ArmResult, Results
 from trainchaos.reports import html, markdown
 from trainchaos.reports.content import postmortems
 
@@ -279,10 +279,11 @@ def test_the_summary_says_it_too(told: Told, monkeypatch: pytest.MonkeyPatch) ->
     text = markdown.render(run, results).read_text(encoding="utf-8")
     assert "Collectives" not in text, "simulated ranks have no records"
 
-    def read(path: Path) -> Log:
-        return with_stacks(read_log(path), BEHIND, WAITS, kind=Kind.COLLECTIVES_DUMPED)
+    def read(run: RunDirectory, arm: ArmResult) -> Log:
+        log = read_log(run.events(arm.id))
+        return with_stacks(log, BEHIND, WAITS, kind=Kind.COLLECTIVES_DUMPED)
 
-    monkeypatch.setattr(postmortems, "read_log", read)
+    monkeypatch.setattr(postmortems, "log_of", read)
     text = markdown.render(run, results).read_text(encoding="utf-8")
     rows = text[text.index("### Collectives in which ranks stood") :].splitlines()
     rows = [row for row in rows if row.startswith("| stuck")]

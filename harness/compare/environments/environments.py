@@ -9,13 +9,16 @@ mark is written, the last act of an install.
 from __future__ import annotations
 
 import os
-import re
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from pydantic import BaseModel, ConfigDict
 
 from trainchaos.chaos import plugins
@@ -49,7 +52,6 @@ BELOW_THEM = (
     "typing-inspection",
 )
 """Their dependencies."""
-_BOUND = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d+)\.(\d+)")
 
 
 class ReadyMark(BaseModel):
@@ -140,7 +142,7 @@ def _of(name: str, stack: type[Stack]) -> Environment:
         versions = {
             package: version
             for package, version in mark.versions.items()
-            if canonical(package) in names
+            if canonicalize_name(package) in names
         }
         versions["python"] = mark.python
     return Environment(
@@ -199,35 +201,21 @@ def pinned(names: Sequence[str]) -> list[str]:
             hint="run chaos from a checkout of its repository",
         ) from error
     found = {package_of(line): line.strip() for line in lines if "==" in line}
-    return [found[canonical(name)] for name in names if canonical(name) in found]
+    return [found[canonicalize_name(name)] for name in names if canonicalize_name(name) in found]
 
 
 def package_of(pin: str) -> str:
     """Canonical name of a pin's package."""
-    return canonical(re.split(r"[\[<>=!~; @]", pin.strip(), maxsplit=1)[0])
-
-
-def canonical(name: str) -> str:
-    """A package name in canonical form (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return canonicalize_name(Requirement(pin).name)
 
 
 def unfit(
-    requirements: Requirements, version: tuple[int, int] = sys.version_info[:2]
+    requirements: Requirements, version: str = "{}.{}".format(*sys.version_info)
 ) -> str | None:
     """Why this Python cannot make the environment; None when it can."""
-    tests = {
-        ">=": version.__ge__,
-        "<=": version.__le__,
-        "==": version.__eq__,
-        "!=": version.__ne__,
-        ">": version.__gt__,
-        "<": version.__lt__,
-    }
-    bounds = _BOUND.findall(requirements.python)
-    if all(tests[operator]((int(major), int(minor))) for operator, major, minor in bounds):
+    if version in SpecifierSet(requirements.python):
         return None
-    return f"it works with Python {requirements.python}, this is {version[0]}.{version[1]}"
+    return f"it works with Python {requirements.python}, this is {version}"
 
 
 def read_mark(directory: Path) -> ReadyMark | None:
@@ -260,24 +248,16 @@ def _why_not(name: str, directory: Path, requirements: Requirements) -> str:
 
 
 def _here(name: str) -> Environment:
+    why, versions = "", {"python": platform.python_version()}
     try:
-        versions = {package: metadata.version(package) for package in ("torch", "numpy")}
+        versions |= {package: metadata.version(package) for package in ("torch", "numpy")}
     except metadata.PackageNotFoundError as error:
         why = f"{error.name} is missing beside chaos: install chaos with its dependencies"
-        return Environment(
-            name=name,
-            directory=None,
-            ready=False,
-            why=why,
-            python=Path(sys.executable),
-            versions={},
-        )
-    versions["python"] = ".".join(map(str, sys.version_info[:3]))
     return Environment(
         name=name,
         directory=None,
-        ready=True,
-        why="",
+        ready=not why,
+        why=why,
         python=Path(sys.executable),
-        versions=versions,
+        versions={} if why else versions,
     )

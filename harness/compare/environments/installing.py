@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -69,10 +69,7 @@ def install(name: str, say: Say, *, base: Path = Path(sys.executable)) -> Enviro
     with _locked(found.directory, say) as lock:
         if environments.look(name).ready:
             return environments.look(name)
-        if _is_foreign(found.directory):
-            _adopt(name, found.directory, requirements)
-        else:
-            _make(name, found.directory, requirements, say, base=base, lock=lock)
+        _make(name, found.directory, requirements, say, base=base, lock=lock)
     return environments.look(name)
 
 
@@ -128,34 +125,6 @@ def _make(
         _clear(directory)
         raise
     log.unlink(missing_ok=True)
-
-
-def _adopt(name: str, directory: Path, requirements: Requirements) -> None:
-    """Adopt an environment that was made by hand, if it has every pinned version; it is never
-    removed. Raises InfrastructureError that names what it lacks.
-    """
-    python, wanted = environments.interpreter(directory), environments.wanted(requirements)
-    if not python.exists():
-        raise InfrastructureError(
-            f"{directory} was not made by chaos stacks install",
-            hint="move it away, or set TRAINCHAOS_STACKS",
-        )
-    versions = {
-        environments.canonical(package): version for package, version in _versions(python).items()
-    }
-    lacking = [pin for pin in wanted if not _has(versions, pin)]
-    if lacking:
-        raise InfrastructureError(
-            f"{directory} was not made by chaos stacks install, and lacks {', '.join(lacking)}",
-            hint=f"install them there, or move it away; then chaos stacks install {name}",
-        )
-    _write_mark(directory, python, wanted, seconds=0.0)
-
-
-def _has(versions: Mapping[str, str], pin: str) -> bool:
-    """Whether the pinned version is installed; a local version (2.13.0+cpu) is the same release."""
-    there = versions.get(environments.package_of(pin), "")
-    return pin.partition("==")[2].strip() in (there, there.partition("+")[0])
 
 
 def _versions(python: Path) -> dict[str, str]:
@@ -316,15 +285,11 @@ def _python_of(directory: Path) -> str:
     return said.get("version", platform.python_version())
 
 
-def _is_foreign(directory: Path) -> bool:
-    return directory.exists() and not (directory / OWNED).exists() and any(directory.iterdir())
-
-
 def _clear(directory: Path) -> None:
     """Remove an environment: the ready mark first, the ownership marker last."""
     if not directory.exists():
         return
-    if _is_foreign(directory):
+    if not (directory / OWNED).exists() and any(directory.iterdir()):
         raise InfrastructureError(
             f"{directory} was not made by chaos stacks install",
             hint="move it away, or set TRAINCHAOS_STACKS",

@@ -119,6 +119,14 @@ class Drive:
     checkpoints: str = f"$CHAOS_SCRATCH/{CHECKPOINTS}"
 
 
+def module(python: Path, name: str, *words: object, **options: object) -> tuple[str, ...]:
+    """``python -m name --option value ... words``."""
+    given = [
+        word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", value)
+    ]
+    return (str(python), "-m", name, *map(str, (*given, *words)))
+
+
 class Stack:
     """Base of a stack; one instance per setting."""
 

@@ -8,14 +8,13 @@ recommended in its module.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
 from trainchaos.chaos.errors import InfrastructureError, LogError
-from trainchaos.chaos.files import read_model, reason
+from trainchaos.chaos.files import read_model, reason, write_whole
 from trainchaos.harness.compare.environments.stack import Settings, Stack, Value
 from trainchaos.harness.judge.figures import Model
 
@@ -95,9 +94,7 @@ def write(sweep: Sweep, directory: Path = DIRECTORY) -> Path:
     path = directory / f"{sweep.stack}.json"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(sweep.model_dump_json(indent=1) + "\n")
-        os.replace(temporary, path)
+        write_whole(path, sweep.model_dump_json(indent=1) + "\n")
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {path}: {error.strerror}", hint="check the place"

@@ -4,7 +4,6 @@ ordinary scenario file, so that anyone can repeat an arm with ``chaos run``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from trainchaos.chaos.errors import InfrastructureError
+from trainchaos.chaos.files import replacing
 from trainchaos.chaos.home import HOME, import_root
 from trainchaos.harness.compare.environments.stack import Drive
 from trainchaos.harness.compare.plan.plan import Arm, Family
@@ -91,12 +91,10 @@ def write(path: Path, scenario: Mapping[str, Any]) -> None:
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.width = 120
-    temporary = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w") as stream:
+        with replacing(path) as stream:
             yaml.dump(dict(scenario), stream)
-        os.replace(temporary, path)
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {path}: {error.strerror}", hint="free disk space"

@@ -162,19 +162,8 @@ def _seen(directory: Directory, plan: ComparisonPlan, played: PlayedArm) -> str:
 
 def info_of(stack: PlannedStack) -> StackInfo:
     """The stack as shown in reports."""
-    return StackInfo(
-        label=stack.label,
-        stack=stack.name,
-        settings=stack.settings,
-        ours=stack.ours,
-        description=stack.title,
-        chosen=stack.chosen,
-        because=stack.because,
-        versions=stack.versions,
-        fidelity=stack.fidelity,
-        way=stack.way,
-        against=stack.against,
-    )
+    same = stack.model_dump(include=set(StackInfo.model_fields))
+    return StackInfo(stack=stack.name, description=stack.title, **same)
 
 
 def _source(arm: Arm, plan: ComparisonPlan, runs: ComparedRuns) -> TrialSource | None:

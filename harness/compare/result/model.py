@@ -88,16 +88,16 @@ class Trial(Model):
     seed: int
     outcome: OutcomeClass
     witness: str
-    recovery: Number | None
-    detection: Number | None
-    phases: list[PhaseSpan]
-    steps_lost: int
-    samples_lost: int | None
-    goodput: float | None
-    control_goodput: float | None
-    badput: dict[str, float]
-    step_time: float | None
-    wall: float
+    recovery: Number | None = None
+    detection: Number | None = None
+    phases: list[PhaseSpan] = Field(default=[])
+    steps_lost: int = 0
+    samples_lost: int | None = None
+    goodput: float | None = None
+    control_goodput: float | None = None
+    badput: dict[str, float] = Field(default={})
+    step_time: float | None = None
+    wall: float = 0.0
     ranks: int
     verdict: str
     run: str
@@ -138,22 +138,22 @@ class CellSummary(Model):
 
     label: str
     family: str
-    n: int
-    outcomes: dict[str, int]
+    n: int = 0
+    outcomes: dict[str, int] = Field(default={})
     worst: OutcomeClass
     witness: str
-    recovery: Metric | None
-    detection: Metric | None
-    goodput: Metric | None
-    steps_lost: Metric | None
-    samples_lost: Metric | None
+    recovery: Metric | None = None
+    detection: Metric | None = None
+    goodput: Metric | None = None
+    steps_lost: Metric | None = None
+    samples_lost: Metric | None = None
     overhead: Metric | None = Field(
-        description="fault-free step over that of the stack `none`, same round"
+        default=None, description="fault-free step over that of the stack `none`, same round"
     )
-    phases: dict[str, float] = Field(description="median seconds, by phase")
-    outliers: list[int]
+    phases: dict[str, float] = Field(default={}, description="median seconds, by phase")
+    outliers: list[int] = Field(default=[])
     cost_gpu_hours: Number | None = Field(
-        description="of one failure, median: provisioned ranks x recovery time"
+        default=None, description="of one failure, median: provisioned ranks x recovery time"
     )
     note: str = ""
     full_rate: Metric | None = None
@@ -188,21 +188,21 @@ class Comparison(Model):
     schema_version: int = SCHEMA_VERSION
     name: str
     started: str
-    finished: str | None
+    finished: str | None = None
     machine: dict[str, Any]
     workload: dict[str, Any]
     stacks: list[StackInfo]
     families: dict[str, str]
     trials: list[Trial]
-    cells: list[CellSummary]
-    ratios: list[Ratio]
-    reference: str
-    same: list[Ratio]
-    skipped: dict[str, str]
-    price: float | None
-    currency: str
+    cells: list[CellSummary] = Field(default=[])
+    ratios: list[Ratio] = Field(default=[])
+    reference: str = ""
+    same: list[Ratio] = Field(default=[])
+    skipped: dict[str, str] = Field(default={})
+    price: float | None = None
+    currency: str = ""
     fidelity: list[str]
-    reproduce: str
+    reproduce: str = ""
     deadline: float | None = None
     cautions: list[str] = Field(default=[])
     missing: int = 0

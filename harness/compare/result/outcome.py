@@ -12,7 +12,7 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.compare.result.model import OutcomeClass
@@ -48,12 +48,12 @@ class JudgedTrial:
 
     outcome: OutcomeClass
     witness: str
-    recovery: float | None
-    detection: float | None
-    phases: list[PhaseSpan]
-    steps_lost: int
-    samples_lost: int | None
-    note: str
+    recovery: float | None = None
+    detection: float | None = None
+    phases: list[PhaseSpan] = field(default_factory=list)
+    steps_lost: int = 0
+    samples_lost: int | None = None
+    note: str = ""
 
 
 def judged(measures: ArmMeasures, control: History | None) -> JudgedTrial:
@@ -113,16 +113,7 @@ def _not_landed(history: History, missed: Sequence[Incident]) -> JudgedTrial:
     why = f"the job ended first: {ended(history)}"
     if completed(history) and missed:
         why = f"{missed[0].fault}: {_said(missed[0].evidence)}"
-    return JudgedTrial(
-        outcome="not landed",
-        witness=why,
-        recovery=None,
-        detection=None,
-        phases=[],
-        steps_lost=0,
-        samples_lost=None,
-        note="",
-    )
+    return JudgedTrial(outcome="not landed", witness=why)
 
 
 def _said(evidence: dict[str, object]) -> str:

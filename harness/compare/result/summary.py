@@ -58,7 +58,11 @@ def cells_of(
             if mine:
                 found.append(_cell(label, family, mine, steps))
             elif (label, family) in not_offered:
-                found.append(_empty(label, family, not_offered[label, family]))
+                why = not_offered[label, family]
+                empty = CellSummary(
+                    label=label, family=family, worst="not offered", witness=why, note=why
+                )
+                found.append(empty)
     return found
 
 
@@ -137,27 +141,6 @@ def survival_of(landed: Sequence[Trial]) -> Survival | None:
 
 def _steps_lost(trial: Trial) -> float:
     return math.inf if trial.recovery == math.inf else float(trial.steps_lost)
-
-
-def _empty(label: str, family: str, why: str) -> CellSummary:
-    return CellSummary(
-        label=label,
-        family=family,
-        n=0,
-        outcomes={},
-        worst="not offered",
-        witness=why,
-        recovery=None,
-        detection=None,
-        goodput=None,
-        steps_lost=None,
-        samples_lost=None,
-        overhead=None,
-        phases={},
-        outliers=[],
-        cost_gpu_hours=None,
-        note=why,
-    )
 
 
 def _metric(unit: str, values: Sequence[float | None], better: str = "lower") -> Metric | None:

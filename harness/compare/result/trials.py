@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from trainchaos.chaos.events.log import Log
 from trainchaos.harness.compare.result.model import Trial
@@ -38,11 +39,20 @@ class TrialSource:
     contradictions: Sequence[str] = ()
     against: Sequence[str] = ()
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """What it is, and where, as ``Trial`` has it."""
+        names = ("label", "family", "seed", "verdict", "run", "control_run", "reproduce")
+        return {name: getattr(self, name) for name in names}
+
 
 def trial_of(source: TrialSource) -> Trial:
     """One pair of arms, measured and judged; a record that is not credible gives no values."""
     if source.contradictions:
-        return _nothing_of(source)
+        info = history_of(source.log).info
+        ranks = info.ranks + info.spares + source.beside
+        witness = "; ".join(source.contradictions)
+        return Trial(**source.named, outcome="refuted", witness=witness, ranks=ranks)
     ideal, control = _usable(source.ideal), _usable(source.control)
     measures = measure(source.log, ideal)
     against = history_of(control) if control else None
@@ -55,58 +65,22 @@ def trial_of(source: TrialSource) -> Trial:
     info = history.info
     provisioned = info.ranks + info.spares + source.beside
     share = (info.ranks + info.spares) / provisioned
+    worthless = result.outcome == "committed bad values"
+    seen = {f.name: getattr(result, f.name) for f in fields(result) if f.name != "note"}
     return Trial(
-        label=source.label,
-        family=source.family,
-        seed=source.seed,
-        outcome=result.outcome,
-        witness=result.witness,
-        recovery=result.recovery,
-        detection=result.detection,
-        phases=result.phases,
-        steps_lost=result.steps_lost,
-        samples_lost=result.samples_lost,
-        goodput=0.0 if result.outcome == "committed bad values" else _goodput(measures, share),
-        ettr=0.0 if result.outcome == "committed bad values" else _ettr(measures),
+        **source.named,
+        **seen,
+        goodput=0.0 if worthless else _goodput(measures, share),
+        ettr=0.0 if worthless else _ettr(measures),
         control_goodput=_goodput(own, share) if own else None,
         badput=_badput(measures, share),
         step_time=own.step_time if own else None,
         wall=history.wall_s,
         ranks=provisioned,
-        verdict=source.verdict,
-        run=source.run,
-        control_run=source.control_run,
-        reproduce=source.reproduce,
         note="; ".join(filter(None, notes)),
         losses=losses_of(history),
         control_losses=losses_of(against) if against else (),
         **_until_whole(source.log, measures, ideal, control, result),
-    )
-
-
-def _nothing_of(source: TrialSource) -> Trial:
-    info = history_of(source.log).info
-    return Trial(
-        label=source.label,
-        family=source.family,
-        seed=source.seed,
-        outcome="refuted",
-        witness="; ".join(source.contradictions),
-        recovery=None,
-        detection=None,
-        phases=[],
-        steps_lost=0,
-        samples_lost=None,
-        goodput=None,
-        control_goodput=None,
-        badput={},
-        step_time=None,
-        wall=0.0,
-        ranks=info.ranks + info.spares + source.beside,
-        verdict=source.verdict,
-        run=source.run,
-        control_run=source.control_run,
-        reproduce=source.reproduce,
     )
 
 

@@ -14,6 +14,7 @@ from trainchaos.harness.compare.environments.stack import (
     Requirements,
     Stack,
     Value,
+    module,
 )
 
 GROUP = "init_process_group(timeout) s"
@@ -85,18 +86,10 @@ class Inprocess(Stack):
             if name != GROUP:
                 wait = name.removeprefix("Wrapper(").removesuffix(") s")
                 options += [f"--{wait.replace('_', '-')}", f"{value:g}"]
-        argv = (
-            str(python),
-            "-m",
-            "trainchaos.harness.peers.supervise",
-            "--ranks",
-            str(job.ranks + self.spares),
-            "--",
-            str(python),
-            "-m",
-            "trainchaos.harness.peers.nvrx_inprocess",
-            *options,
-        )
+        peers = "trainchaos.harness.peers"
+        script = module(python, f"{peers}.nvrx_inprocess", *options)
+        ranks = job.ranks + self.spares
+        argv = module(python, f"{peers}.supervise", "--", *script, ranks=ranks)
         return Drive(argv=argv, env=job.environment() | {"TORCH_CPP_LOG_LEVEL": "error"})
 
     def fidelity(self) -> tuple[str, ...]:

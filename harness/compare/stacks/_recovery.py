@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from trainchaos.chaos.home import HOME
-from trainchaos.harness.compare.environments.stack import CHECKPOINTS, CommonJob, Drive, Stack
+from trainchaos.harness.compare.environments.stack import (
+    CHECKPOINTS,
+    CommonJob,
+    Drive,
+    Stack,
+    module,
+)
 
 SCRIPT = HOME / "harness" / "peers" / "ours.py"
 
@@ -25,21 +31,15 @@ class RecoveryStack(Stack):
     def drive(self, job: CommonJob, python: Path) -> Drive:
         """The supervisor, which forks the ranks."""
         options = [word for name, value in self.chosen().items() for word in (name, str(value))]
-        argv = (
-            str(python),
-            "-m",
+        argv = module(
+            python,
             "trainchaos.recovery.run",
-            "--ranks",
-            str(job.ranks),
-            "--device",
-            "cpu",
-            "--checkpoint-dir",
-            f"$CHAOS_SCRATCH/{CHECKPOINTS}",
-            "--every",
-            str(job.every),
-            "--events",
-            "$CHAOS_SCRATCH/events",
             *options,
-            str(SCRIPT),
+            SCRIPT,
+            ranks=job.ranks,
+            device="cpu",
+            checkpoint_dir=f"$CHAOS_SCRATCH/{CHECKPOINTS}",
+            every=job.every,
+            events="$CHAOS_SCRATCH/events",
         )
         return Drive(argv=argv, env=job.environment())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainchaos.harness.compare.environments.stack import CommonJob, Drive
+from trainchaos.harness.compare.environments.stack import CommonJob, Drive, module
 
 SCRIPT = "trainchaos.harness.peers.plain"
 
@@ -14,18 +14,14 @@ def drive(
     job: CommonJob, python: Path, *options: str, env: Mapping[str, str] | None = None
 ) -> Drive:
     """One agent on this machine that starts all ranks. ``options``: further options of torchrun."""
-    argv = (
-        str(python),
-        "-m",
+    argv = module(
+        python,
         "torch.distributed.run",
-        "--nproc-per-node",
-        str(job.ranks),
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "127.0.0.1:0",
         *options,
         "-m",
         SCRIPT,
+        nproc_per_node=job.ranks,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
     )
     return Drive(argv=argv, env=job.environment() | dict(env or {}))

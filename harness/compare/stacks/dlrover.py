@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from trainchaos.harness.compare.environments.stack import CommonJob, Drive, Requirements, Stack
+from trainchaos.harness.compare.environments.stack import (
+    CommonJob,
+    Drive,
+    Requirements,
+    Stack,
+    module,
+)
 
 MAX_RESTARTS = {"default": 3, "tuned": 100}
 """3: the default by its page of arguments (docs/deployment/argument.md); its parser has torch's, 0.
@@ -69,12 +75,8 @@ class DLRover(Stack):
         if self.settings == "tuned":
             env["JOB_MEMORY_EVERY"] = str(max(1, job.every // MEMORY_SAVES))
             env["JOB_GROUP_TIMEOUT"] = str(GROUP_TIMEOUT_S)
-        command = (
-            str(python),
-            "-m",
-            "trainchaos.harness.peers.dlrover_launch",
-            f"--max-restarts={MAX_RESTARTS[self.settings]}",
-        )
+        restarts = f"--max-restarts={MAX_RESTARTS[self.settings]}"
+        command = module(python, "trainchaos.harness.peers.dlrover_launch", restarts)
         return Drive(argv=command, env=env)
 
     def fidelity(self) -> tuple[str, ...]:

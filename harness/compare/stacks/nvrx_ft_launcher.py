@@ -14,6 +14,7 @@ from trainchaos.harness.compare.environments.stack import (
     Drive,
     Requirements,
     Stack,
+    module,
 )
 from trainchaos.harness.compare.stacks._nvrx import needs
 
@@ -55,24 +56,18 @@ class NvrxFtLauncher(Stack):
 
     def drive(self, job: CommonJob, python: Path) -> Drive:
         """See Stack."""
-        argv = [
-            str(python),
-            "-m",
+        argv = module(
+            python,
             "nvidia_resiliency_ext.fault_tolerance.launcher",
-            "--nnodes",
-            "1",
-            "--nproc-per-node",
-            str(job.ranks),
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            "127.0.0.1:0",
-            "--max-restarts",
-            str(MAX_RESTARTS),
-        ]
+            nnodes=1,
+            nproc_per_node=job.ranks,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            max_restarts=MAX_RESTARTS,
+        )
         env = job.environment()
         if self.settings == "tuned":
-            argv += [f"{name}={value}" for name, value in TUNED.items()]
+            argv += tuple(f"{name}={value}" for name, value in TUNED.items())
             env |= {
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                 "JOB_GROUP_TIMEOUT": f"{GROUP_TIMEOUT_S:g}",

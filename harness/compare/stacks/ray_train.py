@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from trainchaos.harness.compare.environments.stack import CommonJob, Drive, Requirements, Stack
+from trainchaos.harness.compare.environments.stack import (
+    CommonJob,
+    Drive,
+    Requirements,
+    Stack,
+    module,
+)
 
 MAX_FAILURES = {"default": 3, "tuned": -1}
 """As in the examples of train/user-guides/fault-tolerance; -1: no limit."""
@@ -60,7 +66,7 @@ class RayTrain(Stack):
         env = job.environment() | {"JOB_MAX_FAILURES": str(MAX_FAILURES[self.settings])}
         if self.settings == "tuned":
             env |= TUNED | {"JOB_GROUP_TIMEOUT": str(GROUP_TIMEOUT_S)}
-        return Drive(argv=(str(python), "-m", "trainchaos.harness.peers.ray_launch"), env=env)
+        return Drive(argv=module(python, "trainchaos.harness.peers.ray_launch"), env=env)
 
     def fidelity(self) -> tuple[str, ...]:
         """See Stack."""

@@ -13,6 +13,7 @@ from trainchaos.harness.compare.environments.stack import (
     Stack,
     Value,
     Way,
+    module,
 )
 
 RESTARTS = 3
@@ -53,21 +54,17 @@ class TorchReconfigure(Stack):
 
     def drive(self, job: CommonJob, python: Path) -> Drive:
         """See Stack."""
-        argv = (
-            str(python),
-            "-m",
+        argv = module(
+            python,
             "trainchaos.harness.peers.torch_reconfigure",
-            "--ranks",
-            str(job.ranks),
-            "--restarts",
-            str(RESTARTS),
-            "--join-limit",
-            f"{self.values[JOIN]:g}",
             "--",
             "--group-timeout",
             f"{self.values[GROUP]:g}",
             "--reconfigure-timeout",
             f"{self.values[REFORM]:g}",
+            ranks=job.ranks,
+            restarts=RESTARTS,
+            join_limit=f"{self.values[JOIN]:g}",
         )
         return Drive(argv=argv, env=job.environment())
 

@@ -13,6 +13,7 @@ from trainchaos.harness.compare.environments.stack import (
     Stack,
     Value,
     Way,
+    module,
 )
 
 RESTARTS = 3
@@ -92,23 +93,20 @@ class Torchft(Stack):
             f"--min_replicas {least} --quorum_tick_ms {self.values[TICK]} --join_timeout_ms"
             f" {self.values[JOIN]} --heartbeat_timeout_ms {self.values[HEARTBEAT]}"
         )
-        argv = (
-            str(python),
-            "-m",
+        argv = module(
+            python,
             "trainchaos.harness.peers.torchft_replicas",
-            "--restarts",
-            str(RESTARTS),
-            "--lighthouse",
-            lighthouse,
             "--",
             "--gradients",
             "ddp" if setting == "default" else "flat",
             "--min-replicas",
-            str(least),
+            least,
             "--group-timeout",
             f"{self.values[GROUP]:g}",
             "--timeout",
             f"{self.values[TIMEOUT]:g}",
+            restarts=RESTARTS,
+            lighthouse=lighthouse,
         )
         return Drive(argv=argv, env=job.environment())
 

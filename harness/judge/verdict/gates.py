@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.events.figures import counted, interval, with_unit
 from trainchaos.chaos.scenario.model import Cell, SlaCheck
 from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause, samples_needed
 from trainchaos.chaos.stats import median_ci95
+from trainchaos.chaos.units import counted, interval, with_unit
 from trainchaos.harness.judge.in_steps import InSteps, beside, error_in_steps, in_steps
 from trainchaos.harness.judge.measure.catalogue import METRICS
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY

@@ -20,7 +20,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.compare.plan.directory import Directory
 from trainchaos.harness.compare.result.believed import CONTRADICTS
 from trainchaos.harness.compare.result.gather import gather
-from trainchaos.reports.compare import markdown
+from trainchaos.reports.compare.pages import markdown
 
 pytestmark = pytest.mark.usefixtures("names_at_once")
 __all__ = ["run"]
@@ -124,7 +124,7 @@ def test_what_was_changed_after_it_was_played_is_named(
     made = gather(directory)
     (said,) = {line for line in made.cautions if expected in line}
     assert "cannot be what happened, and counts for nothing" in said and said in made.broken
-    assert expected in markdown.render(made)
+    assert expected in markdown(made)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -176,22 +175,6 @@ def test_a_directory_of_somebody_else_is_never_removed(base: Path) -> None:
     assert (directory / "thesis.txt").exists()
 
 
-def test_an_environment_made_by_hand_is_taken_if_it_has_everything(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = environments.root() / "fake"
-    (directory / "bin").mkdir(parents=True)
-    shutil.copy(base, directory / "bin" / "python")
-    with pytest.raises(InfrastructureError, match=r"lacks numpy==2\.0\.0, .*loner==3"):
-        installing.install("fake", quiet, base=base)
-    monkeypatch.setattr(environments, "COMMON", ("torch",))
-    monkeypatch.setattr(Fake, "requirements", Requirements(pins=("some-thing==1.2",)))
-    assert installing.install("fake", quiet, base=base).ready
-    assert asked(base) == []
-    with pytest.raises(InfrastructureError, match="was not made by chaos"):
-        installing.remove("fake")
-
-
 def test_other_pins_make_it_stale(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installing.install("fake", quiet, base=base)
     monkeypatch.setattr(Fake, "requirements", Requirements(pins=("some-thing==1.3",)))
@@ -242,22 +225,10 @@ def test_an_unfit_python_is_said_before_anything_is_made(
     assert not environments.root().exists()
 
 
-@pytest.mark.parametrize(
-    ("specifier", "version", "fits"),
-    [
-        (">=3.11", (3, 11), True),
-        (">=3.11,<3.13", (3, 13), False),
-        (">=3.11, <3.13", (3, 12), True),
-        ("!=3.12", (3, 12), False),
-        ("==3.11", (3, 11), True),
-        (">3.11", (3, 11), False),
-        ("<=3.9", (3, 10), False),
-    ],
-)
-def test_versions_of_python_are_compared_as_numbers(
-    specifier: str, version: tuple[int, int], fits: bool
-) -> None:
-    assert (environments.unfit(Requirements(pins=(), python=specifier), version) is None) == fits
+@pytest.mark.parametrize(("version", "fits"), [("3.9", False), ("3.11", True), ("3.13", False)])
+def test_versions_of_python_are_compared_as_numbers(version: str, fits: bool) -> None:
+    wanted = Requirements(pins=(), python=">=3.11,<3.13")
+    assert (environments.unfit(wanted, version) is None) == fits
 
 
 @pytest.mark.parametrize(

@@ -274,11 +274,11 @@ def test_a_checkpoint_takes_what_its_storage_gives(chaos: Say) -> None:
 def test_what_is_lost_is_counted_in_samples_where_a_step_has_some(chaos: Say) -> None:
     steps = project(setting(trials=20), PUBLISHED, "a test")
     samples = project(setting(trials=20, batch=2048), PUBLISHED, "a test")
-    (_, _, failures, _), (_, _, of_samples, _) = tables.tables(steps), tables.tables(samples)
-    assert "steps lost" in failures.head and "samples lost" in of_samples.head
-    column = failures.head.index("steps lost")
-    assert failures.rows[0][column] == f"{steps.rows[0].short:,.0f}"
-    assert of_samples.rows[0][column] == f"{steps.rows[0].short * 2048:,.0f}"
+    failures, of_samples = (tables.tables(one)["failures"].texts for one in (steps, samples))
+    assert "steps lost" in failures[0] and "samples lost" in of_samples[0]
+    column = failures[0].index("steps lost")
+    assert failures[1][column] == f"{steps.rows[0].short:,.0f}"
+    assert of_samples[1][column] == f"{steps.rows[0].short * 2048:,.0f}"
     assert json.loads(chaos(*TINY, "--batch", "7", "--format", "json")[1])["setting"]["batch"] == 7
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trainchaos.chaos.commands.project import HEAD, lines
+from trainchaos.chaos.units import span
 from trainchaos.harness.projection.costs import PUBLISHED
 from trainchaos.harness.projection.projection import project
 from trainchaos.harness.projection.result import Projected, Projection, Setting, Spread
@@ -67,10 +68,8 @@ def projection(*rows: Projected) -> Projection:
 
 def test_each_cell_is_the_figure_that_its_head_names() -> None:
     shown = {
-        one.id: "; ".join(
-            f"{head}: {cell}" for head, cell in zip(one.head[2:], one.rows[0][2:], strict=True)
-        )
-        for one in tables.tables(projection(row()))
+        id: "; ".join(f"{head}: {cell}" for head, cell in [*zip(*one.texts, strict=True)][2:])
+        for id, one in tables.tables(projection(row())).items()
     }
     assert shown == {
         "rows": "goodput: 0.9100; mean, 95 % interval: 0.9000 to 0.9200; 5 to 95 % of jobs: 0.8800"
@@ -85,8 +84,9 @@ def test_each_cell_is_the_figure_that_its_head_names() -> None:
         "money": "price: 61; lost: 71; mean, 95 % interval: 141 to 142; 5 to 95 % of jobs: 143 to"
         " 144; a second of detection: 9.1",
     }
-    for one in tables.tables(projection(row())):
-        assert (one.head[:2], one.rows[0][:2]) == (("GPUs", "strategy"), ("4,096", "hot-spare"))
+    for one in tables.tables(projection(row())).values():
+        heads, cells = ([*texts][:2] for texts in one.texts)
+        assert (heads, cells) == (["GPUs", "strategy"], ["4,096", "hot-spare"])
 
 
 def test_the_terminal_has_a_part_of_them() -> None:
@@ -140,4 +140,4 @@ def test_what_lacks_is_said_before_anything_else() -> None:
     ("seconds", "said"), [(45.0, "45 s"), (750.0, "12.5 min"), (172_800.0, "2.0 d")]
 )
 def test_times_are_for_people(seconds: float, said: str) -> None:
-    assert tables.span(seconds) == said
+    assert span(seconds) == said

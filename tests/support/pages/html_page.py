@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import xml.etree.ElementTree as ET
 from collections import Counter
 from html.parser import HTMLParser
 
@@ -47,3 +49,16 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         """Said."""
         self.text.append(data)
+
+
+def drawings(text: str, kind: str = "") -> list[ET.Element]:
+    """The drawings of a page, each well-formed; those inside others are part of them. ``kind``:
+    their class, empty: all.
+    """
+    depth, start, found = 0, 0, []
+    for tag in re.finditer(r"<(/?)svg\b", text):
+        start = tag.start() if depth == 0 else start
+        depth += -1 if tag[1] else 1
+        if depth == 0:
+            found.append(ET.fromstring(text[start : tag.end() + 1]))
+    return [one for one in found if not kind or one.get("class") == kind]

@@ -1,15 +1,22 @@
-"""Formats numbers for people: three significant digits, never rounded in our favour."""
+"""Numbers, ranges, times and values as text for people: three significant digits, never rounded in
+our favour.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from typing import Any
+from unicodedata import category
 
 MISSING = "–"
 NEVER = "never"
 COUNT_UNITS = frozenset(
     {"steps", "samples", "ranks", "count", "alarms", "bytes", "replicas", "saves"}
 )
+UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+"""Unicode categories of characters that are neither visible nor spaces."""
 _ROUNDING = {"lower": ROUND_CEILING, "higher": ROUND_FLOOR, "neither": ROUND_HALF_EVEN}
 
 
@@ -91,3 +98,74 @@ def interval(
 ) -> str:
     """``[low, high]`` of a range, see ``enclosing``; "" if there is none."""
     return "[{}, {}]".format(*enclosing(*ends, unit, decimals)) if ends is not None else ""
+
+
+def percent(ratio: float) -> str:
+    """A ratio as a percentage with at most three significant digits."""
+    return f"{number(ratio * 100)} %"
+
+
+def percents(low: float, high: float) -> str:
+    """Ratios from ``low`` to ``high`` as percentages: ``93.1 % to 95 %``, or one that all are."""
+    if percent(low) == percent(high):
+        return percent(low)
+    return "{} % to {} %".format(*enclosing(low * 100, high * 100))
+
+
+def span(seconds: float) -> str:
+    """A time for people: ``45 s``, ``12.5 min``, ``3.1 h``, ``2.0 d``."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 arm``, ``2 arms``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def listed(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *before, last = words or ("",)
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def scalar(value: Any) -> str:
+    """Any JSON value as short text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} {scalar(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return ", ".join(scalar(v) for v in value)
+    return MISSING if value is None else str(value)
+
+
+def pairs(data: dict[str, Any]) -> str:
+    """A small dictionary as ``key value · key value``."""
+    return " · ".join(f"{key} {scalar(value)}" for key, value in data.items())
+
+
+def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested dictionaries as dotted names with short texts."""
+    rows: list[tuple[str, str]] = []
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            rows += flatten(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", scalar(value)))
+    return rows
+
+
+def visible(text: str) -> str:
+    """Text with control characters, including bidirectional ones, spelt out; line feeds, tabs and
+    spaces stay. Names come from YAML and logs, and their escape sequences must not reach a terminal
+    or a page.
+    """
+    unseen = {
+        ord(c): ascii(c)[1:-1] for c in set(text) if c not in "\n\t" and category(c) in UNSEEN
+    }
+    return text.translate(unseen) if unseen else text

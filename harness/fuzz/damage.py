@@ -1,5 +1,5 @@
-"""The search for damage of a record that the judge takes for something else, in one process: draws
-a scenario that passes, damages one of its logs, and judges it.
+"""Searches the judge for damage of a record that it takes for something else: draws a scenario that
+passes, damages one of its logs, and judges it.
 
 Damage is never guilt, and never innocence: the verdict has to be inconclusive and name the file,
 and no finding of that arm may fail, or pass by lines of that file.
@@ -7,12 +7,11 @@ and no finding of that arm may fail, or pass by lines of that file.
 
 from __future__ import annotations
 
-import hashlib
-import math
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -23,8 +22,8 @@ from ruamel.yaml import YAML
 from trainchaos.chaos.events.log import ORCHESTRATOR, Log
 from trainchaos.harness.fuzz.draw import draw
 from trainchaos.harness.fuzz.draw.draw import Dice, World
+from trainchaos.harness.fuzz.draw.regressions import short
 from trainchaos.harness.fuzz.draw.text import as_yaml, flow
-from trainchaos.harness.fuzz.play.coverage import Coverage
 from trainchaos.harness.fuzz.play.oracle import Find
 from trainchaos.harness.fuzz.play.play import (
     ARMS,
@@ -36,6 +35,7 @@ from trainchaos.harness.fuzz.play.play import (
     resolved_of,
     traceback_tail,
 )
+from trainchaos.harness.fuzz.search import Tried
 from trainchaos.harness.host.rundir import RunDirectory, arm_id, write_resolved
 from trainchaos.harness.judge.checkers import OF_SUPERVISOR
 from trainchaos.harness.judge.record.nodes import silenced
@@ -87,26 +87,12 @@ class Damage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DamageFind:
-    """A find: a scenario, and damage of its run that was not seen for what it is."""
+class DamagedRun:
+    """A scenario that passes, and damage of its run. ``played``: the run."""
 
-    find: Find
     tree: Mapping[str, Any]
     damage: Damage
-    plays: int = 1
-
-    def files(self) -> Mapping[str, bytes]:
-        """The one file that reproduces it."""
-        lines = [
-            f"showed: {flow(self.find.text)}",
-            f"damage: {flow(vars(self.damage))}",
-            "scenario:",
-        ]
-        lines += [f"  {line}" for line in as_yaml(self.tree).splitlines()]
-        name = hashlib.blake2b(self.find.key.encode(), digest_size=3).hexdigest()
-        return {
-            f"{self.damage.way.replace(' ', '-')}-{name}{ENDING}": "\n".join([*lines, ""]).encode()
-        }
+    played: PlayResult = field(compare=False)
 
 
 def replayed(path: Path, player: SimPlayer) -> Find | None:
@@ -136,13 +122,15 @@ def look(played: PlayResult, damage: Damage) -> Find | None:
         return Find(key=f"crash: {place_of(error)}", text=traceback_tail(error))
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    if results.verdict != "inconclusive":
-        return _find(damage, f"the verdict is {results.verdict}: {results.reason}")
     mine = next((one for one in results.arms if one.arm == damage.arm), None)
-    wrong = misjudged(mine.invariants if mine is not None else {}, damage.actor)
-    if not wrong and mine is None and f"{damage.actor}.jsonl" not in results.reason:
-        wrong = f"the file is not named: {results.reason}"
-    return _find(damage, wrong) if wrong else None
+    if results.verdict != "inconclusive":
+        wrong = f"the verdict is {results.verdict}: {results.reason}"
+    elif mine is not None:
+        wrong = misjudged(mine.invariants, damage.actor)
+    else:
+        named = f"{damage.actor}.jsonl" in results.reason
+        wrong = "" if named else f"the file is not named: {results.reason}"
+    return Find(key=f"{damage.way}: {wrong.partition(':')[0]}", text=wrong) if wrong else None
 
 
 def misjudged(findings: Mapping[str, Finding], actor: str) -> str:
@@ -165,23 +153,13 @@ def places(log: Log, actor: str, way: str) -> list[int]:
     return list(range(count - 1 if way == "exchanged" else count))
 
 
-def _find(damage: Damage, text: str) -> Find:
-    return Find(key=f"{damage.way}: {text.partition(':')[0]}", text=text)
-
-
-@dataclass(kw_only=True)
-class DamageSearch:
-    """``runs``: damaged runs that were judged; ``refused``: scenarios refused by the loader."""
+@dataclass
+class Damages:
+    """Damaged runs as a ``Subject``: many of each drawn scenario that passes."""
 
     world: World
     player: SimPlayer
     seed: str
-    coverage: Coverage = field(default_factory=Coverage)
-    finds: dict[str, DamageFind] = field(default_factory=dict)
-    runs: int = 0
-    refused: int = 0
-    again: int = 0
-    until_s: float = math.inf
     _tree: Mapping[str, Any] = field(default_factory=dict)
     _played: PlayResult | None = None
     _left: int = 0
@@ -189,11 +167,10 @@ class DamageSearch:
     def __post_init__(self) -> None:
         self.dice = Dice(rng=random.Random(f"chaos fuzz judge {self.seed}"))
 
-    def step(self) -> DamageFind | None:
-        """One damaged run, or another run to damage; returns its find, if that is new."""
+    def attempt(self, number: int) -> Tried[DamagedRun] | None:
+        """One damaged run, or another run to damage."""
         if self._played is None or self._left <= 0:
-            self._play()
-            return None
+            return self._play()
         self._left -= 1
         rng = self.dice.rng
         arm, way = rng.choice(ARMS), rng.choice(list(WAYS))
@@ -203,21 +180,33 @@ class DamageSearch:
         if not lines:
             return None
         damage = Damage(arm=arm, actor=actor, way=way, line=rng.choice(lines))
-        self.runs += 1
-        self.coverage.add(frozenset({("damage", way, log.actors[actor].kinds[damage.line].value)}))
-        found = look(self._played, damage)
-        if found is None:
-            return None
-        if found.key in self.finds:
-            self.again += 1
-            return None
-        self.finds[found.key] = DamageFind(find=found, tree=self._tree, damage=damage)
-        return self.finds[found.key]
+        reached = {("damage", way, log.actors[actor].kinds[damage.line].value)}
+        case = DamagedRun(tree=self._tree, damage=damage, played=self._played)
+        return Tried(case=case, find=self.shows(case), reached=reached)
 
-    def _play(self) -> None:
+    def keep(self, case: DamagedRun) -> None:
+        """Each damage is drawn alone."""
+
+    def shows(self, case: DamagedRun) -> Find | None:
+        return look(case.played, case.damage)
+
+    def smaller(self, case: DamagedRun) -> Iterator[DamagedRun]:
+        """None: one line is damaged."""
+        return iter(())
+
+    def described(self, find: Find, case: DamagedRun, how: str) -> Find:
+        return find
+
+    def file(self, find: Find, case: DamagedRun) -> tuple[str, str]:
+        head = f"showed: {flow(find.text)}\ndamage: {flow(vars(case.damage))}\nscenario:\n"
+        name = f"{case.damage.way.replace(' ', '-')}-{short(find.key)}{ENDING}"
+        return name, head + textwrap.indent(as_yaml(case.tree), "  ")
+
+    def _play(self) -> Tried[DamagedRun] | None:
+        """Another run; a result only if the scenario is refused."""
         self._tree = draw.scenario(self.dice, self.world)
         played = self.player.play(self._tree)
-        self.refused += bool(played.refused)
         passes = played.cell is not None and not played.left and not played.crash
         passes = passes and all(found.verdict == "pass" for found in played.findings.values())
         self._played, self._left = (played if passes else None), PER_RUN
+        return Tried() if played.refused else None

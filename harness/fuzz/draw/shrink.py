@@ -5,15 +5,15 @@ ranks, rounder numbers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from trainchaos.harness.fuzz.draw.draw import is_mesh
 
 Tree = dict[str, Any]
 Path = tuple[str | int, ...]
+Case = TypeVar("Case")
 
-MOST_PLAYS = 150
 OPTIONAL: tuple[Path, ...] = (
     ("workload", "determinism"),
     ("workload", "verify_every"),
@@ -40,25 +40,26 @@ OF_A_FAULT: tuple[Path, ...] = (
 )
 
 
-def shrunk(tree: Tree, shows: Callable[[Tree], bool], most: int = MOST_PLAYS) -> tuple[Tree, int]:
-    """The smallest tree found, and how many trees were tried. ``shows``: whether a tree still shows
-    the defect.
+def shrunk(
+    case: Case, shows: Callable[[Case], bool], smaller: Callable[[Case], Iterator[Case]], most: int
+) -> tuple[Case, int]:
+    """The smallest case found, and how many were tried, at most ``most``. ``shows``: whether a case
+    still shows the defect; ``smaller``: cases that are one step smaller.
     """
-    plays, known = 0, {_key(tree)}
-    again = True
+    tried, known, again = 0, {repr(case)}, True
     while again:
         again = False
-        for smaller in smaller_than(tree):
-            if _key(smaller) in known:
+        for candidate in smaller(case):
+            if repr(candidate) in known:
                 continue
-            known.add(_key(smaller))
-            if plays >= most:
-                return tree, plays
-            plays += 1
-            if shows(smaller):
-                tree, again = smaller, True
+            known.add(repr(candidate))
+            if tried >= most:
+                return case, tried
+            tried += 1
+            if shows(candidate):
+                case, again = candidate, True
                 break
-    return tree, plays
+    return case, tried
 
 
 def smaller_than(tree: Tree) -> Iterator[Tree]:
@@ -194,10 +195,3 @@ def _with(tree: Tree, path: Path, value: Any) -> Tree:
     made = copy.deepcopy(tree)
     _at(made, path[:-1])[path[-1]] = value
     return made
-
-
-def _key(tree: Any) -> str:
-    return repr(tree)
-
-
-__all__: Sequence[str] = ("MOST_PLAYS", "shrunk", "smaller_than")

@@ -21,10 +21,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "hit": "stage × fault × phase",
         "failed": "stage × cause of a failure",
         "decided": "stage × decision",
-        "refused": "reason for a refusal",
-        "spoilt": "reason for a refusal × spoiling",
-        "loaded": "spoilings of what loads all the same",
-        "seen": "checker × change of a log",
+        "damage": "damage × event",
     }
 )
 """First word of a feature -> what it counts."""

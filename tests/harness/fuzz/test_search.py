@@ -28,7 +28,7 @@ from trainchaos.chaos.loading.builtin import NO_SCENARIOS
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.fuzz.draw import draw
 from trainchaos.harness.fuzz.draw.draw import Dice, World
-from trainchaos.harness.fuzz.draw.regressions import write
+from trainchaos.harness.fuzz.draw.regressions import as_file
 from trainchaos.harness.fuzz.draw.shrink import shrunk, smaller_than
 from trainchaos.harness.fuzz.draw.text import as_yaml
 from trainchaos.harness.fuzz.draw.values import params_of
@@ -42,6 +42,7 @@ from trainchaos.harness.fuzz.play.play import (
     simulated,
     strategies,
 )
+from trainchaos.harness.fuzz.schedules import Schedules
 from trainchaos.harness.fuzz.search import Search
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.sim.rank.behaviour import Behaviour
@@ -354,6 +355,12 @@ def test_a_traceback_is_a_find_with_its_place() -> None:
 # ---- making small
 
 
+def made_small(
+    tree: draw.Tree, shows: Callable[[draw.Tree], bool], most: int = 150
+) -> tuple[draw.Tree, int]:
+    return shrunk(tree, shows, smaller_than, most)
+
+
 def test_a_scenario_is_made_as_small_as_what_it_shows_allows() -> None:
     second = {
         "id": "f1",
@@ -362,7 +369,9 @@ def test_a_scenario_is_made_as_small_as_what_it_shows_allows() -> None:
         "duration": 1.234,
     }
     tree = tree_of(KILL, second, recovery={"strategy": "hot-spare", "spares": 3})
-    small, plays = shrunk(tree, lambda one: any(f["kind"] == "process-stop" for f in one["faults"]))
+    small, plays = made_small(
+        tree, lambda one: any(f["kind"] == "process-stop" for f in one["faults"])
+    )
     (only,) = small["faults"]
     assert only["kind"] == "process-stop" and only["at"] == {"step": 1} and "duration" not in only
     assert small["recovery"] == {"strategy": "hot-spare"}
@@ -381,17 +390,17 @@ def test_a_mesh_is_made_smaller_by_dimension_and_then_goes() -> None:
         shape = one["workload"]["parallelism"]
         return draw.is_mesh(shape) and shape["pipeline"] > 1
 
-    small, _ = shrunk(tree, staged)
+    small, _ = made_small(tree, staged)
     job = small["workload"]
     assert job["parallelism"] == MESH | {"pipeline": 2}
     assert job["ranks"] == 2 and "health" not in small
-    plain, _ = shrunk(tree, lambda one: True)
+    plain, _ = made_small(tree, lambda one: True)
     assert (plain["workload"]["kind"], plain["workload"]["parallelism"]) == ("mlp", "ddp")
 
 
 def test_it_stops_asking_after_so_many() -> None:
     asked = []
-    shrunk(trees(1)[0], lambda one: bool(asked.append(one)), most=7)
+    made_small(trees(1)[0], lambda one: bool(asked.append(one)), most=7)
     assert len(asked) == 7
 
 
@@ -402,9 +411,9 @@ def test_smaller_ones_leave_the_scenario_they_are_of_alone() -> None:
 
 
 def test_a_find_is_written_as_a_scenario_that_loads(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "new", tree_of(KILL), "faulted: membership fail", "w3 is member twice\nand more"
-    )
+    name, text = as_file(tree_of(KILL), "faulted: membership fail", "w3 is member twice")
+    path = tmp_path / name
+    path.write_text(text)
     (cell,) = load(path, CATALOGUE).cells[:1]
     assert cell.scenario.name == path.stem
     assert cell.scenario.description == "Showed: w3 is member twice"
@@ -465,11 +474,10 @@ def test_a_fault_that_was_due_before_another_took_its_target_is_missing(
 # ---- finding
 
 
-def searched(behaviour: Callable[[], Behaviour], most: int, strategy: str) -> Search:
+def searched(behaviour: Callable[[], Behaviour], most: int, strategy: str) -> Search[draw.Tree]:
     world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
-    search = Search(
-        world=world, player=SimPlayer(catalogue=CATALOGUE, behaviour=behaviour), seed="planted"
-    )  # type: ignore[arg-type]
+    player = SimPlayer(catalogue=CATALOGUE, behaviour=behaviour)  # type: ignore[arg-type]
+    search = Search(Schedules(world, player, "planted"))
     for _ in range(most):
         if search.step() is not None:
             break
@@ -491,7 +499,7 @@ def test_a_planted_defect_is_found_and_small(
 ) -> None:
     search = searched(defect, 300, strategy)
     (found,) = search.finds.values()
-    assert len(found.tree["faults"]) == 1
+    assert len(found.case["faults"]) == 1
 
 
 def test_what_was_reached_is_counted() -> None:
@@ -507,7 +515,7 @@ def test_what_was_reached_is_counted() -> None:
 
 
 def test_nothing_is_made_smaller_when_the_time_is_over() -> None:
-    def plays(until_s: float) -> tuple[int, Search]:
+    def plays(until_s: float) -> tuple[int, Search[draw.Tree]]:
         asked: list[Any] = []
 
         class Broken:
@@ -515,11 +523,11 @@ def test_nothing_is_made_smaller_when_the_time_is_over() -> None:
                 asked.append(tree)
                 return PlayResult(crash="it broke", place="here")
 
-        search = Search(world=WORLD, player=Broken(), seed="late", until_s=until_s)
+        search = Search(Schedules(WORLD, Broken(), "late"), until_s=until_s)
         assert search.step() is not None
         return len(asked), search
 
     late, search = plays(0.0)
     (found,) = search.finds.values()
-    assert found.tree == found.first and late <= 2
+    assert found.case == found.first and late <= 2
     assert plays(float("inf"))[0] > late

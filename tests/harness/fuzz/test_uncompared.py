@@ -21,6 +21,7 @@ from trainchaos.harness.fuzz.play.excuses import _no_node_left
 from trainchaos.harness.fuzz.play.oracle import find_in
 from trainchaos.harness.fuzz.play.play import PlayResult, SimPlayer
 from trainchaos.harness.fuzz.play.uncompared import uncompared
+from trainchaos.harness.fuzz.play.unlanded import Case
 
 FOLDER = Path(__file__).resolve().parents[3] / "scenarios" / "regressions"
 COPIED = "changed-state-copied-from-the-last-survivor"
@@ -131,36 +132,36 @@ def test_a_target_that_nothing_else_ended_is_not_excused() -> None:
     """A kill without an effect, of a process that died: the witness may be at fault."""
     tree, one = played("checkpoint-restart-process-segv-rack-kill-bb2cd5")
     log = one.logs["faulted"]
-    assert unlanded.ended_otherwise(tree, one)
+    assert unlanded.ended_otherwise(Case(tree, one))
     tape = Tape.of({actor: each.events for actor, each in log.actors.items()})
     for event in tape.find(Kind.FAULT_INJECTED):
         if event.data["fault"] == "f0":
             event.data["target"] = {}
     tape.find(Kind.PROCESS_EXITED, process="w1")[0].data["expected"] = False
     spoilt = replace(one, logs={"faulted": tape.log()})
-    assert not unlanded.ended_otherwise(tree, spoilt)
+    assert not unlanded.ended_otherwise(Case(tree, spoilt))
     assert find_in(tree, spoilt) is not None
 
 
 @pytest.mark.long
 def test_a_rank_held_in_a_step_that_another_fault_broke_is_excused_only_with_that_fault() -> None:
     tree, one = played("checkpoint-restart-partition-gpu-hang-1491b0")
-    assert unlanded.thrown_away(tree, one) and find_in(tree, one) is None
+    assert unlanded.thrown_away(Case(tree, one)) and find_in(tree, one) is None
     tape = Tape.of({actor: each.events for actor, each in one.logs["faulted"].actors.items()})
     tape.drop(tape.find(Kind.FAULT_LANDED, fault="f0"))
-    assert not unlanded.thrown_away(tree, replace(one, logs={"faulted": tape.log()}))
+    assert not unlanded.thrown_away(Case(tree, replace(one, logs={"faulted": tape.log()})))
 
 
 def test_giving_up_for_want_of_a_node_needs_the_loss_of_all_of_them() -> None:
     tree, one = played(COPIED)
     tape = Tape.of({actor: each.events for actor, each in one.logs["faulted"].actors.items()})
     tree = {**tree, "launcher": {"kind": "agents", "nodes": 1}}
-    assert not _no_node_left(tree, one)
+    assert not _no_node_left(Case(tree, one))
     hit = tape.find(Kind.FAULT_INJECTED)[0]
     tape.add(hit, kind=Kind.NODE_LOST, data={"node": 0, "why": "its agent has ended"})
     lost = replace(one, logs={"faulted": tape.log()})
-    assert _no_node_left(tree, lost)
-    assert not _no_node_left({**tree, "launcher": {"kind": "agents", "nodes": 2}}, lost)
+    assert _no_node_left(Case(tree, lost))
+    assert not _no_node_left(Case({**tree, "launcher": {"kind": "agents", "nodes": 2}}, lost))
 
 
 def test_a_fault_that_waited_for_a_hidden_step_is_excused_only_if_one_was_hidden() -> None:

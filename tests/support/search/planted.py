@@ -16,10 +16,11 @@ from unittest.mock import patch
 
 from tests.support.search import defects
 from trainchaos.chaos.cli import build_catalogue
-from trainchaos.harness.fuzz.draw.draw import World
+from trainchaos.harness.fuzz.draw.draw import Tree, World
 from trainchaos.harness.fuzz.draw.stories import STORIES, Story
 from trainchaos.harness.fuzz.play.oracle import find_in
 from trainchaos.harness.fuzz.play.play import SimPlayer, kinds, strategies
+from trainchaos.harness.fuzz.schedules import Schedules
 from trainchaos.harness.fuzz.search import Search
 from trainchaos.harness.run import coordinator
 from trainchaos.harness.sim.rank.behaviour import Behaviour
@@ -75,7 +76,7 @@ class Planted:
 
 def sought(
     planted: Planted, *, seed: str, runs: int | None = None, stories: Sequence[Story] = STORIES
-) -> Search:
+) -> Search[Tree]:
     """A search that ends with the first find that is this defect's, which it leaves as it is, or
     after ``runs`` scenarios. What the same scenario shows without the defect is no find.
     ``stories``: those that it tells.
@@ -84,7 +85,7 @@ def sought(
     world = World(kinds=kinds(), strategies=strategies(), strategy=planted.strategy)
     good = SimPlayer(catalogue=catalogue)
     player = SimPlayer(catalogue=catalogue, behaviour=planted.behaviour, strategy=planted.instead)  # type: ignore[arg-type]
-    search = Search(world=world, player=player, seed=seed, until_s=0.0, stories=stories)
+    search = Search(Schedules(world, player, seed, stories=stories), until_s=0.0)
     while search.runs < (runs or planted.runs):
         with planted.planted():
             found = search.step()

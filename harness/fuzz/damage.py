@@ -11,17 +11,17 @@ import random
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from ruamel.yaml import YAML
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Log
 from trainchaos.harness.fuzz.draw import draw
-from trainchaos.harness.fuzz.draw.draw import Dice, World
+from trainchaos.harness.fuzz.draw.draw import Dice, Tree, World
 from trainchaos.harness.fuzz.draw.regressions import short
 from trainchaos.harness.fuzz.draw.text import as_yaml, flow
 from trainchaos.harness.fuzz.play.oracle import Find
@@ -35,7 +35,7 @@ from trainchaos.harness.fuzz.play.play import (
     resolved_of,
     traceback_tail,
 )
-from trainchaos.harness.fuzz.search import Tried
+from trainchaos.harness.fuzz.search import Subject, Tried
 from trainchaos.harness.host.rundir import RunDirectory, arm_id, write_resolved
 from trainchaos.harness.judge.checkers import OF_SUPERVISOR
 from trainchaos.harness.judge.record.nodes import silenced
@@ -46,30 +46,23 @@ ENDING = ".damage.yaml"
 PER_RUN = 40
 """Logs that are damaged of one run, before another is played."""
 LONGEST_S = 60.0
-Lines = Sequence[bytes]
-WAYS: Mapping[str, Callable[[Lines, int], bytes]] = MappingProxyType(
+Lines = list[bytes]
+WAYS: Mapping[str, Callable[[bytes, Lines], Lines]] = MappingProxyType(
     {
-        "lost": lambda lines, n: b"".join([*lines[:n], *lines[n + 1 :]]),
-        "doubled": lambda lines, n: b"".join([*lines[: n + 1], *lines[n:]]),
-        "cut": lambda lines, n: b"".join(lines[:n]) + lines[n][: len(lines[n]) // 2],
-        "ended": lambda lines, n: b"".join(lines[:n]),
-        "zeroed": lambda lines, n: (
-            b"".join(lines[:n]) + bytes(len(lines[n])) + b"".join(lines[n + 1 :])
-        ),
-        "torn": lambda lines, n: b"".join([*lines[:n], lines[n][:20] + b"\n", *lines[n + 1 :]]),
-        "exchanged": lambda lines, n: b"".join(
-            [*lines[:n], *lines[n : n + 2][::-1], *lines[n + 2 :]]
-        ),
-        "a key twice": lambda lines, n: b"".join(
-            [
-                *lines[:n],
-                lines[n].replace(b'"data":{', b'"data":{"rank":0,"rank":1,', 1),
-                *lines[n + 1 :],
-            ]
-        ),
+        "lost": lambda line, after: after,
+        "doubled": lambda line, after: [line, line, *after],
+        "cut": lambda line, after: [line[: len(line) // 2]],
+        "ended": lambda line, after: [],
+        "zeroed": lambda line, after: [bytes(len(line)), *after],
+        "torn": lambda line, after: [line[:20] + b"\n", *after],
+        "exchanged": lambda line, after: [*after[:1], line, *after[1:]],
+        "a key twice": lambda line, after: [
+            line.replace(b'"data":{', b'"data":{"rank":0,"rank":1,', 1),
+            *after,
+        ],
     }
 )
-"""Ways to damage the n-th line of a log."""
+"""Ways to damage a line of a log: what is there instead of it and of those after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +76,18 @@ class Damage:
 
     def done(self, data: bytes) -> bytes:
         """The damaged file. Raises KeyError for an unknown way."""
-        return WAYS[self.way](data.splitlines(keepends=True), self.line)
+        lines = data.splitlines(keepends=True)
+        instead = WAYS[self.way](lines[self.line], lines[self.line + 1 :])
+        return b"".join([*lines[: self.line], *instead])
 
 
 @dataclass(frozen=True, kw_only=True)
 class DamagedRun:
     """A scenario that passes, and damage of its run. ``played``: the run."""
 
-    tree: Mapping[str, Any]
+    tree: Tree
     damage: Damage
-    played: PlayResult = field(compare=False)
+    played: PlayResult
 
 
 def replayed(path: Path, player: SimPlayer) -> Find | None:
@@ -153,60 +148,43 @@ def places(log: Log, actor: str, way: str) -> list[int]:
     return list(range(count - 1 if way == "exchanged" else count))
 
 
-@dataclass
-class Damages:
-    """Damaged runs as a ``Subject``: many of each drawn scenario that passes."""
+class Damages(Subject[DamagedRun]):
+    """Damaged runs: many of each drawn scenario that passes."""
 
-    world: World
-    player: SimPlayer
-    seed: str
-    _tree: Mapping[str, Any] = field(default_factory=dict)
-    _played: PlayResult | None = None
-    _left: int = 0
-
-    def __post_init__(self) -> None:
-        self.dice = Dice(rng=random.Random(f"chaos fuzz judge {self.seed}"))
+    def __init__(self, world: World, player: SimPlayer, seed: str) -> None:
+        self._dice = Dice(rng=random.Random(f"chaos fuzz judge {seed}"))
+        self._tries = self._drawn(world, player)
 
     def attempt(self, number: int) -> Tried[DamagedRun] | None:
-        """One damaged run, or another run to damage."""
-        if self._played is None or self._left <= 0:
-            return self._play()
-        self._left -= 1
-        rng = self.dice.rng
-        arm, way = rng.choice(ARMS), rng.choice(list(WAYS))
-        log = self._played.logs[arm]
-        actor = rng.choice(sorted(log.actors))
-        lines = places(log, actor, way)
-        if not lines:
-            return None
-        damage = Damage(arm=arm, actor=actor, way=way, line=rng.choice(lines))
-        reached = {("damage", way, log.actors[actor].kinds[damage.line].value)}
-        case = DamagedRun(tree=self._tree, damage=damage, played=self._played)
-        return Tried(case=case, find=self.shows(case), reached=reached)
-
-    def keep(self, case: DamagedRun) -> None:
-        """Each damage is drawn alone."""
+        return next(self._tries)
 
     def shows(self, case: DamagedRun) -> Find | None:
         return look(case.played, case.damage)
-
-    def smaller(self, case: DamagedRun) -> Iterator[DamagedRun]:
-        """None: one line is damaged."""
-        return iter(())
-
-    def described(self, find: Find, case: DamagedRun, how: str) -> Find:
-        return find
 
     def file(self, find: Find, case: DamagedRun) -> tuple[str, str]:
         head = f"showed: {flow(find.text)}\ndamage: {flow(vars(case.damage))}\nscenario:\n"
         name = f"{case.damage.way.replace(' ', '-')}-{short(find.key)}{ENDING}"
         return name, head + textwrap.indent(as_yaml(case.tree), "  ")
 
-    def _play(self) -> Tried[DamagedRun] | None:
-        """Another run; a result only if the scenario is refused."""
-        self._tree = draw.scenario(self.dice, self.world)
-        played = self.player.play(self._tree)
-        passes = played.cell is not None and not played.left and not played.crash
-        passes = passes and all(found.verdict == "pass" for found in played.findings.values())
-        self._played, self._left = (played if passes else None), PER_RUN
-        return Tried() if played.refused else None
+    def _drawn(self, world: World, player: SimPlayer) -> Iterator[Tried[DamagedRun] | None]:
+        while True:
+            tree = draw.scenario(self._dice, world)
+            played = player.play(tree)
+            yield Tried() if played.refused else None
+            passes = played.cell is not None and not played.left and not played.crash
+            if passes and all(found.verdict == "pass" for found in played.findings.values()):
+                for _ in range(PER_RUN):
+                    yield self._damaged(tree, played)
+
+    def _damaged(self, tree: Tree, played: PlayResult) -> Tried[DamagedRun] | None:
+        rng = self._dice.rng
+        arm, way = rng.choice(ARMS), rng.choice(list(WAYS))
+        log = played.logs[arm]
+        actor = rng.choice(sorted(log.actors))
+        lines = places(log, actor, way)
+        if not lines:
+            return None
+        damage = Damage(arm=arm, actor=actor, way=way, line=rng.choice(lines))
+        reached = {("damage", way, log.actors[actor].kinds[damage.line].value)}
+        case = DamagedRun(tree=tree, damage=damage, played=played)
+        return Tried(case=case, find=self.shows(case), reached=reached)

@@ -15,7 +15,7 @@ from trainchaos.harness.fuzz.draw.stories import STORIES, Story, scenario_from_s
 from trainchaos.harness.fuzz.draw.variations import varied
 from trainchaos.harness.fuzz.play.oracle import Find, find_in, headline, unsteady
 from trainchaos.harness.fuzz.play.play import PlayResult, simulated
-from trainchaos.harness.fuzz.search import Tried
+from trainchaos.harness.fuzz.search import Subject, Tried
 
 NEAR = 0.35
 """Share of scenarios that vary one that reached something new."""
@@ -37,8 +37,8 @@ class ScenarioPlayer(Protocol):
 
 
 @dataclass
-class Schedules:
-    """Scenarios as a ``Subject``. ``stories``: those to draw; ``simulator``: with real processes,
+class Schedules(Subject[Tree]):
+    """Scenarios. ``stories``: those to draw; ``simulator``: with real processes,
     plays the same scenario for comparison; None: ``player`` is the simulator, and two plays that
     differ are a defect.
     """

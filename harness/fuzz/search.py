@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from trainchaos.harness.fuzz.draw.shrink import shrunk
 from trainchaos.harness.fuzz.play.coverage import Coverage, Feature
@@ -47,26 +48,31 @@ class ShrunkFind(Generic[Case]):
     steady: bool = True
 
 
-class Subject(Protocol[Case]):
+class Subject(ABC, Generic[Case]):
     """What is searched for defects."""
 
+    @abstractmethod
     def attempt(self, number: int) -> Tried[Case] | None:
         """Draw a case and try it, after ``number`` others; None: there was nothing to try yet."""
+
+    @abstractmethod
+    def shows(self, case: Case) -> Find | None:
+        """What a case shows when it is tried again."""
+
+    @abstractmethod
+    def file(self, find: Find, case: Case) -> tuple[str, str]:
+        """Name and text of the file that reproduces a find."""
 
     def keep(self, case: Case) -> None:
         """A case reached something new: others may be drawn near it."""
 
-    def shows(self, case: Case) -> Find | None:
-        """What a case shows when it is tried again."""
-
     def smaller(self, case: Case) -> Iterator[Case]:
         """Cases that are one step smaller, largest steps first."""
+        return iter(())
 
     def described(self, find: Find, case: Case, how: str) -> Find:
         """A find with a text for people. ``how``: in how many of several plays it showed."""
-
-    def file(self, find: Find, case: Case) -> tuple[str, str]:
-        """Name and text of the file that reproduces a find."""
+        return find
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from trainchaos.chaos import plugins
 from trainchaos.chaos.fault.base import Fault
@@ -17,33 +19,42 @@ from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.supervise.supervision import StopFlag
 
-FAULTED = "faulted"
 
-
-def simulated_arm(cell: Cell, root: Path, *, seed: int, samples: int) -> tuple[Orchestrator, Path]:
-    """The faulted arm of a cell whose launcher is the simulator, ready to ``run``, and the
-    directory of its events. ``root``: a new directory, which is made; ``samples``: of its data.
+def simulated_arm(
+    cell: Cell,
+    root: Path,
+    *,
+    seed: int,
+    samples: int,
+    arm: Literal["control", "faulted"] = "faulted",
+    kind: type[Orchestrator] = Orchestrator,
+    behaviour: Callable[[], Behaviour] = Behaviour,
+    instead: type[Strategy] | None = None,
+) -> tuple[Orchestrator, Path]:
+    """An arm of a cell whose launcher is the simulator, ready to ``run``, and the directory of its
+    events. ``root``: a new directory, which is made; ``samples``: of its data; ``kind``: what runs
+    it; ``behaviour``: of its ranks; ``instead``: a strategy in place of the cell's.
     """
     run = RunDirectory(root)
     run.root.mkdir()
-    run.make_arm(FAULTED)
+    run.make_arm(arm)
     setup = ArmSetup(
-        id=FAULTED,
+        id=arm,
         cell=cell,
         repeat=0,
-        arm="faulted",
+        arm=arm,
         seed=seed,
         run=run,
         data=DataInfo(path=run.root, samples=samples, digest="none", about="simulated"),
     )
     recovery = cell.scenario.recovery
-    strategy = plugins.load(plugins.STRATEGIES, Strategy)[recovery.strategy](**recovery.params)
-    arm = Orchestrator(
+    strategy = instead or plugins.load(plugins.STRATEGIES, Strategy)[recovery.strategy]
+    made = kind(
         setup,
-        SimSession(Sim(**cell.scenario.launcher.params).timings(), Behaviour()).cluster(setup),
-        strategy,
+        SimSession(Sim(**cell.scenario.launcher.params).timings(), behaviour()).cluster(setup),
+        strategy(**recovery.params),
         plugins.load(plugins.FAULTS, Fault),
         watcher=SilentWatcher(),
         stop=StopFlag(),
     )
-    return arm, run.events(FAULTED)
+    return made, run.events(arm)

@@ -21,7 +21,10 @@ PARTS: tuple[Path, ...] = (
 )
 """Parts of a scenario with options."""
 NEEDED = frozenset(
-    "kind ranks steps parallelism global_batch checkpoint every nodes strategy id at".split()
+    (
+        *("kind", "ranks", "steps", "parallelism", "global_batch", "checkpoint", "every"),
+        *("nodes", "strategy", "id", "at"),
+    )
 )
 """Keys of a job or a fault that cannot be left out."""
 
@@ -59,7 +62,7 @@ def smaller_than(tree: Tree) -> Iterator[Tree]:
         yield from _less(tree, part, NEEDED)
     for fault in faults:
         yield from _less(tree, fault, NEEDED)
-        yield from _less(tree, (*fault, "at"), TRIGGERS)
+        yield from _less(tree, (*fault, "at"), TRIGGERS | {"until"})
         yield from _less(tree, (*fault, "params"))
         yield from _simpler_trigger(tree, (*fault, "at"))
     yield from _smaller_job(tree)

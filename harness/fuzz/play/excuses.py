@@ -12,6 +12,7 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.fault.base import Fault
+from trainchaos.harness.fuzz.draw.draw import TRIGGERS
 from trainchaos.harness.fuzz.play import unlanded
 from trainchaos.harness.fuzz.play.play import kinds
 from trainchaos.harness.fuzz.play.uncompared import uncompared
@@ -24,8 +25,6 @@ from trainchaos.recovery.detection.pace import WINDOW
 
 TRUSTED = 4
 """Samples of the smallest batch whose gradient is expected to train."""
-TRIGGERS = frozenset(("step", "steps", "from", "time", "event", "mtbf", "weibull"))
-"""Keys of a fault's ``at``; each has one of them."""
 CUTS = frozenset(("node-isolate", "partition", "link-flap"))
 SILENT = re.compile(r"silent for ([\d.]+) s")
 AFTER_STEP = re.compile(r"differ from the control arm's after step (\d+)")

@@ -162,7 +162,7 @@ def test_a_busy_machine_excuses_a_real_run_alone(
 
 
 def test_what_a_run_left_is_seen_and_ended(tmp_path: Path) -> None:
-    before = MachineBefore.now("a-token", start_time(os.getpid()))
+    before = MachineBefore(token="a-token", since=start_time(os.getpid()))
     env = {**os.environ, MARK: "a-token"}
     with subprocess.Popen(["sleep", str(LIMIT_S)], env=env, start_new_session=True) as stays:
         assert left_by(before, None, tmp_path, set()) == (f"process {stays.pid} sleep {LIMIT_S}",)
@@ -184,17 +184,17 @@ class Machine:
             *(root / name for name in ("netns", "net", "net/lo", "cpu", "shm")),
         ):
             path.mkdir(parents=True, exist_ok=True)
-        (root / "mounts").write_text("1 0 0:1 / / rw - ext4 /dev/x rw\n")
-        for name, value in (("NAMESPACES", "netns"), ("DEVICES", "net"), ("MOUNTS", "mounts")):
+        self.mounts = [("/", "/dev/x")]
+        for name, value in (("NAMESPACES", "netns"), ("DEVICES", "net")):
             monkeypatch.setattr(leftovers, name, root / value)
         monkeypatch.setattr(leftovers, "SETTLE_S", 0.0)
-        monkeypatch.setattr(leftovers, "_told", lambda argv: self.queues)
+        monkeypatch.setattr(leftovers, "_queues", lambda: frozenset(self.queues))
+        monkeypatch.setattr(leftovers, "mounts", lambda: self.mounts)
         monkeypatch.setattr(cgroups, "ROOT", root)
         monkeypatch.setattr(shared_memory, "SHM", root / "shm")
 
     def mount(self) -> None:
-        with (self.root / "mounts").open("a") as stream:
-            stream.write(f"2 1 0:2 / {self.run.root}/checkpoints rw - tmpfs none rw\n")
+        self.mounts.append((f"{self.run.root}/checkpoints", "none"))
 
     def ledger(self) -> None:
         Ledger(self.run.ledger).will(RemoveCgroup(path=self.root / "cpu" / "chaos-x"))
@@ -222,7 +222,7 @@ def test_what_the_machine_shows_to_be_left_is_told(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path, monkeypatch)
-    before = MachineBefore.now("a-token", start_time(os.getpid()))
+    before = MachineBefore(token="a-token", since=start_time(os.getpid()))
     assert left_by(before, machine.run, machine.place, {77}) == ()
     leave, said = LEFT[what]
     leave(machine)
@@ -234,7 +234,7 @@ def test_what_others_do_meanwhile_is_not_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path, monkeypatch)
-    before = MachineBefore.now("a-token", start_time(os.getpid()))
+    before = MachineBefore(token="a-token", since=start_time(os.getpid()))
     (tmp_path / "cpu" / "chaos-2026-01-01-5-a.faulted-78-w0").mkdir()
     (tmp_path / "shm" / "torch_78_1").touch()
     (tmp_path / "net" / "veth0").mkdir()
@@ -299,7 +299,7 @@ def test_what_is_expected_and_does_not_come_is_a_find() -> None:
 @pytest.mark.real
 @pytest.mark.long
 def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Path) -> None:
-    before = MachineBefore.now("none", start_time(os.getpid()))
+    before = MachineBefore(token="none", since=start_time(os.getpid()))
     played = RealPlayer(catalogue=CATALOGUE, root=tmp_path, longest_s=2.0).play(tree_of("local"))
     assert (played.place, played.left) == ("no end", ())
     assert left_by(before, None, tmp_path, set()) == () and not list(tmp_path.iterdir())
@@ -347,7 +347,7 @@ def test_ctrl_c_ends_the_job_that_is_under_way(tmp_path: Path) -> None:
         env=env,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    before = MachineBefore.now("none", start_time(search.pid))
+    before = MachineBefore(token="none", since=start_time(search.pid))
     try:
         until_s = time.monotonic() + LIMIT_S
         while not playing(search.pid) and time.monotonic() < until_s:

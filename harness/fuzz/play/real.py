@@ -24,7 +24,7 @@ from trainchaos.chaos.files import read_model
 from trainchaos.chaos.loading.load import load
 from trainchaos.chaos.scenario.catalogue import Catalogue
 from trainchaos.harness.fuzz.draw.text import as_yaml
-from trainchaos.harness.fuzz.play.child import ChildProgram, undisturbed
+from trainchaos.harness.fuzz.play.child import child_program, ends, tail_of, undisturbed
 from trainchaos.harness.fuzz.play.coverage import Feature, features_of
 from trainchaos.harness.fuzz.play.leftovers import MARK, MachineBefore, clean, left_by
 from trainchaos.harness.fuzz.play.play import (
@@ -120,14 +120,13 @@ class RealPlayer:
         runs, env = root / "runs", {**os.environ, MARK: before.token}
         argv = [sys.executable, "-m", "trainchaos", "run", str(path), "--runs", str(runs), "-q"]
         try:
-            with ChildProgram(argv, env=env, output=root / "output") as child:
-                overdue = not child.await_end(self.longest_s)
-            run = run_in(runs)
+            with child_program(argv, env=env, output=root / "output") as child:
+                overdue = not ends(child, self.longest_s)
+            run, said = run_in(runs), tail_of(root / "output")
             logs = dict(logs_of(run))
             left = left_by(before, run, root, {child.pid, *pids_of(logs)})
-            return played_of(
-                RunExit(code=child.code, said=child.said, overdue=overdue, left=left), run, logs
-            )
+            ended = RunExit(code=child.returncode, said=said, overdue=overdue, left=left)
+            return played_of(ended, run, logs)
         finally:
             with undisturbed():
                 clean(before, run_in(runs))

@@ -502,6 +502,16 @@ def test_a_planted_defect_is_found_and_small(
     assert len(found.case["faults"]) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("block", range(40))
+def test_what_is_right_shows_nothing(block: int) -> None:
+    search = Search(Schedules(WORLD, SimPlayer(catalogue=CATALOGUE), f"right {block}"), until_s=0.0)
+    while search.runs < 8:
+        found = search.step()
+        assert found is None, (found.find, found.case)
+
+
 def test_what_was_reached_is_counted() -> None:
     coverage = Coverage()
     assert (

@@ -37,10 +37,7 @@ from trainchaos.harness.fuzz.play.play import (
 from trainchaos.harness.host.processes import start_time
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Finding, Results
-from trainchaos.harness.launch.capabilities import too_small
 from trainchaos.harness.launch.launcher import Launcher
-from trainchaos.harness.launch.requirements import lacking, refuse_impossible
-from trainchaos.harness.run.timeouts import refuse_clashing
 
 LONGEST_S = 300.0
 """Limit for a whole run: ten times the usual duration, and longer than two arms without a step take
@@ -91,29 +88,14 @@ class RealPlayer:
         try:
             path = root / "scenario.yaml"
             path.write_text(as_yaml(tree))
-            if why := self._refusal(path):
-                return PlayResult(refused=why)
+            load(path, self.catalogue, env=os.environ)  # sooner than a process of its own could
             return self._run(path, root)
+        except ScenarioError as error:
+            return PlayResult(refused=str(error))
         except Exception as error:
             return PlayResult(crash=traceback_tail(error), place=place_of(error))
         finally:
             shutil.rmtree(root, ignore_errors=True)
-
-    def _refusal(self, path: Path) -> str:
-        """Why it cannot be played, by the checks of ``chaos run`` before it starts anything; empty
-        if it can.
-        """
-        try:
-            for cell in load(path, self.catalogue, env=os.environ).cells:
-                launcher = launcher_of(cell.scenario.launcher.kind, **cell.scenario.launcher.params)
-                launcher.check(cell)
-                refuse_impossible(cell, launcher)
-                refuse_clashing(cell.scenario)
-                if why := too_small(cell) or launcher.missing(cell) or lacking(cell, launcher):
-                    return why
-        except ScenarioError as error:
-            return str(error)
-        return ""
 
     def _run(self, path: Path, root: Path) -> PlayResult:
         before = MachineBefore(token=secrets.token_hex(8), since=start_time(os.getpid()))

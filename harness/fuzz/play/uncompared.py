@@ -1,33 +1,23 @@
 """Replicas that differ although no comparison was due: the one reason for which a job may continue
 or end with replicas that a fault made different.
 
-The rule. A fault that changes a rank's state makes its replica differ from the rest, and nothing is
-non-finite that would show it. Recovery can only detect that when states are compared. That happens
+A fault that changes a rank's state to finite values can only be detected where states are compared:
 
 - after a step at which all members of a generation send digests: each ``verify_every`` steps,
-  without it with each checkpoint, and after the last step (``recovery.policy.interval.compared``);
+  without it with each checkpoint, and after the last step (``recovery.policy.interval.compared``).
+  Members repeat their last digests to a new supervisor, except those that were gone before; where
+  one repeats its own, what was saved since the last comparison is in doubt;
 - when a generation has formed, before it trains, for the state of all its members.
 
-Digests sent while there was no supervisor are compared after the takeover, and so are those of
-which the lost supervisor had read only some: members repeat their last one to the new supervisor,
-except those that were gone before. Where one is gone and another repeats its own, what was saved
-since the last comparison is in doubt and no generation begins with it.
+A comparison shows a change only while some members hold it and others do not, for the same part of
+the model. So a difference is not a defect of recovery exactly if
 
-A comparison shows the change only while some members hold it and others do not, for the same part
-of the model. Once all hold it (a spare copied it from the last survivor), or none does (all went
-back to a checkpoint, or its holders are gone), there is nothing left to compare. The user chooses
-how often a job compares, and thus what may happen in between: a rank with a changed state may
-become the source of a replacement, or save, before the comparison. So a difference is not a defect
-of recovery exactly if
-
-- it is of a state that a fault changed: all members that do not hold such a state hold the same;
-  and
+- all members that do not hold a state that a fault changed hold the same; and
 - no comparison was due that could have shown that change, from the injection until the end.
 
 A change that a comparison could have shown, and did not (random numbers that nothing draws), made
-no difference, and is not followed.
-
-Both are read from the log, and from the declarations of the kinds of fault.
+no difference, and is not followed. All is read from the log, and from what the kinds of fault
+declare (docs/search.md).
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ KeyError: 1
 this is a defect of chaos itself"""
 
 
+@pytest.mark.real
 def test_what_this_machine_cannot_play_is_refused_and_no_find() -> None:
     tree = tree_of("agents", faults=[{"id": "f0", "kind": "oom-kill", "at": {"step": 10}}])
     played = RealPlayer(catalogue=CATALOGUE).play(tree)

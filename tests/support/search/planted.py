@@ -31,7 +31,6 @@ from trainchaos.harness.sim.rank.step import Attempt
 from trainchaos.recovery.checkpoint.files import checkpoints, manifest, retention, saving
 from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
 from trainchaos.recovery.checkpoint.files.custody import CheckpointChooser, Custody
-from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
 from trainchaos.recovery.checkpoint.files.retention import Agreement
 from trainchaos.recovery.detection.hangs import HangDetector
 from trainchaos.recovery.policy import fallback
@@ -307,14 +306,6 @@ def _unverified(right: Wrong) -> Wrong:
     return newest_good
 
 
-def _sound(checkpoint: Checkpoint) -> bool:
-    try:
-        checkpoints.verify(checkpoint)
-    except CorruptCheckpoint:
-        return False
-    return True
-
-
 class ForgetsASample(Behaviour):
     """After a recovery the last sample of each batch is left out."""
 
@@ -322,14 +313,6 @@ class ForgetsASample(Behaviour):
         """All but one."""
         whole = super().batch(rank, step)
         return whole[:-1] if rank.generation > 1 else whole
-
-
-class BeginsRandomnessAnew(Behaviour):
-    """Random numbers are counted from the generation's begin."""
-
-    def random_word(self, rank: SimRank, step: int, micro: int) -> bytes:
-        """Of another step."""
-        return super().random_word(rank, step + rank.generation - 1, micro)
 
 
 class CountsTwice(Behaviour):
@@ -354,20 +337,6 @@ class FirstRanksForAll(Behaviour):
     def restored_own(self, rank: SimRank) -> Own:
         """Whoever it is."""
         return rank.state.owns[0] if rank.state.owns else rank.state.own
-
-
-class RestoresOlder(Behaviour):
-    """Takes the good checkpoint before the newest good one, where there are two."""
-
-    def restore(self, rank: SimRank, refused: Callable[[Checkpoint, str], None]) -> Any:
-        """The second."""
-        newest = super().restore(rank, refused)
-        good = [
-            one
-            for one in checkpoints.newest_first(rank.config.checkpoint_dir)
-            if newest and one.step < newest[0].step
-        ]
-        return (good[0], checkpoints.verify(good[0])) if good and _sound(good[0]) else newest
 
 
 class NextBatch(Behaviour):
@@ -425,7 +394,7 @@ PLANTED: dict[str, Planted] = {
         strategy="drop-replica", patches=[(RecoveryCycle, "parked", _ignores_torn)]
     ),
     "random numbers begin anew": Planted(
-        strategy="checkpoint-restart", behaviour=BeginsRandomnessAnew
+        strategy="checkpoint-restart", behaviour=defects.ForgetsRandomness
     ),
     "a lost attempt's buffers stay": Planted(strategy="hot-spare", behaviour=CountsTwice),
     "what was registered is counted twice": Planted(
@@ -451,7 +420,7 @@ PLANTED: dict[str, Planted] = {
         strategy="checkpoint-restart", patches=[(Behaviour, "restore", _unverified)]
     ),
     "an older checkpoint is restored": Planted(
-        strategy="checkpoint-restart", behaviour=RestoresOlder
+        strategy="checkpoint-restart", behaviour=defects.RestoresOlder
     ),
     "the agreed checkpoint is pruned": Planted(
         strategy="drop-replica", patches=[(saving, "prune", _newest_only)]

@@ -114,8 +114,11 @@ def search(
     are at most as many workers as the machine has cores for; a reduction is reported.
     """
     tally, real = SearchTally(into=into, tell=tell), launcher != SIM
-    if real:
-        jobs = _fewer(jobs, os.cpu_count() or 1, tell)
+    cores = os.cpu_count() or 1
+    if real and jobs > (most := max(1, cores // CORES_A_JOB)):
+        each = f"as each takes {CORES_A_JOB} cores and this machine has {cores}"
+        tell(f"--jobs {jobs}: {most} at a time, {each}")
+        jobs = most
     limit_s = END_FOR_REAL_S if real else END_LIMIT_S
     prefix, place = f"fuzz-{os.getpid()}-", None if real else memory()
     with tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True) as root:
@@ -137,16 +140,6 @@ def search(
     for key, path in tally.once.items():
         tell(f"  seen once: {path}: {key}")
     return len(tally.finds), interrupted
-
-
-def _fewer(jobs: int, cores: int, tell: Callable[[str], None]) -> int:
-    most = max(1, cores // CORES_A_JOB)
-    if jobs > most:
-        tell(
-            f"--jobs {jobs}: {most} at a time, as each takes {CORES_A_JOB} cores and this machine"
-            f" has {cores}"
-        )
-    return min(jobs, most)
 
 
 @contextlib.contextmanager

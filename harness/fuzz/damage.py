@@ -156,12 +156,15 @@ class Damages(Subject[DamagedRun]):
         self._tries = self._drawn(world, player)
 
     def attempt(self, number: int) -> Tried[DamagedRun] | None:
+        """One damaged run, or another run to damage."""
         return next(self._tries)
 
     def shows(self, case: DamagedRun) -> Find | None:
+        """What the judge says wrongly of it."""
         return look(case.played, case.damage)
 
     def file(self, find: Find, case: DamagedRun) -> tuple[str, str]:
+        """The scenario with the damage."""
         head = f"showed: {flow(find.text)}\ndamage: {flow(vars(case.damage))}\nscenario:\n"
         name = f"{case.damage.way.replace(' ', '-')}-{short(find.key)}{ENDING}"
         return name, head + textwrap.indent(as_yaml(case.tree), "  ")

@@ -54,6 +54,7 @@ class Schedules(Subject[Tree]):
         self.dice = Dice(rng=random.Random(f"chaos fuzz {self.seed}"))
 
     def attempt(self, number: int) -> Tried[Tree]:
+        """One scenario; of ``TWICE`` one is played again."""
         tree = self._draw()
         played = self.player.play(tree)
         if played.refused:
@@ -64,16 +65,20 @@ class Schedules(Subject[Tree]):
         return Tried(case=tree, find=find, reached=played.reached)
 
     def keep(self, case: Tree) -> None:
+        """For variations."""
         self._kept = [*self._kept[-KEPT + 1 :], case]
 
     def shows(self, case: Tree) -> Find | None:
+        """A defect, or that two plays differ."""
         played = self.player.play(case)
         return find_in(case, played) or self._unsteady(case, played)
 
     def smaller(self, case: Tree) -> Iterator[Tree]:
+        """See ``smaller_than``."""
         return smaller_than(case)
 
     def described(self, find: Find, case: Tree, how: str) -> Find:
+        """With real processes, how often it showed, and what the simulator shows."""
         if self.simulator is None:
             return find
         launcher = case["launcher"]["kind"]
@@ -81,6 +86,7 @@ class Schedules(Subject[Tree]):
         return Find(key=find.key, text=f"{where}: {headline(find)}\n{find.text}")
 
     def file(self, find: Find, case: Tree) -> tuple[str, str]:
+        """The scenario, as ``chaos run`` takes it."""
         return as_file(case, find.key, headline(find))
 
     def _draw(self) -> Tree:

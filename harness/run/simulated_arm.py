@@ -38,23 +38,12 @@ def simulated_arm(
     run = RunDirectory(root)
     run.root.mkdir()
     run.make_arm(arm)
-    setup = ArmSetup(
-        id=arm,
-        cell=cell,
-        repeat=0,
-        arm=arm,
-        seed=seed,
-        run=run,
-        data=DataInfo(path=run.root, samples=samples, digest="none", about="simulated"),
-    )
-    recovery = cell.scenario.recovery
+    data = DataInfo(path=root, samples=samples, digest="none", about="simulated")
+    setup = ArmSetup(id=arm, cell=cell, repeat=0, arm=arm, seed=seed, run=run, data=data)
+    timings = Sim(**cell.scenario.launcher.params).timings()
+    cluster = SimSession(timings, behaviour()).cluster(setup)
+    recovery, faults = cell.scenario.recovery, plugins.load(plugins.FAULTS, Fault)
     strategy = instead or plugins.load(plugins.STRATEGIES, Strategy)[recovery.strategy]
-    made = kind(
-        setup,
-        SimSession(Sim(**cell.scenario.launcher.params).timings(), behaviour()).cluster(setup),
-        strategy(**recovery.params),
-        plugins.load(plugins.FAULTS, Fault),
-        watcher=SilentWatcher(),
-        stop=StopFlag(),
-    )
+    decides, watcher = strategy(**recovery.params), SilentWatcher()
+    made = kind(setup, cluster, decides, faults, watcher=watcher, stop=StopFlag())
     return made, run.events(arm)

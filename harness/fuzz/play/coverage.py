@@ -43,6 +43,7 @@ class Observed(Orchestrator):
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
+        """Write an event, as every arm does."""
         self.reached.update(features_of(self.controller.stage.value, kind, data))
         return super().record(kind, step=step, generation=generation, **data)
 

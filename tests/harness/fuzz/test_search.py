@@ -451,7 +451,7 @@ def test_a_planted_defect_is_made_small() -> None:
 
 @pytest.mark.slow
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("block", range(30))
+@pytest.mark.parametrize("block", range(15))
 def test_what_is_right_shows_nothing(block: int) -> None:
     search = Search(Schedules(WORLD, SimPlayer(catalogue=CATALOGUE), f"right {block}"), until_s=0.0)
     while search.runs < 8:

@@ -28,6 +28,7 @@ from trainchaos.harness.fuzz.draw.stories import (
 from trainchaos.harness.fuzz.draw.text import as_yaml
 from trainchaos.harness.fuzz.draw.variations import WAYS, varied
 from trainchaos.harness.fuzz.play.play import PlayResult, kinds, strategies
+from trainchaos.harness.fuzz.schedules import Schedules
 from trainchaos.harness.fuzz.search import Search
 from trainchaos.harness.fuzz.worker import world_of
 
@@ -151,7 +152,7 @@ class Nowhere:
 
 def test_a_search_still_draws_every_feature_of_the_format() -> None:
     player = Nowhere()
-    search = Search(world=WORLD, player=player, seed="features")
+    search = Search(Schedules(WORLD, player, "features"))
     while search.runs < 600:
         search.step()
     faults = [fault for tree in player.trees for fault in tree["faults"]]

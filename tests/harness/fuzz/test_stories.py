@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.support.search.fuzzed import assert_all_drawn, refusals
-from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Occurrence
+from trainchaos.chaos.fault.base import Fault, Landed, Where
 from trainchaos.harness.fuzz.draw.draw import Dice, Tree, World
 from trainchaos.harness.fuzz.draw.stories import (
     MENDING,

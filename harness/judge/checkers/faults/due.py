@@ -100,7 +100,10 @@ def _arrivals(
             f"{fault.id} was first due {times_s[0]:g} s after the first step, and training lasted"
             f" {(history.end_ns - began) / NS:.1f} s: raise workload.steps or shorten the mean time"
         )
-    due, missing = _due(evidence, fault.id, [began + round(time_s * NS) for time_s in times_s])
+    came_ns = [began + round(time_s * NS) for time_s in times_s]
+    if fired + len(refused) >= sum(at_ns <= history.end_ns for at_ns in came_ns):
+        return None  # each is accounted for, one that had to wait for its target among them
+    due, missing = _due(evidence, fault.id, came_ns)
     if len(missing) <= len(refused):
         return None
     return (

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from tests.support.fault_fakes import FAKES, FakeCheckpoint, FakeRank, FaultCase, calm, effect
+from tests.faultcases.link_throttle import probed
+from tests.support.fault_fakes import (
+    FAKES,
+    OCCURRENCE,
+    FakeCheckpoint,
+    FakeRank,
+    FaultCase,
+    calm,
+    effect,
+)
 from trainchaos.chaos import plugins
 from trainchaos.chaos.fault.base import Fault, Fidelity, Need, Where
+from trainchaos.chaos.faults.link_throttle import LinkThrottle
 from trainchaos.recovery.checkpoint.files import checkpoints
 
 KINDS = plugins.load(plugins.FAULTS, Fault)
@@ -152,3 +163,12 @@ def test_a_stale_checkpoint_without_an_older_one_or_with_a_damaged_one(tmp_path:
             target.older = None
         assert fault("checkpoint-corrupt", {"mode": "stale"}).act(target)
         assert target.verify() is not None
+
+
+def test_a_rank_with_throttled_links_may_use_several_at_once() -> None:
+    """As an all-to-all does: each link keeps to the limit, the rank sends more."""
+    fault = LinkThrottle(mbit_per_s=20.0, method="links")
+    events = [*calm(collective_s=0.25), probed(19.0)]
+    one, three = ({"links": [[1, peer] for peer in range(count)]} for count in (1, 3))
+    assert fault.landed(replace(OCCURRENCE, target=one), events) is None
+    assert fault.landed(replace(OCCURRENCE, target=three), events) is not None

@@ -8,6 +8,7 @@ nanoseconds of the sender's monotonic clock.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Generic, Literal, Self, TypeVar
 
@@ -24,6 +25,7 @@ VERSION = 14
 LONGEST = 4 << 20  # bytes of a message
 TOGETHER = 1 << 20  # bytes of messages of processes in one message, unless one alone has more
 _T = TypeVar("_T")
+_DEVICE = re.compile(r"cpu|(cpu|cuda):\d{1,5}")
 
 
 class Letters(Message):
@@ -272,7 +274,11 @@ class Check(Message):
     ``Checked``, unless ``Clear`` comes first.
     """
 
-    device: Annotated[str, Meta(pattern=r"^(cpu|(cpu|cuda):\d{1,5})$")]
+    device: str
+
+    def __post_init__(self) -> None:
+        if not _DEVICE.fullmatch(self.device):  # also where one is made: no agent is sent another
+            raise ValueError(f"no device: {self.device!r}")
 
 
 class Clear(Message):

@@ -40,6 +40,7 @@ from trainchaos.recovery.nodes.link.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
     Ended,
+    Fence,
     Hello,
     Refused,
     Welcome,
@@ -579,7 +580,7 @@ def test_an_agent_with_processes_of_an_unknown_coordinator_is_fenced(yard: Yard)
     hello = Hello(
         node=0, incarnation="x", epoch=0, host="h", boot="b", address="a", processes={"w0": 1}
     )
-    assert say_hello(yard, hello).type == "fence"
+    assert isinstance(say_hello(yard, hello), Fence)
     assert yard.fleet.nodes() == {}
 
 

@@ -10,7 +10,6 @@ from trainchaos.harness.judge.checkers.faults.containment import planted_finite
 from trainchaos.harness.judge.checkers.faults.due import all_declined, excused, shortfall
 from trainchaos.harness.judge.evidence.evidence import (
     Evidence,
-    failed,
     passed,
     some,
     unknown,
@@ -63,14 +62,12 @@ def fault_landed(evidence: Evidence) -> Finding:
             and not evidence.history.info.observed
         ):
             missing.append(f"{name} acted{_lateness(episode)}")
-    if missing:
-        return unknown(some(missing))
     seen = [
         f"{e.fault}: seen by {e.landed.data['witness']}{_lateness(e, ',')}"
         for e in fired
         if e.landed
     ]
-    return passed(some(seen))
+    return verdict_of([], some(seen), missing)
 
 
 def _lateness(episode: Episode, before: str = "") -> str:
@@ -339,11 +336,7 @@ def expectations(evidence: Evidence) -> Finding:
             )
         else:
             met.append(f"{incident.fault}: {incident.outcome}")
-    if problems:
-        return failed(some(problems))
-    if missing:
-        return unknown(some(missing))
-    return passed(some(met) or "nothing to check: no outcome is expected")
+    return verdict_of(problems, some(met) or "nothing to check: no outcome is expected", missing)
 
 
 def _blame(evidence: Evidence) -> list[str]:

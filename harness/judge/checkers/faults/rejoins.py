@@ -6,11 +6,11 @@ import math
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.fault import FaultSpec
-from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.evidence.evidence import Evidence, some, verdict_of
 from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.history import NS
 from trainchaos.harness.judge.results import Finding
 
-NS = 1e9
 _WORDS = {True: "fit", False: "unfit", None: "not known to be fit"}
 
 
@@ -47,11 +47,7 @@ def rejoins(evidence: Evidence) -> Finding:
             else:
                 wrong, said = _used(evidence, fault, spot, checked)
                 (problems if wrong else met).append(f"{fault.id}: {said}")
-    if problems:
-        return failed(some(problems))
-    if missing:
-        return unknown(some(missing))
-    return passed(some(met) or "no preflight was due")
+    return verdict_of(problems, some(met) or "no preflight was due", missing)
 
 
 def _used(

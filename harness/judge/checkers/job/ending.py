@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some
+from trainchaos.harness.judge.evidence.evidence import Evidence, verdict_of
 from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
@@ -41,14 +41,12 @@ def ending(evidence: Evidence) -> Finding:
     if history.info.observed:
         return _of_a_command(evidence)
     ends = _ends(evidence)
-    sure = [*_exits(evidence, ends), *_errors(evidence, ends), *too_small(evidence)]
-    if sure:
-        return failed(some(sure))
+    problems = [*_exits(evidence, ends), *_errors(evidence, ends), *too_small(evidence)]
     world = history.worked[-1].world if history.worked else 0
     size = (
         f"{world} of {history.info.ranks} ranks at the end" if world else "no generation was formed"
     )
-    return passed(f"{len(ends)} processes ended as asked or explained; {size}")
+    return verdict_of(problems, f"{len(ends)} processes ended as asked or explained; {size}")
 
 
 def _of_a_command(evidence: Evidence) -> Finding:
@@ -78,7 +76,7 @@ def _of_a_command(evidence: Evidence) -> Finding:
             problems.append(
                 f"attempt {event.data['attempt']} of the command ended well, and was started again"
             )
-    return failed(some(problems)) if problems else passed(f"{how}; what else it did is not known")
+    return verdict_of(problems, f"{how}; what else it did is not known")
 
 
 @dataclass(frozen=True, kw_only=True)

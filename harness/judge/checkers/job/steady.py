@@ -6,7 +6,7 @@ import statistics
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.steady import SteadyRule, parse_steady
-from trainchaos.harness.judge.evidence.evidence import Evidence, passed, some, unknown
+from trainchaos.harness.judge.evidence.evidence import Evidence, passed, some, verdict_of
 from trainchaos.harness.judge.record.history import NS, History
 from trainchaos.harness.judge.results import Finding
 
@@ -27,7 +27,7 @@ def steady_state(evidence: Evidence) -> Finding:
         else:
             value = "there was nothing to measure it by" if seen is None else f"it was {seen:.3g}"
             missing.append(f"never reached before the first fault: {rule.text} ({value})")
-    return unknown(some(missing)) if missing else passed(some(held))
+    return verdict_of([], some(held), missing)
 
 
 def _seen(rule: SteadyRule, history: History, until_ns: int) -> float | None:

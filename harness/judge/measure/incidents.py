@@ -150,8 +150,8 @@ def _acting_until(episode: Episode, history: History) -> int:
     """Until when a fault acted: its heal or the end of all its targets; 0 if over once done."""
     if episode.planned is None or not episode.planned.data.get("lasts"):
         return 0
-    gone = {e.data["process"]: e.time_ns for e in history.log.of(Kind.PROCESS_EXITED)}
-    ends = [gone.get(process, history.end_ns) for process in episode.processes] or [history.end_ns]
+    gone, end_ns = history.exited_ns, history.end_ns
+    ends = [gone.get(process, end_ns) for process in episode.processes] or [end_ns]
     return min(max(ends), episode.healed.time_ns if episode.healed else history.end_ns)
 
 
@@ -202,7 +202,7 @@ def _recovery_time(
         return _seconds_between(episode.injected, recovery.first_new.committed_ns or 0)
     if episode.failure is None or not history.info.observed:
         return None
-    again = at_the_end_again(history, episode.failure.time_ns, recovery.high_water)
+    again = at_the_end_again(history, episode.failure, recovery.high_water)
     return None if again is None else _seconds_between(episode.injected, again)
 
 
@@ -310,7 +310,7 @@ def _harm(episode: Episode, history: History) -> dict[str, object]:
     lineage, after_ns = history.lineage, episode.injected.time_ns if episode.injected else 0
     bad = [
         event
-        for event in history.log.of(Kind.STEP_REPORTED)
+        for event in history.reports
         if is_bad(event)
         and event.step in lineage
         and lineage[event.step or 0].generation == event.generation

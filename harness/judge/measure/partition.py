@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, pauses
+from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, net_s
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import NS, Generation, History, StepRun
 
@@ -97,7 +97,6 @@ def ideal_of(
         else None
     )
     own = "this arm before its first fault" if first is not None else "this arm as a whole"
-    paused = pauses(source)
     runs = [
         run
         for run in source.runs
@@ -109,9 +108,7 @@ def ideal_of(
     if not steady:
         return None
     return Ideal(
-        step_s=statistics.median(
-            run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in steady
-        ),
+        step_s=statistics.median(net_s(source, run) for run in steady),
         data_s=statistics.median(run.data_s for run in steady),
         source="the control arm" if control else own,
     )

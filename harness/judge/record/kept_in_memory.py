@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.chaos.fault.aftermath import OVER_WHEN_DONE
-from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.episode import Episode, processes_hit
 from trainchaos.harness.judge.record.nodes import homes, nodes_hit
 from trainchaos.recovery.checkpoint.memory import KEPT, ROLE
 
@@ -163,9 +163,7 @@ def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
         if not stopped or key not in hit:
             continue
         if hit[key].time_ns <= until_ns and ends.get(key, until_ns) >= since_ns:
-            target = hit[key].data["target"] or {}
-            several = target.get("processes")
-            found |= {str(target.get("process")), *(several if isinstance(several, list) else ())}
+            found |= {*processes_hit(hit[key])}
     return found
 
 

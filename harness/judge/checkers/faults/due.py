@@ -94,7 +94,7 @@ def _arrivals(
     if not fired and refused:
         return f"{fault.id}: {refused[0].data['reason']}"
     history = evidence.history
-    began = min((g.ready_ns for g in history.generations if g.ready_ns), default=history.end_ns)
+    began = history.began_ns
     if not fired and times_s[0] > (history.end_ns - began) / NS:
         return (
             f"{fault.id} was first due {times_s[0]:g} s after the first step, and training lasted"

@@ -111,9 +111,8 @@ def _suspect(evidence: Evidence, spot: tuple[int, str], at_ns: int) -> bool:
 
 
 def _occupied(evidence: Evidence, spot: tuple[int, str], at_ns: int) -> bool:
-    ended = {event.data["process"]: event.time_ns for event in evidence.log.of(Kind.PROCESS_EXITED)}
     return any(
-        event.time_ns < at_ns < ended.get(event.data["process"], math.inf)
+        event.time_ns < at_ns < evidence.history.exited_ns.get(event.data["process"], math.inf)
         for event in _started(evidence, spot)
     )
 

@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause
 from trainchaos.harness.judge.checkers.job.observed import progress
 from trainchaos.harness.judge.checkers.job.values import LEAVE_OUT
@@ -51,7 +50,7 @@ def kept_progress(evidence: Evidence) -> Finding | None:
     the control arm did the same without a fault, it is not known to be the fault's doing.
     """
     history, limits = evidence.history, _limits(evidence)
-    hit = min((event.time_ns for event in evidence.log.of(Kind.FAULT_INJECTED)), default=None)
+    hit = history.first_hit_ns
     if evidence.is_control or hit is None or progress(evidence).verdict != "pass":
         return None
     by_losses = _by_losses(evidence, hit)
@@ -73,7 +72,7 @@ def kept_progress(evidence: Evidence) -> Finding | None:
             where = f"to its first step after {done} steps, which sla.steps_lost allows"
             continue
         cure = _cure(limits)
-        mine = (e for e in evidence.log.of(Kind.STEP_REPORTED) if e.generation == generation.number)
+        mine = (event for event in history.reports if event.generation == generation.number)
         reported = min(event.step or 0 for event in mine)
         if reported <= 1:
             again = f"the job began again from step 1, and {done} steps had been done"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence import busy
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
 from trainchaos.harness.judge.measure.digests import diverged, final_digests, sound_digests
-from trainchaos.harness.judge.measure.pauses import pauses
+from trainchaos.harness.judge.measure.pauses import net_s
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY, others_of
 from trainchaos.harness.judge.measure.refused import refused_at, refused_states
 from trainchaos.harness.judge.record.history import Generation, History, StepRun
@@ -57,11 +58,10 @@ def membership(evidence: Evidence) -> Finding:
 
 
 def _spares(history: History) -> list[str]:
-    first = next((g.ready_ns for g in history.worked if g.ready_ns), history.end_ns)
     started = [
         e
         for e in history.log.of(Kind.PROCESS_SPAWNED)
-        if e.data["role"] == "spare" and e.time_ns <= first
+        if e.data["role"] == "spare" and e.time_ns <= history.began_ns
     ]
     if len(started) == history.info.spares:
         return []
@@ -73,15 +73,10 @@ def _announced(evidence: Evidence, generation: Generation) -> list[str]:
     problems = []
     if len(set(generation.members)) < generation.world:
         problems.append(f"generation {number} has one process twice")
-    dead = {
-        e.data["process"]
-        for e in history.log.of(Kind.PROCESS_EXITED)
-        if e.time_ns < generation.started_ns
-    }
     problems += [
         f"generation {number} counts {name}, which is dead"
         for name in generation.members
-        if name in dead
+        if history.exited_ns.get(name, math.inf) < generation.started_ns
     ]
     if not 1 <= generation.world <= history.info.ranks:
         problems.append(
@@ -276,11 +271,11 @@ def _stood_still(evidence: Evidence, ideal_s: float) -> Finding | None:
     if control is not None and not evidence.is_control:
         usual_s += [run.seconds for run in control.runs]
     usual_s += [run.seconds for run in _before(evidence)]
-    episodes, paused = evidence.measures.episodes, pauses(history)
+    episodes = evidence.measures.episodes
     hits = [e.injected.time_ns for e in episodes if e.injected]
     hits += [event.time_ns for event in history.log.of(Kind.BUSY_ENDED)]
     for run in history.lineage.values():
-        seconds = run.seconds - paused.get((run.generation, run.step - 1), 0.0)
+        seconds = net_s(history, run)
         generation = history.generation(run.generation)
         first = generation is None or generation.resume_step == run.step - 1
         if first or seconds <= max(usual_s):
@@ -379,13 +374,7 @@ def _step_s(history: History, runs: Sequence[StepRun]) -> float:
     """Median seconds of a step without checkpoints and evaluations (the ideal step has none
     either), scaled to a full world, as a smaller one has more work per step.
     """
-    paused = pauses(history)
-    seconds = [
-        (run.seconds - paused.get((run.generation, run.step - 1), 0.0))
-        * run.world
-        / history.info.ranks
-        for run in runs
-    ]
+    seconds = [net_s(history, run) * run.world / history.info.ranks for run in runs]
     return max(statistics.median(seconds), 1e-9)
 
 

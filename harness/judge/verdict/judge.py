@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError, LogError
@@ -49,12 +48,6 @@ from trainchaos.harness.judge.verdict.arms import JudgedArm, judge_arms, planned
 from trainchaos.harness.judge.verdict.logs import logs_of, unplanned
 from trainchaos.harness.launch.launcher import Launcher
 from trainchaos.harness.undo.ledger import read_open
-
-
-@dataclass(frozen=True, kw_only=True)
-class _JudgedCell:
-    result: CellResult
-    slas: list[SlaResult]
 
 
 def judge(run: RunDirectory, *, unsealed: bool = False, root: str = "") -> Results:
@@ -112,7 +105,7 @@ def _results(
     judged = [
         _judge_cell(cell, names[cell.id], arms, resolved, system, unread) for cell in resolved.cells
     ]
-    cells, slas = [one.result for one in judged], [sla for one in judged for sla in one.slas]
+    cells, slas = [cell for cell, _ in judged], [sla for _, mine in judged for sla in mine]
     whole = [arm for arm in arms if not arm.lost]
     incidents = [i for arm in whole if arm.arm == "faulted" for i in arm.measures.incidents]
     # a killed harness logs no end: missing evidence, not a verdict on the machine
@@ -185,7 +178,7 @@ def _judge_cell(
     resolved: ResolvedRun,
     system: Mapping[str, Any],
     unread: Mapping[str, str],
-) -> _JudgedCell:
+) -> tuple[CellResult, list[SlaResult]]:
     mine = [arm for arm in arms if arm.cell.id == cell.id]
     faulted = [arm for arm in mine if arm.arm == "faulted"]
     work = work_of(cell.scenario, system)
@@ -236,7 +229,7 @@ def _judge_cell(
         absent={"mfu": work} if isinstance(work, str) else {},
         unjudged=left_out,
     )
-    return _JudgedCell(result=result, slas=slas)
+    return result, slas
 
 
 def _values(

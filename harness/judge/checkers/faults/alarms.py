@@ -15,11 +15,6 @@ IN_NOISE = frozenset({"straggler", "throughput-drop"})
 """Of these, alarms that are told from the noise of times: other programs may hide a fault in it."""
 
 
-def wanted(evidence: Evidence) -> bool:
-    """Whether the scenario expects an alarm: only then other alarms are failures too."""
-    return any(fault.expect.alarm for fault in evidence.cell.scenario.faults)
-
-
 def alarms(evidence: Evidence) -> Finding:
     """Each occurrence of a fault with ``expect.alarm`` is followed by that alarm, of what it hit,
     within ``expect.alarm_within`` steps; and every alarm is of something that a fault had hit. In

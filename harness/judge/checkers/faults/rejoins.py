@@ -14,11 +14,6 @@ from trainchaos.harness.judge.results import Finding
 _WORDS = {True: "fit", False: "unfit", None: "not known to be fit"}
 
 
-def wanted(evidence: Evidence) -> bool:
-    """Whether the scenario expects a preflight."""
-    return any(fault.expect.preflight for fault in evidence.cell.scenario.faults)
-
-
 def rejoins(evidence: Evidence) -> Finding:
     """The place of each occurrence of a fault with ``expect.preflight`` was checked, and found as
     expected. No process started there while it was checked, nor after if it was unfit, as long as

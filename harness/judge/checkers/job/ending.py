@@ -187,7 +187,7 @@ def too_small(evidence: Evidence) -> Iterator[str]:
     spec = evidence.cell.scenario.recovery
     wanted = _REPLACES_LOST.get(spec.strategy)
     if wanted is not None and spec.params.get(wanted, True) is not False:
-        steps = _steps_short(history, last)
+        steps = 0 if _excused(history, last) else _steps_without(history, last, 0)
         if steps:
             yield (
                 f"{ended}, and no replacement was started for those lost in the {steps} steps that"
@@ -254,13 +254,6 @@ def _fills_a_replica(history: History, idle: Mapping[str, int]) -> bool:
     return (
         bool(idle) and fresh + len({held[name] for name in idle if name in held}) >= history.shards
     )
-
-
-def _steps_short(history: History, last: Generation) -> int:
-    """For how many steps the last generation lacked a rank that no decision replaced; 0 if they are
-    too few to judge or the lack is excused.
-    """
-    return 0 if _excused(history, last) else _steps_without(history, last, 0)
 
 
 def _steps_without(history: History, last: Generation, spares: int) -> int:

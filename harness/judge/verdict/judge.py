@@ -23,6 +23,7 @@ from trainchaos.harness.host.rundir import RunDirectory, read_resolved, read_sys
 from trainchaos.harness.judge.checkers.job import observed
 from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher, refuse_wrong_params
 from trainchaos.harness.judge.evidence.arrivals import arrivals_of
+from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.flops import mfu, work_of
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels
@@ -183,12 +184,8 @@ def _judge_cell(
     faulted = [arm for arm in mine if arm.arm == "faulted"]
     work = work_of(cell.scenario, system)
     whole = [arm for arm in faulted if not arm.lost]
-    values, owners = _values(whole, work)
-    bounds = {
-        name: max((arm.measures.bounds[name] for arm in whole), default=0.0) for name in METRICS
-    }
-    struck, tried = [arm.measures.incidents for arm in whole], bool(cell.scenario.faults)
-    possible = {name: chances(name, struck, cell.scenario.repeat, tried) for name in METRICS}
+    struck = [arm.measures.incidents for arm in whole]
+    metrics = _metrics(cell, whole, work)
     invariants = _merge_findings(mine)
     left_out = observed.unjudged(cell.scenario, invariants)
     invariants = {name: one for name, one in invariants.items() if name not in left_out}
@@ -196,10 +193,8 @@ def _judge_cell(
     gone = next((f"{name}: {unread[name]}" for name in planned if name in unread), "")
     few = gone or f"{len(mine)} of {len(planned)} arms ran"
     missing = _why_no_value(faulted, invariants) if faulted else few
-    steps = _steps(whole)
-    absent = why_absent([arm.measures.incidents for arm in whole])
     slas = gates.judge_slas(
-        cell, values, resolved.sla_lines, missing, bounds, owners, possible, absent, steps
+        cell, metrics, resolved.sla_lines, missing, why_absent(struck), _steps(whole)
     )
     verdict, reason = gates.judge_cell(
         cell.id,
@@ -219,10 +214,7 @@ def _judge_cell(
         strategy=cell.scenario.recovery.strategy,
         verdict=verdict,
         reason=reason,
-        metrics={
-            name: summarise(name, found, bounds[name], owners[name], possible[name])
-            for name, found in values.items()
-        },
+        metrics=metrics,
         invariants=invariants,
         exactness=_worst_exactness([arm.exactness for arm in faulted]),
         reliability=_reliability([arm for arm in mine if not arm.lost]),
@@ -232,15 +224,22 @@ def _judge_cell(
     return result, slas
 
 
-def _values(
-    arms: Sequence[JudgedArm], work: tuple[float, float] | str
-) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
-    """Metric -> its values in these arms, and the repeat of each."""
+def _metrics(
+    cell: Cell, arms: Sequence[JudgedArm], work: tuple[float, float] | str
+) -> dict[str, Metric]:
+    """Every metric over these arms."""
     own = [(arm.repeat, {**arm.measures.values, "mfu": _mfu(arm.measures, work)}) for arm in arms]
-    return (
-        {name: [value for _, found in own for value in found[name]] for name in METRICS},
-        {name: [repeat for repeat, found in own for _ in found[name]] for name in METRICS},
-    )
+    struck, tried = [arm.measures.incidents for arm in arms], bool(cell.scenario.faults)
+    return {
+        name: summarise(
+            name,
+            [value for _, found in own for value in found[name]],
+            max((arm.measures.bounds[name] for arm in arms), default=0.0),
+            [repeat for repeat, found in own for _ in found[name]],
+            chances(name, struck, cell.scenario.repeat, tried),
+        )
+        for name in METRICS
+    }
 
 
 def _steps(arms: Sequence[JudgedArm]) -> dict[int, float]:

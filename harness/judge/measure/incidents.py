@@ -104,7 +104,7 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
     injected, failure = episode.injected, episode.failure
     # of several failures (a node may take a spare and a rank along) the first that concerns the job
     acting_ns = _acting_until(episode, history)
-    answers = (recovery_of(history, one, acting_ns) for one in (failure, *episode.others) if one)
+    answers = (recovery_of(history, one, acting_ns) for one in episode.failures)
     concerned = next((answer for answer in answers if answer.concerns_job), None)
     phases = _phases(episode, history, concerned) if concerned and concerned.first_new else []
     restored = concerned.restored_step if concerned else None

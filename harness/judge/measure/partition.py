@@ -53,12 +53,14 @@ _CONTEXT_CLASS = {"degraded": "degraded_world", "straggling": "straggling", "nor
 @dataclass(frozen=True, kw_only=True)
 class Ideal:
     """How long a step of the full world and batch should take, and its share of waiting for data,
-    in seconds.
+    in seconds. ``history``, ``runs``: the arm, and the steps of a full world in it, that say so.
     """
 
     step_s: float
     data_s: float
     source: str
+    history: History
+    runs: Sequence[StepRun]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,8 @@ def ideal_of(
         step_s=statistics.median(net_s(source, run) for run in steady),
         data_s=statistics.median(run.data_s for run in steady),
         source="the control arm" if control else own,
+        history=source,
+        runs=runs,
     )
 
 

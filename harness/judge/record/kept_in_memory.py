@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.chaos.fault.aftermath import OVER_WHEN_DONE
 from trainchaos.harness.judge.record.episode import Episode, processes_hit
-from trainchaos.harness.judge.record.nodes import homes, nodes_hit
+from trainchaos.harness.judge.record.nodes import hit_before, homes
 from trainchaos.recovery.checkpoint.memory import KEPT, ROLE
 
 PLACE = "memory"
@@ -112,27 +112,19 @@ def _kept_unsaid(log: Log, until_ns: int) -> set[tuple[str, int]]:
     return found
 
 
-def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
+def lost_keepers(log: Log, episodes: Sequence[Episode]) -> list[str]:
     """Messages about keepers that ended before they were asked to, without a fault on them or their
     node, and without the loss of their node, which is reported by itself.
     """
-    started = keepers(log)
-    home, hit = (
-        homes(log),
-        [(episode.injected, nodes_hit(episode, homes(log))) for episode in episodes],
-    )
+    started, home = keepers(log), homes(log)
     found = []
     for event in log.of(Kind.PROCESS_EXITED):
         name = event.data["process"]
         if name not in started or event.data["expected"]:
             continue
         node = home.get(name)
-        struck = any(
-            injected and injected.time_ns <= event.time_ns and node in nodes
-            for injected, nodes in hit
-        )
         lost = any(e.data["node"] == node and e.seq < event.seq for e in log.of(Kind.NODE_LOST))
-        if not struck and not lost:
+        if not lost and not hit_before(log, episodes, event, node):
             how = (
                 f"signal {event.data['signal']}"
                 if event.data["signal"]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError, LogError
-from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, Log
+from trainchaos.chaos.events.log import ORCHESTRATOR, Log
 from trainchaos.chaos.fault.base import Fault, Fidelity
 from trainchaos.chaos.fault.build import build
 from trainchaos.chaos.files import write_whole
@@ -21,6 +21,7 @@ from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.harness.host import seal
 from trainchaos.harness.host.rundir import RunDirectory, read_resolved, read_system
 from trainchaos.harness.judge.checkers.job import observed
+from trainchaos.harness.judge.checkers.record.records import left_in, unhealed
 from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher, refuse_wrong_params
 from trainchaos.harness.judge.evidence.arrivals import arrivals_of
 from trainchaos.harness.judge.figures import Metric
@@ -348,15 +349,9 @@ def _unsafe(arms: list[JudgedArm]) -> list[str]:
     """What arms left behind, and faults not healed in arms that finished."""
     found = []
     for arm in arms:
-        left = arm.evidence.log.first(Kind.LEFTOVERS)
-        for what in ("processes", "ports", "shared_memory"):
-            if left is not None and left.data[what]:
-                found.append(f"{what} {left.data[what]} of {arm.id}")
-        if arm.measures.history.finished is None:
-            continue
-        for episode in arm.measures.episodes:
-            if episode.injected and not episode.failed and episode.healed is None:
-                found.append(f"fault {episode.fault} of {arm.id}")
+        found += [f"{what} {left} of {arm.id}" for what, left in left_in(arm.evidence.log)]
+        if arm.measures.history.finished is not None:
+            found += [f"fault {one.fault} of {arm.id}" for one in unhealed(arm.measures.episodes)]
     return found
 
 

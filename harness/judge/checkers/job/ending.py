@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, verdict_of
 from trainchaos.harness.judge.record.history import Generation, History
+from trainchaos.harness.judge.record.kept_in_memory import keepers
 from trainchaos.harness.judge.results import Finding
-from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 
 IDLE_STEPS = 20
 IDLE_S = 5.0
@@ -79,8 +79,7 @@ def _of_a_command(evidence: Evidence) -> Finding:
     return verdict_of(problems, f"{how}; what else it did is not known")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _End:
+class _End(NamedTuple):
     """One process's exit. ``asked_ns``: when it was first asked to end; None: never, or not known.
     ``hit``: a fault hit it, or it was declared failed.
     """
@@ -88,10 +87,6 @@ class _End:
     event: Event
     asked_ns: int | None
     hit: bool
-
-    @property
-    def name(self) -> str:
-        return str(self.event.data["process"])
 
 
 def _ends(evidence: Evidence) -> dict[str, _End]:
@@ -102,15 +97,11 @@ def _ends(evidence: Evidence) -> dict[str, _End]:
         for name in (*episode.processes, *episode.replica)
     }
     hit |= {event.data["process"] for event in log.of(Kind.FAILURE_DETECTED)}
-    keepers = {
-        e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data.get("role") == KEEPER
-    }
+    apart = keepers(log)
     return {
-        event.data["process"]: _End(
-            event=event, asked_ns=event.data.get("asked_ns"), hit=event.data["process"] in hit
-        )
+        name: _End(event, event.data.get("asked_ns"), name in hit)
         for event in log.of(Kind.PROCESS_EXITED)
-        if event.data["process"] not in keepers
+        if (name := event.data["process"]) not in apart
     }
 
 
@@ -269,7 +260,7 @@ def _steps_without(history: History, last: Generation, spares: int) -> int:
     decided = (a for e in log.of(Kind.DECISION) if e.time_ns >= lost_ns for a in e.data["actions"])
     if any(str(action).startswith("spawn ") for action in decided):
         return 0
-    started = {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data["role"] != KEEPER}
+    started = {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED)} - keepers(log).keys()
     gone = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if _left_before(e, done[-1])}
     gone |= {
         e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] not in _LIVES_ON

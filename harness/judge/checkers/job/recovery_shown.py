@@ -82,7 +82,7 @@ def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
         yield f"{_label(failure)} was answered by no generation, and the job is said to be done"
         return
     claimed = any(
-        failure in (episode.failure, *episode.others) and incident.outcome == "recovered"
+        failure in episode.failures and incident.outcome == "recovered"
         for episode, incident in zip(
             evidence.measures.episodes, evidence.measures.incidents, strict=False
         )

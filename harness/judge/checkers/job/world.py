@@ -13,6 +13,7 @@ from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence import busy
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
 from trainchaos.harness.judge.measure.digests import diverged, final_digests, sound_digests
+from trainchaos.harness.judge.measure.partition import Ideal
 from trainchaos.harness.judge.measure.pauses import net_s
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY, others_of
 from trainchaos.harness.judge.measure.refused import refused_at, refused_states
@@ -250,7 +251,7 @@ def liveness(evidence: Evidence) -> Finding:
             "inject earlier, or raise workload.steps"
         )
     tail = _last_of(runs)
-    net = busy.net_of_pressure(evidence, ideal.step_s, _step_s(history, tail), tail)
+    net = busy.net_of_pressure(evidence, ideal, _step_s(history, tail), tail)
     if ideal.step_s / _step_s(history, tail) < HEALTHY_RATE and busy.says_little(evidence, net):
         tail = runs[-STARVED_STEPS:]
     step_s = _step_s(history, tail)
@@ -261,7 +262,7 @@ def liveness(evidence: Evidence) -> Finding:
     )
     if rate >= HEALTHY_RATE:
         return _stood_still(evidence, ideal.step_s) or passed(witness)
-    return _why_slow(evidence, tail, f"{witness}, {HEALTHY_RATE:.2f} is due", ideal.step_s)
+    return _why_slow(evidence, tail, f"{witness}, {HEALTHY_RATE:.2f} is due", ideal)
 
 
 def _stood_still(evidence: Evidence, ideal_s: float) -> Finding | None:
@@ -291,11 +292,11 @@ def _stood_still(evidence: Evidence, ideal_s: float) -> Finding | None:
     return None
 
 
-def _why_slow(evidence: Evidence, tail: list[StepRun], witness: str, ideal_s: float) -> Finding:
+def _why_slow(evidence: Evidence, tail: list[StepRun], witness: str, ideal: Ideal) -> Finding:
     """Judge a rate that is too low: the machine's doing, too short to judge, or a failure."""
-    history = evidence.history
+    history, ideal_s = evidence.history, ideal.step_s
     step_s = _step_s(history, tail)
-    if (net := busy.net_of_pressure(evidence, ideal_s, step_s, tail)) is not None:
+    if (net := busy.net_of_pressure(evidence, ideal, step_s, tail)) is not None:
         if (likely := ideal_s / net.likely_s) >= HEALTHY_RATE and net.may_pass:
             return passed(f"{witness}; it is {likely:.2f} net of {net.why}")
         if (most := ideal_s / net.least_s) >= HEALTHY_RATE:

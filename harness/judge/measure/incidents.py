@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.incident import PHASE_NAMES, Incident, PhaseSpan
+from trainchaos.harness.judge.incident import PHASE_NAMES, Incident, Outcome, PhaseSpan
 from trainchaos.harness.judge.measure.digests import same_parameters
 from trainchaos.harness.judge.record.command_end import ended_ns
 from trainchaos.harness.judge.record.episode import Episode
@@ -32,10 +32,6 @@ from trainchaos.harness.judge.record.reported import is_bad, spoilt_since
 from trainchaos.harness.judge.record.strength import strength_of
 from trainchaos.harness.judge.record.sustained import at_the_end_again, lasting
 from trainchaos.recovery.policy.strategy import ANNOUNCED
-
-Outcome = Literal[
-    "masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"
-]
 
 
 @dataclass(frozen=True, kw_only=True)

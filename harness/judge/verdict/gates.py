@@ -41,6 +41,16 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
 )
 
 
+_ENDED: Mapping[RunVerdict, str] = MappingProxyType(
+    {
+        "interrupted": "interrupted",
+        "broken": "the harness or the machine failed",
+        "halted": "a stop condition held",
+    }
+)
+"""How an arm may end that decides the run, the first one first."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gate:
     """A verdict, its exit code and the line that explains it."""
@@ -281,14 +291,11 @@ def judge_run(
     """
     if unsafe:
         return _gate("unsafe", f"left behind or not healed: {unsafe[0]}")
-    for outcome, verdict in (
-        ("interrupted", "interrupted"),
-        ("broken", "broken"),
-        ("halted", "halted"),
-    ):
-        arms = [f"{arm}: {why}" for arm, (ended, why) in outcomes.items() if ended == outcome]
+    failing = next((f" (and: {cell.reason})" for cell in cells if cell.verdict == "fail"), "")
+    for verdict, words in _ENDED.items():
+        arms = [f"{arm}: {why}" for arm, (ended, why) in outcomes.items() if ended == verdict]
         if arms:
-            gate = _gate(verdict, _ended(verdict, arms, cells))  # type: ignore[arg-type]
+            gate = _gate(verdict, f"{words} in {arms[0]}{failing}")
             terminated = (verdict, "SIGTERM") in outcomes.values()
             return replace(gate, exit_code=errors.EXIT_TERMINATED) if terminated else gate
     if not cells:
@@ -327,14 +334,3 @@ def _unobserved(cell: CellResult) -> bool:
 
 def _gate(verdict: RunVerdict, reason: str) -> Gate:
     return Gate(verdict=verdict, exit_code=EXIT_CODES[verdict], reason=reason)
-
-
-def _ended(verdict: str, arms: Sequence[str], cells: Sequence[CellResult]) -> str:
-    failing = [cell.reason for cell in cells if cell.verdict == "fail"]
-    also = f" (and: {failing[0]})" if failing else ""
-    words = {
-        "interrupted": "interrupted",
-        "broken": "the harness or the machine failed",
-        "halted": "a stop condition held",
-    }
-    return f"{words[verdict]} in {arms[0]}{also}"

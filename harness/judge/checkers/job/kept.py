@@ -20,8 +20,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
+from typing import NamedTuple
 
 from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause
 from trainchaos.harness.judge.checkers.job.observed import progress
@@ -92,8 +92,7 @@ def kept_progress(evidence: Evidence) -> Finding | None:
     return passed(f"the job went back {back} times, {where}{more}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Compared:
+class _Compared(NamedTuple):
     """Losses from ``step`` on after a recovery: medians, and by how much they may differ."""
 
     step: int
@@ -171,17 +170,13 @@ def _compared(
     sigma = median(abs(b - a) for a, b in itertools.pairwise(values)) / NORMAL_MEDIAN
     before = [step for step in mine.keys() & theirs.keys() if step < steps[0]]
     apart = [abs(gap) for gap in _windows([mine[s] - theirs[s] for s in sorted(before)])]
-    others = [_means(history_of(log)) for log in evidence.controls]
-    for other in others:
+    for log in evidence.controls:
+        other = _means(history_of(log))
         common = sorted(other.keys() & theirs.keys())
         apart += [abs(gap) for gap in _windows([other[step] - theirs[step] for step in common])]
     noise = BAND * sigma * math.sqrt(2 / len(steps))
-    return _Compared(
-        step=steps[0],
-        mine=median(mine[step] for step in steps),
-        control=median(theirs[step] for step in steps),
-        band=max([noise, *apart]),
-    )
+    ours, others = (median(losses[step] for step in steps) for losses in (mine, theirs))
+    return _Compared(steps[0], ours, others, max([noise, *apart]))
 
 
 def _windows(gaps: Sequence[float]) -> list[float]:

@@ -271,17 +271,17 @@ def _jump(
     low, high = missing[0], missing[-1]
     of = "each" if len(missing) == high - low + 1 else f"{len(missing)} of them"
     when = "the restart" if after.cause == "restart" else "the failure"
-    if _all_heard(history, before):
-        return Jump(
-            words=f"steps {low} to {high} were left out: the job went on with step {first} after"
-            f" {when}, the beacon reported none of them, and the control arm reports {of}",
-            sure=True,
-        )
-    return Jump(
-        words=f"steps {low} to {high} were reported by nobody: the job went on with step {first}"
-        f" after {when}, and the control arm reports {of}: were they trained, or their lines lost?",
-        sure=False,
+    sure = _all_heard(history, before)
+    how, heard, doubt = (
+        ("left out", ", the beacon reported none of them", "")
+        if sure
+        else ("reported by nobody", "", ": were they trained, or their lines lost?")
     )
+    words = (
+        f"steps {low} to {high} were {how}: the job went on with step {first} after {when}{heard},"
+        f" and the control arm reports {of}{doubt}"
+    )
+    return Jump(words=words, sure=sure)
 
 
 def _all_heard(history: History, generation: Generation) -> bool:

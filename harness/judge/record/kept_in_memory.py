@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -47,7 +48,7 @@ def held_in_memory(
     A keeper holds what ranks of its node saved, and the copies that an event says its node has. A
     keeper that ended has lost everything, and its successor on the node starts empty.
     """
-    silent = _stopped(log, since_ns, until_ns)
+    silent = {name for name, begun, end in stops(log) if begun <= until_ns and end >= since_ns}
     lives = [life[1:] for life in _lives(log) if life[0] not in silent]
     nodes = {e.data["process"]: e.data.get("node") for e in log.of(Kind.PROCESS_SPAWNED)}
     said: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -136,9 +137,9 @@ def lost_keepers(log: Log, episodes: Sequence[Episode]) -> list[str]:
     return found
 
 
-def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
-    """Processes that a fault stopped at any time in the interval: it sent them the signal, or the
-    kernel showed them as stopped. The stop lasts until the fault's heal, or indefinitely if the
+def stops(log: Log) -> list[tuple[str, int, float]]:
+    """(process, from, until) of each process that a fault stopped, in ns: it sent it the signal, or
+    the kernel showed it as stopped. The stop lasts until the fault's heal, or indefinitely if the
     fault does not undo it.
     """
     hit = {(e.data["fault"], e.data["occurrence"]): e for e in log.of(Kind.FAULT_INJECTED)}
@@ -147,16 +148,18 @@ def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
         for e in log.of(Kind.FAULT_HEALED)
         if e.data["how"] != OVER_WHEN_DONE
     }
-    found: set[str] = set()
-    for event in log.of(Kind.FAULT_EFFECT, Kind.FAULT_LANDED):
-        key = event.data["fault"], event.data["occurrence"]
-        seen = event.data["evidence"] or {}
-        stopped = seen.get("os_state") in STOPPED or seen.get("signal") == STOP_SIGNAL
-        if not stopped or key not in hit:
-            continue
-        if hit[key].time_ns <= until_ns and ends.get(key, until_ns) >= since_ns:
-            found |= {*processes_hit(hit[key])}
-    return found
+    stopping = {
+        (event.data["fault"], event.data["occurrence"])
+        for event in log.of(Kind.FAULT_EFFECT, Kind.FAULT_LANDED)
+        if (seen := event.data["evidence"] or {}).get("os_state") in STOPPED
+        or seen.get("signal") == STOP_SIGNAL
+    }
+    return [
+        (name, event.time_ns, ends.get(key, math.inf))
+        for key, event in hit.items()
+        if key in stopping
+        for name in processes_hit(event)
+    ]
 
 
 def _lives(log: Log) -> list[tuple[str, int | None, int, int]]:

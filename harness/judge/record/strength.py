@@ -7,16 +7,15 @@ count, except those that had ended, or were stopped by a fault, before the last 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.record.episode import processes_hit
+from trainchaos.chaos.events.log import Event
 from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.kept_in_memory import stops
 
 LAST = 5
 """Number of last reported steps that decide which ranks still take part."""
-STOPS = ("process-stop", "node-stop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,9 @@ def strength_of(history: History) -> Strength:
     members = history.worked[-1].members
     since, until = min(e.time_ns for e in last), max(e.time_ns for e in last)
     away = {name: at for name, at in history.exited_ns.items() if at < since}
-    away |= {name: begun for name, begun, end in _stopped(history) if begun < since and end > until}
+    away |= {
+        name: begun for name, begun, end in stops(history.log) if begun < since and end > until
+    }
     gone = {name: away[name] for name in members if name in away}
     replaced = _replaced(history)
     before = {name: at for name, at in history.exited_ns.items() if name in replaced}
@@ -110,18 +111,3 @@ def _replaced(history: History) -> set[str]:
     if len(history.worked) < 2:
         return set()
     return set(history.worked[-2].members) - set(history.worked[-1].members)
-
-
-def _stopped(history: History) -> Iterator[tuple[str, int, int]]:
-    """(process, from, until) of processes that faults held stopped; times in ns."""
-    healed = {
-        (e.data["fault"], e.data["occurrence"]): e.time_ns
-        for e in history.log.of(Kind.FAULT_HEALED)
-    }
-    landed = {(e.data["fault"], e.data["occurrence"]) for e in history.log.of(Kind.FAULT_LANDED)}
-    for event in history.log.of(Kind.FAULT_INJECTED):
-        key = (event.data["fault"], event.data["occurrence"])
-        if event.data["kind"] not in STOPS or key not in landed:
-            continue
-        for name in processes_hit(event):
-            yield name, event.time_ns, healed.get(key, history.end_ns)

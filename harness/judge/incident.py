@@ -10,6 +10,9 @@ from pydantic import Field
 from trainchaos.harness.judge.figures import Model, Number
 
 PHASE_NAMES = ("detect", "abort", "regroup", "restore", "redo", "first step")
+Outcome = Literal[
+    "masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"
+]
 
 
 class PhaseSpan(Model):
@@ -63,9 +66,7 @@ class Incident(Model):
     recovery_time: Number | None = Field(
         description="seconds; Infinity: no recovery; None: masked, or no step was left to commit"
     )
-    outcome: Literal[
-        "masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"
-    ]
+    outcome: Outcome
     phases: list[PhaseSpan]
     steps_lost: int = Field(
         description="redone; 0 also if they were never redone, see never_recovered"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from trainchaos.chaos.events.log import ORCHESTRATOR
 from trainchaos.chaos.scenario.model import RETIRED_INVARIANTS, InvariantExclusion
@@ -34,6 +34,7 @@ from trainchaos.harness.judge.record.strength import half_known
 from trainchaos.harness.judge.record.whole import broken, whole
 from trainchaos.harness.judge.results import Finding
 
+_Found = TypeVar("_Found", Finding, Finding | None)
 CHECKERS: Mapping[str, Checker] = MappingProxyType(
     {
         "fault-landed": faults.fault_landed,
@@ -117,7 +118,7 @@ def names_of(
     return [ALWAYS, *listed] if invariants else []
 
 
-def check(checker: Checker, evidence: Evidence) -> Finding:
+def check(checker: Callable[[Evidence], _Found], evidence: Evidence) -> Finding | _Found:
     """Run one checker on the part of the record that is whole. Inconclusive where it needs another
     part, and where it raises.
     """
@@ -152,52 +153,33 @@ def _of_half_the_ranks(found: Finding, evidence: Evidence) -> Finding:
     return unknown(f"{lacking}, so that this proves nothing: {found.witness}") if lacking else found
 
 
-def _always_of_a_command(evidence: Evidence) -> dict[str, Finding]:
-    asked = evidence.cell.scenario.invariants
-    left_out = asked.leave_out if isinstance(asked, InvariantExclusion) else ()
-    found = {}
-    for name, checker in OF_COMMANDS.items():
-        if name in left_out:
-            continue
-        said = _if_any(checker, evidence)
-        if said is not None:
-            found[name] = said
-    return found
-
-
-def _if_any(checker: Callable[[Evidence], Finding | None], evidence: Evidence) -> Finding | None:
-    """The checker's finding, or None if it has none to report."""
-    nothing = Finding(verdict="pass", witness="")
-    found = check(lambda evidence: checker(evidence) or nothing, evidence)
-    return None if found is nothing else found
-
-
 def check_all(evidence: Evidence) -> dict[str, Finding]:
     """Run every checker that the cell selects, and check the faults' expected outcomes.
 
     The findings always include whether the job finished: in ``liveness`` or as ``finished``.
     """
-    names = names_of(evidence.cell.scenario.invariants)
+    scenario, faulted = evidence.cell.scenario, not evidence.is_control
+    names, asked = names_of(scenario.invariants), scenario.invariants
+    findings: dict[str, Finding | None]
     if evidence.history.info.observed:
         findings = {observed.PROGRESS: check(observed.progress, evidence)}
-        if evidence.cell.scenario.invariants == observed.OBSERVABLE:
+        if asked == observed.OBSERVABLE:
             names = [name for name in names if name not in observed.LACKING]
-        findings |= {name: _of_a_command(name, evidence) for name in names} | _always_of_a_command(
-            evidence
-        )
+        findings |= {name: _of_a_command(name, evidence) for name in names}
+        left_out = asked.leave_out if isinstance(asked, InvariantExclusion) else ()
+        always = {name: one for name, one in OF_COMMANDS.items() if name not in left_out}
+        findings |= {name: check(checker, evidence) for name, checker in always.items()}
     else:
         findings = {name: check(_ALL[name], evidence) for name in names}
-    if "liveness" not in findings and (unfinished := _if_any(world.finished, evidence)) is not None:
-        findings[FINISHED] = unfinished
-    expected = any(
-        fault.expect.outcome or fault.expect.blame for fault in evidence.cell.scenario.faults
-    )
-    if expected and not evidence.is_control:
+    if "liveness" not in findings:
+        findings[FINISHED] = check(world.finished, evidence)
+    expected = [fault.expect for fault in scenario.faults]
+    if faulted and any(one.outcome or one.blame for one in expected):
         findings[EXPECTATION] = _of_half_the_ranks(check(faults.expectations, evidence), evidence)
-    if alarms.wanted(evidence):
+    if any(one.alarm for one in expected):
         findings[ALARMS] = check(alarms.alarms, evidence)
-    if rejoins.wanted(evidence) and not evidence.is_control:
+    if faulted and any(one.preflight for one in expected):
         findings[PREFLIGHT] = check(rejoins.rejoins, evidence)
-    if evidence.cell.scenario.steady_state and not evidence.is_control:
+    if faulted and scenario.steady_state:
         findings[STEADY_STATE] = check(steady.steady_state, evidence)
-    return findings
+    return {name: finding for name, finding in findings.items() if finding is not None}

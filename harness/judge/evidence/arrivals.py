@@ -19,7 +19,6 @@ def arrivals_of(
     """Fault -> its arrivals. Due: planned until the arm ended, or until its last step where the job
     completed, as nothing is injected after that. Fired: each act once, whatever it hit.
     """
-    began = min((g.ready_ns for g in history.generations if g.ready_ns), default=history.end_ns)
     ended = history.end_ns
     if history.outcome == "completed":
         ended = max((run.end_ns for run in history.runs), default=ended)
@@ -29,7 +28,7 @@ def arrivals_of(
         times = planned.get(fault.id, {}).get("times_s") or []
         if not arrives(fault) or not times:
             continue
-        due = sum(began + time_s * NS <= ended for time_s in times)
+        due = sum(history.began_ns + time_s * NS <= ended for time_s in times)
         acts = {
             one.injected.data.get("act", one.occurrence)
             for one in episodes

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence
+from trainchaos.harness.judge.measure.partition import Ideal
 from trainchaos.harness.judge.measure.pressure import (
     LIMIT,
     ExtraCpuWait,
@@ -43,15 +44,14 @@ class NetStepTime:
 
 
 def net_of_pressure(
-    evidence: Evidence, ideal_s: float, step_s: float, tail: Sequence[StepRun]
+    evidence: Evidence, ideal: Ideal, step_s: float, tail: Sequence[StepRun]
 ) -> NetStepTime | None:
-    """The steps ``tail``, which take ``step_s``, net of pressure. None if there are no readings, or
-    the ideal is unknown: then nothing is subtracted.
+    """The steps ``tail``, which take ``step_s``, net of pressure. None if there are no readings:
+    then nothing is subtracted.
     """
-    compared = _compared(evidence, ideal_s)
-    if compared is None or not tail:
-        return None
-    ideals, nows = _over(*compared, ideal_s), _over(evidence.history, tail, step_s)
+    ideal_s = ideal.step_s
+    ideals = _over(ideal.history, ideal.runs, ideal_s)
+    nows = _over(evidence.history, tail, step_s)
     # a step takes as long as on the node that is worst off
     pairs = {node: (ideals[node], nows[node]) for node in sorted(ideals.keys() & nows.keys())}
     excuses = {node: excuse(ideal_s, step_s, *pair) for node, pair in pairs.items()}
@@ -60,13 +60,13 @@ def net_of_pressure(
     )
     if worst is None or excuses[worst].most_s <= 0:
         return None
-    found, (ideal, now) = excuses[worst], pairs[worst]
+    found, (before, now) = excuses[worst], pairs[worst]
     return NetStepTime(
         likely_s=max(NO_STEP_S, step_s - found.likely_s),
         least_s=max(NO_STEP_S, step_s - found.most_s),
         may_pass=found.likely_s <= LIMIT * step_s,
         starved=now.wait > STARVED,
-        why=_message(ideal, now, found, step_s),
+        why=_message(before, now, found, step_s),
     )
 
 
@@ -83,21 +83,6 @@ def unrecorded(evidence: Evidence) -> str:
     """
     known = evidence.log.first(Kind.PRESSURE_READ) is not None
     return "" if known else "; how busy its machines were is not recorded"
-
-
-def _compared(evidence: Evidence, ideal_s: float) -> tuple[History, list[StepRun]] | None:
-    """The history and steps behind the ideal step, which is their median; see
-    ``harness.judge.measure.partition.ideal_of``.
-    """
-    source = evidence.control_history or evidence.history
-    injected = [e.injected.time_ns for e in evidence.measures.episodes if e.injected]
-    until = min(injected) if injected and evidence.control_history is None else None
-    runs = [
-        run
-        for run in source.lineage.values()
-        if run.world == source.info.ranks and (until is None or run.end_ns < until)
-    ]
-    return (source, runs) if runs else None
 
 
 def _over(history: History, runs: Sequence[StepRun], median_s: float) -> dict[int, Pressure]:

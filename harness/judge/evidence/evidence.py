@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -120,6 +120,10 @@ def some(items: list[str], limit: int = 3) -> str:
     return "; ".join(items[:limit]) + (f"; and {more} more" if more > 0 else "")
 
 
-def verdict_of(problems: list[str], witness: str) -> Finding:
-    """Fail with the problems, or pass with the witness."""
-    return failed(some(problems)) if problems else passed(witness)
+def verdict_of(problems: list[str], witness: str, missing: Sequence[str] = ()) -> Finding:
+    """Fail with the problems; where there are none, inconclusive with what is missing; else pass
+    with the witness.
+    """
+    if problems:
+        return failed(some(problems))
+    return unknown(some([*missing])) if missing else passed(witness)

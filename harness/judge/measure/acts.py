@@ -103,7 +103,9 @@ def _together(hits: Sequence[Episode], history: History, control: History | None
                 (s for one in each if (s := one.restored_step) is not None), default=None
             ),
             "nodes": sorted({node for one in each for node in one.nodes}),
-            "hits": [_hit(hit, one) for hit, one in zip(hits, each, strict=True)],
+            "hits": [
+                Hit(**{name: getattr(one, name) for name in Hit.model_fields}) for one in each
+            ],
         }
     )
 
@@ -114,20 +116,6 @@ def _outcome(each: Sequence[Incident]) -> str:
         one.outcome for one in each if not (ended and one.outcome == "hang" and not one.detected_by)
     ]
     return max(due, key=WORST.index)
-
-
-def _hit(episode: Episode, one: Incident) -> Hit:
-    return Hit(
-        occurrence=episode.occurrence,
-        target=one.target,
-        landed=one.landed,
-        healed=one.healed,
-        outcome=one.outcome,
-        detected_by=one.detected_by,
-        detection_time=one.detection_time,
-        recovery_time=one.recovery_time,
-        steps_lost=one.steps_lost,
-    )
 
 
 def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.incident import PHASE_NAMES, Incident, PhaseSpan
+from trainchaos.harness.judge.incident import PHASE_NAMES, Incident, Outcome, PhaseSpan
 from trainchaos.harness.judge.measure.digests import same_parameters
 from trainchaos.harness.judge.record.command_end import ended_ns
 from trainchaos.harness.judge.record.episode import Episode
@@ -32,10 +32,6 @@ from trainchaos.harness.judge.record.reported import is_bad, spoilt_since
 from trainchaos.harness.judge.record.strength import strength_of
 from trainchaos.harness.judge.record.sustained import at_the_end_again, lasting
 from trainchaos.recovery.policy.strategy import ANNOUNCED
-
-Outcome = Literal[
-    "masked", "recovered", "fail-stop", "sdc-escape", "hang", "degraded", "not-landed"
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +100,7 @@ def incident_of(episode: Episode, history: History, control: History | None) -> 
     injected, failure = episode.injected, episode.failure
     # of several failures (a node may take a spare and a rank along) the first that concerns the job
     acting_ns = _acting_until(episode, history)
-    answers = (recovery_of(history, one, acting_ns) for one in (failure, *episode.others) if one)
+    answers = (recovery_of(history, one, acting_ns) for one in episode.failures)
     concerned = next((answer for answer in answers if answer.concerns_job), None)
     phases = _phases(episode, history, concerned) if concerned and concerned.first_new else []
     restored = concerned.restored_step if concerned else None
@@ -150,8 +146,8 @@ def _acting_until(episode: Episode, history: History) -> int:
     """Until when a fault acted: its heal or the end of all its targets; 0 if over once done."""
     if episode.planned is None or not episode.planned.data.get("lasts"):
         return 0
-    gone = {e.data["process"]: e.time_ns for e in history.log.of(Kind.PROCESS_EXITED)}
-    ends = [gone.get(process, history.end_ns) for process in episode.processes] or [history.end_ns]
+    gone, end_ns = history.exited_ns, history.end_ns
+    ends = [gone.get(process, end_ns) for process in episode.processes] or [end_ns]
     return min(max(ends), episode.healed.time_ns if episode.healed else history.end_ns)
 
 
@@ -202,7 +198,7 @@ def _recovery_time(
         return _seconds_between(episode.injected, recovery.first_new.committed_ns or 0)
     if episode.failure is None or not history.info.observed:
         return None
-    again = at_the_end_again(history, episode.failure.time_ns, recovery.high_water)
+    again = at_the_end_again(history, episode.failure, recovery.high_water)
     return None if again is None else _seconds_between(episode.injected, again)
 
 
@@ -310,7 +306,7 @@ def _harm(episode: Episode, history: History) -> dict[str, object]:
     lineage, after_ns = history.lineage, episode.injected.time_ns if episode.injected else 0
     bad = [
         event
-        for event in history.log.of(Kind.STEP_REPORTED)
+        for event in history.reports
         if is_bad(event)
         and event.step in lineage
         and lineage[event.step or 0].generation == event.generation

@@ -18,7 +18,7 @@ from trainchaos.harness.judge.measure.catalogue import METRICS, MetricDef
 from trainchaos.harness.judge.measure.cost import failure_cost
 from trainchaos.harness.judge.measure.digests import diverged
 from trainchaos.harness.judge.measure.partition import Ideal, WallTimePartition, ideal_of, partition
-from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, pauses
+from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, net_s
 from trainchaos.harness.judge.measure.redundancy import time_to_redundancy
 from trainchaos.harness.judge.measure.samples import per_arm, summarise
 from trainchaos.harness.judge.record.alarms import unexplained
@@ -206,12 +206,7 @@ def _required(history: History, step: int) -> Sequence[int]:
 
 
 def _step_time(history: History) -> float | None:
-    paused = pauses(history)
-    times = [
-        run.seconds - paused.get((run.generation, run.step - 1), 0.0)
-        for run in history.runs
-        if run.survives
-    ]
+    times = [net_s(history, run) for run in history.runs if run.survives]
     return statistics.median(times) if times else None
 
 
@@ -257,7 +252,7 @@ def _time_to_full_rate(
         return None if history.cut_short else math.inf
     if episode.injected is None or ideal is None or ideal.step_s <= 0:
         return None
-    first, paused = incident.first_new_step, pauses(history)
+    first = incident.first_new_step
     since = episode.injected.time_ns
     again_s = incident.recovery_time if first is None else None
     if again_s is not None and math.isfinite(again_s):
@@ -265,7 +260,7 @@ def _time_to_full_rate(
     runs = [r for r in history.lineage.values() if r.step >= (first or 0) and _done_ns(r) > since]
     for start in range(len(runs) - FULL_RATE_STEPS + 1):
         window = runs[start : start + FULL_RATE_STEPS]
-        took = [run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in window]
+        took = [net_s(history, run) for run in window]
         rates = [
             r.commits[0].data["samples"] / s if s > 0 else math.inf
             for r, s in zip(window, took, strict=True)

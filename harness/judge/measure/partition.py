@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, pauses
+from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, net_s
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import NS, Generation, History, StepRun
 
@@ -53,12 +53,14 @@ _CONTEXT_CLASS = {"degraded": "degraded_world", "straggling": "straggling", "nor
 @dataclass(frozen=True, kw_only=True)
 class Ideal:
     """How long a step of the full world and batch should take, and its share of waiting for data,
-    in seconds.
+    in seconds. ``history``, ``runs``: the arm, and the steps of a full world in it, that say so.
     """
 
     step_s: float
     data_s: float
     source: str
+    history: History
+    runs: Sequence[StepRun]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,6 @@ def ideal_of(
         else None
     )
     own = "this arm before its first fault" if first is not None else "this arm as a whole"
-    paused = pauses(source)
     runs = [
         run
         for run in source.runs
@@ -109,11 +110,11 @@ def ideal_of(
     if not steady:
         return None
     return Ideal(
-        step_s=statistics.median(
-            run.seconds - paused.get((run.generation, run.step - 1), 0.0) for run in steady
-        ),
+        step_s=statistics.median(net_s(source, run) for run in steady),
         data_s=statistics.median(run.data_s for run in steady),
         source="the control arm" if control else own,
+        history=source,
+        runs=runs,
     )
 
 

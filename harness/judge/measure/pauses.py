@@ -51,9 +51,9 @@ def evaluations(history: History) -> Pauses:
     }
 
 
-def pauses(history: History) -> Pauses:
-    """Checkpoint stalls and evaluations together."""
-    return history.once(_pauses)
+def net_s(history: History, run: StepRun) -> float:
+    """Seconds of a step without the checkpoint stall and the evaluation before it."""
+    return run.seconds - history.once(_pauses).get((run.generation, run.step - 1), 0.0)
 
 
 def _pauses(history: History) -> Pauses:

@@ -58,13 +58,6 @@ def _waiting(history: History, time_ns: int) -> int:
 
 def _starting(history: History) -> bool:
     """Whether a process was still starting when the arm ended."""
-    outcomes = (Kind.PROCESS_READY, Kind.FAILURE_DETECTED)
-    settled = {event.data["process"] for event in history.log.of(*outcomes)}
-    ended = {
-        event.data["process"]
-        for event in history.log.of(Kind.PROCESS_EXITED)
-        if not event.data["expected"]
-    }
-    return any(
-        e.data["process"] not in settled | ended for e in history.log.of(Kind.PROCESS_SPAWNED)
-    )
+    kinds = (Kind.PROCESS_READY, Kind.FAILURE_DETECTED, Kind.PROCESS_EXITED)
+    settled = {e.data["process"] for e in history.log.of(*kinds) if not e.data.get("expected")}
+    return any(e.data["process"] not in settled for e in history.log.of(Kind.PROCESS_SPAWNED))

@@ -47,7 +47,11 @@ def refused_states(history: History) -> tuple[RefusedState, ...]:
             failures.setdefault(failure.data["process"], []).append(failure)
     if not failures:
         return ()
-    planted = [one for one in episodes_of(history) if one.changed_state and _not_finite(one)]
+    planted = [
+        one
+        for one in episodes_of(history)
+        if one.changed_state and not all(map(math.isfinite, one.planted))
+    ]
     return tuple(
         found
         for episode in planted
@@ -93,10 +97,3 @@ def _refused(
         return None
     until = (last, failure.step or 0)
     return RefusedState(process=process, since=(first, injected.step or 0), until=until, held=held)
-
-
-def _not_finite(episode: Episode) -> bool:
-    """Whether it wrote a non-finite value, as reported by the rank that it hit."""
-    evidence = episode.landed.data["evidence"] if episode.landed else None
-    written = evidence.get("new") if isinstance(evidence, dict) else None
-    return any(not math.isfinite(float(value)) for value in written or ())

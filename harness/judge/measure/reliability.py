@@ -52,11 +52,13 @@ def false_alarms(controls: Sequence[History], faulted: Sequence[History]) -> Fal
     """
     count, hours = 0, 0.0
     for history in (*controls, *faulted):
-        until = min(
-            (e.time_ns for e in history.log.of(Kind.FAULT_INJECTED)), default=history.end_ns
-        )
+        hit_ns = history.first_hit_ns
+        until = history.end_ns if hit_ns is None else hit_ns
         hours += history.info.ranks * max(0, until - history.start_ns) / NS / 3600
-        count += sum(_suspicion(event) and event.time_ns < until for event in _failures(history))
+        count += sum(
+            event.data["cause"] not in OWN_END and event.time_ns < until
+            for event in history.log.of(Kind.FAILURE_DETECTED)
+        )
     upper = poisson_upper(count)
     return FalseAlarms(
         count=count,
@@ -77,7 +79,9 @@ def spares_of(histories: Sequence[History]) -> Spares:
     memory, rates = [], []
     for history in histories:
         started = {
-            e.data["process"]: e for e in history.log.of(Kind.PROCESS_SPAWNED) if _is_spare(e)
+            event.data["process"]: event
+            for event in history.log.of(Kind.PROCESS_SPAWNED)
+            if event.data["role"] == "spare"
         }
         trained = {name for generation in history.generations for name in generation.members}
         for name in started.keys() - trained:
@@ -93,18 +97,6 @@ def spares_of(histories: Sequence[History]) -> Spares:
         memory_mib=statistics.median(memory) if memory else None,
         cores=statistics.median(rates) if rates else None,
     )
-
-
-def _failures(history: History) -> list[Event]:
-    return list(history.log.of(Kind.FAILURE_DETECTED))
-
-
-def _suspicion(event: Event) -> bool:
-    return event.data["cause"] not in OWN_END
-
-
-def _is_spare(event: Event) -> bool:
-    return bool(event.data["role"] == "spare")
 
 
 def _usage(history: History, process: str) -> Event | None:

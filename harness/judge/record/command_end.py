@@ -22,7 +22,7 @@ def follows(history: History, failure: Event, event: Event) -> bool:
     if not (late and history.info.observed):
         return False
     if event.data["process"] is None:
-        again = _started_again_ns(history, failure)
+        again = started_again_ns(history, failure)
         in_time = again is None or event.time_ns < again
         return in_time and _lost_for_good(history, failure, event.generation)
     return _of_survivors(history, failure, event)
@@ -38,7 +38,7 @@ def ended_ns(history: History, failure: Event) -> int | None:
     if ends:
         return max(ends)
     last = history.generations[-1].number if history.generations else 0
-    gave_up = history.outcome == "gave-up" and _started_again_ns(history, failure) is None
+    gave_up = history.outcome == "gave-up" and started_again_ns(history, failure) is None
     return history.end_ns if gave_up and _lost_for_good(history, failure, last) else None
 
 
@@ -58,7 +58,8 @@ def _of_survivors(history: History, failure: Event, event: Event) -> bool:
     )
 
 
-def _started_again_ns(history: History, failure: Event) -> int | None:
+def started_again_ns(history: History, failure: Event) -> int | None:
+    """When the command was next started after a failure; None: it was not."""
     starts = (event.time_ns for event in history.log.of(Kind.COMMAND_STARTED))
     return min((ns for ns in starts if ns > failure.time_ns), default=None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,33 +61,42 @@ class Episode:
         return failure.data["process"] in (*hit, *(self.replica if spoilt else ()))
 
     @property
+    def failures(self) -> tuple[Event, ...]:
+        """All that it explains."""
+        return (self.failure, *self.others) if self.failure is not None else ()
+
+    @property
+    def evidence(self) -> Mapping[str, Any]:
+        """What its witness saw of it."""
+        seen = self.landed.data.get("evidence") if self.landed else None
+        return seen if isinstance(seen, dict) else {}
+
+    @property
+    def planted(self) -> list[float]:
+        """Values that it wrote into a tensor, as reported by the rank that it hit."""
+        return [float(value) for value in self.evidence.get("new") or ()]
+
+    @property
     def changed(self) -> bool:
         """Whether it left a rank with a different, but finite, state."""
-        evidence = self.landed.data.get("evidence", {}) if self.landed else {}
-        kind = self._of
-        return (
-            kind is not None
-            and kind.changes_state
-            and evidence.get("before") != evidence.get("after")
+        return self._is("changes_state") and (
+            self.evidence.get("before") != self.evidence.get("after")
         )
 
     @property
     def changed_state(self) -> bool:
         """Whether the change outlasts the step: a gradient does not, as all ranks apply one sum."""
-        evidence = self.landed.data.get("evidence", {}) if self.landed else {}
-        return self.changed and evidence.get("surface", KEPT[0]) in KEPT
+        return self.changed and self.evidence.get("surface", KEPT[0]) in KEPT
 
     @property
     def corrupts(self) -> bool:
         """Whether it corrupts values that training goes on with."""
-        kind = self._of
-        return kind is not None and kind.corrupts
+        return self._is("corrupts")
 
     @property
     def beside_steps(self) -> bool:
         """Whether it cannot keep ranks from finishing a step."""
-        kind = self._of
-        return kind is not None and kind.beside_steps
+        return self._is("beside_steps")
 
     @property
     def missed(self) -> bool:
@@ -104,14 +114,15 @@ class Episode:
     @property
     def seems_still(self) -> bool:
         """Whether the target works on but appears stalled."""
-        kind = self._of
-        return kind is not None and kind.seems_still
+        return self._is("seems_still")
 
     @property
     def harmless(self) -> bool:
         """Whether it leaves nothing to recover from."""
-        kind = self._of
-        return kind is not None and kind.harmless
+        return self._is("harmless")
+
+    def _is(self, what: str) -> bool:
+        return bool(getattr(self._of, what, False))
 
     @property
     def _of(self) -> type[Fault] | None:

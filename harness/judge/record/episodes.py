@@ -76,7 +76,7 @@ def episodes_of(history: History) -> tuple[Episode, ...]:
 
 def unclaimed_failures(history: History, episodes: Iterable[Episode]) -> list[Event]:
     """Failures that no episode explains."""
-    claimed = {id(f) for e in episodes for f in (e.failure, *e.others) if f}
+    claimed = {id(failure) for episode in episodes for failure in episode.failures}
     return [event for event in history.log.of(Kind.FAILURE_DETECTED) if id(event) not in claimed]
 
 

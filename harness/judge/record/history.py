@@ -11,7 +11,7 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any, TypeVar, cast
 
-from trainchaos.chaos.events.log import Event, Log
+from trainchaos.chaos.events.log import Event, Kind, Log
 
 NS = 1e9
 _T = TypeVar("_T")
@@ -234,6 +234,31 @@ class History:
     def shards(self) -> int:
         """Ranks that hold one copy of the model together."""
         return self.generations[0].shards if self.generations else 1
+
+    @property
+    def found(self) -> int:
+        """Members of the first generation: of a command, the ranks that were found."""
+        return self.generations[0].world if self.generations else 0
+
+    @cached_property
+    def began_ns(self) -> int:
+        """When the first generation was ready; the end of the arm where none was."""
+        return min((g.ready_ns for g in self.generations if g.ready_ns), default=self.end_ns)
+
+    @cached_property
+    def exited_ns(self) -> Mapping[str, int]:
+        """Process -> when it ended."""
+        return {e.data["process"]: e.time_ns for e in self.log.of(Kind.PROCESS_EXITED)}
+
+    @property
+    def reports(self) -> list[Event]:
+        """What a command reported of its steps."""
+        return list(self.log.of(Kind.STEP_REPORTED))
+
+    @cached_property
+    def first_hit_ns(self) -> int | None:
+        """When the first fault was injected; None: none was."""
+        return min((e.time_ns for e in self.log.of(Kind.FAULT_INJECTED)), default=None)
 
     def generation(self, number: int) -> Generation | None:
         """The generation of that number, or None."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.chaos.fault.aftermath import OVER_WHEN_DONE
-from trainchaos.harness.judge.record.episode import Episode
-from trainchaos.harness.judge.record.nodes import homes, nodes_hit
+from trainchaos.harness.judge.record.episode import Episode, processes_hit
+from trainchaos.harness.judge.record.nodes import hit_before, homes
 from trainchaos.recovery.checkpoint.memory import KEPT, ROLE
 
 PLACE = "memory"
@@ -47,7 +48,7 @@ def held_in_memory(
     A keeper holds what ranks of its node saved, and the copies that an event says its node has. A
     keeper that ended has lost everything, and its successor on the node starts empty.
     """
-    silent = _stopped(log, since_ns, until_ns)
+    silent = {name for name, begun, end in stops(log) if begun <= until_ns and end >= since_ns}
     lives = [life[1:] for life in _lives(log) if life[0] not in silent]
     nodes = {e.data["process"]: e.data.get("node") for e in log.of(Kind.PROCESS_SPAWNED)}
     said: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -112,27 +113,19 @@ def _kept_unsaid(log: Log, until_ns: int) -> set[tuple[str, int]]:
     return found
 
 
-def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
+def lost_keepers(log: Log, episodes: Sequence[Episode]) -> list[str]:
     """Messages about keepers that ended before they were asked to, without a fault on them or their
     node, and without the loss of their node, which is reported by itself.
     """
-    started = keepers(log)
-    home, hit = (
-        homes(log),
-        [(episode.injected, nodes_hit(episode, homes(log))) for episode in episodes],
-    )
+    started, home = keepers(log), homes(log)
     found = []
     for event in log.of(Kind.PROCESS_EXITED):
         name = event.data["process"]
         if name not in started or event.data["expected"]:
             continue
         node = home.get(name)
-        struck = any(
-            injected and injected.time_ns <= event.time_ns and node in nodes
-            for injected, nodes in hit
-        )
         lost = any(e.data["node"] == node and e.seq < event.seq for e in log.of(Kind.NODE_LOST))
-        if not struck and not lost:
+        if not lost and not hit_before(log, episodes, event, node):
             how = (
                 f"signal {event.data['signal']}"
                 if event.data["signal"]
@@ -144,9 +137,9 @@ def lost_keepers(log: Log, episodes: Iterable[Episode]) -> list[str]:
     return found
 
 
-def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
-    """Processes that a fault stopped at any time in the interval: it sent them the signal, or the
-    kernel showed them as stopped. The stop lasts until the fault's heal, or indefinitely if the
+def stops(log: Log) -> list[tuple[str, int, float]]:
+    """(process, from, until) of each process that a fault stopped, in ns: it sent it the signal, or
+    the kernel showed it as stopped. The stop lasts until the fault's heal, or indefinitely if the
     fault does not undo it.
     """
     hit = {(e.data["fault"], e.data["occurrence"]): e for e in log.of(Kind.FAULT_INJECTED)}
@@ -155,18 +148,18 @@ def _stopped(log: Log, since_ns: int, until_ns: int) -> set[str]:
         for e in log.of(Kind.FAULT_HEALED)
         if e.data["how"] != OVER_WHEN_DONE
     }
-    found: set[str] = set()
-    for event in log.of(Kind.FAULT_EFFECT, Kind.FAULT_LANDED):
-        key = event.data["fault"], event.data["occurrence"]
-        seen = event.data["evidence"] or {}
-        stopped = seen.get("os_state") in STOPPED or seen.get("signal") == STOP_SIGNAL
-        if not stopped or key not in hit:
-            continue
-        if hit[key].time_ns <= until_ns and ends.get(key, until_ns) >= since_ns:
-            target = hit[key].data["target"] or {}
-            several = target.get("processes")
-            found |= {str(target.get("process")), *(several if isinstance(several, list) else ())}
-    return found
+    stopping = {
+        (event.data["fault"], event.data["occurrence"])
+        for event in log.of(Kind.FAULT_EFFECT, Kind.FAULT_LANDED)
+        if (seen := event.data["evidence"] or {}).get("os_state") in STOPPED
+        or seen.get("signal") == STOP_SIGNAL
+    }
+    return [
+        (name, event.time_ns, ends.get(key, math.inf))
+        for key, event in hit.items()
+        if key in stopping
+        for name in processes_hit(event)
+    ]
 
 
 def _lives(log: Log) -> list[tuple[str, int | None, int, int]]:

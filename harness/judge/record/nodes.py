@@ -10,7 +10,7 @@ order, all of which except their part was seen to be taken.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
 from trainchaos.harness.judge.record.episode import Episode
@@ -60,6 +60,15 @@ def nodes_hit(episode: Episode, home: Mapping[str, int]) -> list[int]:
     return sorted({*numbers, *(home[name] for name in names if name in home)})
 
 
+def hit_before(log: Log, episodes: Iterable[Episode], event: Event, node: int | None) -> bool:
+    """Whether a fault had acted on a node before an event."""
+    home = homes(log)
+    return any(
+        one.injected and one.injected.time_ns <= event.time_ns and node in nodes_hit(one, home)
+        for one in episodes
+    )
+
+
 def _own_host(log: Log) -> str:
     own = log.actors[ORCHESTRATOR].events if ORCHESTRATOR in log.actors else ()
     return next((str(event.data["host"]) for event in own if event.kind is Kind.ACTOR_STARTED), "")
@@ -82,24 +91,16 @@ def silenced(log: Log) -> frozenset[str]:
     return log.once("silenced", lambda log: _lost_with(log, log.of(Kind.NODE_LOST)))
 
 
-def taken_away(log: Log, episodes: Iterable[Episode]) -> list[tuple[Event, frozenset[int]]]:
+def taken_away(log: Log, episodes: Sequence[Episode]) -> list[tuple[Event, frozenset[int]]]:
     """Nodes that were lost although no fault had hit them, and whose agents were seen to have
     ended: the loss, and the numbers of the failures that are the ends of its processes, or errors
     of their generation.
 
     A node that was given up for its silence alone is none of them: it may have been alive.
     """
-    hit = [
-        (episode.injected.time_ns, nodes_hit(episode, homes(log)))
-        for episode in episodes
-        if episode.injected
-    ]
     found = []
     for loss in log.of(Kind.NODE_LOST):
-        node = loss.data["node"]
-        if not loss.data.get("taken_away") or any(
-            at_ns <= loss.time_ns and node in nodes for at_ns, nodes in hit
-        ):
+        if not loss.data.get("taken_away") or hit_before(log, episodes, loss, loss.data["node"]):
             continue
         names, failures = _lost_with(log, [loss]), list(log.of(Kind.FAILURE_DETECTED))
         ends = [e for e in failures if e.data["cause"] == "exit" and e.data["process"] in names]

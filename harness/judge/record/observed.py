@@ -64,7 +64,7 @@ def observed_history(log: Log, info: RunInfo) -> History:
     started, finished = log.first(Kind.RUN_STARTED), log.first(Kind.RUN_FINISHED)
     assert started is not None
     starts = sorted(log.of(Kind.GENERATION_STARTED), key=lambda event: event.generation)
-    reports = {event.generation: _reports(log, event) for event in starts}
+    reports = log.once("reports", _reported)
     stride = _stride(reports)
     reports = _without_bars(reports, stride)
     usual_ns = _usual_ns(reports)
@@ -95,34 +95,27 @@ def from_0(history: History) -> bool:
     (https://tqdm.github.io/docs/tqdm/, ``mininterval``).
     """
     said = history.finished.data.get("drawn") if history.finished else None
-    reports = history.log.of(Kind.STEP_REPORTED)
-    first = [event.step or 0 for event in reports if event.generation <= 1]
+    first = [event.step or 0 for event in history.reports if event.generation <= 1]
     most = max((after - before for before, after in itertools.pairwise(first)), default=0)
     return bool(said and first) and first[0] <= max(SKIPPED, 2 * most)
 
 
 def stride_of(history: History) -> int:
     """The usual distance between two reported steps."""
-    starts = history.log.of(Kind.GENERATION_STARTED)
-    return _stride({event.generation: _reports(history.log, event) for event in starts})
+    return _stride(history.log.once("reports", _reported))
 
 
 def grid_of(history: History) -> int:
     """The largest distance between two reported steps, but for a tenth of them: a bar that is drawn
     in time skips more or fewer.
     """
-    starts = history.log.of(Kind.GENERATION_STARTED)
-    gaps = sorted(
-        after.step - before.step
-        for event in starts
-        for before, after in itertools.pairwise(_reports(history.log, event))
-    )
+    gaps = sorted(_gaps(history.log.once("reports", _reported)))
     return gaps[len(gaps) * 9 // 10] if gaps else 1
 
 
 def unseen(history: History) -> str:
     """Why a command has no step that can be judged."""
-    if next(iter(history.log.of(Kind.STEP_REPORTED)), None) is not None:
+    if history.reports:
         return "steps of the command were reported, and none of its ranks was found"
     return "no step of the command was seen"
 
@@ -135,7 +128,7 @@ def samples_of_steps(history: History) -> dict[tuple[int, int], int]:
     """
     reported: dict[tuple[int, int], dict[int, int]] = {}
     worlds = {g.number: g.world for g in history.generations if g.world <= history.info.ranks}
-    for event in history.log.of(Kind.STEP_REPORTED):
+    for event in history.reports:
         rank, samples = event.data["rank"], event.data["samples"]
         if rank is not None and samples is not None:
             shares = reported.setdefault((event.generation, event.step or 0), {})
@@ -148,6 +141,11 @@ def samples_of_steps(history: History) -> dict[tuple[int, int], int]:
         for (number, step), shares in reported.items()
         if len(shares) == worlds.get(number) and step not in last[number][-UNSURE:]
     }
+
+
+def _reported(log: Log) -> dict[int, list[_Report]]:
+    """Generation -> its reports."""
+    return {event.generation: _reports(log, event) for event in log.of(Kind.GENERATION_STARTED)}
 
 
 def _reports(log: Log, generation: Event) -> list[_Report]:
@@ -194,12 +192,16 @@ def _without_bars(reports: dict[int, list[_Report]], stride: int) -> dict[int, l
 
 
 def _stride(reports: dict[int, list[_Report]]) -> int:
-    gaps = Counter(
+    usual = Counter(_gaps(reports)).most_common(1)
+    return usual[0][0] if usual else 1
+
+
+def _gaps(reports: dict[int, list[_Report]]) -> list[int]:
+    return [
         after.step - before.step
         for rows in reports.values()
         for before, after in itertools.pairwise(rows)
-    )
-    return gaps.most_common(1)[0][0] if gaps else 1
+    ]
 
 
 def _usual_ns(reports: dict[int, list[_Report]]) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.events.log import Event
 from trainchaos.harness.judge.record.history import History
 
 ENDED = 3
@@ -34,7 +34,7 @@ def losses_of(history: History) -> dict[int, dict[int | None, list[float]]]:
     """
     lineage = history.lineage
     found: dict[int, dict[int | None, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for event in history.log.of(Kind.STEP_REPORTED):
+    for event in history.reports:
         run = lineage.get(event.step or 0)
         if (
             event.data["loss"] is not None
@@ -50,7 +50,7 @@ def losses_before(history: History, step: int, rank: int | None) -> list[float]:
     run = history.lineage.get(step)
     return [
         float(event.data["loss"])
-        for event in history.log.of(Kind.STEP_REPORTED)
+        for event in history.reports
         if run is not None
         and (event.step, event.data["rank"]) == (step, rank)
         and event.generation < run.generation
@@ -64,7 +64,7 @@ def unread_of(history: History, since: int = 0) -> Mapping[str, UnreadValues]:
     """
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
-    for event in history.log.of(Kind.STEP_REPORTED):
+    for event in history.reports:
         if (event.step or 0) < since:
             continue
         for name, text in (event.data.get("unread") or {}).items():
@@ -94,7 +94,7 @@ def gradients_spoilt_since(history: History) -> int | None:
     them at least; None: not so. How far apart they are shows which reports tell of gradients: those
     of a bar need not.
     """
-    reports = list(history.log.of(Kind.STEP_REPORTED))
+    reports = history.reports
     bad = sorted({event.step or 0 for event in reports if event.data.get("spoilt")})
     apart = [after - before for before, after in itertools.pairwise(bad)]
     last = max((event.step or 0 for event in reports), default=0)

@@ -137,13 +137,7 @@ def doubts_told(started: Event) -> tuple[Doubt, ...]:
     """The doubts of which the members of a generation learned as it started; see
     ``recovery.policy.doubts``.
     """
-    told = started.data.get("doubts")
-    found: list[Doubt] = []
-    for doubt in told if isinstance(told, list) else ():
-        match doubt:
-            case [int(before), int(step)]:
-                found.append((before, step))
-    return tuple(found)
+    return tuple((before, step) for before, step in started.data.get("doubts") or ())
 
 
 def left_uncompared(history: History, *, step: int, saved_in: int, until_ns: float) -> bool:

@@ -7,15 +7,15 @@ count, except those that had ended, or were stopped by a fault, before the last 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.events.log import Event
 from trainchaos.harness.judge.record.history import History
+from trainchaos.harness.judge.record.kept_in_memory import stops
 
 LAST = 5
 """Number of last reported steps that decide which ranks still take part."""
-STOPS = ("process-stop", "node-stop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +41,17 @@ def half_known(history: History) -> str:
     """Why targets and blame cannot be determined: not all ranks of a command were found; "" if they
     were.
     """
-    found = len(history.generations[0].members) if history.generations else 0
-    if not history.info.observed or not history.generations or found == history.info.ranks:
-        return ""
-    return f"{found} of {history.info.ranks} ranks were found"
+    found, ranks = history.found, history.info.ranks
+    return (
+        f"{found} of {ranks} ranks were found"
+        if (history.info.observed and history.generations and found != ranks)
+        else ""
+    )
 
 
 def strength_of(history: History) -> Strength:
     """Strength of a command's arm. One without reports ends as it started."""
-    began = len(history.generations[0].members) if history.generations else 0
-    last = _last_reports(history)
+    began, last = history.found, _last_reports(history)
     if not last or not history.worked:
         return Strength(began=began, ended=began, gone={})
     if _all_report(history, began):
@@ -61,37 +62,36 @@ def strength_of(history: History) -> Strength:
         return Strength(began=began, ended=len(there), gone=gone if len(there) < began else {})
     members = history.worked[-1].members
     since, until = min(e.time_ns for e in last), max(e.time_ns for e in last)
-    away = {name: at for name, at in _ended(history).items() if at < since}
-    away |= {name: begun for name, begun, end in _stopped(history) if begun < since and end > until}
+    away = {name: at for name, at in history.exited_ns.items() if at < since}
+    away |= {
+        name: begun for name, begun, end in stops(history.log) if begun < since and end > until
+    }
     gone = {name: away[name] for name in members if name in away}
-    before = {name: at for name, at in _ended(history).items() if name in _replaced(history)}
+    replaced = _replaced(history)
+    before = {name: at for name, at in history.exited_ns.items() if name in replaced}
     return Strength(began=began, ended=len(members) - len(gone), gone=gone or before)
 
 
 def _last_reports(history: History) -> list[Event]:
     """Reports of the last steps by the last generation that made any step."""
     number = max((run.generation for run in history.runs), default=0)
-    mine = [event for event in history.log.of(Kind.STEP_REPORTED) if event.generation == number]
+    mine = [event for event in history.reports if event.generation == number]
     steps = sorted({event.step or 0 for event in mine})[-LAST:]
     return [event for event in mine if (event.step or 0) in steps]
 
 
 def _all_report(history: History, began: int) -> bool:
     """Whether every rank reports for itself, as seen in the first generation."""
-    ranks = {
-        event.data["rank"]
-        for event in history.log.of(Kind.STEP_REPORTED)
-        if event.generation == history.generations[0].number
-    }
-    named = all(event.data["rank"] is not None for event in history.log.of(Kind.STEP_REPORTED))
-    return named and len(ranks) >= began
+    reports, first = history.reports, history.generations[0].number
+    ranks = {event.data["rank"] for event in reports if event.generation == first}
+    return len(ranks) >= began and all(event.data["rank"] is not None for event in reports)
 
 
 def _missed_since(history: History) -> dict[int, int]:
     """Rank -> when another rank was first two reports beyond its last; else the time of its last
     report.
     """
-    reports = list(history.log.of(Kind.STEP_REPORTED))
+    reports = history.reports
     steps = sorted({event.step or 0 for event in reports})
     last = {int(event.data["rank"]): event for event in reports}
     missed = {}
@@ -106,31 +106,8 @@ def _missed_since(history: History) -> dict[int, int]:
     return missed
 
 
-def _ended(history: History) -> dict[str, int]:
-    return {event.data["process"]: event.time_ns for event in history.log.of(Kind.PROCESS_EXITED)}
-
-
 def _replaced(history: History) -> set[str]:
     """Members of the last but one generation that are not in the last."""
     if len(history.worked) < 2:
         return set()
     return set(history.worked[-2].members) - set(history.worked[-1].members)
-
-
-def _stopped(history: History) -> Iterator[tuple[str, int, int]]:
-    """(process, from, until) of processes that faults held stopped; times in ns."""
-    healed = {
-        (e.data["fault"], e.data["occurrence"]): e.time_ns
-        for e in history.log.of(Kind.FAULT_HEALED)
-    }
-    landed = {(e.data["fault"], e.data["occurrence"]) for e in history.log.of(Kind.FAULT_LANDED)}
-    for event in history.log.of(Kind.FAULT_INJECTED):
-        key = (event.data["fault"], event.data["occurrence"])
-        if event.data["kind"] not in STOPS or key not in landed:
-            continue
-        target = event.data["target"] or {}
-        several = target.get("processes")
-        names = several if isinstance(several, list) else [target.get("process")]
-        yield from (
-            (name, event.time_ns, healed.get(key, history.end_ns)) for name in names if name
-        )

@@ -25,7 +25,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainchaos.chaos.events.log import Kind
+from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.harness.judge.record.command_end import started_again_ns
 from trainchaos.harness.judge.record.history import NS, History, StepRun
 
 STEPS = 3
@@ -137,14 +138,11 @@ def _asked_until(history: History, run: StepRun, later: Sequence[StepRun]) -> in
     return min(closed, _next_fault_ns(history, since), history.end_ns)
 
 
-def at_the_end_again(history: History, failure_ns: int, high_water: int) -> int | None:
+def at_the_end_again(history: History, failure: Event, high_water: int) -> int | None:
     """When a job that failed with no new step left was done again, ns: the highest step was
     repeated, or, if no step was, the restarted command ended well. None: neither happened.
     """
-    started = min(
-        (e.time_ns for e in history.log.of(Kind.COMMAND_STARTED) if e.time_ns > failure_ns),
-        default=None,
-    )
+    started = started_again_ns(history, failure)
     if started is None or history.outcome != "completed":
         return None
     redone = [

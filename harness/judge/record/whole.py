@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from operator import le
@@ -73,14 +74,18 @@ def _cut_short(log: Log) -> Iterator[tuple[str, str]]:
     from it. One step may be a share that was left out, which is for the checkers; a node that was
     lost took the ends of its ranks' records along.
     """
-    reached: dict[int, int] = {}
+    reached: dict[int, dict[str, int]] = defaultdict(dict)
+    ends = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
     for event in log.of(Kind.STEP_COMMITTED):
-        reached[event.generation] = max(event.step or 0, reached.get(event.generation, 0))
+        if event.time_ns <= ends.get(event.actor, math.inf):  # one that goes on is for ``landing``
+            done = reached[event.generation]
+            done[event.actor] = max(event.step or 0, done.get(event.actor, 0))
     for name, actor in log.actors.items():
         last = next((e for e in reversed(actor.events) if e.kind is Kind.BATCH_TAKEN), None)
         if last is None or actor.ended or name in silenced(log):
             continue
-        if (high := reached.get(last.generation, 0)) > (last.step or 0) + 1:
+        others = (step for other, step in reached[last.generation].items() if other != name)
+        if (high := max(others, default=0)) > (last.step or 0) + 1:
             yield name, f"{name}.jsonl: ends in step {last.step}, others committed step {high}"
 
 

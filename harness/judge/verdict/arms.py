@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainchaos.chaos.events.log import ActorLog, Kind, Log
+from trainchaos.chaos.events.log import Kind, Log
 from trainchaos.chaos.plugins import STRATEGIES, load
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun, Scenario
 from trainchaos.harness.host.rundir import arm_id
@@ -165,25 +165,14 @@ def absurdity(log: Log, scenario: Scenario) -> str:
         isinstance(order, dict) and _within(order.get("samples"), MOST_SAMPLES)
     ):
         return f"run_started names the order {order!r:.40}"
-    steps = FACTOR * max(LEAST, work.steps)
+    limits = {"step": FACTOR * max(LEAST, work.steps), "generation": MOST_GENERATIONS}
     for actor in log.actors.values():
-        if _all_within(actor, steps):
-            continue
-        for event in actor.events:
-            if event.step is not None and not _within(event.step, steps):
-                return f"{event.kind} of {actor.actor} is of step {event.step!r:.40}"
-            if not _within(event.generation, MOST_GENERATIONS):
-                return f"{event.kind} of {actor.actor} is of generation {event.generation!r:.40}"
+        given = {"step": [s for s in actor.steps if s is not None], "generation": actor.generations}
+        for name, numbers in given.items():
+            for number in (min(numbers, default=0), max(numbers, default=0)):
+                if not _within(number, limits[name]):
+                    return f"an event of {actor.actor} is of {name} {number!r:.40}"
     return ""
-
-
-def _all_within(actor: ActorLog, steps: int) -> bool:
-    """Whether the steps and generations of all events are, found without a look at each alone."""
-    made = [step for step in actor.steps if step is not None]
-    return all(
-        not found or (min(found) >= 0 and max(found) <= most)
-        for found, most in ((made, steps), (actor.generations, MOST_GENERATIONS))
-    )
 
 
 def _within(value: Any, most: int) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Literal
 
@@ -15,10 +16,10 @@ from trainchaos.chaos.scenario.model import Cell, SlaCheck
 from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause, samples_needed
 from trainchaos.chaos.stats import median_ci95
 from trainchaos.chaos.units import counted, interval, with_unit
+from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.in_steps import InSteps, beside, error_in_steps, in_steps
-from trainchaos.harness.judge.measure.catalogue import METRICS
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY
-from trainchaos.harness.judge.measure.samples import PossibleValues, per_arm
+from trainchaos.harness.judge.measure.samples import per_arm
 from trainchaos.harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
 
 RunVerdict = Literal[
@@ -40,6 +41,16 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
 )
 
 
+_ENDED: Mapping[RunVerdict, str] = MappingProxyType(
+    {
+        "interrupted": "interrupted",
+        "broken": "the harness or the machine failed",
+        "halted": "a stop condition held",
+    }
+)
+"""How an arm may end that decides the run, the first one first."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gate:
     """A verdict, its exit code and the line that explains it."""
@@ -51,69 +62,53 @@ class Gate:
 
 def judge_slas(
     cell: Cell,
-    values: Mapping[str, Sequence[float]],
+    metrics: Mapping[str, Metric],
     lines: Mapping[str, Sequence[int]],
     missing: str,
-    bounds: Mapping[str, float] = MappingProxyType({}),
-    owners: Mapping[str, Sequence[int]] = MappingProxyType({}),
-    possible: Mapping[str, PossibleValues] = MappingProxyType({}),
     absent: Mapping[str, str] = MappingProxyType({}),
     steps: Mapping[int, float] = MappingProxyType({}),
 ) -> list[SlaResult]:
     """Judge every SLA clause of a cell. ``missing``: why any metric may have no value, if known;
-    ``absent``: metric -> why it has none, where ``missing`` says nothing; ``bounds``: metric ->
-    largest error of its values; ``owners``: metric -> the repeat of each value; ``possible``:
-    metric -> how many values there could have been; ``steps``: repeat -> seconds of a step of its
-    control arm, if it has one.
+    ``absent``: metric -> why it has none, where ``missing`` says nothing; ``steps``: repeat ->
+    seconds of a step of its control arm, if it has one.
     """
-    results = []
-    for metric, checks in cell.scenario.sla.items():
-        for index, check in enumerate(checks):
-            if not check.covers(cell.scenario.faults):
-                continue
-            numbers = lines.get(metric, ())
-            line = numbers[index] if index < len(numbers) else None
-            bound = bounds.get(metric, 0.0)
-            results.append(
-                judge_sla(
-                    cell.id,
-                    metric,
-                    check,
-                    values.get(metric, ()),
-                    line,
-                    missing or absent.get(metric, ""),
-                    bound=bound,
-                    arms=owners.get(metric, ()),
-                    possible=possible.get(metric, PossibleValues()),
-                    steps=steps,
-                )
-            )
-    return results
+    return [
+        judge_sla(
+            cell.id,
+            name,
+            check,
+            metrics[name],
+            line,
+            missing or absent.get(name, ""),
+            steps=steps,
+        )
+        for name, checks in cell.scenario.sla.items()
+        for check, line in zip_longest(checks, lines.get(name, ())[: len(checks)])
+        if check.covers(cell.scenario.faults)
+    ]
 
 
 def judge_sla(
     cell: str,
-    metric: str,
+    name: str,
     check: SlaCheck,
-    values: Sequence[float],
+    metric: Metric,
     line: int | None,
     missing: str,
     *,
-    bound: float = 0.0,
-    arms: Sequence[int] = (),
-    possible: PossibleValues = PossibleValues(),
     steps: Mapping[int, float] = MappingProxyType({}),
 ) -> SlaResult:
-    """Judge one clause on these arms. What it implies for future arms is up to ``harness.gating``.
+    """Judge one clause on the arms of a metric. What it implies for future arms is up to
+    ``harness.gating``.
 
     No value, or too few for the aggregate, is inconclusive; so is a margin smaller than the error
     of the values, or a bound in steps where a control arm has none. An infinite value never meets
     a bound.
 
-    Raises KeyError for an unknown metric and ClauseError for a clause that cannot be read.
+    Raises ClauseError for a clause that cannot be read.
     """
-    known = METRICS[metric]
-    clause = parse_clause(check.check, known.unit)
+    clause = parse_clause(check.check, metric.unit)
+    values, arms, bound = metric.values, metric.arms, metric.clock_bound
     observed: float | None = None
     observed_s: float | None = None
     step_s: list[float | None] = []
@@ -127,27 +122,27 @@ def judge_sla(
         bound = error_in_steps(bound, step_s)
     if values:
         observed = evaluate(clause, values)[1]
-        count = counted(len(values), possible.values)
-        seen = _observed(observed, clause.unit, known.better, values, arms)
-        said = f"observed {seen}{beside(observed_s, step_s, known.better)}, n={count}"
+        count = counted(len(values), metric.of)
+        seen = _observed(observed, clause.unit, metric.better, values, arms)
+        said = f"observed {seen}{beside(observed_s, step_s, metric.better)}, n={count}"
         verdict, detail = _weighed(clause, values, said, bound, count)
     else:
         verdict = "inconclusive"
         detail = f"no value: {missing or 'nothing in the log to measure it by'}"
     return SlaResult(
         cell=cell,
-        metric=metric,
+        metric=name,
         clause=clause.text,
         severity=check.severity,
         verdict=verdict,
         observed=observed,
         unit=clause.unit,
-        values=list(values),
+        values=values,
         detail=detail,
         line=line,
-        arms=list(arms),
-        of=possible.values,
-        of_arms=possible.arms,
+        arms=arms,
+        of=metric.of,
+        of_arms=metric.of_arms,
         step_s=step_s,
         observed_s=observed_s,
     )
@@ -296,14 +291,11 @@ def judge_run(
     """
     if unsafe:
         return _gate("unsafe", f"left behind or not healed: {unsafe[0]}")
-    for outcome, verdict in (
-        ("interrupted", "interrupted"),
-        ("broken", "broken"),
-        ("halted", "halted"),
-    ):
-        arms = [f"{arm}: {why}" for arm, (ended, why) in outcomes.items() if ended == outcome]
+    failing = next((f" (and: {cell.reason})" for cell in cells if cell.verdict == "fail"), "")
+    for verdict, words in _ENDED.items():
+        arms = [f"{arm}: {why}" for arm, (ended, why) in outcomes.items() if ended == verdict]
         if arms:
-            gate = _gate(verdict, _ended(verdict, arms, cells))  # type: ignore[arg-type]
+            gate = _gate(verdict, f"{words} in {arms[0]}{failing}")
             terminated = (verdict, "SIGTERM") in outcomes.values()
             return replace(gate, exit_code=errors.EXIT_TERMINATED) if terminated else gate
     if not cells:
@@ -342,14 +334,3 @@ def _unobserved(cell: CellResult) -> bool:
 
 def _gate(verdict: RunVerdict, reason: str) -> Gate:
     return Gate(verdict=verdict, exit_code=EXIT_CODES[verdict], reason=reason)
-
-
-def _ended(verdict: str, arms: Sequence[str], cells: Sequence[CellResult]) -> str:
-    failing = [cell.reason for cell in cells if cell.verdict == "fail"]
-    also = f" (and: {failing[0]})" if failing else ""
-    words = {
-        "interrupted": "interrupted",
-        "broken": "the harness or the machine failed",
-        "halted": "a stop condition held",
-    }
-    return f"{words[verdict]} in {arms[0]}{also}"

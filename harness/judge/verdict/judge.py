@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError, LogError
-from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, Log
+from trainchaos.chaos.events.log import ORCHESTRATOR, Log
 from trainchaos.chaos.fault.base import Fault, Fidelity
 from trainchaos.chaos.fault.build import build
 from trainchaos.chaos.files import write_whole
@@ -22,8 +21,10 @@ from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.harness.host import seal
 from trainchaos.harness.host.rundir import RunDirectory, read_resolved, read_system
 from trainchaos.harness.judge.checkers.job import observed
+from trainchaos.harness.judge.checkers.record.records import left_in, unhealed
 from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher, refuse_wrong_params
 from trainchaos.harness.judge.evidence.arrivals import arrivals_of
+from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.flops import mfu, work_of
 from trainchaos.harness.judge.measure.labels import CellIdentity, labels
@@ -49,12 +50,6 @@ from trainchaos.harness.judge.verdict.arms import JudgedArm, judge_arms, planned
 from trainchaos.harness.judge.verdict.logs import logs_of, unplanned
 from trainchaos.harness.launch.launcher import Launcher
 from trainchaos.harness.undo.ledger import read_open
-
-
-@dataclass(frozen=True, kw_only=True)
-class _JudgedCell:
-    result: CellResult
-    slas: list[SlaResult]
 
 
 def judge(run: RunDirectory, *, unsealed: bool = False, root: str = "") -> Results:
@@ -112,7 +107,7 @@ def _results(
     judged = [
         _judge_cell(cell, names[cell.id], arms, resolved, system, unread) for cell in resolved.cells
     ]
-    cells, slas = [one.result for one in judged], [sla for one in judged for sla in one.slas]
+    cells, slas = [cell for cell, _ in judged], [sla for _, mine in judged for sla in mine]
     whole = [arm for arm in arms if not arm.lost]
     incidents = [i for arm in whole if arm.arm == "faulted" for i in arm.measures.incidents]
     # a killed harness logs no end: missing evidence, not a verdict on the machine
@@ -185,17 +180,13 @@ def _judge_cell(
     resolved: ResolvedRun,
     system: Mapping[str, Any],
     unread: Mapping[str, str],
-) -> _JudgedCell:
+) -> tuple[CellResult, list[SlaResult]]:
     mine = [arm for arm in arms if arm.cell.id == cell.id]
     faulted = [arm for arm in mine if arm.arm == "faulted"]
     work = work_of(cell.scenario, system)
     whole = [arm for arm in faulted if not arm.lost]
-    values, owners = _values(whole, work)
-    bounds = {
-        name: max((arm.measures.bounds[name] for arm in whole), default=0.0) for name in METRICS
-    }
-    struck, tried = [arm.measures.incidents for arm in whole], bool(cell.scenario.faults)
-    possible = {name: chances(name, struck, cell.scenario.repeat, tried) for name in METRICS}
+    struck = [arm.measures.incidents for arm in whole]
+    metrics = _metrics(cell, whole, work)
     invariants = _merge_findings(mine)
     left_out = observed.unjudged(cell.scenario, invariants)
     invariants = {name: one for name, one in invariants.items() if name not in left_out}
@@ -203,10 +194,8 @@ def _judge_cell(
     gone = next((f"{name}: {unread[name]}" for name in planned if name in unread), "")
     few = gone or f"{len(mine)} of {len(planned)} arms ran"
     missing = _why_no_value(faulted, invariants) if faulted else few
-    steps = _steps(whole)
-    absent = why_absent([arm.measures.incidents for arm in whole])
     slas = gates.judge_slas(
-        cell, values, resolved.sla_lines, missing, bounds, owners, possible, absent, steps
+        cell, metrics, resolved.sla_lines, missing, why_absent(struck), _steps(whole)
     )
     verdict, reason = gates.judge_cell(
         cell.id,
@@ -226,28 +215,32 @@ def _judge_cell(
         strategy=cell.scenario.recovery.strategy,
         verdict=verdict,
         reason=reason,
-        metrics={
-            name: summarise(name, found, bounds[name], owners[name], possible[name])
-            for name, found in values.items()
-        },
+        metrics=metrics,
         invariants=invariants,
         exactness=_worst_exactness([arm.exactness for arm in faulted]),
         reliability=_reliability([arm for arm in mine if not arm.lost]),
         absent={"mfu": work} if isinstance(work, str) else {},
         unjudged=left_out,
     )
-    return _JudgedCell(result=result, slas=slas)
+    return result, slas
 
 
-def _values(
-    arms: Sequence[JudgedArm], work: tuple[float, float] | str
-) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
-    """Metric -> its values in these arms, and the repeat of each."""
+def _metrics(
+    cell: Cell, arms: Sequence[JudgedArm], work: tuple[float, float] | str
+) -> dict[str, Metric]:
+    """Every metric over these arms."""
     own = [(arm.repeat, {**arm.measures.values, "mfu": _mfu(arm.measures, work)}) for arm in arms]
-    return (
-        {name: [value for _, found in own for value in found[name]] for name in METRICS},
-        {name: [repeat for repeat, found in own for _ in found[name]] for name in METRICS},
-    )
+    struck, tried = [arm.measures.incidents for arm in arms], bool(cell.scenario.faults)
+    return {
+        name: summarise(
+            name,
+            [value for _, found in own for value in found[name]],
+            max((arm.measures.bounds[name] for arm in arms), default=0.0),
+            [repeat for repeat, found in own for _ in found[name]],
+            chances(name, struck, cell.scenario.repeat, tried),
+        )
+        for name in METRICS
+    }
 
 
 def _steps(arms: Sequence[JudgedArm]) -> dict[int, float]:
@@ -356,15 +349,9 @@ def _unsafe(arms: list[JudgedArm]) -> list[str]:
     """What arms left behind, and faults not healed in arms that finished."""
     found = []
     for arm in arms:
-        left = arm.evidence.log.first(Kind.LEFTOVERS)
-        for what in ("processes", "ports", "shared_memory"):
-            if left is not None and left.data[what]:
-                found.append(f"{what} {left.data[what]} of {arm.id}")
-        if arm.measures.history.finished is None:
-            continue
-        for episode in arm.measures.episodes:
-            if episode.injected and not episode.failed and episode.healed is None:
-                found.append(f"fault {episode.fault} of {arm.id}")
+        found += [f"{what} {left} of {arm.id}" for what, left in left_in(arm.evidence.log)]
+        if arm.measures.history.finished is not None:
+            found += [f"fault {one.fault} of {arm.id}" for one in unhealed(arm.measures.episodes)]
     return found
 
 

@@ -18,6 +18,7 @@ from trainchaos.chaos.events.clocks import ClockMeasurement, Clocks, Machine
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind
 from trainchaos.chaos.scenario.model import SlaCheck
 from trainchaos.harness.judge.measure.measure import METRICS, measure
+from trainchaos.harness.judge.measure.samples import summarise
 from trainchaos.harness.judge.verdict.gates import judge_sla, judge_slas
 
 
@@ -195,10 +196,12 @@ def test_every_metric_that_reads_a_ranks_clock_has_its_bound() -> None:
 )
 def test_a_margin_within_the_bound_decides_nothing(clause: str, verdict: str) -> None:
     check = SlaCheck(check=clause)
-    found = judge_sla("c", "recovery_time", check, [0.5, 0.5, 0.5], None, "", bound=0.010)
+    blurred = summarise("recovery_time", [0.5, 0.5, 0.5], 0.010)
+    found = judge_sla("c", "recovery_time", check, blurred, None, "")
     assert found.verdict == verdict
     assert ("blur it by 0.0100 s" in found.detail) == (verdict == "inconclusive")
-    assert judge_sla("c", "recovery_time", check, [0.5], None, "").verdict in ("pass", "fail")
+    sharp = summarise("recovery_time", [0.5])
+    assert judge_sla("c", "recovery_time", check, sharp, None, "").verdict in ("pass", "fail")
 
 
 def test_clauses_of_a_cell_get_the_bound_of_their_metric() -> None:
@@ -207,8 +210,9 @@ def test_clauses_of_a_cell_get_the_bound_of_their_metric() -> None:
         [KILL],
         sla={name: [{"check": "max < 509ms"}] for name in ("recovery_time", "detection_time")},
     )
-    values = {name: [0.5] for name in METRICS}
-    found = judge_slas(cell, values, {}, "", {"recovery_time": 0.01})
+    bounds = {"recovery_time": 0.01}
+    metrics = {name: summarise(name, [0.5], bounds.get(name, 0.0)) for name in METRICS}
+    found = judge_slas(cell, metrics, {}, "")
     assert {sla.metric: sla.verdict for sla in found} == {
         "recovery_time": "inconclusive",
         "detection_time": "pass",

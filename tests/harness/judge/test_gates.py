@@ -10,6 +10,7 @@ from tests.support.arms import KILL, cell_of
 from trainchaos.chaos.scenario.model import SlaCheck
 from trainchaos.chaos.scenario.sla import ClauseError
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY
+from trainchaos.harness.judge.measure.samples import summarise
 from trainchaos.harness.judge.results import CellResult, Finding, SlaResult, Verdict, merge
 from trainchaos.harness.judge.verdict.gates import (
     EXIT_CODES,
@@ -31,7 +32,7 @@ def sla(
         "default",
         metric,
         SlaCheck.model_validate({"check": check, "severity": severity}),
-        values,
+        summarise(metric, values),
         14,
         "",
     )
@@ -85,7 +86,8 @@ def test_unrecovered_runs_are_counted_aloud() -> None:
 def test_no_value_says_what_was_missing() -> None:
     missing = "kill was due at step 400, the run ended at 40: lower at.step or raise workload.steps"
     given = cell_of("hot-spare", [KILL], sla={"recovery_time": ["max < 2s"]})
-    (result,) = judge_slas(given, {}, {"recovery_time": [9]}, missing)
+    none = {"recovery_time": summarise("recovery_time", [])}
+    (result,) = judge_slas(given, none, {"recovery_time": [9]}, missing)
     assert (result.verdict, result.line) == ("inconclusive", 9)
     assert "due at step 400" in result.detail
 
@@ -93,7 +95,8 @@ def test_no_value_says_what_was_missing() -> None:
 def test_a_clause_for_a_kind_of_fault_holds_in_its_cells_only() -> None:
     bounds = [{"check": "max < 2s", "fault": kind} for kind in (KILL["kind"], "process-stop")]
     given = cell_of("hot-spare", [KILL], sla={"recovery_time": [*bounds, "max < 9s"]})
-    found = judge_slas(given, {"recovery_time": [1.0]}, {"recovery_time": [7, 8, 9]}, "")
+    metrics = {"recovery_time": summarise("recovery_time", [1.0])}
+    found = judge_slas(given, metrics, {"recovery_time": [7, 8, 9]}, "")
     assert [(one.line, one.verdict) for one in found] == [(7, "pass"), (9, "pass")]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from trainchaos.chaos import cli
 from trainchaos.chaos.scenario.model import SlaCheck
 from trainchaos.harness.gating.gate import gate
 from trainchaos.harness.host.rundir import arm_id
+from trainchaos.harness.judge.measure.samples import summarise
 from trainchaos.harness.judge.results import Results, SlaResult
 from trainchaos.harness.judge.verdict.gates import judge_sla
 from trainchaos.harness.judge.verdict.judge import judge, write_results
@@ -30,18 +30,9 @@ STEP_MS, FORM_MS, LONGER = 40.0, 10.0, 60
 INF = math.inf
 
 
-def sla(check: str, values: list[float], steps: dict[int, float], **more: Any) -> SlaResult:
-    return judge_sla(
-        "default",
-        "recovery_time",
-        SlaCheck(check=check),
-        values,
-        14,
-        "",
-        arms=range(len(values)),
-        steps=steps,
-        **more,
-    )
+def sla(check: str, values: list[float], steps: dict[int, float], bound: float = 0.0) -> SlaResult:
+    metric = summarise("recovery_time", values, bound)
+    return judge_sla("default", "recovery_time", SlaCheck(check=check), metric, 14, "", steps=steps)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ import pytest
 from tests.support.search.simulate import Played, cell_of, evidence, play
 from trainchaos.chaos.events.log import Event, read_log
 from trainchaos.harness.judge.checkers import check_all
-from trainchaos.harness.judge.checkers.job.loss import _smooth
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.verdict.arms import absurdity
 
@@ -132,24 +131,3 @@ def test_a_log_of_more_ranks_is_not_judged_more_slowly(tmp_path: Path) -> None:
     sizes = (12, 24, 48)  # of few ranks the log has the groups that stand by as well
     found = [judged(tmp_path / str(n), "hot-spare", steps=20, ranks=n) for n in sizes]
     assert not steeper(*found)
-
-
-class Sliced(list[float]):
-    """Counts the values that are taken from it."""
-
-    taken = 0
-
-    def __iter__(self) -> Iterator[float]:
-        Sliced.taken += len(self)
-        return super().__iter__()
-
-    def __getitem__(self, place: Any) -> Any:
-        found = super().__getitem__(place)
-        Sliced.taken += len(found) if isinstance(place, slice) else 1
-        return found
-
-
-def test_losses_are_smoothed_without_a_look_at_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sliced, "taken", 0)
-    losses = Sliced(1.0 / (1 + n) for n in range(1_000))
-    assert len(_smooth(losses, 50)) == 951 and Sliced.taken <= 5 * len(losses)

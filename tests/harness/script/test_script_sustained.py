@@ -64,7 +64,8 @@ def inject(
     about: dict[str, Any] = {"step": step, "fault": fault, "occurrence": 0}
     job.record(Kind.FAULT_PLANNED, fault=fault, kind=kind, target={"rank": 1}, at={}, lasts=lasts)
     job.record(Kind.FAULT_INJECTED, **about, kind=kind, target=target)
-    job.record(Kind.FAULT_LANDED, **about, witness="kernel", evidence={})
+    seen = {"os_state": "T"} if kind.endswith("-stop") else {}
+    job.record(Kind.FAULT_LANDED, **about, witness="kernel", evidence=seen)
 
 
 def heal(job: Job) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainchaos.chaos.scenario.fault import FaultSpec
-from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.evidence.evidence import Evidence, some, unknown, verdict_of
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY, others_of
 from trainchaos.harness.judge.record.alarms import AlarmRaised, alarms_of, steps_until
 from trainchaos.harness.judge.record.episode import Episode
@@ -13,11 +13,6 @@ OF_TIMES = frozenset({"straggler", "throughput-drop", "hang"})
 """Alarms that say that something takes long, which other programs on the machine cause too."""
 IN_NOISE = frozenset({"straggler", "throughput-drop"})
 """Of these, alarms that are told from the noise of times: other programs may hide a fault in it."""
-
-
-def wanted(evidence: Evidence) -> bool:
-    """Whether the scenario expects an alarm: only then other alarms are failures too."""
-    return any(fault.expect.alarm for fault in evidence.cell.scenario.faults)
 
 
 def alarms(evidence: Evidence) -> Finding:
@@ -49,16 +44,11 @@ def alarms(evidence: Evidence) -> Finding:
         said, well = _answered(evidence, fault, episode, raised)
         drowned = busy and fault.expect.alarm in IN_NOISE
         (met if well else hidden if drowned else problems).append(said)
-    if problems:
-        return failed(some(problems))
-    if excused:
-        said = ", ".join(dict.fromkeys(map(_said, excused)))
-        return unknown(f"{TOO_BUSY}other programs used much of it, and an alarm says: {said}")
-    if hidden:
-        return unknown(f"{TOO_BUSY}other programs used much of it, and {some(hidden)}")
-    if missing:
-        return unknown(some(missing))
-    return passed(some(met) or "no alarm was raised, and none was due")
+    if not problems and (excused or hidden):
+        names = ", ".join(dict.fromkeys(map(_said, excused)))
+        said = f"an alarm says: {names}" if excused else some(hidden)
+        return unknown(f"{TOO_BUSY}other programs used much of it, and {said}")
+    return verdict_of(problems, some(met) or "no alarm was raised, and none was due", missing)
 
 
 def _answered(

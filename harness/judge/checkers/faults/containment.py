@@ -8,20 +8,7 @@ from typing import Any
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, unknown, verdict_of
-from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.results import Finding
-
-
-def planted_finite(episode: Episode) -> bool:
-    """Whether all values that a fault wrote into a tensor were finite, as reported by the rank that
-    it hit.
-    """
-    written = (
-        episode.landed.data["evidence"].get("new")
-        if episode.landed and episode.landed.data["evidence"]
-        else None
-    )
-    return bool(written) and all(math.isfinite(float(value)) for value in written or ())
 
 
 def nan_containment(evidence: Evidence) -> Finding:

@@ -31,7 +31,7 @@ def shortfall(evidence: Evidence, fault: FaultSpec, fired: int) -> str | None:
     missing if another one fired.
     """
     at = _planned_at(evidence, fault)
-    refused = refusals(evidence, fault.id)
+    refused = _refusals(evidence, fault.id)
     if arrives(fault):
         return _arrivals(evidence, fault, at.get("times_s") or [], fired, refused)
     if refused:
@@ -64,26 +64,20 @@ def all_declined(evidence: Evidence) -> bool:
     )
 
 
-def refusals(evidence: Evidence, fault: str) -> list[Event]:
+def _refusals(evidence: Evidence, fault: str) -> list[Event]:
     """Occurrences that were due but not injected, each with the injector's reason."""
-    injected = {
-        (e.data["fault"], e.data["occurrence"]) for e in evidence.log.of(Kind.FAULT_INJECTED)
-    }
-    return [
-        e
-        for e in evidence.log.of(Kind.FAULT_FAILED)
-        if e.data["fault"] == fault and (fault, e.data["occurrence"]) not in injected
-    ]
+    acted, refused = (
+        {e.data["occurrence"]: e for e in evidence.log.of(kind) if e.data["fault"] == fault}
+        for kind in (Kind.FAULT_INJECTED, Kind.FAULT_FAILED)
+    )
+    return [event for occurrence, event in refused.items() if occurrence not in acted]
 
 
 def _planned_at(evidence: Evidence, fault: FaultSpec) -> dict[str, Any]:
-    planned = (e for e in evidence.log.of(Kind.FAULT_PLANNED) if e.data["fault"] == fault.id)
-    event = next(planned, None)
-    return (
-        {**(event.data["at"] or {}), "ranks": (event.data["target"] or {}).get("ranks")}
-        if event
-        else {}
-    )
+    for event in evidence.log.of(Kind.FAULT_PLANNED):
+        if event.data["fault"] == fault.id:
+            return {**(event.data["at"] or {}), "ranks": (event.data["target"] or {}).get("ranks")}
+    return {}
 
 
 def _arrivals(
@@ -94,7 +88,7 @@ def _arrivals(
     if not fired and refused:
         return f"{fault.id}: {refused[0].data['reason']}"
     history = evidence.history
-    began = min((g.ready_ns for g in history.generations if g.ready_ns), default=history.end_ns)
+    began = history.began_ns
     if not fired and times_s[0] > (history.end_ns - began) / NS:
         return (
             f"{fault.id} was first due {times_s[0]:g} s after the first step, and training lasted"

@@ -9,7 +9,7 @@ what is asked of it, the answer is inconclusive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
 
@@ -18,14 +18,10 @@ from trainchaos.chaos.fault.aftermath import Aftermath, Breach, Occurrence
 from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.fault.build import build
 from trainchaos.chaos.plugins import FAULTS, load
-from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.evidence.evidence import Evidence, passed, verdict_of
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.nodes import silenced
 from trainchaos.harness.judge.results import Finding
-
-
-def _kinds() -> Mapping[str, type[Fault]]:
-    return load(FAULTS, Fault)
 
 
 def landing(evidence: Evidence) -> Finding:
@@ -46,20 +42,15 @@ def landing(evidence: Evidence) -> Finding:
         for breach in _breaches(evidence, episode, fault):
             name = f"{episode.fault} (occurrence {episode.occurrence})"
             (wrong if breach.sure else lacking).append(f"{name}: {breach.text}")
-    if wrong:
-        return failed(some(wrong))
-    if lacking:
-        return unknown(some(lacking))
-    return passed(
-        f"{count} derived again from the log" if count else "nothing to check: no fault landed"
-    )
+    shown = f"{count} derived again from the log" if count else "nothing to check: no fault landed"
+    return verdict_of(wrong, shown, lacking)
 
 
 def _fault(evidence: Evidence, episode: Episode) -> Fault | None:
-    spec, kind = evidence.fault(episode.fault), _kinds().get(episode.kind)
-    if spec is None or kind is None or spec.kind != episode.kind:
+    spec, kinds = evidence.fault(episode.fault), load(FAULTS, Fault)
+    if spec is None or spec.kind not in kinds or spec.kind != episode.kind:
         return None  # the log is of another plan; ``identity`` reports that
-    return build(spec.kind, spec.params, _kinds())
+    return build(spec.kind, spec.params, kinds)
 
 
 def _breaches(evidence: Evidence, episode: Episode, fault: Fault) -> Iterator[Breach]:
@@ -121,7 +112,7 @@ def _shown(evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occur
     tried a little earlier and later, by the error of the clocks.
     """
     assert episode.landed is not None and episode.injected is not None
-    events = list(_seen(evidence, occurrence, fault, episode.injected, episode.landed))
+    events = _seen(evidence, occurrence, fault, episode.injected, episode.landed)
     bound_ns = max(
         (evidence.log.clocks.bound_ns(e) for e in events if e.actor != ORCHESTRATOR), default=0
     )
@@ -133,7 +124,7 @@ def _shown(evidence: Evidence, episode: Episode, fault: Fault, occurrence: Occur
 
 def _seen(
     evidence: Evidence, occurrence: Occurrence, fault: Fault, injected: Event, verdict: Event
-) -> Iterator[Event]:
+) -> list[Event]:
     """Events that the injector could know when it logged ``verdict``: the coordinator's since the
     injection, and all lines of the processes that were hit.
     """
@@ -141,12 +132,14 @@ def _seen(
     all_actors = fault.where is Where.COORDINATOR or fault.everywhere
     whose = log.actors if all_actors else {ORCHESTRATOR, *occurrence.processes}
     bound_ns = (lambda _: 0) if log.clocks.one else log.clocks.bound_ns
-    known: list[Event] = []
-    for actor in whose:
-        lines = log.by(actor)
-        if actor == ORCHESTRATOR:
-            known += [event for event in lines if injected.seq <= event.seq < verdict.seq]
-        else:
-            known += [e for e in lines if e.time_ns - bound_ns(e) <= verdict.time_ns]
-    known.sort(key=attrgetter("time_ns", "actor", "seq"))
-    yield from known
+    known = [
+        event
+        for actor in whose
+        for event in log.by(actor)
+        if (
+            injected.seq <= event.seq < verdict.seq
+            if actor == ORCHESTRATOR
+            else event.time_ns - bound_ns(event) <= verdict.time_ns
+        )
+    ]
+    return sorted(known, key=attrgetter("time_ns", "actor", "seq"))

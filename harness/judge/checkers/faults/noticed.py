@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.checkers.faults.containment import planted_finite
 from trainchaos.harness.judge.checkers.faults.due import all_declined, excused, shortfall
 from trainchaos.harness.judge.evidence.evidence import (
     Evidence,
-    failed,
     passed,
     some,
     unknown,
@@ -63,14 +61,12 @@ def fault_landed(evidence: Evidence) -> Finding:
             and not evidence.history.info.observed
         ):
             missing.append(f"{name} acted{_lateness(episode)}")
-    if missing:
-        return unknown(some(missing))
     seen = [
         f"{e.fault}: seen by {e.landed.data['witness']}{_lateness(e, ',')}"
         for e in fired
         if e.landed
     ]
-    return passed(some(seen))
+    return verdict_of([], some(seen), missing)
 
 
 def _lateness(episode: Episode, before: str = "") -> str:
@@ -88,7 +84,7 @@ def detection(evidence: Evidence) -> Finding:
     fault, is neither a false alarm nor what was to be tested.
     """
     episodes = evidence.measures.episodes
-    claimed = {f.data["failure"] for e in episodes for f in (e.failure, *e.others) if f}
+    claimed = {failure.data["failure"] for e in episodes for failure in e.failures}
     losses = [
         (loss, numbers - claimed)
         for loss, numbers in taken_away(evidence.log, episodes)
@@ -132,12 +128,7 @@ def _detection(evidence: Evidence, failures: list[Event]) -> Finding:
         for one in lost_keepers(evidence.log, evidence.measures.episodes)
     ]
     problems += [*_undeclared(evidence), *_hasty(failures), *_uncounted(evidence)]
-    claimed: dict[int, Episode] = {
-        id(failure): e
-        for e in evidence.measures.episodes
-        for failure in (e.failure, *e.others)
-        if failure
-    }
+    claimed = {id(failure): e for e in evidence.measures.episodes for failure in e.failures}
     for event in failures:
         episode = claimed.get(id(event))
         if episode is None and _is_consequence(evidence, event, claimed):
@@ -200,8 +191,7 @@ def _follows(evidence: Evidence, episode: Episode, event: Event) -> bool:
     """Whether a survivor failed, which rightly blames a process that the fault did not hit."""
     if event.data["process"] in (None, *episode.processes):
         return False
-    mine = (episode.failure, *episode.others)
-    return any(one and follows(evidence.history, one, event) for one in mine)
+    return any(follows(evidence.history, one, event) for one in episode.failures)
 
 
 def _is_consequence(evidence: Evidence, event: Event, claimed: Mapping[int, Episode]) -> bool:
@@ -291,7 +281,8 @@ def _wrong_blame(evidence: Evidence, episode: Episode, event: Event) -> list[str
     # bytes from others looks the same.
     still = episode.seems_still
     # The same for values that were finite and only too large for the norm over all ranks.
-    sum_alone = cause == "nonfinite" and planted_finite(episode)
+    finite = bool(episode.planted) and all(map(math.isfinite, episode.planted))
+    sum_alone = cause == "nonfinite" and finite
     observed = evidence.history.info.observed
     nameless = observed or cause == "diverged" or alike or whole or still or sum_alone
     unblamed = nameless and event.data["process"] is None
@@ -339,11 +330,7 @@ def expectations(evidence: Evidence) -> Finding:
             )
         else:
             met.append(f"{incident.fault}: {incident.outcome}")
-    if problems:
-        return failed(some(problems))
-    if missing:
-        return unknown(some(missing))
-    return passed(some(met) or "nothing to check: no outcome is expected")
+    return verdict_of(problems, some(met) or "nothing to check: no outcome is expected", missing)
 
 
 def _blame(evidence: Evidence) -> list[str]:

@@ -6,17 +6,12 @@ import math
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.fault import FaultSpec
-from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.evidence.evidence import Evidence, some, verdict_of
 from trainchaos.harness.judge.record.episode import Episode
+from trainchaos.harness.judge.record.history import NS
 from trainchaos.harness.judge.results import Finding
 
-NS = 1e9
 _WORDS = {True: "fit", False: "unfit", None: "not known to be fit"}
-
-
-def wanted(evidence: Evidence) -> bool:
-    """Whether the scenario expects a preflight."""
-    return any(fault.expect.preflight for fault in evidence.cell.scenario.faults)
 
 
 def rejoins(evidence: Evidence) -> Finding:
@@ -47,11 +42,7 @@ def rejoins(evidence: Evidence) -> Finding:
             else:
                 wrong, said = _used(evidence, fault, spot, checked)
                 (problems if wrong else met).append(f"{fault.id}: {said}")
-    if problems:
-        return failed(some(problems))
-    if missing:
-        return unknown(some(missing))
-    return passed(some(met) or "no preflight was due")
+    return verdict_of(problems, some(met) or "no preflight was due", missing)
 
 
 def _used(
@@ -115,9 +106,8 @@ def _suspect(evidence: Evidence, spot: tuple[int, str], at_ns: int) -> bool:
 
 
 def _occupied(evidence: Evidence, spot: tuple[int, str], at_ns: int) -> bool:
-    ended = {event.data["process"]: event.time_ns for event in evidence.log.of(Kind.PROCESS_EXITED)}
     return any(
-        event.time_ns < at_ns < ended.get(event.data["process"], math.inf)
+        event.time_ns < at_ns < evidence.history.exited_ns.get(event.data["process"], math.inf)
         for event in _started(evidence, spot)
     )
 

@@ -122,8 +122,7 @@ def _before_a_takeover(evidence: Evidence, claimed: int) -> bool:
     if not taken or claimed > history.committed_step or history.outcome == "completed":
         return False
     last = taken[-1]
-    ended = {e.data["process"]: e for e in history.log.of(Kind.PROCESS_EXITED)}
-    gone = {name for name, e in ended.items() if e.time_ns < last.time_ns}
+    gone = {name for name, at_ns in history.exited_ns.items() if at_ns < last.time_ns}
     return all(
         run.end_ns < last.time_ns and {commit.actor for commit in run.commits} <= gone
         for step, run in history.lineage.items()

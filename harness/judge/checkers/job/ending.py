@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some
+from trainchaos.harness.judge.evidence.evidence import Evidence, verdict_of
 from trainchaos.harness.judge.record.history import Generation, History
+from trainchaos.harness.judge.record.kept_in_memory import keepers
 from trainchaos.harness.judge.results import Finding
-from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
 
 IDLE_STEPS = 20
 IDLE_S = 5.0
@@ -41,14 +41,12 @@ def ending(evidence: Evidence) -> Finding:
     if history.info.observed:
         return _of_a_command(evidence)
     ends = _ends(evidence)
-    sure = [*_exits(evidence, ends), *_errors(evidence, ends), *too_small(evidence)]
-    if sure:
-        return failed(some(sure))
+    problems = [*_exits(evidence, ends), *_errors(evidence, ends), *too_small(evidence)]
     world = history.worked[-1].world if history.worked else 0
     size = (
         f"{world} of {history.info.ranks} ranks at the end" if world else "no generation was formed"
     )
-    return passed(f"{len(ends)} processes ended as asked or explained; {size}")
+    return verdict_of(problems, f"{len(ends)} processes ended as asked or explained; {size}")
 
 
 def _of_a_command(evidence: Evidence) -> Finding:
@@ -78,11 +76,10 @@ def _of_a_command(evidence: Evidence) -> Finding:
             problems.append(
                 f"attempt {event.data['attempt']} of the command ended well, and was started again"
             )
-    return failed(some(problems)) if problems else passed(f"{how}; what else it did is not known")
+    return verdict_of(problems, f"{how}; what else it did is not known")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _End:
+class _End(NamedTuple):
     """One process's exit. ``asked_ns``: when it was first asked to end; None: never, or not known.
     ``hit``: a fault hit it, or it was declared failed.
     """
@@ -90,10 +87,6 @@ class _End:
     event: Event
     asked_ns: int | None
     hit: bool
-
-    @property
-    def name(self) -> str:
-        return str(self.event.data["process"])
 
 
 def _ends(evidence: Evidence) -> dict[str, _End]:
@@ -104,15 +97,11 @@ def _ends(evidence: Evidence) -> dict[str, _End]:
         for name in (*episode.processes, *episode.replica)
     }
     hit |= {event.data["process"] for event in log.of(Kind.FAILURE_DETECTED)}
-    keepers = {
-        e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data.get("role") == KEEPER
-    }
+    apart = keepers(log)
     return {
-        event.data["process"]: _End(
-            event=event, asked_ns=event.data.get("asked_ns"), hit=event.data["process"] in hit
-        )
+        name: _End(event, event.data.get("asked_ns"), name in hit)
         for event in log.of(Kind.PROCESS_EXITED)
-        if event.data["process"] not in keepers
+        if (name := event.data["process"]) not in apart
     }
 
 
@@ -189,7 +178,7 @@ def too_small(evidence: Evidence) -> Iterator[str]:
     spec = evidence.cell.scenario.recovery
     wanted = _REPLACES_LOST.get(spec.strategy)
     if wanted is not None and spec.params.get(wanted, True) is not False:
-        steps = _steps_short(history, last)
+        steps = 0 if _excused(history, last) else _steps_without(history, last, 0)
         if steps:
             yield (
                 f"{ended}, and no replacement was started for those lost in the {steps} steps that"
@@ -258,13 +247,6 @@ def _fills_a_replica(history: History, idle: Mapping[str, int]) -> bool:
     )
 
 
-def _steps_short(history: History, last: Generation) -> int:
-    """For how many steps the last generation lacked a rank that no decision replaced; 0 if they are
-    too few to judge or the lack is excused.
-    """
-    return 0 if _excused(history, last) else _steps_without(history, last, 0)
-
-
 def _steps_without(history: History, last: Generation, spares: int) -> int:
     """Steps of the last generation with fewer processes than ranks and ``spares``, where no start
     was decided since a rank was lost; 0: too few steps to judge.
@@ -278,7 +260,7 @@ def _steps_without(history: History, last: Generation, spares: int) -> int:
     decided = (a for e in log.of(Kind.DECISION) if e.time_ns >= lost_ns for a in e.data["actions"])
     if any(str(action).startswith("spawn ") for action in decided):
         return 0
-    started = {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED) if e.data["role"] != KEEPER}
+    started = {e.data["process"] for e in log.of(Kind.PROCESS_SPAWNED)} - keepers(log).keys()
     gone = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if _left_before(e, done[-1])}
     gone |= {
         e.data["process"] for e in log.of(Kind.FAILURE_DETECTED) if e.data["cause"] not in _LIVES_ON

@@ -20,10 +20,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
+from typing import NamedTuple
 
-from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause
 from trainchaos.harness.judge.checkers.job.observed import progress
 from trainchaos.harness.judge.checkers.job.values import LEAVE_OUT
@@ -51,7 +50,7 @@ def kept_progress(evidence: Evidence) -> Finding | None:
     the control arm did the same without a fault, it is not known to be the fault's doing.
     """
     history, limits = evidence.history, _limits(evidence)
-    hit = min((event.time_ns for event in evidence.log.of(Kind.FAULT_INJECTED)), default=None)
+    hit = history.first_hit_ns
     if evidence.is_control or hit is None or progress(evidence).verdict != "pass":
         return None
     by_losses = _by_losses(evidence, hit)
@@ -73,7 +72,7 @@ def kept_progress(evidence: Evidence) -> Finding | None:
             where = f"to its first step after {done} steps, which sla.steps_lost allows"
             continue
         cure = _cure(limits)
-        mine = (e for e in evidence.log.of(Kind.STEP_REPORTED) if e.generation == generation.number)
+        mine = (event for event in history.reports if event.generation == generation.number)
         reported = min(event.step or 0 for event in mine)
         if reported <= 1:
             again = f"the job began again from step 1, and {done} steps had been done"
@@ -93,8 +92,7 @@ def kept_progress(evidence: Evidence) -> Finding | None:
     return passed(f"the job went back {back} times, {where}{more}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Compared:
+class _Compared(NamedTuple):
     """Losses from ``step`` on after a recovery: medians, and by how much they may differ."""
 
     step: int
@@ -172,17 +170,13 @@ def _compared(
     sigma = median(abs(b - a) for a, b in itertools.pairwise(values)) / NORMAL_MEDIAN
     before = [step for step in mine.keys() & theirs.keys() if step < steps[0]]
     apart = [abs(gap) for gap in _windows([mine[s] - theirs[s] for s in sorted(before)])]
-    others = [_means(history_of(log)) for log in evidence.controls]
-    for other in others:
+    for log in evidence.controls:
+        other = _means(history_of(log))
         common = sorted(other.keys() & theirs.keys())
         apart += [abs(gap) for gap in _windows([other[step] - theirs[step] for step in common])]
     noise = BAND * sigma * math.sqrt(2 / len(steps))
-    return _Compared(
-        step=steps[0],
-        mine=median(mine[step] for step in steps),
-        control=median(theirs[step] for step in steps),
-        band=max([noise, *apart]),
-    )
+    ours, others = (median(losses[step] for step in steps) for losses in (mine, theirs))
+    return _Compared(steps[0], ours, others, max([noise, *apart]))
 
 
 def _windows(gaps: Sequence[float]) -> list[float]:

@@ -246,74 +246,36 @@ def _more_noise(history: History) -> float:
 
 
 def _smooth(values: Sequence[float], window: int) -> list[float]:
-    """Trailing means over full windows: of exact sums, each rounded once, as ``math.fsum`` does. A
-    sum follows from the one before it in integers, so that the time does not grow with the window.
-    """
-    if not all(map(math.isfinite, values)):
-        return [
-            math.fsum(values[end - window : end]) / window for end in range(window, len(values) + 1)
-        ]
-    ratios = [float(value).as_integer_ratio() for value in values]
-    scale = max((below for _, below in ratios), default=1)
-    whole = [above * (scale // below) for above, below in ratios]
-    total = sum(whole[: window - 1])
-    means = []
-    for first, last in zip(whole, whole[window - 1 :], strict=False):
-        total += last
-        means.append(total / scale / window)
-        total -= first
-    return means
+    """Trailing means over full windows, from running sums."""
+    sums = [0.0, *itertools.accumulate(values)]
+    return [(last - first) / window for first, last in zip(sums, sums[window:], strict=False)]
 
 
 def _band(evidence: Evidence, control: Sequence[float], window: int) -> Band:
-    found = _band_of_seeds(evidence.controls, len(control), window)
-    if found is None:
-        squares = math.fsum((b - a) ** 2 for a, b in itertools.pairwise(control))
-        spread = math.sqrt(squares / (2 * (len(control) - 1))) * math.sqrt(2 / window)
+    """Found once for all arms that are compared with these controls over so many steps."""
+    steps, controls = len(control), evidence.controls
+    name = f"band over {steps} steps of {[id(log) for log in controls]}"
+    seeds = controls[0].once(name, lambda _: _of_seeds(controls, steps, window)) if controls else ()
+    if len(seeds) > 1:
+        gaps = [max(losses) - min(losses) for losses in zip(*seeds, strict=True)]
         return Band(
-            final=3 * spread, anywhere=4 * spread, source="the control arm's step-to-step noise"
+            final=max(gaps[-max(1, steps // 4) :]),
+            anywhere=max(gaps),
+            source=f"control arms of {len(seeds)} seeds",
         )
-    return found
-
-
-def _band_of_seeds(controls: tuple[Log, ...], steps: int, window: int) -> Band | None:
-    """The band from control arms of several seeds over so many steps; None: there is one seed.
-    Found once for all arms that are compared with these controls.
-    """
-    if not controls:
-        return None
-    known = controls[0].once("bands", _no_bands)
-    for arms, asked, found in known:
-        if arms is controls and asked == (steps, window):
-            return found
-    curves: dict[int, list[float]] = {}
-    for log in controls:
-        history = history_of(log)
-        losses = [run.loss for run in history.lineage.values()]
-        if len(losses) >= steps:
-            curves.setdefault(history.info.seed, _smooth(losses[:steps], window))
-    band = _widest([*curves.values()], max(1, steps // 4)) if len(curves) > 1 else None
-    known.append((controls, (steps, window), band))
-    return band
-
-
-def _widest(curves: Sequence[Sequence[float]], quarter: int) -> Band:
-    """The largest differences of any two curves, in the last ``quarter`` and anywhere. At each step
-    that is the highest one's from the lowest one's.
-    """
-    if all(math.isfinite(value) for curve in curves for value in curve):
-        gaps = [[max(values) - min(values) for values in zip(*curves, strict=True)]]
-    else:
-        gaps = [
-            [abs(x - y) for x, y in zip(a, b, strict=True)]
-            for a, b in itertools.combinations(curves, 2)
-        ]
+    squares = math.fsum((b - a) ** 2 for a, b in itertools.pairwise(control))
+    spread = math.sqrt(squares / (2 * (steps - 1))) * math.sqrt(2 / window)
     return Band(
-        final=max(max(gap[-quarter:]) for gap in gaps),
-        anywhere=max(max(gap) for gap in gaps),
-        source=f"control arms of {len(curves)} seeds",
+        final=3 * spread, anywhere=4 * spread, source="the control arm's step-to-step noise"
     )
 
 
-def _no_bands(log: Log) -> list[tuple[tuple[Log, ...], tuple[int, int], Band | None]]:
-    return []
+def _of_seeds(controls: Sequence[Log], steps: int, window: int) -> Sequence[Sequence[float]]:
+    """The smoothed losses of one control arm of each seed, where they are finite."""
+    curves: dict[int, list[float]] = {}
+    for log in controls:
+        history = history_of(log)
+        losses = [run.loss for run in history.lineage.values()][:steps]
+        if len(losses) == steps and all(map(math.isfinite, losses)):
+            curves.setdefault(history.info.seed, _smooth(losses, window))
+    return [*curves.values()]

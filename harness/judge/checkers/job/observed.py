@@ -67,7 +67,7 @@ def progress(evidence: Evidence) -> Finding:
     first.
     """
     history = evidence.history
-    reports = list(history.log.of(Kind.STEP_REPORTED))
+    reports = history.reports
     end = (
         history.finished.data["reason"]
         if history.finished
@@ -80,7 +80,7 @@ def progress(evidence: Evidence) -> Finding:
             else "workload.command"
         )
         return unknown(f"{evidence.place(key)}{end}")
-    found = len(history.generations[0].members) if history.generations else 0
+    found = history.found
     if found == history.info.ranks and history.finished and history.finished.data.get("miscounted"):
         return unknown(f"{evidence.place('workload.ranks')}{end}")
     if found != history.info.ranks:
@@ -164,7 +164,7 @@ def _went_back(evidence: Evidence) -> str:
         (event.time_ns for event in (*log.of(Kind.FAULT_INJECTED), *log.of(Kind.FAILURE_DETECTED))),
         default=None,
     )
-    early = [event for event in log.of(Kind.STEP_REPORTED) if hit is None or event.time_ns < hit]
+    early = [event for event in history.reports if hit is None or event.time_ns < hit]
     for generation in history.generations:
         if generation.cause == "restart" and generation.number > 1:
             early = [event for event in early if event.time_ns < generation.started_ns]
@@ -192,7 +192,7 @@ def _went_back(evidence: Evidence) -> str:
 def _outlived(history: History, stride: int) -> str:
     """Steps that went on after the ranks that make them had ended, with no replacement seen."""
     log = history.log
-    ended = {event.data["process"]: event.time_ns for event in log.of(Kind.PROCESS_EXITED)}
+    ended = history.exited_ns
     badly = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if e.data["exit_code"] != 0}
     for failure in log.of(Kind.FAILURE_DETECTED):
         generation = history.generation(failure.generation)
@@ -203,7 +203,7 @@ def _outlived(history: History, stride: int) -> str:
         after = history.generation(failure.generation + 1)
         left = len(after.members) if after is not None and after.cause == "shrunk" else 0
         numbers = (failure.generation, failure.generation + bool(left))
-        mine = [e for e in log.of(Kind.STEP_REPORTED) if e.generation in numbers]
+        mine = [event for event in history.reports if event.generation in numbers]
         before = max((e.step or 0 for e in mine if e.time_ns <= failure.time_ns), default=0)
         since = (
             max([failure.time_ns, *(when for when in gone if when)]) if alone else failure.time_ns
@@ -256,7 +256,7 @@ def jump_of(evidence: Evidence) -> Jump | None:
     for before, after in itertools.pairwise(history.generations):
         if after.resume_step is None:
             continue
-        earlier = [e.step or 0 for e in _reports(history) if e.generation < after.number]
+        earlier = [e.step or 0 for e in history.reports if e.generation < after.number]
         high = max(earlier, default=0)
         first = after.resume_step + stride
         missing = [step for step in known if high < step < first and step not in said]
@@ -271,17 +271,17 @@ def _jump(
     low, high = missing[0], missing[-1]
     of = "each" if len(missing) == high - low + 1 else f"{len(missing)} of them"
     when = "the restart" if after.cause == "restart" else "the failure"
-    if _all_heard(history, before):
-        return Jump(
-            words=f"steps {low} to {high} were left out: the job went on with step {first} after"
-            f" {when}, the beacon reported none of them, and the control arm reports {of}",
-            sure=True,
-        )
-    return Jump(
-        words=f"steps {low} to {high} were reported by nobody: the job went on with step {first}"
-        f" after {when}, and the control arm reports {of}: were they trained, or their lines lost?",
-        sure=False,
+    sure = _all_heard(history, before)
+    how, heard, doubt = (
+        ("left out", ", the beacon reported none of them", "")
+        if sure
+        else ("reported by nobody", "", ": were they trained, or their lines lost?")
     )
+    words = (
+        f"steps {low} to {high} were {how}: the job went on with step {first} after {when}{heard},"
+        f" and the control arm reports {of}{doubt}"
+    )
+    return Jump(words=words, sure=sure)
 
 
 def _all_heard(history: History, generation: Generation) -> bool:
@@ -290,7 +290,7 @@ def _all_heard(history: History, generation: Generation) -> bool:
     """
     if history.finished is not None and history.finished.data.get("refused"):
         return False
-    mine = [e for e in _reports(history) if e.generation == generation.number]
+    mine = [event for event in history.reports if event.generation == generation.number]
     if not all(event.data["source"] == "beacon" for event in mine):
         return False
     ranks = {event.data["rank"] for event in mine}
@@ -306,8 +306,4 @@ def _all_heard(history: History, generation: Generation) -> bool:
 
 
 def _steps(history: History) -> list[int]:
-    return sorted({event.step or 0 for event in _reports(history)})
-
-
-def _reports(history: History) -> list[Event]:
-    return list(history.log.of(Kind.STEP_REPORTED))
+    return sorted({event.step or 0 for event in history.reports})

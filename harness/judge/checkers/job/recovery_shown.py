@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.evidence.evidence import Evidence, verdict_of
 from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.harness.judge.record.nodes import silenced
 from trainchaos.harness.judge.results import Finding
@@ -34,15 +34,10 @@ def recovery_shown(evidence: Evidence) -> Finding:
             (lacking if history.info.observed else problems).extend(_unanswered(evidence, failure))
         elif not history.info.observed:
             problems += _of_a_job(history, failure, answer)
-    if problems:
-        return failed(some(list(dict.fromkeys(problems))))
-    if lacking:
-        return unknown(some(lacking))
     count = sum(answer is not None for _, answer in answered)
-    return passed(
-        f"{count} of {len(answered)} failures answered, as shown"
-        if answered
-        else "no member failed"
+    shown = f"{count} of {len(answered)} failures answered, as shown"
+    return verdict_of(
+        list(dict.fromkeys(problems)), shown if answered else "no member failed", lacking
     )
 
 
@@ -87,7 +82,7 @@ def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
         yield f"{_label(failure)} was answered by no generation, and the job is said to be done"
         return
     claimed = any(
-        failure in (episode.failure, *episode.others) and incident.outcome == "recovered"
+        failure in episode.failures and incident.outcome == "recovered"
         for episode, incident in zip(
             evidence.measures.episodes, evidence.measures.incidents, strict=False
         )

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import statistics
 
-from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.steady import SteadyRule, parse_steady
-from trainchaos.harness.judge.evidence.evidence import Evidence, passed, some, unknown
+from trainchaos.harness.judge.evidence.evidence import Evidence, some, verdict_of
 from trainchaos.harness.judge.record.history import NS, History
 from trainchaos.harness.judge.results import Finding
 
 
 def steady_state(evidence: Evidence) -> Finding:
     """Every check of ``steady_state`` held before the first fault was injected."""
-    if evidence.is_control:
-        return passed("nothing to check: the control arm has no faults")
     history = evidence.history
-    first = next(iter(evidence.log.of(Kind.FAULT_INJECTED)), None)
-    until_ns = first.time_ns if first else history.end_ns
+    until_ns = history.end_ns if history.first_hit_ns is None else history.first_hit_ns
     held, missing = [], []
     for check in evidence.cell.scenario.steady_state:
         rule = parse_steady(check.check)
@@ -27,7 +23,7 @@ def steady_state(evidence: Evidence) -> Finding:
         else:
             value = "there was nothing to measure it by" if seen is None else f"it was {seen:.3g}"
             missing.append(f"never reached before the first fault: {rule.text} ({value})")
-    return unknown(some(missing)) if missing else passed(some(held))
+    return verdict_of([], some(held), missing)
 
 
 def _seen(rule: SteadyRule, history: History, until_ns: int) -> float | None:

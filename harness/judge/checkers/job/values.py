@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.reported import (
@@ -72,7 +71,7 @@ def _stopped(history: History, known: Sequence[int]) -> str:
     """Says since when reports of steps have no loss any more: some programs print none that is no
     number. "" if they have.
     """
-    reports = sorted({event.step or 0 for event in history.log.of(Kind.STEP_REPORTED)})
+    reports = sorted({event.step or 0 for event in history.reports})
     since = [step for step in reports if known and step > known[-1]]
     apart = [after - before for before, after in itertools.pairwise(known)]
     if len(since) < MISSING or not apart or since[-1] - known[-1] < MISSING * median(apart):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,8 @@ from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence import busy
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown, verdict_of
 from trainchaos.harness.judge.measure.digests import diverged, final_digests, sound_digests
-from trainchaos.harness.judge.measure.pauses import pauses
+from trainchaos.harness.judge.measure.partition import Ideal
+from trainchaos.harness.judge.measure.pauses import net_s
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY, others_of
 from trainchaos.harness.judge.measure.refused import refused_at, refused_states
 from trainchaos.harness.judge.record.history import Generation, History, StepRun
@@ -57,11 +59,10 @@ def membership(evidence: Evidence) -> Finding:
 
 
 def _spares(history: History) -> list[str]:
-    first = next((g.ready_ns for g in history.worked if g.ready_ns), history.end_ns)
     started = [
         e
         for e in history.log.of(Kind.PROCESS_SPAWNED)
-        if e.data["role"] == "spare" and e.time_ns <= first
+        if e.data["role"] == "spare" and e.time_ns <= history.began_ns
     ]
     if len(started) == history.info.spares:
         return []
@@ -73,15 +74,10 @@ def _announced(evidence: Evidence, generation: Generation) -> list[str]:
     problems = []
     if len(set(generation.members)) < generation.world:
         problems.append(f"generation {number} has one process twice")
-    dead = {
-        e.data["process"]
-        for e in history.log.of(Kind.PROCESS_EXITED)
-        if e.time_ns < generation.started_ns
-    }
     problems += [
         f"generation {number} counts {name}, which is dead"
         for name in generation.members
-        if name in dead
+        if history.exited_ns.get(name, math.inf) < generation.started_ns
     ]
     if not 1 <= generation.world <= history.info.ranks:
         problems.append(
@@ -255,7 +251,7 @@ def liveness(evidence: Evidence) -> Finding:
             "inject earlier, or raise workload.steps"
         )
     tail = _last_of(runs)
-    net = busy.net_of_pressure(evidence, ideal.step_s, _step_s(history, tail), tail)
+    net = busy.net_of_pressure(evidence, ideal, _step_s(history, tail), tail)
     if ideal.step_s / _step_s(history, tail) < HEALTHY_RATE and busy.says_little(evidence, net):
         tail = runs[-STARVED_STEPS:]
     step_s = _step_s(history, tail)
@@ -266,7 +262,7 @@ def liveness(evidence: Evidence) -> Finding:
     )
     if rate >= HEALTHY_RATE:
         return _stood_still(evidence, ideal.step_s) or passed(witness)
-    return _why_slow(evidence, tail, f"{witness}, {HEALTHY_RATE:.2f} is due", ideal.step_s)
+    return _why_slow(evidence, tail, f"{witness}, {HEALTHY_RATE:.2f} is due", ideal)
 
 
 def _stood_still(evidence: Evidence, ideal_s: float) -> Finding | None:
@@ -276,11 +272,11 @@ def _stood_still(evidence: Evidence, ideal_s: float) -> Finding | None:
     if control is not None and not evidence.is_control:
         usual_s += [run.seconds for run in control.runs]
     usual_s += [run.seconds for run in _before(evidence)]
-    episodes, paused = evidence.measures.episodes, pauses(history)
+    episodes = evidence.measures.episodes
     hits = [e.injected.time_ns for e in episodes if e.injected]
     hits += [event.time_ns for event in history.log.of(Kind.BUSY_ENDED)]
     for run in history.lineage.values():
-        seconds = run.seconds - paused.get((run.generation, run.step - 1), 0.0)
+        seconds = net_s(history, run)
         generation = history.generation(run.generation)
         first = generation is None or generation.resume_step == run.step - 1
         if first or seconds <= max(usual_s):
@@ -296,11 +292,11 @@ def _stood_still(evidence: Evidence, ideal_s: float) -> Finding | None:
     return None
 
 
-def _why_slow(evidence: Evidence, tail: list[StepRun], witness: str, ideal_s: float) -> Finding:
+def _why_slow(evidence: Evidence, tail: list[StepRun], witness: str, ideal: Ideal) -> Finding:
     """Judge a rate that is too low: the machine's doing, too short to judge, or a failure."""
-    history = evidence.history
+    history, ideal_s = evidence.history, ideal.step_s
     step_s = _step_s(history, tail)
-    if (net := busy.net_of_pressure(evidence, ideal_s, step_s, tail)) is not None:
+    if (net := busy.net_of_pressure(evidence, ideal, step_s, tail)) is not None:
         if (likely := ideal_s / net.likely_s) >= HEALTHY_RATE and net.may_pass:
             return passed(f"{witness}; it is {likely:.2f} net of {net.why}")
         if (most := ideal_s / net.least_s) >= HEALTHY_RATE:
@@ -379,13 +375,7 @@ def _step_s(history: History, runs: Sequence[StepRun]) -> float:
     """Median seconds of a step without checkpoints and evaluations (the ideal step has none
     either), scaled to a full world, as a smaller one has more work per step.
     """
-    paused = pauses(history)
-    seconds = [
-        (run.seconds - paused.get((run.generation, run.step - 1), 0.0))
-        * run.world
-        / history.info.ranks
-        for run in runs
-    ]
+    seconds = [net_s(history, run) * run.world / history.info.ranks for run in runs]
     return max(statistics.median(seconds), 1e-9)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown
+from trainchaos.harness.judge.evidence.evidence import Evidence, verdict_of
 from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.checkpoint.memory import ROLE as KEEPER
@@ -34,15 +34,14 @@ def identity(evidence: Evidence) -> Finding:
     if expected.plan is not None:
         problems += _planned(evidence, expected.plan)
         problems += _injected(evidence, expected.plan)
-    if problems:
-        return failed(some(problems))
-    if expected.problem:
-        return unknown(f"what this arm should be is not known here: {expected.problem}")
+    unknown_here = f"what this arm should be is not known here: {expected.problem}"
     info = evidence.history.info
     faults = f", {len(expected.plan)} faults as drawn" if expected.plan else ""
-    return passed(
+    return verdict_of(
+        problems,
         f"{info.arm} of {info.cell}, repeat {info.repeat}, seed {info.seed}:"
-        f" {info.strategy}{faults}"
+        f" {info.strategy}{faults}",
+        [unknown_here] if expected.problem else [],
     )
 
 

@@ -14,7 +14,6 @@ from tests.support.arms import (
     CLEAN,
     FAIL,
     KILL,
-    LEFT_OPEN,
     OPEN,
     control,
     evidence_of,
@@ -22,7 +21,7 @@ from tests.support.arms import (
     red,
 )
 from tests.support.logs import MS, Script
-from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, read_log
+from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers import (
     CHECKERS,
     EXPECTATION,
@@ -32,7 +31,6 @@ from trainchaos.harness.judge.checkers import (
     names_of,
 )
 from trainchaos.harness.judge.checkers.job.loss import compare
-from trainchaos.harness.judge.evidence.evidence import passed
 from trainchaos.harness.judge.record.whole import broken
 from trainchaos.harness.judge.results import Finding
 
@@ -97,10 +95,6 @@ def test_a_moment_before_the_fault_is_not_enough_to_compare_with(
 # -- mutants that need a script of their own --
 
 
-def test_restoring_an_older_checkpoint_than_acknowledged() -> None:
-    assert red(evidence_of(arms.restart(resume=10), [KILL])) == {"no-lost-commit": FAIL}
-
-
 def test_survivors_going_back_behind_a_committed_step() -> None:
     assert red(evidence_of(arms.drop_replica(resume=24), [KILL])) == {"no-lost-commit": FAIL}
 
@@ -108,21 +102,6 @@ def test_survivors_going_back_behind_a_committed_step() -> None:
 def test_going_ahead_over_a_step_nobody_committed() -> None:
     found = red(evidence_of(arms.drop_replica(resume=28), [KILL]))
     assert found == {"sample-accounting": FAIL, "step-arithmetic": FAIL}
-
-
-def test_a_stopped_rank_waking_up_late() -> None:
-    script = arms.hot_spare()
-    like = script.find(Kind.STEP_COMMITTED, step=26, actor="w2")[0]
-    woken = script.find(Kind.GENERATION_READY)[-1].time_ns + MS
-    data = {**like.data, "optimizer_step": 27, "scheduler_step": 27, "loss": 0.0}
-    script.lines.append(replace(like, step=27, time_ns=woken, data=data))
-    # it is dead, they say
-    assert red(evidence_of(script, [KILL])) == {"single-writer": FAIL, "landing": FAIL}
-
-
-def test_restoring_a_corrupt_checkpoint() -> None:
-    evidence = evidence_of(arms.corrupt_checkpoint(refuse=False), CLEAN["corrupt checkpoint"][1])
-    assert red(evidence) == {"checkpoint-integrity": FAIL}
 
 
 def test_a_job_that_stops() -> None:
@@ -155,26 +134,6 @@ def test_a_smaller_world_at_the_end_is_not_recovered(outcome: Any, verdict: str)
     assert found.verdict == verdict, found.witness
 
 
-def test_hot_spare_shrinking_though_it_had_a_spare() -> None:
-    script = arms.interrupted("hot-spare", spares=1)
-    arms.park(script, ("w0", "w1", "w3"))
-    script.orchestrator(Kind.DECISION, actions=["form"], reason="3 ranks go on")
-    script.form(("w0", "w1", "w3"), state="peer", cause="failure", resume=26)
-    script.train(logs.STEPS)
-    script.finish(healed=["kill"])
-    evidence = evidence_of(script, [KILL])
-    assert red(evidence) == {"membership": FAIL}
-    assert "judged by band" in judged(evidence)["loss-equality"].witness
-
-
-def test_false_alarm_in_the_control_arm() -> None:
-    script = control("hot-spare")
-    arms.fail(script)
-    evidence = replace(evidence_of(script, [KILL]), arm="control", control=None)
-    # nobody has to answer what comes after the last step
-    assert red(evidence) == {"detection": FAIL}
-
-
 def test_failure_without_a_fault() -> None:
     script = arms.hot_spare()
     line = script.find(Kind.FAILURE_DETECTED)[0]
@@ -205,43 +164,6 @@ def test_fault_in_the_control_arm() -> None:
     assert set(red(evidence)) == {"fault-landed", "detection", "identity"}
 
 
-def test_clock_running_backwards() -> None:
-    evidence = evidence_of(arms.hot_spare(), [KILL])
-    actor = evidence.log.actors["s0"]
-    first, second, *rest = actor.events
-    swapped = replace(actor, events=(first, replace(second, time_ns=first.time_ns - 1), *rest))
-    broken = replace(evidence.log, actors={**evidence.log.actors, "s0": swapped})
-    assert red(replace(evidence, log=broken)) == LEFT_OPEN
-
-
-def test_torn_log(tmp_path: Any) -> None:
-    arms.hot_spare().save(tmp_path)
-    with (tmp_path / "w2.jsonl").open("a") as stream:
-        stream.write('{"kind":"step_comm')
-    evidence = replace(evidence_of(arms.hot_spare(), [KILL]), log=read_log(tmp_path))
-    assert red(evidence) == LEFT_OPEN
-
-
-def test_gap_in_a_log(tmp_path: Any) -> None:
-    arms.hot_spare().save(tmp_path)
-    path = tmp_path / "w0.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    parked = next(i for i, line in enumerate(lines) if "parked" in line)
-    path.write_text("".join(lines[:parked] + lines[parked + 1 :]))
-    evidence = replace(evidence_of(arms.hot_spare(), [KILL]), log=read_log(tmp_path))
-    assert red(evidence) == LEFT_OPEN
-
-
-def test_killed_harness_proves_nothing_and_breaks_nothing() -> None:
-    script = arms.hot_spare()
-    script.lines = [
-        line for line in script.lines if line.time_ns < script.find(Kind.DECISION)[0].time_ns
-    ]
-    found = check_all(evidence_of(script, [KILL]))
-    assert found.pop("identity").verdict == "pass"
-    assert {finding.verdict for finding in found.values()} == {OPEN}
-
-
 # -- the rest --
 
 
@@ -251,15 +173,6 @@ def test_checker_that_throws_is_inconclusive() -> None:
 
     finding = check(broken, evidence_of(arms.hot_spare(), [KILL]))
     assert finding.verdict == OPEN and "ZeroDivisionError" in finding.witness
-
-
-def test_pass_on_a_log_with_holes_is_inconclusive() -> None:
-    evidence = evidence_of(arms.hot_spare(), [KILL])
-    actor = replace(
-        evidence.log.actors[ORCHESTRATOR], problems=("orchestrator.jsonl:3: seq 4 where 3 was due",)
-    )
-    log = replace(evidence.log, actors={**evidence.log.actors, ORCHESTRATOR: actor})
-    assert check(lambda e: passed("fine"), replace(evidence, log=log)).verdict == OPEN
 
 
 def test_missing_control_is_inconclusive_unless_none_was_asked_for() -> None:

@@ -173,8 +173,10 @@ def unfit_and_used(*others: str, device: str = "cpu", lost: bool = False) -> Fin
     episode = SimpleNamespace(
         fault="bad", injected=SimpleNamespace(time_ns=2e9), landed=1, processes=("w0",)
     )
+    exited = {e.data["process"]: e.time_ns for e in events if e.kind is Kind.PROCESS_EXITED}
     evidence: Any = SimpleNamespace(
         measures=SimpleNamespace(episodes=[episode]),
+        history=SimpleNamespace(exited_ns=exited),
         fault=lambda name: SimpleNamespace(id="bad", expect=SimpleNamespace(preflight="unfit")),
         log=SimpleNamespace(of=lambda *kinds: iter([e for e in events if e.kind in kinds])),
     )

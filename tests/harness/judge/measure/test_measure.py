@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support import arms, logs
 from tests.support.arms import CLEAN, control
 from tests.support.logs import MS, Script
 from trainchaos.chaos.events.log import Kind
-from trainchaos.chaos.stats import median_ci95
 from trainchaos.harness.judge.incident import PHASE_NAMES
 from trainchaos.harness.judge.measure.measure import (
     METRICS,
@@ -50,27 +46,6 @@ def test_goodput_and_badput_make_the_wall_time(name: str) -> None:
     assert all(seconds >= 0 for seconds in split.badput.values())
     assert split.useful_s + sum(split.badput.values()) == pytest.approx(split.wall_s, rel=1e-9)
     assert split.residual_s == pytest.approx(0, abs=1e-9)
-
-
-def test_hot_spare_by_hand() -> None:
-    found = measure(arms.hot_spare().log(), control("hot-spare", spares=1).log())
-    (incident,) = found.incidents
-    assert (incident.outcome, incident.steps_lost, incident.restored_step) == ("recovered", 0, 26)
-    assert incident.first_new_step == 27
-    assert incident.detection_time == pytest.approx(0.007)
-    seconds = {span.name: round(span.seconds, 6) for span in incident.phases}
-    assert seconds == {
-        "detect": 0.007,
-        "abort": 0.002,
-        "regroup": 0.012,
-        "restore": 0.005,
-        "redo": 0.0,
-        "first step": 0.051,
-    }
-    # 40 steps of 50 ms on 4 of 5 provisioned ranks
-    assert found.partition.useful_s == pytest.approx(40 * 0.05 * 4 / 5, rel=1e-6)
-    assert found.partition.goodput == pytest.approx(1.6 / found.history.wall_s, rel=1e-6)
-    assert found.partition.badput["spare_idle"] == pytest.approx(found.history.wall_s / 5)
 
 
 def test_checkpoint_restart_by_hand() -> None:
@@ -268,23 +243,6 @@ def test_batches_that_do_not_divide_among_the_survivors() -> None:
     sizes = [len(event.data["samples"]) for event in history.lineage[30].batches]
     assert sizes == [6, 5, 5]
     assert account(history).lost == 0
-
-
-@pytest.mark.parametrize(
-    ("n", "expected"),
-    # David and Nagaraja, table of order statistics for the median: n -> rank of the lower limit
-    [(5, None), (6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (20, 6), (30, 10)],
-)
-def test_interval_of_the_median(n: int, expected: int | None) -> None:
-    values = [float(value) for value in range(1, n + 1)]
-    assert median_ci95(values) == (None if expected is None else (expected, n + 1 - expected))
-
-
-@given(st.lists(st.floats(min_value=0, max_value=1e6), min_size=6, max_size=40))
-def test_interval_holds_the_median(values: list[float]) -> None:
-    interval = median_ci95(values)
-    assert interval is not None
-    assert interval[0] <= statistics.median(values) <= interval[1]
 
 
 def test_infinity_survives_a_summary() -> None:

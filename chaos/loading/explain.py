@@ -128,14 +128,11 @@ def explain(
     if errors and not problems:  # an error must never be explained away
         loc = settle(tree, errors[0]["loc"])
         return [
-            Problem(
-                loc=(*base, *loc),
-                message=_message(errors[0], str(loc[-1:] or "the file"), at(tree, loc)),
-            )
+            Problem((*base, *loc), _message(errors[0], str(loc[-1:] or "the file"), at(tree, loc)))
         ]
     if len(errors) > _MOST_EXPLAINED:
         rest = f"{len(errors) - _MOST_EXPLAINED} more errors are checked once these are fixed"
-        problems[base, rest] = Problem(loc=base, message=rest)
+        problems[base, rest] = Problem(base, rest)
     return list(problems.values())
 
 
@@ -172,16 +169,15 @@ def _explain_one(
             name = str(place[-1])
             value = at(tree, place)
             message = f"{name} needs {_FORMS[name]}, not {_show(value)}{_instead(name, value)}"
-            return Problem(loc=(*base, *place), message=message)
+            return Problem((*base, *place), message)
         if not _about_form(raw[len(place)], at(tree, place)):
             return None
     loc = settle(tree, raw)
     full = (*base, *loc)
     if kind == "extra_forbidden":
-        message = _unknown_key(model, raw)
-        return Problem(loc=full, message=message, on_key=True)
+        return Problem(full, _unknown_key(model, raw), on_key=True)
     if kind == "missing":
-        return Problem(loc=full, message=f"{raw[-1]!r} is missing{_owner(full)}", on_key=True)
+        return Problem(full, f"{raw[-1]!r} is missing{_owner(full)}", on_key=True)
     name = next((str(part) for part in reversed(full) if isinstance(part, str)), "the file")
     value = at(tree, loc)
     message = _message(error, name, value)
@@ -189,7 +185,7 @@ def _explain_one(
         # a model's own check names the field it complains about first
         first = message.split(" ", 1)[0]
         full = (*full, first) if first in value else full
-    return Problem(loc=full, message=message)
+    return Problem(full, message)
 
 
 def _unknown_key(model: type[BaseModel], raw: Sequence[str | int]) -> str:

@@ -224,8 +224,7 @@ def _place_all(
     document: Document, resolved: Resolved, problems: Sequence[Problem]
 ) -> list[LocatedProblem]:
     return [
-        LocatedProblem(span=_place(document, resolved, problem), message=problem.message)
-        for problem in problems
+        LocatedProblem(_place(document, resolved, problem), problem.message) for problem in problems
     ]
 
 
@@ -240,8 +239,7 @@ def _differing(document: Document, drafts: Sequence[_Draft]) -> list[LocatedProb
         if len({repr(draft.tree.get(key)) for draft in drafts}) > 1:
             placed.append(
                 LocatedProblem(
-                    span=document.locate((key,)),
-                    message=f"{key} must be the same in every cell of the matrix",
+                    document.locate((key,)), f"{key} must be the same in every cell of the matrix"
                 )
             )
     return placed
@@ -280,7 +278,7 @@ def _unused(document: Document, drafts: Sequence[_Draft]) -> Iterator[tuple[str,
             if name in document.tree:
                 message += f"; write {name}: ${{matrix.{name}}}"
             span = document.locate(("matrix", name), on_key=True)
-            yield name, LocatedProblem(span=span, message=message)
+            yield name, LocatedProblem(span, message)
 
 
 def _sla_lines(

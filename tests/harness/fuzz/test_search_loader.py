@@ -149,7 +149,7 @@ def test_a_file_that_is_read_in_two_ways_is_a_find(monkeypatch: pytest.MonkeyPat
     count = iter(range(1000))
 
     def moody(faults: Any) -> Iterator[Problem]:
-        yield Problem(loc=("faults",), message="odd" if next(count) % 2 else "even")
+        yield Problem(("faults",), "odd" if next(count) % 2 else "even")
 
     monkeypatch.setattr(checks, "_repeated_ids", moody)
     found = find_in(READER.read(GOOD))
@@ -159,7 +159,7 @@ def test_a_file_that_is_read_in_two_ways_is_a_find(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 def test_memory_that_is_taken_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(faults: Any) -> list[Problem]:
-        return [Problem(loc=("faults",), message=str(len(b"x" * (MOST_GROWN + (64 << 20)))))]
+        return [Problem(("faults",), str(len(b"x" * (MOST_GROWN + (64 << 20)))))]
 
     monkeypatch.setattr(checks, "_repeated_ids", greedy)
     found = find_in(READER.read(GOOD))

@@ -6,7 +6,6 @@ Heavy imports are inside the commands, so that ``chaos --help`` answers at once.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -23,9 +22,11 @@ from trainchaos.chaos.commands.gate import check_choices, conclude, gate_options
 from trainchaos.chaos.commands.shared.group import CommandGroup
 from trainchaos.chaos.commands.shared.options import (
     FORMAT,
+    QUIET,
     RUN,
     RUNS,
     SCENARIO,
+    SET,
     TAINTS,
     complete_cell,
     complete_launcher,
@@ -34,7 +35,7 @@ from trainchaos.chaos.commands.shared.options import (
 )
 from trainchaos.chaos.commands.shared.plugins import with_plugins
 from trainchaos.chaos.commands.shared.program import run_as_process
-from trainchaos.chaos.commands.shared.say import say
+from trainchaos.chaos.commands.shared.say import say, say_json, say_lines
 from trainchaos.chaos.version import version_option
 
 if TYPE_CHECKING:
@@ -51,14 +52,6 @@ Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario
 
 _SCENARIO = click.argument("scenario", type=SCENARIO)
 _RUN = click.argument("run", type=RUN)
-_SET = click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Change a value of the scenario; repeatable.",
-)
-_QUIET = click.option("-q", "--quiet", is_flag=True, help="Print less.")
 _SEED = click.option(
     "--seed", type=click.IntRange(0, 2**32 - 1), help="Overrides the scenario's seed."
 )
@@ -91,11 +84,11 @@ def cli() -> None:
 @RUNS
 @_SEED
 @_REPEAT
-@_SET
+@SET
 @_LAUNCHER
 @_CELL
 @FORMAT
-@_QUIET
+@QUIET
 @click.option(
     "--gate", is_flag=True, help="Judge by confidence bounds, for continuous integration."
 )
@@ -154,8 +147,8 @@ def run(
 
 @cli.command()
 @click.argument("scenarios", nargs=-1, required=True, type=SCENARIO)
-@_SET
-@_QUIET
+@SET
+@QUIET
 def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) -> int:
     """Check scenario files, showing all errors at once; starts nothing."""
     code = errors.EXIT_PASS
@@ -177,14 +170,14 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
 @_SCENARIO
 @_SEED
 @_REPEAT
-@_SET
+@SET
 @_LAUNCHER
 @_CELL
 @FORMAT
 @TAINTS
 @click.option("--sbatch", is_flag=True, help="Print a batch script that runs it on Slurm instead.")
 @click.option("--k8s", is_flag=True, help="Print a manifest that runs it on Kubernetes instead.")
-def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> int:
+def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> None:
     """Show what a run would do: resolved scenario, fault schedule, expected duration. Starts
     nothing.
     """
@@ -207,18 +200,17 @@ def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> 
 
         say(manifest_of(planned, scenario, choices), nl=False)
     elif form == "json":
-        say(json.dumps(planview.as_json(planned), indent=2))
+        say_json(planview.as_json(planned))
     else:
         say(planview.as_text(planned, columns.width_of(sys.stdout)))
         _warn(planned.warnings, quiet=False)
-    return errors.EXIT_PASS
 
 
 @cli.command()
 @_RUN
 @seal_options
 @FORMAT
-@_QUIET
+@QUIET
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
 def analyze(run: Path, unsealed: bool, root: str, form: str, quiet: bool, verbose: bool) -> int:
     """Judge a stored run again from its event logs alone, and rewrite its results.json; where that
@@ -244,8 +236,8 @@ def analyze(run: Path, unsealed: bool, root: str, form: str, quiet: bool, verbos
 @cli.command()
 @_RUN
 @seal_options
-@_QUIET
-def report(run: Path, unsealed: bool, root: str, quiet: bool) -> int:
+@QUIET
+def report(run: Path, unsealed: bool, root: str, quiet: bool) -> None:
     """Write all reports of a stored run again: report.html, summary.md, junit.xml, metrics.prom,
     trace.json.
     """
@@ -255,18 +247,16 @@ def report(run: Path, unsealed: bool, root: str, quiet: bool) -> int:
     for path in render_all(directory, results):
         if not quiet:
             say(str(path))
-    return errors.EXIT_PASS
 
 
 @cli.command()
-def schema() -> int:
+def schema() -> None:
     """Print the JSON Schema of scenario files, for editors (save it beside them as
     scenario.schema.json).
     """
     from trainchaos.chaos.scenario.schema import scenario_schema
 
-    say(json.dumps(scenario_schema(build_catalogue()), indent=2))
-    return errors.EXIT_PASS
+    say_json(scenario_schema(build_catalogue()))
 
 
 def build_catalogue() -> Catalogue:
@@ -420,5 +410,4 @@ def _show(
         say(f"invariants of {cell.id}")
         for name, finding in cell.invariants.items():
             line = f"  {finding.verdict:12}  {name}  {finding.witness}".rstrip()
-            for part in columns.fold(line, wide, " " * 16):
-                say(part)
+            say_lines([line], 16)

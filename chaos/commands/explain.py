@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import FORMAT, RUN
-from trainchaos.chaos.commands.shared.say import say
+from trainchaos.chaos.commands.shared.say import say, say_json, say_lines
 
 if TYPE_CHECKING:
     from trainchaos.recovery.detection.ras import RasFinding
@@ -253,16 +252,10 @@ def _exists(path: Path) -> bool:
 
 
 def _tell(form: str, tree: object, lines: Sequence[str]) -> None:
-    """As JSON, or as lines that are folded to the terminal."""
-    from trainchaos.chaos import columns
-
     if form == "json":
-        say(json.dumps(tree, indent=2))
-        return
-    wide = columns.width_of(sys.stdout)
-    for line in lines:
-        for part in columns.fold(line, wide, " " * 10 if line.startswith("  ") else ""):
-            say(part)
+        say_json(tree)
+    else:
+        say_lines(lines, 10)
 
 
 COMMANDS = [explain]

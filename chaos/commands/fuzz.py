@@ -9,20 +9,8 @@ from typing import Literal
 import click
 
 from trainchaos.chaos import errors
+from trainchaos.chaos.commands.shared.quantities import span
 from trainchaos.chaos.commands.shared.say import say
-from trainchaos.chaos.scenario.sla import parse_duration
-
-
-class _Duration(click.ParamType):
-    name = "duration"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        try:
-            return parse_duration(value) if isinstance(value, str) else float(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 @click.command()
@@ -36,7 +24,7 @@ class _Duration(click.ParamType):
 @click.option("--strategy", metavar="NAME", help="Only this recovery strategy.  [default: all]")
 @click.option(
     "--budget",
-    type=_Duration(),
+    type=span(),
     default="60s",
     show_default=True,
     help="How long to search: 90s, 5m, 1h.",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -14,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from trainchaos.chaos import columns, errors
+from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import FORMAT, RUN, TAINTS
-from trainchaos.chaos.commands.shared.say import say
+from trainchaos.chaos.commands.shared.say import say, say_json, say_table
 
 if TYPE_CHECKING:
     from trainchaos.harness.explain.incident_places import HistoryOfPlaces
@@ -82,14 +80,14 @@ def list_taints(
     found = known.read()
     if form == "json":
         rows = [{**each.as_data(), "expired": each.expired(now)} for each in found]
-        say(json.dumps({"file": str(known.path), "taints": rows}, indent=2))
+        say_json({"file": str(known.path), "taints": rows})
         return errors.EXIT_PASS
     if not found:
         say(f"no place is tainted ({known.path})")
         return errors.EXIT_PASS
     heads = ("place", "until", "by", "since", "reason", "evidence")
     cells = [heads, *(_row(each, now) for each in found)]
-    say("\n".join(columns.table(cells, width=columns.width_of(sys.stdout))))
+    say_table(cells)
     return errors.EXIT_PASS
 
 
@@ -165,7 +163,7 @@ def add(
 @click.argument("places", nargs=-1, required=True, shell_complete=complete_place)
 @TAINTS
 @FORMAT
-def clear(places: tuple[str, ...], taints: Path | None, form: str) -> int:
+def clear(places: tuple[str, ...], taints: Path | None, form: str) -> None:
     """Remove the taints of PLACES, expired ones too. Exit code 2: a place has none; nothing is
     removed then.
     """
@@ -182,11 +180,10 @@ def clear(places: tuple[str, ...], taints: Path | None, form: str) -> int:
     gone = [each for place in dict.fromkeys(places) for each in known.clear(place)]
     if form == "json":
         rows = [each.as_data() for each in gone]
-        say(json.dumps({"file": str(known.path), "cleared": rows}, indent=2))
-        return errors.EXIT_PASS
+        say_json({"file": str(known.path), "cleared": rows})
+        return
     for each in gone:
         say(f"cleared {each.place}: {each.reason}")
-    return errors.EXIT_PASS
 
 
 def _added(known: TaintList, new: Sequence[Taint], now: datetime, form: str) -> int:
@@ -194,7 +191,7 @@ def _added(known: TaintList, new: Sequence[Taint], now: datetime, form: str) -> 
     done = [(each, known.add(each, now)) for each in new]
     if form == "json":
         rows = [{**each.as_data(), "added": added} for each, added in done]
-        say(json.dumps({"file": str(known.path), "taints": rows}, indent=2))
+        say_json({"file": str(known.path), "taints": rows})
         return errors.EXIT_PASS
     if not new:
         say("no place has more incidents than chance allows: nothing is tainted")
@@ -223,7 +220,7 @@ def _propose(runs: Sequence[Path], false_alarm: float, form: str) -> int:
             for kind, records in (("nodes", history.nodes), ("devices", history.devices))
         }
         said = {"arms": history.arms, "false_alarm": false_alarm, **known, "lemons": rows}
-        say(json.dumps(said, indent=2))
+        say_json(said)
         return errors.EXIT_PASS
     places = len(history.nodes) + len(history.devices)
     say(
@@ -245,7 +242,7 @@ def _propose(runs: Sequence[Path], false_alarm: float, form: str) -> int:
         )
         for one in found
     ]
-    say("\n".join(columns.table([heads, *cells], width=columns.width_of(sys.stdout))))
+    say_table([heads, *cells])
     return errors.EXIT_PASS
 
 

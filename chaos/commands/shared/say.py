@@ -1,10 +1,17 @@
-"""Prints text without terminal control sequences, whatever the names in it contain."""
+"""Prints text, tables and JSON without terminal control sequences, whatever the names in them
+contain.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 import unicodedata
+from collections.abc import Iterable, Sequence
 
 import click
+
+from trainchaos.chaos import columns
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
@@ -12,6 +19,26 @@ def say(text: str, *, err: bool = False, nl: bool = True) -> None:
     controls) are shown as JSON escapes.
     """
     click.echo(plain(text), err=err, nl=nl)
+
+
+def say_json(tree: object) -> None:
+    """Print plain values as indented JSON."""
+    say(json.dumps(tree, indent=2))
+
+
+def say_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in aligned columns, folded into the width of a terminal."""
+    say("\n".join(columns.table(rows, width=columns.width_of(sys.stdout))))
+
+
+def say_lines(lines: Iterable[str], hang: int, *, err: bool = False) -> None:
+    """Print lines, each folded into the width of a terminal. ``hang``: spaces before what goes on
+    from an indented line.
+    """
+    wide = columns.width_of(sys.stderr if err else sys.stdout)
+    for line in lines:
+        for part in columns.fold(line, wide, " " * hang if line.startswith("  ") else ""):
+            say(part, err=err)
 
 
 def plain(text: str) -> str:

@@ -480,33 +480,6 @@ def test_no_text_breaks_interpolation(text: str) -> None:
         assert interpolate(broken, names).problems or "env:" in broken
 
 
-@given(st.binary(max_size=200))
-def test_no_bytes_end_in_a_traceback(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "noise.yaml"
-    path.write_bytes(raw)
-    with pytest.raises(ScenarioError):
-        read(path)
-
-
-@given(
-    st.sampled_from(GOOD.splitlines()),
-    st.sampled_from(
-        ["null", "3", "-1", "true", "x", "[]", "{}", "[{}]", "{x: [1]}", "${matrix.recovery}"]
-    ),
-)
-def test_no_value_of_a_wrong_type_ends_in_a_traceback(
-    tmp_path_factory: pytest.TempPathFactory, line: str, value: str
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "typed.yaml"
-    indent, key = line[: len(line) - len(line.lstrip())], line.strip().split(":")[0]
-    replaced = f"{indent}- {value}" if key.startswith("-") else f"{indent}{key}: {value}"
-    path.write_text(GOOD.replace(line, replaced))
-    try:
-        read(path)
-    except ScenarioError as error:
-        assert "typed.yaml:" in str(error)
-
-
 def test_a_fault_too_late_to_show_liveness_is_a_warning(write: Any) -> None:
     assert read(write(SINGLE.replace("step: 57", "step: 95"))).warnings == ()
     (warning,) = read(write(SINGLE.replace("step: 57", "step: 96"))).warnings

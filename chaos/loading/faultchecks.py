@@ -18,14 +18,7 @@ from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.chaos.scenario.verify import complaint
 from trainchaos.chaos.schedule import blast
 from trainchaos.chaos.schedule.plan import PlannedFault, plan
-from trainchaos.chaos.schedule.targeting import (
-    PLACELESS,
-    FaultTraits,
-    Scope,
-    TargetError,
-    resolve,
-    traits_of,
-)
+from trainchaos.chaos.schedule.targeting import PLACELESS, Scope, TargetError, resolve
 from trainchaos.chaos.source.diagnostics import Loc, Problem, unknown
 
 _CHOOSING = ("role", "rank", "replica", "node", "rack", "link", "select", "exclude")
@@ -113,7 +106,7 @@ def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
             yield from check_excluded(
                 spec.target.exclude, setting.topology, (*loc, "target", "exclude")
             )
-        yield from problems or _target(spec, traits_of(kind), loc, setting)
+        yield from problems or _target(spec, kind, loc, setting)
 
 
 def _abilities(name: str, needs: frozenset[Need], loc: Loc, setting: Setting) -> Iterator[Problem]:
@@ -235,55 +228,46 @@ def _names_one(target: TargetSpec, at: Loc, shards: int) -> Iterator[Problem]:
             yield Problem((*at, name), message, on_key=True)
 
 
-def _target(spec: FaultSpec, traits: FaultTraits, loc: Loc, setting: Setting) -> Iterator[Problem]:
+def _target(spec: FaultSpec, kind: type[Fault], loc: Loc, setting: Setting) -> Iterator[Problem]:
     """Whether the target has at least one candidate, and whether the blast radius allows it."""
     scope = setting.scope
     if scope is None or isinstance(spec.at.trace, str):
         return
     at = (*loc, "target")
     try:
-        resolve(spec, traits, scope, setting.seed)
+        resolve(spec, kind, scope, setting.seed)
     except TargetError as error:
         yield Problem((*at, *error.part), _in_words(spec.target, error, scope))
         return
-    if setting.kinds[spec.kind].on_saves:
-        yield from _saver(spec, traits, at, scope, setting)
+    if kind.on_saves:
+        yield from _saver(spec, kind, at, scope, setting)
     limits = setting.limits
     if limits is None or scope is None:
         return
-    (planned,) = plan(
-        [spec],
-        seed=setting.seed,
-        ranks=scope.topology.ranks,
-        spares=scope.spares,
-        traits=lambda _: traits,
-        topology=scope.topology,
-        protected=scope.protected,
-        sheltered=scope.sheltered,
-    )
-    hit = blast.ranks_hit(planned, traits.where, scope.topology)
+    (planned,) = plan([spec], setting.kinds, scope, setting.seed)
+    hit = blast.ranks_hit(planned, kind.where, scope.topology)
     healthy = blast.Damage(active=0, healthy=scope.topology.replicas)
-    disables = not setting.kinds[spec.kind].harmless and traits.where != Where.LINK
+    disables = not kind.harmless and kind.where != Where.LINK
     if reason := blast.refusal(
         limits,
         healthy,
         ranks=hit,
         disables=disables,
         shards=scope.topology.shards,
-        nodes=blast.nodes_hit(planned, traits.where, scope.topology),
+        nodes=blast.nodes_hit(planned, kind.where, scope.topology),
         whole=planned.nodes,
     ):
         yield Problem((*at, "select"), f"{spec.kind} would hit {len(hit)} at once: {reason}")
 
 
 def _saver(
-    spec: FaultSpec, traits: FaultTraits, at: Loc, scope: Scope, setting: Setting
+    spec: FaultSpec, kind: type[Fault], at: Loc, scope: Scope, setting: Setting
 ) -> Iterator[Problem]:
     """A fault of saves must hit a saving rank; a random target would mostly hit another."""
     savers = set(range(setting.workload.savers if setting.workload else 1))
     everybody = spec.model_copy(update={"target": spec.target.model_copy(update={"select": "all"})})
     hit, all_of_them = (
-        set(resolve(each, traits, scope, setting.seed).ranks) for each in (spec, everybody)
+        set(resolve(each, kind, scope, setting.seed).ranks) for each in (spec, everybody)
     )
     if all_of_them <= savers or (hit == all_of_them and hit & savers):
         return
@@ -331,18 +315,8 @@ def check_together(faults: Sequence[Any], setting: Setting) -> Iterator[Problem]
     usable = [s for s in specs if s and s.kind in setting.kinds and not isinstance(s.at.trace, str)]
     if scope is None or limits is None or len(usable) != len(specs):
         return
-    traits = {name: traits_of(kind) for name, kind in setting.kinds.items()}
     try:
-        planned = plan(
-            usable,
-            seed=setting.seed,
-            ranks=scope.topology.ranks,
-            spares=scope.spares,
-            topology=scope.topology,
-            traits=lambda kind: traits[kind],
-            protected=scope.protected,
-            sheltered=scope.sheltered,
-        )
+        planned = plan(usable, setting.kinds, scope, setting.seed)
     except ScenarioError:
         return  # an empty target is reported at its own place
     places = {fault.id: index for index, fault in enumerate(usable)}

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.base import Occurrence, Where
+from trainchaos.chaos.fault.base import Fault, Occurrence, Where
 from trainchaos.chaos.fault.targets import EMULATED, NO_DEVICE_MEMORY, LinkShape
 from trainchaos.recovery.checkpoint.files import checkpoints
 
@@ -538,3 +538,8 @@ CUT = FaultCase(
     ],
 )
 """Nothing passes between ranks."""
+
+
+def kind_of(where: Where = Where.PROCESS, **traits: Any) -> type[Fault]:
+    """A kind of fault of which a plan knows these traits."""
+    return type("Kind", (Fault,), {"where": where, "__module__": __name__, **traits})

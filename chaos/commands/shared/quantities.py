@@ -19,6 +19,7 @@ class Finite(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
+        """As in the base. Fails for infinity and NaN."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
@@ -33,6 +34,7 @@ class Parsed(click.ParamType):
         self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A default that is no text stays as it is."""
         try:
             return self._read(value) if isinstance(value, str) else value
         except ValueError as error:

@@ -66,9 +66,8 @@ fuzz: $(STAMP) ## search random scenarios for ten minutes on the simulator; what
 # The same searches each time: what changes is the code.
 SEARCHED = $(if $(filter 1/1,$(PART)),$(1),$(2))
 
-test-search: $(STAMP) ## searches with a fixed seed: in simulated jobs, in what is loaded, in what is judged (PART other than 1/1: an eighth)
+test-search: $(STAMP) ## searches with a fixed seed: in simulated jobs, in what is judged (PART other than 1/1: an eighth)
 	$(BIN)/chaos fuzz --runs $(call SEARCHED,200,25) --budget 10m --jobs 2 --seed 1 --into build/finds
-	$(BIN)/chaos fuzz --what loader --runs $(call SEARCHED,300,40) --budget 10m --jobs 2 --seed 1 --into build/finds
 	$(BIN)/chaos fuzz --what judge --runs $(call SEARCHED,600,75) --budget 10m --jobs 2 --seed 1 --into build/finds
 
 AA_RUNS ?= 40

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.control_plane import lies
-from benchmarks.control_plane.agents import SimulatedAgent
+from benchmarks.control_plane.agents import Counted, SimulatedAgent, SimulatedJob
 from benchmarks.control_plane.cases import Case
-from benchmarks.control_plane.job import Counted, SimulatedJob
 
 LOOK_S = 0.02
 SETTLE_S = 2.0  # after the last rank has joined: the first pings of all nodes are over

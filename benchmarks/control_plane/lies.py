@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from benchmarks.control_plane.agents import SimulatedAgent
-from benchmarks.control_plane.job import SimulatedJob
+from benchmarks.control_plane.agents import SimulatedAgent, SimulatedJob
 from trainchaos.recovery.nodes.link import handshake, protocol
 from trainchaos.recovery.nodes.link.handshake import AuthenticationFailed, Seal, TokenRefused
 from trainchaos.recovery.transport.stream import framed

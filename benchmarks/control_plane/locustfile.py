@@ -15,11 +15,10 @@ import locust.stats
 from gevent import socket as waits
 from locust import LoadTestShape, User, constant, events, task
 
-from benchmarks.control_plane.agents import SimulatedAgent
+from benchmarks.control_plane.agents import Counted, SimulatedAgent, SimulatedJob
 from benchmarks.control_plane.cases import CASE_VARIABLE, Case
 from benchmarks.control_plane.coordinator import RECORD, records
 from benchmarks.control_plane.director import Director
-from benchmarks.control_plane.job import Counted, SimulatedJob
 
 CASE = Case.read(Path(os.environ[CASE_VARIABLE]))
 TOKEN = bytes.fromhex(Path(CASE.token).read_text())

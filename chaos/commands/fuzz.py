@@ -1,4 +1,4 @@
-"""``chaos fuzz``: searches for defects by random scenarios, files and logs."""
+"""``chaos fuzz``: searches for defects by random scenarios and damaged logs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trainchaos.chaos.commands.shared.say import say
 @click.command()
 @click.option(
     "--what",
-    type=click.Choice(["recovery", "loader", "judge"]),
+    type=click.Choice(["recovery", "judge"]),
     default="recovery",
     show_default=True,
-    help="What to search for defects: the recovery stack, reading of files, or judging of logs.",
+    help="What to search for defects: the recovery stack, or judging of logs.",
 )
 @click.option("--strategy", metavar="NAME", help="Only this recovery strategy.  [default: all]")
 @click.option(
@@ -67,7 +67,7 @@ from trainchaos.chaos.commands.shared.say import say
 )
 @click.option("--worker", hidden=True, help="Act as one process of a search; JSON.")
 def fuzz(
-    what: Literal["recovery", "loader", "judge"],
+    what: Literal["recovery", "judge"],
     strategy: str | None,
     budget: float,
     seed: int,
@@ -78,7 +78,7 @@ def fuzz(
     launcher: str | None,
     worker: str | None,
 ) -> int:
-    """Try random scenarios, files and logs until something breaks, and minimize what broke.
+    """Try random scenarios and logs until something breaks, and minimize what broke.
 
     Exit code 0: nothing found; 1: something found; 130: interrupted, with all finds so far written.
     A failure that a real run shows only once in three plays is kept in INTO/unsteady and is not
@@ -94,19 +94,13 @@ def fuzz(
         work(build_catalogue(), **json.loads(worker))
         return errors.EXIT_PASS
 
-    if strategy is not None and what == "loader":
-        raise click.UsageError(
-            "--strategy is for scenarios that are played; leave it out with --what loader"
-        )
     if strategy is not None and strategy not in strategies():
         raise errors.ScenarioError(
             f"--strategy {strategy}: unknown strategy",
             hint=f"one of {', '.join(strategies())}",
         )
     if real and what != "recovery":
-        raise click.UsageError(
-            f"--real is for scenarios that are played; leave it out with --what {what}"
-        )
+        raise click.UsageError("--real is for the recovery stack; leave it out with --what judge")
     if launcher is not None and not real:
         raise click.UsageError("--launcher says where real processes run; it needs --real")
     found, interrupted = search(

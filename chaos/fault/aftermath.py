@@ -8,11 +8,11 @@ other names missing evidence.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event, Kind, Log
-from trainchaos.chaos.fault.base import Occurrence
 
 NS = 1_000_000_000
 OVER_WHEN_DONE = "over when done"
@@ -26,6 +26,26 @@ counts as failed.
 SETTLED_NS = NS // 200  # time for the last thread of a process to stop
 DEADLINE_SLACK_S = 30.0  # allowed lateness of a scheduled signal on a busy machine
 IN_FLIGHT = 1  # a step almost finished when the rank hung
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occurrence:
+    """One firing of one planned fault, with its target resolved. ``time_ns``: just before the act,
+    monotonic.
+
+    ``processes``: all processes hit, where there can be more than one (a node); ``target``: as
+    recorded.
+    """
+
+    fault: str
+    number: int
+    process: str | None = None
+    rank: int | None = None
+    processes: tuple[str, ...] = ()
+    checkpoint: str | None = None
+    step: int | None = None
+    target: Mapping[str, Any] = field(default_factory=dict)
+    time_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from trainchaos.chaos.events.log import Event
-
-if TYPE_CHECKING:
-    from trainchaos.chaos.fault.aftermath import Consequence
+from trainchaos.chaos.fault.aftermath import Consequence, Occurrence
 
 
 class Where(StrEnum):
@@ -60,26 +58,6 @@ class Need(StrEnum):
     NODES = "nodes"  # ranks are grouped into nodes that can be lost as a whole
     # a node is a machine or container, which can be cut off from its coordinator too
     MACHINES = "machines"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Occurrence:
-    """One firing of one planned fault, with its target resolved. ``time_ns``: just before the act,
-    monotonic.
-
-    ``processes``: all processes hit, where there can be more than one (a node); ``target``: as
-    recorded.
-    """
-
-    fault: str
-    number: int
-    process: str | None = None
-    rank: int | None = None
-    processes: tuple[str, ...] = ()
-    checkpoint: str | None = None
-    step: int | None = None
-    target: Mapping[str, Any] = field(default_factory=dict)
-    time_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

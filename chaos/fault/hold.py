@@ -8,8 +8,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Consequence, HangsUntilDeclared
-from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Consequence, HangsUntilDeclared, Occurrence
+from trainchaos.chaos.fault.base import Fault, Landed, Where
 from trainchaos.chaos.fault.witness import stuck
 
 

@@ -9,8 +9,8 @@ from signal import Signals
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.aftermath import IN_FLIGHT
-from trainchaos.chaos.fault.base import Landed, Occurrence
+from trainchaos.chaos.fault.aftermath import IN_FLIGHT, Occurrence
+from trainchaos.chaos.fault.base import Landed
 
 ENDED = ("exited", "dead", "removed")
 """States in which a machine counts as ended."""

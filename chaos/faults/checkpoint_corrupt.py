@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.aftermath import Consequence, Ends
-from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Consequence, Ends, Occurrence
+from trainchaos.chaos.fault.base import Fault, Landed, Where
 from trainchaos.chaos.fault.targets import CheckpointTarget
 from trainchaos.chaos.fault.witness import effects
 

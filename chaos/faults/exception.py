@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.aftermath import Consequence, RaisesAndEnds
-from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Consequence, Occurrence, RaisesAndEnds
+from trainchaos.chaos.fault.base import Fault, Landed, Where
 from trainchaos.chaos.fault.targets import RankTarget
 from trainchaos.chaos.fault.witness import effects_of, said_by_script
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Consequence, Ends
-from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Consequence, Ends, Occurrence
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Where
 from trainchaos.chaos.fault.targets import RankTarget
 from trainchaos.chaos.fault.witness import raised_and_exited
 

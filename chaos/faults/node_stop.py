@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Consequence, StandsStill
-from trainchaos.chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Consequence, Occurrence, StandsStill
+from trainchaos.chaos.fault.base import Fault, Landed, Need, Where
 from trainchaos.chaos.fault.targets import NodeTarget
 from trainchaos.chaos.fault.witness import effects_of
 

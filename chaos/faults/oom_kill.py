@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Consequence, Ends
-from trainchaos.chaos.fault.base import Fault, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Consequence, Ends, Occurrence
+from trainchaos.chaos.fault.base import Fault, Landed, Need, Where
 from trainchaos.chaos.fault.targets import ProcessTarget
 from trainchaos.chaos.fault.witness import effects_of, exit_of
 

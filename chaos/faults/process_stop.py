@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Consequence, StandsStill
-from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Consequence, Occurrence, StandsStill
+from trainchaos.chaos.fault.base import Fault, Landed, Where
 from trainchaos.chaos.fault.targets import ProcessTarget
 from trainchaos.chaos.fault.witness import effects
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Consequence, ReportedByTarget
-from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Consequence, Occurrence, ReportedByTarget
+from trainchaos.chaos.fault.base import Fault, Landed, Where
 from trainchaos.chaos.fault.targets import RankTarget
 from trainchaos.chaos.fault.witness import digests_differ
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Consequence, ReportedByTarget
-from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Consequence, Occurrence, ReportedByTarget
+from trainchaos.chaos.fault.base import Fault, Landed, Where
 from trainchaos.chaos.fault.targets import RankTarget
 from trainchaos.chaos.fault.witness import digests_differ, said_by_script
 

@@ -14,7 +14,7 @@ from trainchaos.chaos.source.source import read_document
 
 PREFIX = "builtin:"
 NO_SCENARIOS = (".loader.yaml", ".damage.yaml")
-"""Suffixes of other files that ``chaos fuzz`` keeps beside scenarios: invalid scenarios, and
+"""Suffixes of other files that searches keep beside scenarios: invalid scenarios, and
 changed logs.
 """
 REGRESSIONS = "regressions"

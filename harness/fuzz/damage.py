@@ -1,5 +1,5 @@
-"""The search for damage of a record that the judge takes for something else, in one process: draws
-a scenario that passes, damages one of its logs, and judges it.
+"""Searches the judge for damage of a record that it takes for something else: draws a scenario that
+passes, damages one of its logs, and judges it.
 
 Damage is never guilt, and never innocence: the verdict has to be inconclusive and name the file,
 and no finding of that arm may fail, or pass by lines of that file.
@@ -7,24 +7,23 @@ and no finding of that arm may fail, or pass by lines of that file.
 
 from __future__ import annotations
 
-import hashlib
-import math
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from ruamel.yaml import YAML
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Log
 from trainchaos.harness.fuzz.draw import draw
-from trainchaos.harness.fuzz.draw.draw import Dice, World
+from trainchaos.harness.fuzz.draw.draw import Dice, Tree, World
+from trainchaos.harness.fuzz.draw.regressions import short
 from trainchaos.harness.fuzz.draw.text import as_yaml, flow
-from trainchaos.harness.fuzz.play.coverage import Coverage
 from trainchaos.harness.fuzz.play.oracle import Find
 from trainchaos.harness.fuzz.play.play import (
     ARMS,
@@ -36,6 +35,7 @@ from trainchaos.harness.fuzz.play.play import (
     resolved_of,
     traceback_tail,
 )
+from trainchaos.harness.fuzz.search import Subject, Tried
 from trainchaos.harness.host.rundir import RunDirectory, arm_id, write_resolved
 from trainchaos.harness.judge.checkers import OF_SUPERVISOR
 from trainchaos.harness.judge.record.nodes import silenced
@@ -46,30 +46,23 @@ ENDING = ".damage.yaml"
 PER_RUN = 40
 """Logs that are damaged of one run, before another is played."""
 LONGEST_S = 60.0
-Lines = Sequence[bytes]
-WAYS: Mapping[str, Callable[[Lines, int], bytes]] = MappingProxyType(
+Lines = list[bytes]
+WAYS: Mapping[str, Callable[[bytes, Lines], Lines]] = MappingProxyType(
     {
-        "lost": lambda lines, n: b"".join([*lines[:n], *lines[n + 1 :]]),
-        "doubled": lambda lines, n: b"".join([*lines[: n + 1], *lines[n:]]),
-        "cut": lambda lines, n: b"".join(lines[:n]) + lines[n][: len(lines[n]) // 2],
-        "ended": lambda lines, n: b"".join(lines[:n]),
-        "zeroed": lambda lines, n: (
-            b"".join(lines[:n]) + bytes(len(lines[n])) + b"".join(lines[n + 1 :])
-        ),
-        "torn": lambda lines, n: b"".join([*lines[:n], lines[n][:20] + b"\n", *lines[n + 1 :]]),
-        "exchanged": lambda lines, n: b"".join(
-            [*lines[:n], *lines[n : n + 2][::-1], *lines[n + 2 :]]
-        ),
-        "a key twice": lambda lines, n: b"".join(
-            [
-                *lines[:n],
-                lines[n].replace(b'"data":{', b'"data":{"rank":0,"rank":1,', 1),
-                *lines[n + 1 :],
-            ]
-        ),
+        "lost": lambda line, after: after,
+        "doubled": lambda line, after: [line, line, *after],
+        "cut": lambda line, after: [line[: len(line) // 2]],
+        "ended": lambda line, after: [],
+        "zeroed": lambda line, after: [bytes(len(line)), *after],
+        "torn": lambda line, after: [line[:20] + b"\n", *after],
+        "exchanged": lambda line, after: [*after[:1], line, *after[1:]],
+        "a key twice": lambda line, after: [
+            line.replace(b'"data":{', b'"data":{"rank":0,"rank":1,', 1),
+            *after,
+        ],
     }
 )
-"""Ways to damage the n-th line of a log."""
+"""Ways to damage a line of a log: what is there instead of it and of those after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,30 +76,18 @@ class Damage:
 
     def done(self, data: bytes) -> bytes:
         """The damaged file. Raises KeyError for an unknown way."""
-        return WAYS[self.way](data.splitlines(keepends=True), self.line)
+        lines = data.splitlines(keepends=True)
+        instead = WAYS[self.way](lines[self.line], lines[self.line + 1 :])
+        return b"".join([*lines[: self.line], *instead])
 
 
 @dataclass(frozen=True, kw_only=True)
-class DamageFind:
-    """A find: a scenario, and damage of its run that was not seen for what it is."""
+class DamagedRun:
+    """A scenario that passes, and damage of its run. ``played``: the run."""
 
-    find: Find
-    tree: Mapping[str, Any]
+    tree: Tree
     damage: Damage
-    plays: int = 1
-
-    def files(self) -> Mapping[str, bytes]:
-        """The one file that reproduces it."""
-        lines = [
-            f"showed: {flow(self.find.text)}",
-            f"damage: {flow(vars(self.damage))}",
-            "scenario:",
-        ]
-        lines += [f"  {line}" for line in as_yaml(self.tree).splitlines()]
-        name = hashlib.blake2b(self.find.key.encode(), digest_size=3).hexdigest()
-        return {
-            f"{self.damage.way.replace(' ', '-')}-{name}{ENDING}": "\n".join([*lines, ""]).encode()
-        }
+    played: PlayResult
 
 
 def replayed(path: Path, player: SimPlayer) -> Find | None:
@@ -136,13 +117,15 @@ def look(played: PlayResult, damage: Damage) -> Find | None:
         return Find(key=f"crash: {place_of(error)}", text=traceback_tail(error))
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    if results.verdict != "inconclusive":
-        return _find(damage, f"the verdict is {results.verdict}: {results.reason}")
     mine = next((one for one in results.arms if one.arm == damage.arm), None)
-    wrong = misjudged(mine.invariants if mine is not None else {}, damage.actor)
-    if not wrong and mine is None and f"{damage.actor}.jsonl" not in results.reason:
-        wrong = f"the file is not named: {results.reason}"
-    return _find(damage, wrong) if wrong else None
+    if results.verdict != "inconclusive":
+        wrong = f"the verdict is {results.verdict}: {results.reason}"
+    elif mine is not None:
+        wrong = misjudged(mine.invariants, damage.actor)
+    else:
+        named = f"{damage.actor}.jsonl" in results.reason
+        wrong = "" if named else f"the file is not named: {results.reason}"
+    return Find(key=f"{damage.way}: {wrong.partition(':')[0]}", text=wrong) if wrong else None
 
 
 def misjudged(findings: Mapping[str, Finding], actor: str) -> str:
@@ -165,59 +148,46 @@ def places(log: Log, actor: str, way: str) -> list[int]:
     return list(range(count - 1 if way == "exchanged" else count))
 
 
-def _find(damage: Damage, text: str) -> Find:
-    return Find(key=f"{damage.way}: {text.partition(':')[0]}", text=text)
+class Damages(Subject[DamagedRun]):
+    """Damaged runs: many of each drawn scenario that passes."""
 
+    def __init__(self, world: World, player: SimPlayer, seed: str) -> None:
+        self._dice = Dice(rng=random.Random(f"chaos fuzz judge {seed}"))
+        self._tries = self._drawn(world, player)
 
-@dataclass(kw_only=True)
-class DamageSearch:
-    """``runs``: damaged runs that were judged; ``refused``: scenarios refused by the loader."""
+    def attempt(self, number: int) -> Tried[DamagedRun] | None:
+        """One damaged run, or another run to damage."""
+        return next(self._tries)
 
-    world: World
-    player: SimPlayer
-    seed: str
-    coverage: Coverage = field(default_factory=Coverage)
-    finds: dict[str, DamageFind] = field(default_factory=dict)
-    runs: int = 0
-    refused: int = 0
-    again: int = 0
-    until_s: float = math.inf
-    _tree: Mapping[str, Any] = field(default_factory=dict)
-    _played: PlayResult | None = None
-    _left: int = 0
+    def shows(self, case: DamagedRun) -> Find | None:
+        """What the judge says wrongly of it."""
+        return look(case.played, case.damage)
 
-    def __post_init__(self) -> None:
-        self.dice = Dice(rng=random.Random(f"chaos fuzz judge {self.seed}"))
+    def file(self, find: Find, case: DamagedRun) -> tuple[str, str]:
+        """The scenario with the damage."""
+        head = f"showed: {flow(find.text)}\ndamage: {flow(vars(case.damage))}\nscenario:\n"
+        name = f"{case.damage.way.replace(' ', '-')}-{short(find.key)}{ENDING}"
+        return name, head + textwrap.indent(as_yaml(case.tree), "  ")
 
-    def step(self) -> DamageFind | None:
-        """One damaged run, or another run to damage; returns its find, if that is new."""
-        if self._played is None or self._left <= 0:
-            self._play()
-            return None
-        self._left -= 1
-        rng = self.dice.rng
+    def _drawn(self, world: World, player: SimPlayer) -> Iterator[Tried[DamagedRun] | None]:
+        while True:
+            tree = draw.scenario(self._dice, world)
+            played = player.play(tree)
+            yield Tried() if played.refused else None
+            passes = played.cell is not None and not played.left and not played.crash
+            if passes and all(found.verdict == "pass" for found in played.findings.values()):
+                for _ in range(PER_RUN):
+                    yield self._damaged(tree, played)
+
+    def _damaged(self, tree: Tree, played: PlayResult) -> Tried[DamagedRun] | None:
+        rng = self._dice.rng
         arm, way = rng.choice(ARMS), rng.choice(list(WAYS))
-        log = self._played.logs[arm]
+        log = played.logs[arm]
         actor = rng.choice(sorted(log.actors))
         lines = places(log, actor, way)
         if not lines:
             return None
         damage = Damage(arm=arm, actor=actor, way=way, line=rng.choice(lines))
-        self.runs += 1
-        self.coverage.add(frozenset({("damage", way, log.actors[actor].kinds[damage.line].value)}))
-        found = look(self._played, damage)
-        if found is None:
-            return None
-        if found.key in self.finds:
-            self.again += 1
-            return None
-        self.finds[found.key] = DamageFind(find=found, tree=self._tree, damage=damage)
-        return self.finds[found.key]
-
-    def _play(self) -> None:
-        self._tree = draw.scenario(self.dice, self.world)
-        played = self.player.play(self._tree)
-        self.refused += bool(played.refused)
-        passes = played.cell is not None and not played.left and not played.crash
-        passes = passes and all(found.verdict == "pass" for found in played.findings.values())
-        self._played, self._left = (played if passes else None), PER_RUN
+        reached = {("damage", way, log.actors[actor].kinds[damage.line].value)}
+        case = DamagedRun(tree=tree, damage=damage, played=played)
+        return Tried(case=case, find=self.shows(case), reached=reached)

@@ -1,154 +1,162 @@
-"""The search in one process: draws a scenario, plays it, and shrinks it if it shows a defect."""
+"""The search of one process, whatever it searches: tries one case after the other, plays a find
+again where plays differ, and makes it small.
+
+Where no two plays are the same (``plays`` above 1), a find counts if it shows in at least two of
+them. One that shows once is kept apart, for people: a race is a defect too, but then nothing can
+show whether a smaller case still has it, or whether a change has fixed it.
+"""
 
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
-from trainchaos.harness.fuzz.draw import draw
-from trainchaos.harness.fuzz.draw.draw import Dice, World
-from trainchaos.harness.fuzz.draw.regressions import as_file
 from trainchaos.harness.fuzz.draw.shrink import shrunk
-from trainchaos.harness.fuzz.draw.stories import STORIES, Story, scenario_from_stories
-from trainchaos.harness.fuzz.draw.variations import varied
-from trainchaos.harness.fuzz.play.coverage import Coverage
-from trainchaos.harness.fuzz.play.oracle import Find, find_in, unsteady
-from trainchaos.harness.fuzz.play.play import PlayResult
+from trainchaos.harness.fuzz.play.coverage import Coverage, Feature
+from trainchaos.harness.fuzz.play.oracle import Find
 
-Tree = dict[str, Any]
-
-NEAR = 0.35
-"""Share of scenarios that vary one that reached something new."""
-STORY = 0.8
-"""Share of the others that follow a story; the faults of the rest are unrelated."""
-KEPT = 200
-"""How many scenarios that reached something new are kept for variations."""
-TWICE = 10
-"""One scenario of so many is played again, with the same seed."""
-
-
-class ReproducibleFind(Protocol):
-    """A find of any search."""
-
-    @property
-    def find(self) -> Find:
-        """The defect."""
-
-    @property
-    def plays(self) -> int:
-        """How many plays it took to shrink it."""
-
-    def files(self) -> Mapping[str, bytes]:
-        """Name -> content of the files that reproduce it, the main file first."""
-
-
-class DefectSearch(Protocol):
-    """The search of one process, for any kind of find. ``runs``: tries; ``refused``: by the loader;
-    ``again``: known finds that were seen again.
-    """
-
-    coverage: Coverage
-    runs: int
-    refused: int
-    again: int
-
-    def step(self) -> ReproducibleFind | None:
-        """One try; returns its find, if that is new."""
-
-
-class ScenarioPlayer(Protocol):
-    """Plays one scenario."""
-
-    def play(self, tree: Mapping[str, Any]) -> PlayResult:
-        """Play it; raises only what interrupts."""
+Case = TypeVar("Case")
+MOST_ONCE = 2
+"""How often a find is investigated that did not show again before."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShrunkFind:
-    """A defect, with the smallest scenario that shows it. ``first``: the scenario drawn; ``plays``:
-    how many more it took; ``steady``: it shows again.
+class Tried(Generic[Case]):
+    """What a case showed. ``case``: None, what was drawn was refused by the loader."""
+
+    case: Case | None = None
+    find: Find | None = None
+    reached: Collection[Feature] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShrunkFind(Generic[Case]):
+    """A defect, with the smallest case that shows it. ``first``: the case drawn; ``steady``: it
+    shows again; ``name``, ``text``: of the file that reproduces it.
     """
 
     find: Find
-    tree: Tree
-    first: Tree
-    plays: int
+    case: Case
+    first: Case
+    name: str
+    text: str
     steady: bool = True
 
-    def files(self) -> Mapping[str, bytes]:
-        """The scenario that shows it."""
-        name, text = as_file(self.tree, self.find.key, self.find.text)
-        return {name: text.encode(errors="replace")}
+
+class Subject(ABC, Generic[Case]):
+    """What is searched for defects."""
+
+    @abstractmethod
+    def attempt(self, number: int) -> Tried[Case] | None:
+        """Draw a case and try it, after ``number`` others; None: there was nothing to try yet."""
+
+    @abstractmethod
+    def shows(self, case: Case) -> Find | None:
+        """What a case shows when it is tried again."""
+
+    @abstractmethod
+    def file(self, find: Find, case: Case) -> tuple[str, str]:
+        """Name and text of the file that reproduces a find."""
+
+    def keep(self, case: Case) -> None:
+        """A case reached something new: others may be drawn near it."""
+
+    def smaller(self, case: Case) -> Iterator[Case]:
+        """Cases that are one step smaller, largest steps first."""
+        return iter(())
+
+    def described(self, find: Find, case: Case, how: str) -> Find:
+        """A find with a text for people. ``how``: in how many of several plays it showed."""
+        return find
 
 
-@dataclass(kw_only=True)
-class Search:
-    """Searches one scenario after the other. ``runs``: scenarios played, ``refused``: scenarios not
-    played; ``finds``: by key; ``until_s``: monotonic time after which nothing is shrunk;
-    ``stories``: the stories to draw.
+@dataclass
+class Search(Generic[Case]):
+    """``until_s``: monotonic time after which nothing is made smaller; ``tell``: called with finds
+    before they are made small, and with those seen once; ``plays``, ``needed``: of so many plays, a
+    find must show in so many; ``most_smaller``: smaller cases that are tried. ``runs``: cases
+    tried, ``refused``: by the loader; ``finds``: by key; ``once``: find -> how often it did not
+    show again.
     """
 
-    world: World
-    player: ScenarioPlayer
-    seed: str
-    stories: Sequence[Story] = STORIES
+    subject: Subject[Case]
+    until_s: float = math.inf
+    tell: Callable[[ShrunkFind[Case]], None] = lambda found: None
+    plays: int = 1
+    needed: int = 1
+    most_smaller: int = 150
     coverage: Coverage = field(default_factory=Coverage)
-    finds: dict[str, ShrunkFind] = field(default_factory=dict)
+    finds: dict[str, ShrunkFind[Case]] = field(default_factory=dict)
+    once: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     refused: int = 0
-    again: int = 0
-    until_s: float = math.inf
-    _kept: list[Tree] = field(default_factory=list)
-    _drawn: int = 0
 
-    def __post_init__(self) -> None:
-        self.dice = Dice(rng=random.Random(f"chaos fuzz {self.seed}"))
-
-    def step(self) -> ShrunkFind | None:
-        """One scenario; returns its find, if that is new."""
-        tree = self._draw()
-        played = self.player.play(tree)
-        self._drawn += 1
-        if played.refused:
-            self.refused += 1
+    def step(self) -> ShrunkFind[Case] | None:
+        """One try; returns its find, if that is new."""
+        tried = self.subject.attempt(self.runs)
+        if tried is None or tried.case is None:
+            self.refused += tried is not None
             return None
         self.runs += 1
-        if self.coverage.add(played.reached):
-            self._kept = [*self._kept[-KEPT + 1 :], tree]
-        find = find_in(tree, played) or self._twice(tree, played)
-        return self._new(find, tree) if find is not None else None
-
-    def _draw(self) -> Tree:
-        if self._kept and self.dice.chance(NEAR):
-            return varied(self.dice.rng.choice(self._kept), self.dice, self.world)
-        if self.stories and self.dice.chance(STORY):
-            return scenario_from_stories(self.dice, self.world, self.stories)
-        return draw.scenario(self.dice, self.world)
-
-    def _twice(self, tree: Tree, played: PlayResult) -> Find | None:
-        return unsteady(played, self.player.play(tree)) if self.runs % TWICE == 0 else None
-
-    def _new(self, find: Find, tree: Tree) -> ShrunkFind | None:
-        if find.key in self.finds:
-            self.again += 1
+        if self.coverage.add(tried.reached):
+            self.subject.keep(tried.case)
+        find = tried.find
+        if find is None or find.key in self.finds or self.once[find.key] >= MOST_ONCE:
             return None
-        small, plays = shrunk(tree, lambda smaller: self._shows(smaller, find.key))
-        found = ShrunkFind(find=self._said(small) or find, tree=small, first=tree, plays=plays)
-        self.finds[find.key] = found
+        return self._confirmed(find, tried.case)
+
+    def _confirmed(self, find: Find, case: Case) -> ShrunkFind[Case] | None:
+        """The find that shows often enough in all plays of a case."""
+        seen, times, plays = {find.key: find}, Counter({find.key: 1}), 1
+        try:
+            while plays < self.plays and max(times.values()) < self.needed:
+                plays += 1
+                if (again := self.subject.shows(case)) is not None:
+                    seen.setdefault(again.key, again)
+                    times[again.key] += 1
+        except BaseException:  # interrupted: still write down what was seen
+            self._tell_once(find, case, plays)
+            raise
+        ((key, most), *_) = times.most_common()
+        if key in self.finds:
+            return None
+        if most < self.needed:
+            self.once[find.key] += 1
+            self._tell_once(find, case, plays)
+            return None
+        found = self._found(seen[key], case, case, f"{most} of {plays} plays")
+        self.finds[key] = found
+        self.tell(found)
+        return self._made_small(found)
+
+    def _made_small(self, found: ShrunkFind[Case]) -> ShrunkFind[Case]:
+        shown = [found.find]
+
+        def shows(case: Case) -> bool:
+            find = self.subject.shows(case) if time.monotonic() < self.until_s else None
+            if find is None or find.key != found.find.key:
+                return False
+            shown.append(find)
+            return True
+
+        small, _ = shrunk(found.case, shows, self.subject.smaller, self.most_smaller)
+        again = self.plays == 1 or any(shows(small) for _ in range(self.plays - 1))
+        if len(shown) > 1 and again:
+            how = f"{self.needed} of {self.plays} plays"
+            found = self._found(shown[-1], small, found.case, how)
+            self.finds[found.find.key] = found
         return found
 
-    def _shows(self, tree: Tree, key: str) -> bool:
-        if time.monotonic() >= self.until_s:
-            return False
-        found = self._said(tree)
-        return found is not None and found.key == key
+    def _tell_once(self, find: Find, case: Case, plays: int) -> None:
+        found = self._found(find, case, case, f"seen once in {plays}")
+        self.tell(replace(found, steady=False))
 
-    def _said(self, tree: Tree) -> Find | None:
-        played = self.player.play(tree)
-        return find_in(tree, played) or (
-            None if played.refused else unsteady(played, self.player.play(tree))
-        )
+    def _found(self, find: Find, case: Case, first: Case, how: str) -> ShrunkFind[Case]:
+        find = self.subject.described(find, case, how)
+        name, text = self.subject.file(find, case)
+        return ShrunkFind(find=find, case=case, first=first, name=name, text=text)

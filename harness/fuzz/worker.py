@@ -4,7 +4,6 @@ of JSON.
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
@@ -17,18 +16,16 @@ from types import FrameType
 from typing import Any, Literal
 
 from trainchaos.chaos.scenario.catalogue import Catalogue
-from trainchaos.harness.fuzz.again import RealSearch
-from trainchaos.harness.fuzz.damage import DamageSearch
+from trainchaos.harness.fuzz.damage import Damages
 from trainchaos.harness.fuzz.draw.draw import World
 from trainchaos.harness.fuzz.draw.scale import for_real
-from trainchaos.harness.fuzz.loader.loader import LoaderSearch
-from trainchaos.harness.fuzz.loader.reading import ScenarioReader
 from trainchaos.harness.fuzz.play.child import tied, undisturbed
 from trainchaos.harness.fuzz.play.play import SimPlayer, kinds, strategies
 from trainchaos.harness.fuzz.play.real import RealPlayer, launcher_of, playable
-from trainchaos.harness.fuzz.search import DefectSearch, ReproducibleFind, Search
+from trainchaos.harness.fuzz.schedules import REAL_NEEDED, REAL_PLAYS, REAL_SMALLER, Schedules
+from trainchaos.harness.fuzz.search import Search, ShrunkFind
 
-What = Literal["recovery", "loader", "judge"]
+What = Literal["recovery", "judge"]
 SIM = "sim"
 REPORT_EVERY_S = 1.0
 """How often it reports its progress."""
@@ -56,45 +53,34 @@ def work(
     of ``launcher`` is ended, with all that it started, before this returns.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal: the parent ends this process
-    until_s, parent = time.monotonic() + most_s, os.getppid()
-    if launcher == SIM:
-        found = _simulated(catalogue, strategy, seed, Path(root), what, until_s)
-        _search(found, until_s, parent, most_runs)
-        return
-    search = RealSearch(
-        world=world_of(launcher, strategy),
-        player=RealPlayer(catalogue=catalogue, root=Path(root)),
-        seed=seed,
-        simulator=SimPlayer(catalogue=catalogue, root=Path(root)),
-        tell=lambda found: _tell(found, steady=found.steady),
-        until_s=until_s,
-    )
-    with suppress(WorkerStopped):
-        signal.signal(signal.SIGTERM, _end)
-        tied(parent)
-        _search(search, until_s, parent, most_runs)
-
-
-def _simulated(
-    catalogue: Catalogue, strategy: str | None, seed: str, root: Path, what: What, until_s: float
-) -> DefectSearch:
-    """The searches that need no real processes."""
-    world = World(kinds=kinds(), strategies=strategies(), strategy=strategy)
-    if what == "loader":
-        return LoaderSearch(
-            world=world,
-            reader=ScenarioReader(catalogue=catalogue, root=root),
-            seed=seed,
-            until_s=until_s,
-        )
-    player = SimPlayer(catalogue=catalogue, root=root)
+    until_s, parent, files = time.monotonic() + most_s, os.getppid(), Path(root)
+    world, simulator = world_of(launcher, strategy), SimPlayer(catalogue=catalogue, root=files)
+    search: Search[Any]
     if what == "judge":
-        return DamageSearch(world=world, player=player, seed=seed, until_s=until_s)
-    return Search(world=world, player=player, seed=seed, until_s=until_s)
+        search = Search(Damages(world, simulator, seed), until_s=until_s, tell=_tell)
+    elif launcher == SIM:
+        search = Search(Schedules(world, simulator, seed), until_s=until_s, tell=_tell)
+    else:
+        player = RealPlayer(catalogue=catalogue, root=files)
+        search = Search(
+            Schedules(world, player, seed, simulator=simulator),
+            until_s=until_s,
+            tell=_tell,
+            plays=REAL_PLAYS,
+            needed=REAL_NEEDED,
+            most_smaller=REAL_SMALLER,
+        )
+    with suppress(WorkerStopped):
+        if launcher != SIM:
+            signal.signal(signal.SIGTERM, _end)
+            tied(parent)
+        _search(search, parent, math.inf if most_runs is None else most_runs)
 
 
 def world_of(launcher: str, strategy: str | None = None) -> World:
-    """The options to draw from for a launcher of real processes on this machine."""
+    """The options to draw from for a launcher: those that it can play on this machine."""
+    if launcher == SIM:
+        return World(kinds=kinds(), strategies=strategies(), strategy=strategy)
     scale = for_real(os.cpu_count() or 1, agents=launcher == "agents")
     possible = playable(kinds(), launcher_of(launcher))
     return World(
@@ -107,11 +93,10 @@ def _end(signum: int, frame: FrameType | None) -> None:
     raise WorkerStopped
 
 
-def _search(search: DefectSearch, until_s: float, parent: int, most_runs: int | None) -> None:
+def _search(search: Search[Any], parent: int, most: float) -> None:
     reported: set[tuple[str, ...]] = set()
     next_s = 0.0
-    most = math.inf if most_runs is None else most_runs
-    while time.monotonic() < until_s and search.runs < most and os.getppid() == parent:
+    while time.monotonic() < search.until_s and search.runs < most and os.getppid() == parent:
         found = search.step()
         if found is not None:
             _tell(found)
@@ -120,15 +105,15 @@ def _search(search: DefectSearch, until_s: float, parent: int, most_runs: int | 
     _report(search, reported)
 
 
-def _tell(found: ReproducibleFind, *, steady: bool = True) -> None:
-    files = {name: base64.b64encode(data).decode() for name, data in found.files().items()}
-    _say({"find": found.find.key, "files": files, "steady": steady})
+def _tell(found: ShrunkFind[Any]) -> None:
+    file = {"name": found.name, "text": found.text, "steady": found.steady}
+    _say({"find": found.find.key, **file})
 
 
-def _report(search: DefectSearch, reported: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+def _report(search: Search[Any], reported: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
     reached = set(search.coverage.times)
     new = [list(feature) for feature in sorted(reached - reported)]
-    _say({"runs": search.runs, "refused": search.refused, "again": search.again, "reached": new})
+    _say({"runs": search.runs, "refused": search.refused, "reached": new})
     return reached
 
 

@@ -4,22 +4,24 @@ them, and merges their finds.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import math
 import os
-import selectors
+import queue
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from trainchaos.harness.fuzz.draw.regressions import write_all
+from trainchaos.chaos.files import replacing
 from trainchaos.harness.fuzz.play.coverage import Coverage
 from trainchaos.harness.fuzz.play.play import memory
 from trainchaos.harness.fuzz.worker import SIM, What
@@ -28,33 +30,35 @@ TELL_EVERY_S = 3.0
 END_LIMIT_S = 5.0
 END_FOR_REAL_S = 30.0
 """How long a worker may take to end the job that it plays, and to undo its effects."""
-MOST_READ = 1 << 16
 UNSTEADY = "unsteady"
 """Subdirectory for finds that were seen once."""
 CORES_A_JOB = 4
 """Cores of a real job of up to as many ranks: two jobs on the same cores would only slow each
 other.
 """
+Workers = Mapping[int, "subprocess.Popen[bytes]"]
 
 
 @dataclass(kw_only=True)
 class SearchTally:
-    """The workers' messages so far. ``runs``, ``refused``, ``again``: worker -> its newest number;
-    ``finds``, ``once``: find, or find seen once -> its file; ``by``: find -> the worker that found
-    it.
+    """The workers' messages so far, and the files of their finds below ``into``. ``counts``: of
+    runs and refusals, worker -> its newest number; ``finds``, ``once``: find, or find seen once ->
+    its file; ``by``: find -> the worker that found it.
     """
 
+    into: Path
+    tell: Callable[[str], None]
+    began_s: float = field(default_factory=time.monotonic)
     coverage: Coverage = field(default_factory=Coverage)
-    runs: dict[int, int] = field(default_factory=dict)
-    refused: dict[int, int] = field(default_factory=dict)
-    again: dict[int, int] = field(default_factory=dict)
+    counts: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     finds: dict[str, Path] = field(default_factory=dict)
     once: dict[str, Path] = field(default_factory=dict)
     by: dict[str, int] = field(default_factory=dict)
 
-    def line(self, since_s: float) -> str:
+    def line(self) -> str:
         """A line of progress, for people."""
-        runs, refused = sum(self.runs.values()), sum(self.refused.values())
+        runs, refused = (sum(self.counts[what].values()) for what in ("runs", "refused"))
+        since_s = time.monotonic() - self.began_s
         rate = 60 * runs / since_s if since_s > 0 else 0.0
         reached = sum(number for _, number, _ in self.coverage.rows())
         once = f", {len(self.once)} seen once" if self.once else ""
@@ -62,6 +66,34 @@ class SearchTally:
             f"{runs} runs ({rate:.0f} a minute), {refused} refused by the loader, {reached} things"
             f" reached, {len(self.finds)} found{once}"
         )
+
+    def hear(self, worker: int, message: Mapping[str, Any]) -> None:
+        """Count a worker's progress, or write its find."""
+        if "find" not in message:
+            for what in ("runs", "refused"):
+                self.counts[what][worker] = message[what]
+            self.coverage.add([tuple(feature) for feature in message["reached"]])
+            return
+        key, before = message["find"], self.finds.get(message["find"])
+        if not message["steady"]:
+            if key not in self.once and before is None:
+                self.once[key] = self._write(UNSTEADY, message)
+                self.tell(f"seen once: {key}\n  {self.once[key]}")
+            return
+        if self.by.setdefault(key, worker) != worker:
+            return
+        path = self.finds[key] = self._write(".", message)
+        for old in (self.once.pop(key, None), before):
+            if old is not None and old != path:
+                old.unlink(missing_ok=True)
+        self.tell(f"{'made small' if before else 'found'}: {key}\n  {path}")
+
+    def _write(self, folder: str, message: Mapping[str, Any]) -> Path:
+        path = self.into / folder / message["name"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as stream:
+            stream.write(message["text"].encode(errors="replace"))
+        return path
 
 
 def search(
@@ -81,37 +113,28 @@ def search(
     that dies is reported, and the others continue. With a launcher other than the simulator there
     are at most as many workers as the machine has cores for; a reduction is reported.
     """
-    tally, interrupted, began, real = SearchTally(), False, time.monotonic(), launcher != SIM
-    if real:
-        jobs = _fewer(jobs, os.cpu_count() or 1, tell)
-    common = {
-        "strategy": strategy,
-        "most_s": budget_s,
-        "what": what,
-        "launcher": launcher,
-        "most_runs": most_runs,
-    }
+    tally, real = SearchTally(into=into, tell=tell), launcher != SIM
+    cores = os.cpu_count() or 1
+    if real and jobs > (most := max(1, cores // CORES_A_JOB)):
+        each = f"as each takes {CORES_A_JOB} cores and this machine has {cores}"
+        tell(f"--jobs {jobs}: {most} at a time, {each}")
+        jobs = most
     limit_s = END_FOR_REAL_S if real else END_LIMIT_S
-    place = None if real else memory()
-    with (
-        tempfile.TemporaryDirectory(
-            prefix=f"fuzz-{os.getpid()}-", dir=place, ignore_cleanup_errors=True
-        ) as root,
-        _started({**common, "root": root}, seed, jobs, limit_s) as workers,
-    ):
-        ears = _Ears(workers=workers, tally=tally, into=into, tell=tell, began=began)
-        try:
-            ears.listen()
-        except KeyboardInterrupt:
-            interrupted = ears.ending = True
-            for worker in workers.values():
-                worker.terminate()
-            ears.listen(time.monotonic() + limit_s)  # what they have found so far
+    prefix, place = f"fuzz-{os.getpid()}-", None if real else memory()
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True) as root:
+        asked = {
+            "strategy": strategy,
+            "most_s": budget_s,
+            "what": what,
+            "launcher": launcher,
+            "most_runs": most_runs,
+            "root": root,
+        }
+        with _started(asked, seed, jobs, limit_s) as workers:
+            interrupted = _listen(workers, tally, limit_s)
     for text, number, once in tally.coverage.rows():
         tell(f"  {text}: {number} reached, {once} of them by one worker only")
-    tell(
-        tally.line(time.monotonic() - began) + (" until it was interrupted" if interrupted else "")
-    )
+    tell(tally.line() + (" until it was interrupted" if interrupted else ""))
     for key, path in tally.finds.items():
         tell(f"  {path}: {key}")
     for key, path in tally.once.items():
@@ -119,26 +142,14 @@ def search(
     return len(tally.finds), interrupted
 
 
-def _fewer(jobs: int, cores: int, tell: Callable[[str], None]) -> int:
-    most = max(1, cores // CORES_A_JOB)
-    if jobs > most:
-        tell(
-            f"--jobs {jobs}: {most} at a time, as each takes {CORES_A_JOB} cores and this machine"
-            f" has {cores}"
-        )
-    return min(jobs, most)
-
-
 @contextlib.contextmanager
-def _started(
-    common: Mapping[str, Any], seed: int, jobs: int, limit_s: float
-) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
+def _started(asked: Mapping[str, Any], seed: int, jobs: int, limit_s: float) -> Iterator[Workers]:
     workers: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for number in range(jobs):
-            mine = {**common, "seed": f"{seed}.{number}"}
+            mine = json.dumps({**asked, "seed": f"{seed}.{number}"})
             workers[number] = subprocess.Popen(
-                [sys.executable, "-m", "trainchaos", "fuzz", "--worker", json.dumps(mine)],
+                [sys.executable, "-m", "trainchaos", "fuzz", "--worker", mine],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 start_new_session=True,
@@ -156,73 +167,42 @@ def _started(
                 worker.wait(END_LIMIT_S)
 
 
-@dataclass(kw_only=True)
-class _Ears:
-    """Reads the workers' messages and writes their finds. ``ending``: they were ordered to end."""
+def _listen(workers: Workers, tally: SearchTally, limit_s: float) -> bool:
+    """Hear the workers until all have ended; Ctrl-C ends them, which may take ``limit_s`` and may
+    bring what they have found so far. Returns whether it was interrupted.
+    """
+    lines: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
+    until_s, working = math.inf, set(workers)
 
-    workers: Mapping[int, subprocess.Popen[bytes]]
-    tally: SearchTally
-    into: Path
-    tell: Callable[[str], None]
-    began: float
-    ending: bool = False
-    _rest: dict[int, bytes] = field(default_factory=dict)
+    def read(number: int) -> None:
+        for line in workers[number].stdout or ():
+            if line.endswith(b"\n"):  # one that died leaves half of a line
+                lines.put((number, line))
+        lines.put((number, b""))
 
-    def listen(self, until_s: float = math.inf) -> None:
-        """Read until all workers have ended, at most until ``until_s``."""
-        with selectors.DefaultSelector() as selector:
-            for number, worker in self.workers.items():
-                selector.register(_stdout(worker), selectors.EVENT_READ, number)
-            next_s = time.monotonic() + TELL_EVERY_S
-            while selector.get_map() and time.monotonic() < until_s:
-                for key, _ in selector.select(max(0.0, next_s - time.monotonic())):
-                    if not self._read(key.data, key.fd):
-                        selector.unregister(key.fileobj)
-                if time.monotonic() >= next_s:
-                    next_s += TELL_EVERY_S
-                    self.tell(self.tally.line(time.monotonic() - self.began))
+    def interrupt(*_: Any) -> None:
+        nonlocal until_s
+        until_s = min(until_s, time.monotonic() + limit_s)
+        for worker in workers.values():
+            worker.terminate()
 
-    def _read(self, number: int, fd: int) -> bool:
-        """Process the messages received; False if the worker has ended."""
-        more = os.read(fd, MOST_READ)
-        self._rest[number] = self._rest.get(number, b"") + more
-        while b"\n" in self._rest[number]:
-            line, _, rest = self._rest[number].partition(b"\n")
-            self._hear(number, json.loads(line))
-            self._rest[number] = rest  # only now: an interrupted line is processed again
-        if not more and (code := self.workers[number].wait(END_LIMIT_S)) and not self.ending:
-            self.tell(f"worker {number} ended with {code}")
-        return bool(more)
-
-    def _hear(self, number: int, message: Mapping[str, Any]) -> None:
-        tally = self.tally
-        if "find" not in message:
-            tally.runs[number], tally.refused[number] = message["runs"], message["refused"]
-            tally.again[number] = message["again"]
-            tally.coverage.add([tuple(feature) for feature in message["reached"]])
-            return
-        key = message["find"]
-        if not message["steady"]:
-            if key not in tally.once and key not in tally.finds:
-                tally.once[key] = self._write(self.into / UNSTEADY, message)
-                self.tell(f"seen once: {key}\n  {tally.once[key]}")
-            return
-        if tally.by.setdefault(key, number) != number:
-            return
-        path = self._write(self.into, message)
-        before = [tally.once.pop(key, None), tally.finds.get(key)]
-        for old in before:
-            if old is not None and old != path:
-                old.unlink(missing_ok=True)
-        tally.finds[key] = path
-        self.tell(f"{'made small' if before[1] else 'found'}: {key}\n  {path}")
-
-    def _write(self, into: Path, message: Mapping[str, Any]) -> Path:
-        return write_all(
-            into, {name: base64.b64decode(data) for name, data in message["files"].items()}
-        )
-
-
-def _stdout(worker: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert worker.stdout is not None
-    return worker.stdout
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        for number in workers:
+            threading.Thread(target=read, args=(number,), daemon=True).start()
+        next_s = time.monotonic() + TELL_EVERY_S
+        while working and time.monotonic() < until_s:
+            with contextlib.suppress(queue.Empty):
+                number, line = lines.get(timeout=max(0.0, next_s - time.monotonic()))
+                if line:
+                    tally.hear(number, json.loads(line))
+                else:
+                    working.remove(number)
+                    if (code := workers[number].wait(END_LIMIT_S)) and until_s == math.inf:
+                        tally.tell(f"worker {number} ended with {code}")
+            if time.monotonic() >= next_s:
+                next_s += TELL_EVERY_S
+                tally.tell(tally.line())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return until_s < math.inf

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from trainchaos.chaos.fault.base import Fault, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Occurrence
+from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.schedule.blast import Damage, nodes_hit, ranks_hit, refusal
 from trainchaos.chaos.schedule.plan import PlannedFault
 from trainchaos.harness.arm.fault_context import Scene

@@ -9,7 +9,8 @@ from typing import Any
 
 from trainchaos.chaos.events.following import Follower
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.base import Fault, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Occurrence
+from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.fault.witness import effects_of
 from trainchaos.chaos.schedule.plan import DEFAULT_PHASE, PlannedFault, Point
 from trainchaos.chaos.schedule.trigger import Trigger

@@ -9,8 +9,8 @@ from typing import Any
 from trainchaos.chaos.events.clocks import Clocks
 from trainchaos.chaos.events.following import Follower, SharedTail
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.aftermath import LANDED_OTHERWISE, OVER_WHEN_DONE
-from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import LANDED_OTHERWISE, OVER_WHEN_DONE, Occurrence
+from trainchaos.chaos.fault.base import Fault, Landed, Where
 from trainchaos.chaos.scenario.verify import unmet
 from trainchaos.chaos.schedule.plan import PlannedFault, Point
 from trainchaos.harness.arm.fault_context import Scene

@@ -103,12 +103,10 @@ class StoreKeeper:
                 self._ended = {"store": report.process, **reaped, "next_port": self.port}
 
     def signal(self, signum: int) -> None:
-        """See chaos.fault.targets.StoreTarget."""
         self._ended = None
         self._children.signal(self._name, signum)
 
     def set_latency(self, seconds: float) -> None:
-        """See chaos.fault.targets.StoreTarget."""
         self._proxy.shape([_IN], LinkShape(delay_s=seconds))
         self._round_trip_s, self._asked = None, False
 

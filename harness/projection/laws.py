@@ -54,12 +54,10 @@ class Trace:
         return sum(self.times_s) / len(self.times_s)
 
     def survival(self, times_s: Floats) -> Floats:
-        """See ``Weibull``."""
         observed = np.sort(np.asarray(self.times_s, dtype=np.float64))
         return 1.0 - np.searchsorted(observed, times_s, side="right") / len(observed)
 
     def sample(self, random: np.random.Generator, count: int) -> Floats:
-        """See ``Weibull``."""
         return random.choice(np.asarray(self.times_s, dtype=np.float64), count)
 
 

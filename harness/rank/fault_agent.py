@@ -61,7 +61,6 @@ class FaultAgent(AgentCore):
 
     @property
     def optimizer(self) -> Any:
-        """See chaos.fault.targets.RankTarget."""
         return self._job.state.optimizer
 
     # ---- called by the agent thread
@@ -106,33 +105,26 @@ class FaultAgent(AgentCore):
     # ---- RankTarget
 
     def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
-        """See chaos.fault.targets.RankTarget."""
         wanted = self._agenda.wanted("slowdown", (factor, mode) if factor > 1 else None)
         return self.slowness.set(*(wanted[-1] if wanted else (1.0, mode)))
 
     def set_disk(self, trouble: DiskTrouble | None) -> None:
-        """See chaos.fault.targets.RankTarget."""
         super().set_disk(trouble)
         self._job.checkpoints.disk = self.disk if self.disk.active else None
 
     def tensors(self, surface: str) -> Mapping[str, Any]:
-        """See chaos.fault.targets.RankTarget."""
         return self._tensors.stored(surface)
 
     def change_forward(self, surface: str, change: Callable[[Any], None]) -> None:
-        """See chaos.fault.targets.RankTarget."""
         self._tensors.change_forward(surface, change, self.seed, self._say())
 
     def change_rng(self, change: Callable[[int], int]) -> None:
-        """See chaos.fault.targets.RankTarget."""
         self._tensors.change_rng(change, self._say())
 
     def shift_samples(self, by: int) -> None:
-        """See chaos.fault.targets.RankTarget."""
         self._tensors.shift_samples(by, self._say())
 
     def poison_sample(self, sample: int | None) -> None:
-        """See chaos.fault.targets.RankTarget."""
         super().poison_sample(sample)
         self._job.spoil = self._spoil if self.poisoned else None
 
@@ -140,7 +132,6 @@ class FaultAgent(AgentCore):
         return loss * float("nan") if self.poisoned.intersection(samples) else loss
 
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
-        """See chaos.fault.targets.RankTarget."""
         say = self._say()
 
         def changed(loss: Tensor) -> Tensor:
@@ -153,22 +144,18 @@ class FaultAgent(AgentCore):
     # ---- for the agenda (harness.rank.shims.agenda.AgendaRank)
 
     def now_ns(self) -> int:
-        """See AgendaRank."""
         return time.monotonic_ns()
 
     def say(self, topic: str, payload: dict[str, Any]) -> None:
-        """See AgendaRank."""
         self._job.agent.channel.send(Extra(topic=topic, payload=payload))
 
     def log(self, *, step: int, fault: str, occurrence: int, evidence: dict[str, Any]) -> None:
-        """See AgendaRank."""
         event = self._job.writer.write(
             Kind.FAULT_EFFECT, step=step, fault=fault, occurrence=occurrence, evidence=evidence
         )
         self._job.marks.wrote(event.seq)
 
     def do(self, action: Callable[[], None], surface: str | None, /) -> Mapping[str, Any] | None:
-        """See AgendaRank."""
         before = self._tensors.digest(surface)
         action()
         return (

@@ -31,7 +31,6 @@ class ArmChecks:
         self.begin, self.close = checker.begin, checker.close
 
     def take(self) -> Sequence[Answer]:
-        """See ``Checker``."""
         return [
             Answer(found.spot, False, "an injected fault: unfit", emulated=True)
             if self._devices.unfit(*found.spot)

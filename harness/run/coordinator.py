@@ -124,67 +124,54 @@ class RevocableHands:
         self._before = before
 
     def now_s(self) -> float:
-        """See Hands."""
         return self._hands.now_s()
 
     def spawn(self, role: str, mode: str) -> str:
-        """See Hands."""
         self._check("spawn")
         name = self._hands.spawn(role, mode)
         self._check()
         return name
 
     def expect(self, role: str, mode: str, count: int) -> None:
-        """See Hands."""
         self._hands.expect(role, mode, count)
 
     def send(self, process: str, message: Message) -> bool:
-        """See Hands."""
         self._check("send")
         sent = self._hands.send(process, message)
         self._check()
         return sent
 
     def kill(self, process: str) -> None:
-        """See Hands."""
         self._check("kill")
         self._hands.kill(process)
         self._check()
 
     def distrust(self, process: str) -> None:
-        """See Hands."""
         self._check()
         self._hands.distrust(process)
 
     def mark(self, process: str) -> Mark:
-        """See Hands."""
         return self._hands.mark(process)
 
     def os_state(self, process: str) -> str:
-        """See Hands."""
         return self._hands.os_state(process)
 
     def pulse(self, process: str) -> Pulse:
-        """See Hands."""
         return self._hands.pulse(process)
 
     def pid(self, process: str) -> int | None:
-        """See Hands."""
         return self._hands.pid(process)
 
     def ask_stacks(self, process: str) -> None:
-        """See Hands."""
         self._check()
         self._hands.ask_stacks(process)
 
     def stacks(self, process: str) -> tuple[str, str] | None:
-        """See Hands."""
         return self._hands.stacks(process)
 
     def record(
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> object:
-        """See Hands."""
         self._check("record")
         event = self._hands.record(kind, step=step, generation=generation, **data)
         self._check()

@@ -58,11 +58,8 @@ def describe(event: Event) -> str | None:
             target = data["target"]
             who = _whom(target)
             at = f" in step {event.step}" if event.step else ""
-            late = (
-                f", {data['late_steps']} steps late: {data['late']}"
-                if data.get("late_steps")
-                else ""
-            )
+            steps = data.get("late_steps")
+            late = f", {steps} steps late: {data['late']}" if steps else ""
             return f"✗ {data['kind']} hits {who}{at}{late}"
         case Kind.FAULT_FAILED:
             return f"? {data['fault']} did not land: {data['reason']}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from trainchaos.chaos import plugins
 from trainchaos.chaos.fault.base import Fault
@@ -17,33 +19,31 @@ from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.supervise.supervision import StopFlag
 
-FAULTED = "faulted"
 
-
-def simulated_arm(cell: Cell, root: Path, *, seed: int, samples: int) -> tuple[Orchestrator, Path]:
-    """The faulted arm of a cell whose launcher is the simulator, ready to ``run``, and the
-    directory of its events. ``root``: a new directory, which is made; ``samples``: of its data.
+def simulated_arm(
+    cell: Cell,
+    root: Path,
+    *,
+    seed: int,
+    samples: int,
+    arm: Literal["control", "faulted"] = "faulted",
+    kind: type[Orchestrator] = Orchestrator,
+    behaviour: Callable[[], Behaviour] = Behaviour,
+    instead: type[Strategy] | None = None,
+) -> tuple[Orchestrator, Path]:
+    """An arm of a cell whose launcher is the simulator, ready to ``run``, and the directory of its
+    events. ``root``: a new directory, which is made; ``samples``: of its data; ``kind``: what runs
+    it; ``behaviour``: of its ranks; ``instead``: a strategy in place of the cell's.
     """
     run = RunDirectory(root)
     run.root.mkdir()
-    run.make_arm(FAULTED)
-    setup = ArmSetup(
-        id=FAULTED,
-        cell=cell,
-        repeat=0,
-        arm="faulted",
-        seed=seed,
-        run=run,
-        data=DataInfo(path=run.root, samples=samples, digest="none", about="simulated"),
-    )
-    recovery = cell.scenario.recovery
-    strategy = plugins.load(plugins.STRATEGIES, Strategy)[recovery.strategy](**recovery.params)
-    arm = Orchestrator(
-        setup,
-        SimSession(Sim(**cell.scenario.launcher.params).timings(), Behaviour()).cluster(setup),
-        strategy,
-        plugins.load(plugins.FAULTS, Fault),
-        watcher=SilentWatcher(),
-        stop=StopFlag(),
-    )
-    return arm, run.events(FAULTED)
+    run.make_arm(arm)
+    data = DataInfo(path=root, samples=samples, digest="none", about="simulated")
+    setup = ArmSetup(id=arm, cell=cell, repeat=0, arm=arm, seed=seed, run=run, data=data)
+    timings = Sim(**cell.scenario.launcher.params).timings()
+    cluster = SimSession(timings, behaviour()).cluster(setup)
+    recovery, faults = cell.scenario.recovery, plugins.load(plugins.FAULTS, Fault)
+    strategy = instead or plugins.load(plugins.STRATEGIES, Strategy)[recovery.strategy]
+    decides, watcher = strategy(**recovery.params), SilentWatcher()
+    made = kind(setup, cluster, decides, faults, watcher=watcher, stop=StopFlag())
+    return made, run.events(arm)

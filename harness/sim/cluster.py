@@ -306,19 +306,16 @@ class SimChecks:
         self._due_ns: dict[Spot, int] = {}
 
     def begin(self, spot: Spot) -> None:
-        """See ``Checker``."""
         begins_ns = max([self._now_ns(), *self._due_ns.values()])
         self._due_ns[spot] = begins_ns + int(TAKES_S * NS_PER_S)
 
     def take(self) -> Sequence[Answer]:
-        """See ``Checker``."""
         now_ns = self._now_ns()
         over = [spot for spot, due_ns in self._due_ns.items() if due_ns <= now_ns]
         self._due_ns = {spot: due for spot, due in self._due_ns.items() if due > now_ns}
         return [Answer(spot, True, "") for spot in over]
 
     def close(self) -> None:
-        """See ``Checker``."""
         self._due_ns = {}
 
 

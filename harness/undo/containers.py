@@ -84,7 +84,6 @@ class RemoveContainers(_Labelled):
     do: Literal["remove-containers"] = "remove-containers"
 
     def intent(self) -> str:
-        """See ``Undo``."""
         return f"remove the containers labelled {RUN_LABEL}={self.run}"
 
     def living(self) -> list[str]:
@@ -112,7 +111,6 @@ class RemoveNetworks(_Labelled):
     do: Literal["remove-networks"] = "remove-networks"
 
     def intent(self) -> str:
-        """See ``Undo``."""
         return f"remove the networks labelled {RUN_LABEL}={self.run}"
 
     def _found(self, client: Any) -> Sequence[Any]:

@@ -55,7 +55,6 @@ class KillProcess(Undo):
         return cls(pid=pid, start_time=processes.start_time(pid), name=name)
 
     def intent(self) -> str:
-        """See ``Undo``."""
         return f"kill {_who(self.pid, self.name)}"
 
     def idle(self) -> bool:
@@ -97,7 +96,6 @@ class KillSession(Undo):
         )
 
     def intent(self) -> str:
-        """See ``Undo``."""
         return f"kill the session of {_who(self.sid, self.name)}"
 
     def idle(self) -> bool:
@@ -136,7 +134,6 @@ class KillMarked(Undo):
     since: int
 
     def intent(self) -> str:
-        """See ``Undo``."""
         return "kill the processes that carry the run's marker"
 
     def idle(self) -> bool:
@@ -166,7 +163,6 @@ class Unmount(Undo):
     source: str = Field(min_length=1)
 
     def intent(self) -> str:
-        """See ``Undo``."""
         return f"unmount {self.path}"
 
     def stray(self, run: Path) -> str:
@@ -202,7 +198,6 @@ class RemoveCgroup(Undo):
     path: Path
 
     def intent(self) -> str:
-        """See ``Undo``."""
         return f"remove the control group {self.path}"
 
     def _undo(self) -> UndoOutcome:
@@ -239,7 +234,6 @@ class RemoveTree(Undo):
     inside: Path
 
     def intent(self) -> str:
-        """See ``Undo``."""
         return f"remove {self.path}"
 
     def stray(self, run: Path) -> str:
@@ -277,7 +271,6 @@ class RemoveQdisc(Undo):
     namespace: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
 
     def intent(self) -> str:
-        """See ``Undo``."""
         return f"remove the queue {self.handle} of {self.device}"
 
     def _undo(self) -> UndoOutcome:
@@ -301,7 +294,6 @@ class FreeShm(Undo):
     since_ns: int
 
     def intent(self) -> str:
-        """See ``Undo``."""
         return "free shared memory"
 
     def stray(self, run: Path) -> str:

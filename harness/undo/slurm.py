@@ -41,7 +41,6 @@ class CancelSteps(Undo):
         return cls(job=job, names=names, conf=os.environ.get("SLURM_CONF", ""))
 
     def intent(self) -> str:
-        """See ``Undo``."""
         return f"cancel the run's steps of Slurm job {self.job}"
 
     def stray(self, run: Path) -> str:

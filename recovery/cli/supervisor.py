@@ -319,7 +319,6 @@ class Supervisor:
         return started.name
 
     def expect(self, role: str, mode: str, count: int) -> None:
-        """See ``JobProcesses.expect``."""
         self._processes.expect(role, mode, count)
 
     def _config(self, role: str, name: str, spot: ProcessPlacement) -> ScriptConfig:

@@ -101,15 +101,12 @@ class _PassingStore(dist.Store):
         self._place = place
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        """As the inner store."""
         self._inner.set(key, value)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes:
-        """As the inner store."""
         return self._inner.get(key)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
-        """As the inner store."""
         if timeout is None:
             self._inner.wait(list(keys))
         else:
@@ -127,7 +124,6 @@ class RedirectingStore(_PassingStore):
         self._own: Address | None = None
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        """As the inner store."""
         if _rank_in(key) == self._place:
             self._own = published(value)
         super().set(key, value)
@@ -158,13 +154,11 @@ class NotingStore(_PassingStore):
         self.peers: set[Address] = set()
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        """As the inner store."""
         if _rank_in(key) == self._place:
             self.own.add(published(value))
         super().set(key, value)
 
     def get(self, key: str) -> bytes:
-        """As the inner store."""
         value = super().get(key)
         if _rank_in(key) not in (None, self._place):
             self.peers.add(published(value))

@@ -63,7 +63,6 @@ class ElasticReducer(Buckets):
         self._exchanges: list[_Exchange] = []
 
     def new_generation(self, group: Group) -> None:
-        """See Reducer."""
         own = len(order.share(group.rank, group.world, self._parts))
         abandoned = self._group is not None and self._group.abandoned
         super().new_generation(group)
@@ -87,16 +86,13 @@ class ElasticReducer(Buckets):
         self._make_exchanges(self._joined().world)
 
     def begin(self) -> None:
-        """See Reducer."""
         self._open(0)
 
     def expect(self, *, last: bool = True) -> None:
-        """See Reducer."""
         super().expect(last=last)
         self._armed = last and self._row + 1 == len(self._rows)
 
     def keep(self, *, rank: int, loss_sum: Amount, count: int) -> None:
-        """See Reducer."""
         self._take_all()
         if self._row + 1 >= len(self._rows):
             raise RuntimeError(
@@ -108,7 +104,6 @@ class ElasticReducer(Buckets):
         self._open(self._row + 1)
 
     def finish(self, *, rank: int, loss_sum: Amount, count: int, asks: Asks = NOTHING) -> Reduced:
-        """See Reducer."""
         if self._row + 1 < len(self._rows):
             raise RuntimeError(
                 f"micro-batch {self._row + 1} of {len(self._rows)} is not this rank's last"

@@ -85,7 +85,6 @@ class Buckets:
             self._hooks.pop().remove()
 
     def new_generation(self, group: Group) -> None:
-        """See Reducer."""
         if self._group is not None and self._group.abandoned:
             # An operation that was given up may still hold the old buffers.
             for bucket in self._buckets:
@@ -95,7 +94,6 @@ class Buckets:
         self._armed = False
 
     def starts_with(self, digest: str) -> None:
-        """See Reducer."""
         self._start = 1 + int(digest, 16) % (_EXACT // _FLAG_ROOM - 1) if digest else 0
 
     def _with_start(self, flag: Amount) -> Amount:
@@ -114,18 +112,15 @@ class Buckets:
         return tuple(rank for rank, flag in enumerate(flags) if int(flag) % _FLAG_ROOM)
 
     def rehearse(self) -> None:
-        """See Reducer."""
         self.begin()
         self._guarded = False
 
     def pin(self) -> None:
-        """See Reducer."""
         flats = [bucket.flat for bucket in self._buckets]
         rooms = [torch.empty_like(flat, device="cpu", pin_memory=True) for flat in flats]
         del rooms  # all of them at once, as in a step
 
     def begin(self) -> None:
-        """See Reducer."""
         self._next = 0
         self._passes = 0
         self._armed = self._expected = False
@@ -136,7 +131,6 @@ class Buckets:
             bucket.clear()
 
     def expect(self, *, last: bool = True) -> None:
-        """See Reducer."""
         if [parameter.requires_grad for parameter in self._parameters] != self._trained:
             if self._passes:
                 raise RuntimeError(
@@ -150,12 +144,10 @@ class Buckets:
             bucket.here = [False] * len(bucket.parameters)
 
     def expect_several(self) -> None:
-        """See Reducer."""
         self.expect(last=False)
         self._pipelined = True
 
     def require(self) -> None:
-        """See Reducer."""
         gone = total = 0
         for bucket in self._buckets:
             total += len(bucket.parameters)
@@ -205,36 +197,29 @@ class Buckets:
                 bucket.take(place)
 
     def keep(self, *, rank: int, loss_sum: Amount, count: int) -> None:
-        """See Reducer."""
         raise RuntimeError("gradients of a step are reduced after one backward pass")
 
     def all_finite(self) -> bool:
-        """See Reducer."""
         return all(all_finite(bucket.gradients) for bucket in self._buckets)
 
     def clip(self, grad_norm: float, limit: float) -> None:
-        """See Reducer."""
         scale = limit / (grad_norm + 1e-6)
         if scale < 1:
             for bucket in self._buckets:
                 bucket.gradients.mul_(scale)
 
     def settle(self, samples: Amount) -> None:
-        """See Reducer."""
         for bucket in self._buckets:
             bucket.gradients.div_(samples)
 
     def held(self) -> list[Buffers]:
-        """See Reducer."""
         return [bucket.buffers for bucket in self._buckets]
 
     def hand_over(self, others: Sequence[Buffers]) -> None:
-        """See Reducer."""
         for bucket, other in zip_longest(self._buckets, others[: len(self._buckets)]):
             bucket.hand_over(other)
 
     def broken_off(self) -> bool:
-        """See Reducer."""
         self._armed = self._guarded = False
         return False
 
@@ -354,7 +339,6 @@ class GradientReducer(Buckets):
         self.fill(list(model.parameters()), tail=_FLAGS + max_world)
 
     def finish(self, *, rank: int, loss_sum: Amount, count: int, asks: Asks = NOTHING) -> Reduced:
-        """See Reducer."""
         self._take_all()
         last = self._buckets[-1]
         while self._next < len(self._buckets) - 1:

@@ -72,13 +72,11 @@ class ShardedReducer(Buckets):
         self._tied = tied
 
     def new_generation(self, group: Group) -> None:
-        """See Reducer."""
         if self._complete and self._group is not None and self._group.abandoned:
             self._group = None  # what is abandoned is not a bucket's operation
         super().new_generation(group)
 
     def begin(self) -> None:
-        """See Reducer."""
         self._complete = self._settled = False
         self._underway = True
         self._sent.clear()
@@ -96,11 +94,9 @@ class ShardedReducer(Buckets):
         )
 
     def gather(self, output: Tensor, part: Tensor) -> None:
-        """See Exchange."""
         self._exchange(output.nbytes, lambda made: made._allgather_base(output, part))
 
     def reduce_scatter(self, output: Tensor, whole: Tensor) -> None:
-        """See Exchange."""
         # Looked at before it is mixed with the others' values: that is how the rank to blame is
         # known.
         self._offer(whole)
@@ -119,7 +115,6 @@ class ShardedReducer(Buckets):
         self._came.look(output)  # stages may have to add it up, too
 
     def finish(self, *, rank: int, loss_sum: Amount, count: int, asks: Asks = NOTHING) -> Reduced:
-        """See Reducer."""
         self._take_all()
         if self._tied is not None:
             self._tied.add_up(self._joined())
@@ -158,13 +153,11 @@ class ShardedReducer(Buckets):
         )
 
     def settle(self, samples: Amount) -> None:
-        """See Reducer."""
         if not self._settled:
             self._settled = True
             super().settle(samples)
 
     def broken_off(self) -> bool:
-        """See Reducer."""
         super().broken_off()
         if self._underway and self._buckets:
             reset(self._model)
@@ -201,13 +194,11 @@ class ShardedReducer(Buckets):
         return self._joined().same
 
     def goes(self, sent: Sequence[Tensor]) -> None:
-        """See Buckets."""
         for tensor in sent if self._underway else ():
             if tensor.is_floating_point():
                 self._offer(tensor)
 
     def came(self, got: Sequence[Tensor]) -> None:
-        """See Buckets."""
         for tensor in got if self._underway else ():
             if tensor.is_floating_point():
                 self._came.look(tensor)

@@ -157,11 +157,9 @@ class _Echo:
     """An exchange without other ranks: every part is this rank's own."""
 
     def gather(self, output: Tensor, part: Tensor) -> None:
-        """See ShardExchange."""
         output.view(-1, part.numel()).copy_(part.clone())
 
     def reduce_scatter(self, output: Tensor, whole: Tensor) -> None:
-        """See ShardExchange."""
         output.copy_(whole[: output.numel()])
 
 

@@ -61,7 +61,6 @@ class Costs:
 
     @property
     def rewinds(self) -> Rewinds:
-        """See ``recovery.policy.interval``."""
         return Rewinds(
             count=self.rewound,
             recalled=self.recalled,

@@ -114,7 +114,6 @@ class Steps:
     count: int
 
     def due(self, step: int, now_s: float, history: SaveHistory) -> bool:
-        """See Interval."""
         return step % self.count == 0
 
 
@@ -125,7 +124,6 @@ class Seconds:
     seconds: float
 
     def due(self, step: int, now_s: float, history: SaveHistory) -> bool:
-        """See Interval."""
         return now_s - history.saved_s >= self.seconds
 
 
@@ -138,7 +136,6 @@ class DalyInterval:
     mtbf_s: float | None = None
 
     def due(self, step: int, now_s: float, history: SaveHistory) -> bool:
-        """See Interval."""
         if history.cost_s is None:
             return True
         mtbf_s = self.mtbf_s or history.mtbf_s(now_s)

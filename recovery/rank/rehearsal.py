@@ -39,16 +39,13 @@ class _RehearsedStep(Step):
         """No generation can be lost."""
 
     def accumulate(self, loss: Tensor) -> None:
-        """See Step."""
         backward_as_torch_does(loss)
 
     def backward(self, loss: Tensor) -> None:
-        """See Step."""
         backward_as_torch_does(loss)
         self._kept += 1
 
     def run(self, passes: Callable[[], Tensor]) -> None:
-        """See Step."""
         passes()
 
     def commit(self) -> None:

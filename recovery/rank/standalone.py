@@ -69,7 +69,6 @@ class _OwnAgent(RankAgent):
         super().__init__(channel, orphaned=channel.close)
 
     def left(self) -> None:
-        """See RankAgent."""
         super().left()
         if self.channel.over:
             self.channel.hang_up()

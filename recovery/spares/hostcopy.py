@@ -35,7 +35,6 @@ class Fence:
         torch.cuda.current_stream().wait_event(self._copied)
 
     def wait(self, limit_s: float, check: Callable[[], None]) -> None:
-        """See HostCopy."""
         until_s = time.monotonic() + limit_s
         while not self._copied.query():
             check()
@@ -73,7 +72,6 @@ class HostCopy:
             self.fence.wait(limit_s, check)
 
     def hold_writers(self) -> None:
-        """See Fence."""
         if self.fence is not None:
             self.fence.hold_writers()
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -23,14 +26,303 @@ from torch.optim import Optimizer
 
 from trainchaos.recovery.data.exclusion_index import ExclusionIndex
 from trainchaos.recovery.state import misuse, naming
-from trainchaos.recovery.state.attempt import Attempt
 from trainchaos.recovery.state.cell import Cell
 from trainchaos.recovery.state.digest import Digester
-from trainchaos.recovery.state.finite import NonFiniteCheck
-from trainchaos.recovery.state.optimizer_state import OptimizerState, Slots
+from trainchaos.recovery.state.finite import Amount, NonFiniteCheck, all_finite, on_host
+from trainchaos.recovery.state.optimizer_state import OptimizerState, Slots, fields_of, put_fields
 from trainchaos.recovery.state.parts import local
-from trainchaos.recovery.state.registered import MakeScheduler, Registered, Schedule, Scheduler
+from trainchaos.recovery.state.registered import (
+    Held,
+    MakeScheduler,
+    Registered,
+    Schedule,
+    Scheduler,
+    same_bits,
+)
 from trainchaos.recovery.state.strides import Progress, quiet
+
+SMALL_BYTES = 64 << 10  # of a buffer, or a tensor of the script's, that is copied in each attempt
+LEARNED_BYTES = 256 << 20  # copied in the first attempts, of all tensors together
+LEARNING = 2  # attempts
+SAMPLED = 64  # values of a tensor that is not copied meanwhile
+_CHECKED = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+
+
+@dataclass(eq=False)
+class _Watched:
+    """``buffer``: it is one of the model's, ``small``: copied in each attempt; ``changes``: it has
+    changed in one; ``looks``: attempts in which it was compared; ``version``, ``sample``: as the
+    attempt began.
+    """
+
+    tensor: Tensor
+    buffer: bool
+    small: bool
+    changes: bool = False
+    looks: int = 0
+    copied: bool = False
+    version: int = 0
+    sample: Tensor | None = None
+
+    def values(self) -> Tensor:
+        """Some of them."""
+        flat = self.tensor.detach().reshape(-1)
+        return flat[:: -(-flat.numel() // SAMPLED) or 1].clone()
+
+
+class Attempt:
+    """The state with which an attempt at a step began, to be put back when the step is done again.
+    Used by the training thread.
+
+    A forward pass changes more than gradients: statistics, counters, codebooks, what the script has
+    registered, parameters that the optimizer does not train, a learning rate that the loop sets.
+    Until a step is applied none of it has happened. Random generators are seeded anew in each step
+    and need no copy.
+
+    What changes is learned, so that what does not is not copied. A small buffer is copied at each
+    beginning. In the job's first steps all else is copied too, as far as ``LEARNED_BYTES`` go, and
+    later only what has changed in one. Of what is not copied meanwhile, some values are compared.
+    After that torch's count of changes tells whether a tensor has changed after all: it is copied
+    from then on, and if that very attempt is lost, the state cannot be put back and is given up. A
+    process that joins later does none of that in its first attempt, for which other ranks wait.
+    """
+
+    def __init__(self, state: TrainState) -> None:
+        self._state = state
+        self._of: nn.Module | None = None
+        self._modules: list[nn.Module] = []
+        self._named: list[nn.Parameter] = []
+        self._parameters: list[_Watched] = []  # of each what is held here
+        self._others: list[_Watched] = []
+        self._copies = _Copies(())
+        self._learning: list[_Watched] = []  # to be compared
+        self._settled: list[_Watched] = []  # known not to change: torch's counts are looked at
+        self._quiet: list[Tensor] = []  # of these
+        self._versions: list[int] = []
+        self._held = Held(states={}, rest={})
+        self._slots: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
+        self._fields: list[dict[str, Any]] = []
+        self._trains: list[bool] = []
+        self._under_way = self._looked = self._beyond = False
+        self._awaited: bool | None = None  # it is the first attempt of a process that joined later
+
+    def begin(self) -> None:
+        """An attempt begins with the state as it is now."""
+        state = self._state
+        self._awaited = self._awaited is None and state.step >= LEARNING
+        if self._of is not (model := state.model):
+            self._of, self._modules = model, [*model.modules()]
+            self._named = [*model.parameters()]
+            self._parameters = [_Watched(local(p), buffer=False, small=False) for p in self._named]
+            self._copies.current = False
+        self._slots = [(held, dict(held)) for module in self._modules if (held := module._buffers)]
+        self._held = state.registered.held()
+        self._fields = [fields_of(group) for group in state.optimizer.param_groups]
+        self._trains = [parameter.requires_grad for parameter in self._named]
+        self._watch()
+        self._versions = [tensor._version for tensor in self._quiet]
+        with torch.no_grad():
+            self._copies.take()
+            for one in self._learning:
+                one.version = one.tensor._version
+                if not (one.copied or self._awaited):
+                    one.sample = one.values()
+        self._under_way, self._looked, self._beyond = True, False, False
+
+    def applied(self) -> None:
+        """The gradients are about to be applied: what the attempt has changed is to stay."""
+        self._look()
+        self._under_way = False
+
+    def whole(self) -> bool:
+        """Whether all that the attempt has changed can be put back, or need not be."""
+        self._look()
+        return not (self._under_way and self._beyond)
+
+    def unchanged(self) -> set[int]:
+        """Where the tensors are (``data_ptr``) that no attempt changes, as far as is known."""
+        return {one.data_ptr() for one in self._quiet}
+
+    def undo(self) -> None:
+        """Put back what it has changed, unless it was applied. Raises LoadError."""
+        if not self._under_way:
+            return
+        self._look()
+        self._under_way = False
+        had = {id(now) for now, _ in self._slots}
+        for now, then in self._slots:
+            if [*map(id, now.values())] != [*map(id, then.values())]:
+                now.clear()
+                now.update(then)
+        for module in self._modules:
+            if id(module._buffers) not in had:
+                module._buffers.clear()
+        state = self._state
+        with torch.no_grad():
+            self._copies.put_back()
+        groups = state.optimizer.param_groups
+        del groups[len(self._fields) :]
+        for group, before in zip(groups, self._fields, strict=True):
+            put_fields(group, before)
+        for parameter, trains in zip(self._named, self._trains, strict=True):
+            parameter.requires_grad_(trains)
+        state.registered.put_back(self._held)
+
+    def spoilt(self) -> Amount:
+        """NaN where a buffer of the model that is known to change has become NaN or infinite in
+        this attempt, else 0. On a GPU it is not waited for.
+        """
+        replaced = [
+            (now.get(name), then.get(name))
+            for now, then in self._slots
+            for name in now
+            if now[name] is not then.get(name)
+        ]
+        if not replaced and not self._copies.buffers:
+            return 0.0
+        flaws = NonFiniteCheck()
+        with torch.no_grad():
+            self._copies.look(flaws)
+            for buffer, before in replaced:
+                if buffer is None or buffer.dtype not in _CHECKED:
+                    continue
+                buffer, before = local(buffer), None if before is None else local(before)
+                if before is None or before.shape != buffer.shape:
+                    flaws.look(buffer.detach())
+                else:
+                    flaws.look(torch.where(before.isfinite(), buffer.detach(), 0.0))
+        flag = flaws.flag()
+        if isinstance(flag, Tensor):
+            return torch.where(flag > 0, math.nan, 0.0)
+        return math.nan if flag else 0.0
+
+    def _watch(self) -> None:
+        """Choose what is copied. Nothing is to be done where that is as in the last attempt."""
+        buffers = _changeable(one for _, held in self._slots for one in held.values())
+        others = [*buffers, *_changeable(self._held.tensors())]
+        if [*map(id, others)] == [id(one.tensor) for one in self._others] and self._copies.fit():
+            return
+        known = {id(one.tensor): one for one in self._others}
+        self._others = [
+            known.get(id(one))
+            or _Watched(one, buffer=place < len(buffers), small=one.nbytes <= SMALL_BYTES)
+            for place, one in enumerate({id(one): one for one in others}.values())
+        ]
+        room, copied = LEARNED_BYTES, []
+        watched = (*self._others, *self._parameters)
+        for one in sorted(watched, key=lambda one: one.tensor.nbytes):
+            fits = self._state.step < LEARNING > one.looks and one.tensor.nbytes <= room
+            one.copied = one.small or one.changes or fits
+            if one.copied:
+                copied.append(one)
+                room -= one.tensor.nbytes
+        self._copies = _Copies(copied)
+        learns = [one for one in watched if not (one.small or one.changes)]
+        self._learning = [one for one in learns if one.looks < LEARNING]
+        self._settled = [one for one in learns if one.looks >= LEARNING]
+        self._quiet = [one.tensor for one in self._settled]
+
+    def _look(self) -> None:
+        """Once in an attempt: note what it has changed."""
+        if self._looked or not self._under_way:
+            return
+        self._looked = True
+        if self._versions != [tensor._version for tensor in self._quiet]:
+            for one, version in zip(self._settled, self._versions, strict=True):
+                one.changes = one.tensor._version != version
+            self._beyond, self._copies.current = True, False
+        with torch.no_grad():
+            changed = self._copies.changed() if self._learning else set[int]()
+            for one in self._learning:
+                # written to, even if to no effect this time
+                one.changes = one.tensor._version != one.version or id(one) in changed
+                if one.sample is not None:
+                    one.changes = one.changes or not same_bits(one.sample, one.values())
+                    one.sample = None
+                self._beyond = self._beyond or (one.changes and not one.copied)
+                one.looks += not self._awaited
+                learns = one.looks < LEARNING
+                if one.copied != (one.changes or learns) or not learns:
+                    self._copies.current = False
+
+
+def _changeable(tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """This rank's parts. Torch lets nobody change a tensor made in inference mode outside of it."""
+    return [local(one) for one in tensors if one is not None and not one.is_inference()]
+
+
+@dataclass
+class _Flat:
+    """Tensors of one type and device, one after the other."""
+
+    watched: list[_Watched] = field(default_factory=list)
+    shapes: list[torch.Size] = field(default_factory=list)
+    views: list[Tensor] = field(default_factory=list)
+    copy: Tensor | None = None
+
+
+class _Copies:
+    """Copies of tensors. ``current``: of those that are to be copied; ``buffers``: some are buffers
+    that may become NaN.
+    """
+
+    def __init__(self, watched: Sequence[_Watched]) -> None:
+        self.current = True
+        self._places = [(one.tensor, one.tensor.data_ptr()) for one in watched]
+        self._flats: dict[tuple[bool, torch.device, torch.dtype], _Flat] = defaultdict(_Flat)
+        self._apart: list[tuple[_Watched, Tensor]] = []
+        for one in watched:
+            tensor = one.tensor.detach()
+            if tensor.layout is torch.strided and tensor.is_contiguous():
+                flat = self._flats[one.buffer, tensor.device, tensor.dtype]
+                flat.watched.append(one)
+                flat.shapes.append(tensor.shape)
+                flat.views.append(tensor.view(-1))
+            else:
+                self._apart.append((one, tensor.clone()))
+        self.buffers = any(buffer and dtype in _CHECKED for buffer, _, dtype in self._flats)
+
+    def fit(self) -> bool:
+        """Whether they are current, and each tensor is where it was."""
+        return self.current and all(tensor.data_ptr() == at for tensor, at in self._places)
+
+    def take(self) -> None:
+        """Copy the tensors as they are now."""
+        for flat in self._flats.values():
+            flat.copy = torch.cat(flat.views, out=flat.copy)
+        for one, copy in self._apart:
+            copy.copy_(one.tensor)
+
+    def put_back(self) -> None:
+        """Give each tensor the values of its copy."""
+        for one, copy in self._all():
+            tensor = one.tensor.detach()
+            if tensor.shape == copy.shape:
+                tensor.copy_(copy)
+            else:
+                one.tensor.data = copy.clone()
+
+    def changed(self) -> set[int]:
+        """Which of them differ from their copies, by ``id``."""
+        return {id(one) for one, copy in self._all() if not same_bits(one.tensor, copy)}
+
+    def look(self, flaws: NonFiniteCheck) -> None:
+        """Check the values of buffers that were finite when they were copied."""
+        for (buffer, _, dtype), flat in self._flats.items():
+            if buffer and dtype in _CHECKED and flat.copy is not None:
+                now = torch.cat(flat.views)
+                if not on_host(now) or not all_finite(now):
+                    flaws.look(torch.where(flat.copy.isfinite(), now, 0.0))
+
+    def _all(self) -> list[tuple[_Watched, Tensor]]:
+        found = [*self._apart]
+        for flat in self._flats.values():
+            if flat.copy is None:
+                continue
+            pieces = flat.copy.split([view.numel() for view in flat.views])
+            for one, shape, piece in zip(flat.watched, flat.shapes, pieces, strict=True):
+                found.append((one, piece.view(shape)))
+        return found
 
 
 class TrainState:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from benchmarks.control_plane import load, messages, page, processes
+from benchmarks.control_plane.agents import SimulatedJob
 from benchmarks.control_plane.cases import Case
 from benchmarks.control_plane.coordinator import RECORD, records
-from benchmarks.control_plane.job import SimulatedJob
 from benchmarks.control_plane.measure import false_deaths, quantile, summary
 from trainchaos.chaos.errors import ChaosError, MissingCapability, ScenarioError
 from trainchaos.chaos.events.log import Event, Kind

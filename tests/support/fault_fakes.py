@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.base import Fault, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Occurrence
+from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.fault.targets import EMULATED, NO_DEVICE_MEMORY, LinkShape
 from trainchaos.recovery.checkpoint.files import checkpoints
 

@@ -75,11 +75,9 @@ class Inprocess(Stack):
     )
 
     def chosen(self) -> Mapping[str, object]:
-        """See Stack."""
         return dict(self.values)
 
     def drive(self, job: CommonJob, python: Path) -> Drive:
-        """See Stack."""
         options = ["--group-timeout", f"{self.values[GROUP]:g}"]
         options += ["--spares", str(self.spares)] if self.spares else []
         for name, value in self.values.items():
@@ -93,7 +91,6 @@ class Inprocess(Stack):
         return Drive(argv=argv, env=job.environment() | {"TORCH_CPP_LOG_LEVEL": "error"})
 
     def fidelity(self) -> tuple[str, ...]:
-        """See Stack."""
         return (
             (
                 "ranks are started directly by a small supervisor that ends none because another"

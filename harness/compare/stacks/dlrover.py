@@ -57,7 +57,6 @@ class DLRover(Stack):
     )
 
     def chosen(self) -> Mapping[str, object]:
-        """See Stack."""
         chosen: dict[str, object] = {
             "--standalone": True,
             "--max-restarts": MAX_RESTARTS[self.settings],
@@ -70,7 +69,6 @@ class DLRover(Stack):
         return chosen
 
     def drive(self, job: CommonJob, python: Path) -> Drive:
-        """See Stack."""
         env = job.environment()
         if self.settings == "tuned":
             env["JOB_MEMORY_EVERY"] = str(max(1, job.every // MEMORY_SAVES))
@@ -80,7 +78,6 @@ class DLRover(Stack):
         return Drive(argv=command, env=env)
 
     def fidelity(self) -> tuple[str, ...]:
-        """See Stack."""
         return (
             (
                 "a local master on the same machine, started before the agent; on Kubernetes the"

@@ -46,7 +46,6 @@ class NvrxFtLauncher(Stack):
     )
 
     def chosen(self) -> Mapping[str, object]:
-        """See Stack."""
         chosen: dict[str, object] = {"--rdzv-backend": "c10d", "--max-restarts": MAX_RESTARTS}
         if self.settings == "tuned":
             chosen |= TUNED
@@ -55,7 +54,6 @@ class NvrxFtLauncher(Stack):
         return chosen
 
     def drive(self, job: CommonJob, python: Path) -> Drive:
-        """See Stack."""
         argv = module(
             python,
             "nvidia_resiliency_ext.fault_tolerance.launcher",
@@ -75,7 +73,6 @@ class NvrxFtLauncher(Stack):
         return Drive(argv=(*argv, str(HOME / "harness" / "peers" / "nvrx_heartbeats.py")), env=env)
 
     def fidelity(self) -> tuple[str, ...]:
-        """See Stack."""
         return (
             "one node: no hot spare nodes, no rendezvous between machines",
             (

@@ -19,7 +19,6 @@ class NvrxInprocess(Inprocess):
     way: ClassVar[Way] = "shrink"
 
     def fidelity(self) -> tuple[str, ...]:
-        """See Stack."""
         return (
             *super().fidelity(),
             (

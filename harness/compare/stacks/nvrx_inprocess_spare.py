@@ -23,7 +23,6 @@ class NvrxInprocessSpare(Inprocess):
     spares: ClassVar[int] = 1
 
     def chosen(self) -> Mapping[str, object]:
-        """See Stack."""
         return {
             **super().chosen(),
             "Wrapper(rank_assignment)": "Compose(MaxActiveWorldSize(ranks), FillGaps())",

@@ -51,7 +51,6 @@ class RayTrain(Stack):
     )
 
     def chosen(self) -> Mapping[str, object]:
-        """See Stack."""
         chosen: dict[str, object] = {
             "FailureConfig(max_failures)": MAX_FAILURES[self.settings],
             "TorchConfig(backend)": "gloo",
@@ -62,14 +61,12 @@ class RayTrain(Stack):
         return chosen
 
     def drive(self, job: CommonJob, python: Path) -> Drive:
-        """See Stack."""
         env = job.environment() | {"JOB_MAX_FAILURES": str(MAX_FAILURES[self.settings])}
         if self.settings == "tuned":
             env |= TUNED | {"JOB_GROUP_TIMEOUT": str(GROUP_TIMEOUT_S)}
         return Drive(argv=module(python, "trainchaos.harness.peers.ray_launch"), env=env)
 
     def fidelity(self) -> tuple[str, ...]:
-        """See Stack."""
         return (
             "one node, whose logical CPUs are as many as the job needs, whatever the machine has",
             "storage is a directory of this machine",

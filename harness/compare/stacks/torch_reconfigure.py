@@ -49,11 +49,9 @@ class TorchReconfigure(Stack):
     )
 
     def chosen(self) -> Mapping[str, object]:
-        """See Stack."""
         return {**self.values, "restarts of each rank": RESTARTS}
 
     def drive(self, job: CommonJob, python: Path) -> Drive:
-        """See Stack."""
         argv = module(
             python,
             "trainchaos.harness.peers.torch_reconfigure",
@@ -69,7 +67,6 @@ class TorchReconfigure(Stack):
         return Drive(argv=argv, env=job.environment())
 
     def fidelity(self) -> tuple[str, ...]:
-        """See Stack."""
         return (
             (
                 "torch gives the group and nothing else: the launcher, the agreement on members"

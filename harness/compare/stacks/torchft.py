@@ -70,7 +70,6 @@ class Torchft(Stack):
     )
 
     def chosen(self) -> Mapping[str, object]:
-        """See Stack."""
         setting = self.settings
         return {
             "torchft_lighthouse --min_replicas": (
@@ -86,7 +85,6 @@ class Torchft(Stack):
         }
 
     def drive(self, job: CommonJob, python: Path) -> Drive:
-        """See Stack."""
         setting = self.settings
         least = 1 if setting == "default" else job.ranks // 2 + 1
         lighthouse = (
@@ -111,7 +109,6 @@ class Torchft(Stack):
         return Drive(argv=argv, env=job.environment())
 
     def fidelity(self) -> tuple[str, ...]:
-        """See Stack."""
         return (
             (
                 "replicas are restarted by a small supervisor, at once; its users have torchrun or"

@@ -42,6 +42,8 @@ CHECK = 100
 """Steps in which a place is checked."""
 ALONE = ("collective-skip",)
 """Kinds that show of one rank only: of several that hang, one is declared hung."""
+TRIGGERS = frozenset(("step", "steps", "from", "time", "event", "mtbf", "weibull"))
+"""Keys of a fault's ``at``; each has one of them."""
 LATE = 0.02
 """Share of faults for which none need to be left, and of those before which none need to be."""
 SELDOM = 0.7
@@ -86,11 +88,15 @@ class World:
         """Whether real processes train."""
         return self.launcher != "sim"
 
+    def params(self, model: type[BaseModel], dice: Dice) -> Tree:
+        """Parameters of a plugin."""
+        return params_of(model, dice.rng, self.scale.most, self.scale.least)
+
 
 def scenario(dice: Dice, world: World) -> Tree:
     """A whole scenario, with unrelated faults."""
     made = job(dice, world)
-    place, count = made["launcher"], _count(dice)
+    count = int(dice.pick("faults", (1, 1, 1, 2, 2, 3, MOST_FAULTS)))  # several hide one another
     if count > 1:
         long_enough(made, dice, world)
     names = [dice.pick("kind", sorted(world.kinds)) for _ in range(count)]
@@ -99,8 +105,7 @@ def scenario(dice: Dice, world: World) -> Tree:
     workload, recovery = made["workload"], made["recovery"]
     for number, name in enumerate(names):
         part = number / count, (number + 1) / count
-        one = fault_of(name, dice, world, workload, recovery, place, number, part=part)
-        made["faults"].append(one)
+        made["faults"].append(fault_of(name, dice, world, made, number, part=part))
     checks_of_places(made, dice)
     for one in made["faults"]:
         if one["at"].get("event") == "restore" and recovery["strategy"] not in RESTORES:
@@ -179,10 +184,6 @@ def job(dice: Dice, world: World) -> Tree:
         "faults": [],
         "stop_conditions": [{"when": f"no_committed_step_for > {scale.still_s}s"}],
     }
-
-
-def _count(dice: Dice) -> int:
-    return int(dice.pick("faults", (1, 1, 1, 2, 2, 3, MOST_FAULTS)))  # several hide one another
 
 
 def is_mesh(shape: Any) -> bool:
@@ -268,7 +269,7 @@ def recovery_of(dice: Dice, world: World, shape: Any) -> Tree:
         else [name for name in world.strategies if name != "none"]
     )
     name = dice.pick("strategy", names)
-    made = {"strategy": name, **_params(world.strategies[name], dice, world.scale)}
+    made = {"strategy": name, **world.params(world.strategies[name], dice)}
     if shape != "ddp" and "rehearse" in made:
         made["rehearse"] = False
     if shape != "ddp" and made.get("sync") == "live":
@@ -280,36 +281,27 @@ def recovery_of(dice: Dice, world: World, shape: Any) -> Tree:
     return made
 
 
-def _params(model: type[BaseModel], dice: Dice, scale: Scale) -> Tree:
-    return params_of(model, dice.rng, scale.most, scale.least)
-
-
 def fault_of(
     name: str,
     dice: Dice,
     world: World,
-    workload: Tree,
-    recovery: Tree,
-    place: Tree,
+    scenario: Tree,
     number: int,
     *,
     part: tuple[float, float] = (0.0, 1.0),
 ) -> Tree:
-    """One fault of the kind ``name``. ``part``: of the steps in which it could strike."""
-    kind = world.kinds[name]
-    scale = world.scale
+    """One fault of the kind ``name`` for a scenario. ``part``: of the steps in which it could
+    strike.
+    """
+    kind, workload, scale = world.kinds[name], scenario["workload"], world.scale
     lasts = kind.lasting or (kind.may_last and dice.chance(0.4))
     duration = _duration(dice, kind, workload, scale) if lasts else None
-    made: Tree = {
-        "id": f"f{number}",
-        "kind": name,
-        "at": trigger(
-            dice, kind, name, workload, scale, lasts_steps=_in_steps(duration, scale), part=part
-        ),
-    }
-    if params := _params(kind, dice, world.scale):
+    steps = _in_steps(duration, scale)
+    at = trigger(dice, name, world, workload, lasts_steps=steps, part=part)
+    made: Tree = {"id": f"f{number}", "kind": name, "at": at}
+    if params := world.params(kind, dice):
         made["params"] = params
-    if target := _target(dice, kind, name, workload, recovery, place):
+    if target := _target(dice, kind, name, scenario):
         made["target"] = target
     if duration is not None:
         made["duration"] = duration
@@ -336,10 +328,9 @@ def _in_steps(duration: Any, scale: Scale) -> int:
 
 def trigger(
     dice: Dice,
-    kind: type[Fault],
     name: str,
+    world: World,
     workload: Tree,
-    scale: Scale,
     *,
     lasts_steps: int = 0,
     part: tuple[float, float] = (0.0, 1.0),
@@ -347,7 +338,7 @@ def trigger(
     """When a fault of a kind strikes. ``lasts_steps``: about how many steps it lasts; ``part``: of
     the steps in which it could strike.
     """
-    steps: int = workload["steps"]
+    kind, scale, steps = world.kinds[name], world.scale, int(workload["steps"])
     rng, last = dice.rng, max(1, steps - ROOM - lasts_steps)
     # what lasts shows beside steps without it, and by its end
     first, apart, most = (min(last, BEFORE), lasts_steps + BEFORE, 1) if lasts_steps else (1, 1, 3)
@@ -411,10 +402,9 @@ def phase(dice: Dice, name: str, kind: type[Fault]) -> Tree:
     )
 
 
-def _target(
-    dice: Dice, kind: type[Fault], name: str, workload: Tree, recovery: Tree, place: Tree
-) -> Tree:
-    rng, ranks, nodes = dice.rng, workload["ranks"], place["nodes"]
+def _target(dice: Dice, kind: type[Fault], name: str, scenario: Tree) -> Tree:
+    rng, workload, nodes = dice.rng, scenario["workload"], scenario["launcher"]["nodes"]
+    ranks = workload["ranks"]
     if kind.where is Where.CHECKPOINT:
         every = workload["checkpoint"]["every"]
         named = isinstance(every, int) and dice.chance(0.1)
@@ -452,7 +442,7 @@ def _target(
         return {"node": rng.randrange(nodes), "select": "all"}
     if (
         how in ("spare", "any")
-        and recovery["strategy"] == "hot-spare"
+        and scenario["recovery"]["strategy"] == "hot-spare"
         and kind.where is Where.PROCESS
     ):
         return {"role": how, "select": "one" if dice.chance(0.7) else "all"}

@@ -1,84 +1,73 @@
-"""Shrinks a scenario that shows a defect, while it shows the same: fewer faults, options, steps and
-ranks, rounder numbers.
+"""Shrinks what shows a defect, while it shows the same: of a scenario fewer faults, options, steps
+and ranks, and rounder numbers.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from trainchaos.harness.fuzz.draw.draw import is_mesh
+from trainchaos.harness.fuzz.draw.draw import TRIGGERS, Tree, is_mesh
 
-Tree = dict[str, Any]
 Path = tuple[str | int, ...]
-
-MOST_PLAYS = 150
-OPTIONAL: tuple[Path, ...] = (
-    ("workload", "determinism"),
-    ("workload", "verify_every"),
-    ("workload", "evaluate"),
-    ("launcher", "nodes_per_rack"),
+Case = TypeVar("Case")
+PARTS: tuple[Path, ...] = (
+    ("workload",),
+    ("launcher",),
+    ("workload", "checkpoint"),
+    ("recovery",),
     ("health",),
-    ("health", "taint_alarms"),
-    ("workload", "checkpoint", "delta"),
-    ("workload", "checkpoint", "sharded"),
-    ("workload", "checkpoint", "memory"),
-    ("workload", "checkpoint", "mode"),
-    ("workload", "checkpoint", "keep"),
 )
-OF_A_FAULT: tuple[Path, ...] = (
-    ("retrigger",),
-    ("at", "probability"),
-    ("at", "phase"),
-    ("at", "nth"),
-    ("at", "every"),
-    ("at", "max"),
-    ("duration",),
-    ("params",),
-    ("target",),
+"""Parts of a scenario with options."""
+NEEDED = frozenset(
+    (
+        *("kind", "ranks", "steps", "parallelism", "global_batch", "checkpoint", "every"),
+        *("nodes", "strategy", "id", "at"),
+    )
 )
+"""Keys of a job or a fault that cannot be left out."""
 
 
-def shrunk(tree: Tree, shows: Callable[[Tree], bool], most: int = MOST_PLAYS) -> tuple[Tree, int]:
-    """The smallest tree found, and how many trees were tried. ``shows``: whether a tree still shows
-    the defect.
+def shrunk(
+    case: Case, shows: Callable[[Case], bool], smaller: Callable[[Case], Iterator[Case]], most: int
+) -> tuple[Case, int]:
+    """The smallest case found, and how many were tried, at most ``most``. ``shows``: whether a case
+    still shows the defect; ``smaller``: cases that are one step smaller.
     """
-    plays, known = 0, {_key(tree)}
-    again = True
+    tried, known, again = 0, {repr(case)}, True
     while again:
         again = False
-        for smaller in smaller_than(tree):
-            if _key(smaller) in known:
+        for candidate in smaller(case):
+            if repr(candidate) in known:
                 continue
-            known.add(_key(smaller))
-            if plays >= most:
-                return tree, plays
-            plays += 1
-            if shows(smaller):
-                tree, again = smaller, True
+            known.add(repr(candidate))
+            if tried >= most:
+                return case, tried
+            tried += 1
+            if shows(candidate):
+                case, again = candidate, True
                 break
-    return tree, plays
+    return case, tried
 
 
 def smaller_than(tree: Tree) -> Iterator[Tree]:
-    """Trees that are one step smaller, largest steps first."""
-    faults = range(len(tree["faults"]))
-    for number in faults if len(faults) > 1 else ():
-        yield _without(tree, ("faults", number))
-    for path in OPTIONAL:
-        yield from _if_there(tree, path)
-    for name in [name for name in tree["recovery"] if name != "strategy"]:
-        yield from _if_there(tree, ("recovery", name))
-    for number in faults:
-        for path in OF_A_FAULT:
-            yield from _if_there(tree, ("faults", number, *path))
-        for name in tree["faults"][number].get("params", {}):
-            yield from _if_there(tree, ("faults", number, "params", name))
-        yield from _simpler_trigger(tree, number)
+    """Scenarios that are one step smaller, largest steps first."""
+    faults: list[Path] = [("faults", number) for number in range(len(tree["faults"]))]
+    for fault in faults if len(faults) > 1 else ():
+        yield _without(tree, fault)
+    if "health" in tree:
+        yield _without(tree, ("health",))
+    for part in PARTS:
+        yield from _less(tree, part, NEEDED)
+    for fault in faults:
+        yield from _less(tree, fault, NEEDED)
+        yield from _less(tree, (*fault, "at"), TRIGGERS | {"until"})
+        yield from _less(tree, (*fault, "params"))
+        yield from _simpler_trigger(tree, (*fault, "at"))
     yield from _smaller_job(tree)
-    for number in faults:
-        yield from _rounder(tree, ("faults", number))
+    for fault in faults:
+        yield from _rounder(tree, fault)
 
 
 def _smaller_job(tree: Tree) -> Iterator[Tree]:
@@ -94,9 +83,8 @@ def _smaller_job(tree: Tree) -> Iterator[Tree]:
     if isinstance(job["parallelism"], str):
         for ranks in _lower(job["ranks"], 2):
             smaller = _with(tree, ("workload", "ranks"), ranks)
-            smaller["workload"]["global_batch"] = ranks * max(
-                1, job["global_batch"] // job["ranks"]
-            )
+            each = max(1, job["global_batch"] // job["ranks"])
+            smaller["workload"]["global_batch"] = ranks * each
             yield smaller
         if job["global_batch"] != job["ranks"]:
             yield _with(tree, ("workload", "global_batch"), job["ranks"])
@@ -110,20 +98,21 @@ def _smaller_job(tree: Tree) -> Iterator[Tree]:
 
 
 def _smaller_mesh(tree: Tree) -> Iterator[Tree]:
-    shape = tree["workload"]["parallelism"]
-    for name in ("schedule", "microbatches"):
-        yield from _if_there(tree, ("workload", "parallelism", name))
-    for dim in ("shard", "pipeline", "context", "tensor", "replicate"):
+    path: Path = ("workload", "parallelism")
+    shape = _at(tree, path)
+    dims = ("shard", "pipeline", "context", "tensor", "replicate")
+    yield from _less(tree, path, frozenset(dims))
+    for dim in dims:
         for size in _lower(shape[dim], 1):
-            smaller = _with(tree, ("workload", "parallelism", dim), size)
+            smaller = _with(tree, (*path, dim), size)
             job = smaller["workload"]
             job["ranks"] = job["ranks"] // shape[dim] * size
             job["global_batch"] = max(job["ranks"], job["global_batch"])
             yield smaller
 
 
-def _simpler_trigger(tree: Tree, number: int) -> Iterator[Tree]:
-    path, at = ("faults", number, "at"), tree["faults"][number]["at"]
+def _simpler_trigger(tree: Tree, path: Path) -> Iterator[Tree]:
+    at = _at(tree, path)
     rest = {key: value for key, value in at.items() if key == "phase"}
     if len(at.get("steps", ())) > 1:
         for index in range(len(at["steps"])):
@@ -144,44 +133,34 @@ def _simpler_trigger(tree: Tree, number: int) -> Iterator[Tree]:
 
 def _rounder(tree: Tree, path: Path) -> Iterator[Tree]:
     """Every number below a path, with fewer digits."""
-    for inner, value in _numbers(_at(tree, path), path):
-        if isinstance(value, float):
-            for digits in (0, 1, 2):
-                if (rounded := round(value, digits)) not in (value, 0.0):
-                    yield _with(tree, inner, rounded)
-                    break
+    value = _at(tree, path)
+    if isinstance(value, float):
+        rounded = (round(value, digits) for digits in (0, 1, 2))
+        for number in [number for number in rounded if number not in (value, 0.0)][:1]:
+            yield _with(tree, path, number)
+    elif isinstance(value, (Mapping, list)):
+        for key in value if isinstance(value, Mapping) else range(len(value)):
+            yield from _rounder(tree, (*path, key))
 
 
-def _numbers(value: Any, path: Path) -> Iterator[tuple[Path, int | float]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _numbers(inner, (*path, key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _numbers(inner, (*path, index))
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        yield path, value
-
-
-def _lower(value: int, least: int) -> Iterator[int]:
+def _lower(value: int, least: int) -> list[int]:
     """The least value, half way to it, and one less."""
-    yield from sorted(
-        {number for number in (least, (value + least) // 2, value - 1) if least <= number < value}
-    )
+    return sorted(n for n in {least, (value + least) // 2, value - 1} if least <= n < value)
+
+
+def _less(tree: Tree, path: Path, needed: frozenset[str] = frozenset()) -> Iterator[Tree]:
+    """Without one of the other keys of a mapping, if it is there."""
+    holder = _at(tree, path[:-1])
+    if path[-1] in holder or isinstance(path[-1], int):
+        for key in holder[path[-1]]:
+            if key not in needed:
+                yield _without(tree, (*path, key))
 
 
 def _at(tree: Any, path: Path) -> Any:
     for key in path:
         tree = tree[key]
     return tree
-
-
-def _if_there(tree: Tree, path: Path) -> Iterator[Tree]:
-    try:
-        _at(tree, path)
-    except (KeyError, TypeError):
-        return
-    yield _without(tree, path)
 
 
 def _without(tree: Tree, path: Path) -> Tree:
@@ -194,10 +173,3 @@ def _with(tree: Tree, path: Path, value: Any) -> Tree:
     made = copy.deepcopy(tree)
     _at(made, path[:-1])[path[-1]] = value
     return made
-
-
-def _key(tree: Any) -> str:
-    return repr(tree)
-
-
-__all__: Sequence[str] = ("MOST_PLAYS", "shrunk", "smaller_than")

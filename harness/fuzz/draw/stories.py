@@ -13,6 +13,7 @@ import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import MappingProxyType
 
 from trainchaos.chaos.fault.aftermath import Ends, EndsWithin, HangsUntilDeclared, StandsStill
@@ -32,6 +33,7 @@ from trainchaos.harness.fuzz.draw.values import params_of
 FAILURE = ("loss", "hang", "values", "apart")
 """Groups of faults that a job must recover from."""
 SUPERVISOR = ("supervisor",)
+SAVING = {"saving": "checkpoint_saving", "saved": "checkpoint_committed"}
 MENDING = ("noticed", "noticed", "regroup", "restore", "recovered")
 """Moments of a recovery; every recovery has the first."""
 AFTER = ("recovered", "soon", "later", "later")
@@ -45,7 +47,7 @@ BRIEF = {"down_s": 1.0}
 """Limits, in seconds, so that lost parts come back while the job trains."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StoryFault:
     """One fault of a story. ``what``: its groups (``groups``); ``when``: words of
     ``_Telling._when``; ``who``: "anyone", or relative to the fault before, "same", "another" or
@@ -58,7 +60,7 @@ class StoryFault:
     share: float = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Story:
     """``needs``: requirements on the job, words of ``NEEDS``."""
 
@@ -69,55 +71,50 @@ class Story:
 
 STORIES: tuple[Story, ...] = (
     Story(
-        name="a second failure while the first is mended",
-        faults=(
+        "a second failure while the first is mended",
+        (
             StoryFault(),
             StoryFault(when=MENDING, who=("same", "another")),
             StoryFault(when=MENDING, share=0.3),
         ),
     ),
     Story(
-        name="the same again on whoever took over",
-        faults=(
+        "the same again on whoever took over",
+        (
             StoryFault(),
-            StoryFault(what=("same",), when=AFTER, who=("same",)),
+            StoryFault(("same",), AFTER, who=("same",)),
             StoryFault(when=AFTER, share=0.3),
         ),
     ),
     Story(
-        name="one failure after the other",
-        faults=(StoryFault(), StoryFault(when=AFTER), StoryFault(when=("later",), share=0.5)),
+        "one failure after the other",
+        (StoryFault(), StoryFault(when=AFTER), StoryFault(when=("later",), share=0.5)),
     ),
     Story(
-        name="the supervisor is lost while it acts",
-        faults=(
-            StoryFault(),
-            StoryFault(what=SUPERVISOR, when=MENDING),
-            StoryFault(when=("later",), share=0.3),
-        ),
+        "the supervisor is lost while it acts",
+        (StoryFault(), StoryFault(SUPERVISOR, MENDING), StoryFault(when=("later",), share=0.3)),
     ),
     Story(
-        name="the supervisor is lost, and what it knew is needed",
-        faults=(
-            StoryFault(what=("values", "values", "loss", "hang")),
-            StoryFault(what=SUPERVISOR, when=AFTER),
+        "the supervisor is lost, and what it knew is needed",
+        (
+            StoryFault(("values", "values", "loss", "hang")),
+            StoryFault(SUPERVISOR, AFTER),
             StoryFault(when=("later",)),
         ),
     ),
     Story(
-        name="a failure while nobody supervises",
-        faults=(
-            StoryFault(what=SUPERVISOR),
+        "a failure while nobody supervises",
+        (
+            StoryFault(SUPERVISOR),
             StoryFault(when=("soon",)),
             StoryFault(when=("later",), share=0.3),
         ),
     ),
     Story(
-        name="a checkpoint is bad, and is needed",
-        faults=(
+        "a checkpoint is bad, and is needed",
+        (
             StoryFault(
-                what=("checkpoint", "checkpoint", "storage"),
-                when=("after a save", "after a save", "midway"),
+                ("checkpoint", "checkpoint", "storage"), ("after a save", "after a save", "midway")
             ),
             StoryFault(when=("soon", "soon", "later")),
             StoryFault(when=MENDING, share=0.3),
@@ -125,50 +122,46 @@ STORIES: tuple[Story, ...] = (
         needs=("saves", "keeps few"),
     ),
     Story(
-        name="wrong values are saved before they are noticed",
-        faults=(
-            StoryFault(what=("state", "state", "values")),
+        "wrong values are saved before they are noticed",
+        (
+            StoryFault(("state", "state", "values")),
             StoryFault(when=("soon", "later"), share=0.3),
         ),
         needs=("saves often", "keeps few", "compares seldom"),
     ),
     Story(
-        name="a state goes wrong, and its source is lost",
-        faults=(
-            StoryFault(what=("state", "values")),
-            StoryFault(what=("loss", "hang"), when=("soon", "noticed"), who=("same",)),
+        "a state goes wrong, and its source is lost",
+        (
+            StoryFault(("state", "values")),
+            StoryFault(("loss", "hang"), ("soon", "noticed"), ("same",)),
         ),
     ),
     Story(
-        name="two failures at once",
-        faults=(StoryFault(), StoryFault(when=("at once",), who=("another", "same node"))),
+        "two failures at once",
+        (StoryFault(), StoryFault(when=("at once",), who=("another", "same node"))),
     ),
     Story(
-        name="a failure in the first steps or the last",
-        faults=(
+        "a failure in the first steps or the last",
+        (
             StoryFault(when=("first", "last")),
             StoryFault(when=("at once", "soon", *MENDING), share=0.4),
         ),
     ),
     Story(
-        name="a failure around a save",
-        faults=(
+        "a failure around a save",
+        (
             StoryFault(when=("saving", "saved", "after a save")),
             StoryFault(when=("soon", *MENDING), share=0.4),
         ),
         needs=("saves",),
     ),
     Story(
-        name="a failure while something is slow",
-        faults=(
-            StoryFault(what=("slow",)),
-            StoryFault(when=("soon",)),
-            StoryFault(when=MENDING, share=0.3),
-        ),
+        "a failure while something is slow",
+        (StoryFault(("slow",)), StoryFault(when=("soon",)), StoryFault(when=MENDING, share=0.3)),
     ),
     Story(
-        name="a job goes on for long after its failures",
-        faults=(StoryFault(), StoryFault(when=("soon", *MENDING), share=0.3)),
+        "a job goes on for long after its failures",
+        (StoryFault(), StoryFault(when=("soon", *MENDING), share=0.3)),
         needs=("lasts",),
     ),
 )
@@ -185,7 +178,7 @@ def scenario_from_stories(dice: Dice, world: World, stories: Sequence[Story] = S
     scale = replace(world.scale, most={**BRIEF, **world.scale.most})
     telling = _Telling(dice, replace(world, scale=scale), made)
     for need in dict.fromkeys(need for name in names for need in possible[name].needs):
-        NEEDS[need](made, dice, world)
+        NEEDS[need](made["workload"], dice, world)
     for name in names:
         telling.tell(possible[name])
     checks_of_places(made, dice)
@@ -195,21 +188,12 @@ def scenario_from_stories(dice: Dice, world: World, stories: Sequence[Story] = S
 
 def related(dice: Dice, world: World, tree: Tree) -> None:
     """Add one fault that is related to those before it."""
-    telling = _Telling(dice, world, tree)
-    telling.tell(
-        Story(
-            name="",
-            faults=(
-                StoryFault(
-                    what=(*FAILURE, *SUPERVISOR), when=(*MENDING, *AFTER), who=("same", "another")
-                ),
-            ),
-        )
-    )
+    fault = StoryFault((*FAILURE, *SUPERVISOR), (*MENDING, *AFTER), ("same", "another"))
+    _Telling(dice, world, tree).tell(Story("", (fault,)))
 
 
 def _can_tell(story: Story, world: World) -> bool:
-    there = {"same"}.union(*(groups(kind) for kind in world.kinds.values()))
+    there = {"same"}.union(*map(groups, world.kinds.values()))
     return all(there & set(spec.what) for spec in story.faults if spec.share == 1.0)
 
 
@@ -240,36 +224,33 @@ def groups(kind: type[Fault]) -> frozenset[str]:
 # ---- requirements on the job
 
 
-def _saves(made: Tree, dice: Dice, world: World) -> None:
+def _saves(job: Tree, dice: Dice, world: World) -> None:
     """A checkpoint before the middle of the job."""
-    made["workload"]["checkpoint"]["every"] = dice.rng.randint(
-        1, max(1, made["workload"]["steps"] // 4)
-    )
+    job["checkpoint"]["every"] = dice.rng.randint(1, max(1, job["steps"] // 4))
 
 
-def _saves_often(made: Tree, dice: Dice, world: World) -> None:
-    made["workload"]["checkpoint"]["every"] = dice.rng.randint(1, 2)
+def _saves_often(job: Tree, dice: Dice, world: World) -> None:
+    job["checkpoint"]["every"] = dice.rng.randint(1, 2)
 
 
-def _keeps_few(made: Tree, dice: Dice, world: World) -> None:
-    made["workload"]["checkpoint"]["keep"] = dice.rng.choice((1, 1, 2, 3))
+def _keeps_few(job: Tree, dice: Dice, world: World) -> None:
+    job["checkpoint"]["keep"] = dice.rng.choice((1, 1, 2, 3))
 
 
-def _compares_seldom(made: Tree, dice: Dice, world: World) -> None:
+def _compares_seldom(job: Tree, dice: Dice, world: World) -> None:
     """Ranks hold the same state, and compare it after several checkpoints, while the job trains."""
-    made["workload"]["verify_every"] = dice.rng.randint(4, max(4, made["workload"]["steps"] // 3))
-    if made["workload"]["parallelism"] == "fsdp":
-        made["workload"]["parallelism"] = "ddp"
+    job["verify_every"] = dice.rng.randint(4, max(4, job["steps"] // 3))
+    if job["parallelism"] == "fsdp":
+        job["parallelism"] = "ddp"
 
 
-def _lasts(made: Tree, dice: Dice, world: World) -> None:
+def _lasts(job: Tree, dice: Dice, world: World) -> None:
     """Evaluations between the steps, so that a replacement arrives and the job continues with it.
     One rank evaluates, so it must have the whole model.
     """
     steps, every = world.scale.steps[1], dice.rng.randint(1, 5)
-    takes = dice.rng.uniform(*LONG_S) * every / steps
-    made["workload"] |= {"steps": steps, "evaluate": {"every": every, "takes": round(takes, 2)}}
-    made["workload"]["parallelism"] = "ddp"
+    takes = round(dice.rng.uniform(*LONG_S) * every / steps, 2)
+    job |= {"steps": steps, "evaluate": {"every": every, "takes": takes}, "parallelism": "ddp"}
 
 
 NEEDS: Mapping[str, Callable[[Tree, Dice, World], None]] = MappingProxyType(
@@ -290,31 +271,29 @@ class _Telling:
     """Adds the faults of stories one after the other. ``made``: the scenario to add them to."""
 
     def __init__(self, dice: Dice, world: World, made: Tree) -> None:
-        self._dice, self._world, self._made = dice, world, made
-        self._job, self._place = made["workload"], made["launcher"]
-        self._parts = (self._job, made["recovery"], self._place)
+        self._dice, self._rng, self._world, self._made = dice, dice.rng, world, made
+        self._job = made["workload"]
         steps = [fault["at"]["step"] for fault in made["faults"] if "step" in fault["at"]]
         self._step = steps[-1] if steps else 0
         """The step of the last fault with a step; 0: none yet."""
 
     def tell(self, story: Story) -> None:
-        """Draw all faults of a story."""
-        dice, faults = self._dice, self._made["faults"]
+        """Draw all faults of a story, but those of which there is no kind."""
+        faults = self._made["faults"]
         for spec in story.faults:
-            if spec.share == 1.0 or dice.chance(spec.share):
-                faults += self._faults(spec, faults[-1] if faults else None, len(faults))
+            if spec.share == 1.0 or self._dice.chance(spec.share):
+                before = faults[-1] if faults else None
+                if (name := self._kind(spec, before)) is not None:
+                    faults.append(self._fault(name, spec, before, len(faults)))
 
-    def _faults(self, spec: StoryFault, before: Tree | None, number: int) -> list[Tree]:
-        """One fault, or none if no such kind is available."""
-        name = self._kind(spec, before)
-        if name is None:
-            return []
-        made = fault_of(name, self._dice, self._world, *self._parts, number)
-        made["at"] = self._when(self._dice.rng.choice(spec.when), name, before)
-        target = self._who(self._dice.rng.choice(spec.who), made.get("target"), before)
-        return [{**made, "target": target} if target else made]
+    def _fault(self, name: str, spec: StoryFault, before: Tree | None, number: int) -> Tree:
+        made = fault_of(name, self._dice, self._world, self._made, number)
+        made["at"] = self._when(self._rng.choice(spec.when), name, before)
+        target = self._who(self._rng.choice(spec.who), made.get("target"), before)
+        return {**made, "target": target} if target else made
 
     def _kind(self, spec: StoryFault, before: Tree | None) -> str | None:
+        """A kind of a drawn group, or of any if that has none."""
         if spec.what == ("same",):
             return str(before["kind"]) if before else None
         there = {
@@ -323,9 +302,7 @@ class _Telling:
             ]
             for group in spec.what
         }
-        names = there[self._dice.rng.choice(spec.what)] or [
-            name for each in there.values() for name in each
-        ]
+        names = there[self._rng.choice(spec.what)] or list(chain(*there.values()))
         return str(self._dice.pick("kind", names)) if names else None
 
     def _when(self, word: str, name: str, before: Tree | None) -> Tree:
@@ -333,23 +310,20 @@ class _Telling:
         "saved", "after a save"), a recovery (``MENDING``), or relative to the fault before ("at
         once", "soon", "later").
         """
-        rng, steps = self._dice.rng, self._job["steps"]
-        if word in ("saving", "saved"):
-            return {
-                "event": f"checkpoint_{'saving' if word == 'saving' else 'committed'}",
-                "nth": rng.randint(1, 3),
-            }
+        if word in SAVING:
+            return {"event": SAVING[word], "nth": self._rng.randint(1, 3)}
         if word in MENDING:
             done = max(1, sum("step" in fault["at"] for fault in self._made["faults"]))
             event = "recovery_started" if word == "noticed" else word
-            return {"event": event, "nth": rng.choice((1, done, done, done + 1))}
+            return {"event": event, "nth": self._rng.choice((1, done, done, done + 1))}
         if word == "at once" and before is not None:
             return dict(before["at"])
+        steps = self._job["steps"]
         self._step = max(1, min(steps, self._step_of(word, steps)))
         return {"step": self._step, **phase(self._dice, name, self._world.kinds[name])}
 
     def _step_of(self, word: str, steps: int) -> int:
-        rng, since = self._dice.rng, self._step
+        rng, since = self._rng, self._step
         if word == "first":
             return since + rng.randint(1, 2)
         if word == "last":
@@ -366,15 +340,12 @@ class _Telling:
 
     def _who(self, word: str, target: Tree | None, before: Tree | None) -> Tree | None:
         """A target, or None. The target before is known if it was a single rank."""
-        rank = (before or {}).get("target", {}).get("rank")
+        rank, ranks = (before or {}).get("target", {}).get("rank"), self._job["ranks"]
         if target is None or "rank" not in target or rank is None or word == "anyone":
             return target
         if word == "another":
-            return {
-                "rank": (rank + self._dice.rng.randint(1, self._job["ranks"] - 1))
-                % self._job["ranks"]
-            }
+            return {"rank": (rank + self._rng.randint(1, ranks - 1)) % ranks}
         if word == "same node":
-            per = -(-self._job["ranks"] // self._place["nodes"])
+            per = -(-ranks // self._made["launcher"]["nodes"])
             return {"node": rank // per, "select": "one"}
         return {"rank": rank}

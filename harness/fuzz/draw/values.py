@@ -8,6 +8,7 @@ import math
 import random
 import types
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -50,6 +51,50 @@ LEAST = {
 WIDEST = 1000.0
 TEXTS = ("it broke", "x", 'a "word": {of} [several]')
 SMALLEST = 1e-3
+Limits = tuple[Mapping[str, float], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Allowed numbers of a field, and the part of them to draw from."""
+
+    ge: float | None = None
+    gt: float = -WIDEST
+    le: float | None = None
+    lt: float = WIDEST
+    most: float = WIDEST
+    least: float = -math.inf
+
+    @classmethod
+    def of(cls, name: str, field: FieldInfo, limits: Limits) -> Bounds:
+        """``limits``: most and least, by the ends of names; the first that fits."""
+        ends = [[limit for end, limit in each.items() if name.endswith(end)] for each in limits]
+        given = {
+            which: found[0] for which, found in zip(("most", "least"), ends, strict=True) if found
+        }
+        for part in field.metadata:
+            for bound in ("ge", "gt", "le", "lt"):
+                if (value := getattr(part, bound, None)) is not None:
+                    given[bound] = float(value)
+        return cls(**given)
+
+    @property
+    def low(self) -> float:
+        """The smallest number allowed, or one just below all."""
+        return self.gt if self.ge is None else self.ge
+
+    def number(self, rng: random.Random) -> float:
+        """Small numbers as often as large ones; sometimes an end of the range."""
+        low = max(self.low, self.least)
+        high = max(self.low, min(self.lt if self.le is None else self.le, self.most))
+        if rng.random() < AT_AN_END and self.ge is not None:
+            return low
+        if rng.random() < AT_AN_END and self.le == high:
+            return high
+        least = max(low, SMALLEST) if low >= 0 else low
+        if least <= 0 or high / least < 2:
+            return rng.uniform(low, high)
+        return math.exp(rng.uniform(math.log(least), math.log(high)))
 
 
 def params_of(
@@ -64,38 +109,28 @@ def params_of(
     invalid too.
     """
     for _ in range(TRIES):
-        found = _drawn(model, rng, most, least)
-        if _goes_together(model, found):
-            return found
-    found = _drawn(model, rng, most, least, left_out=1.0)
-    model(**found)
-    return found
-
-
-def _goes_together(model: type[BaseModel], found: Mapping[str, Any]) -> bool:
-    try:
-        model(**found)
-    except ValidationError:
-        return False
-    return True
+        params = _drawn(model, rng, (most, least))
+        try:
+            model(**params)
+        except ValidationError:
+            continue
+        return params
+    params = _drawn(model, rng, (most, least), left_out=1.0)
+    model(**params)
+    return params
 
 
 def _drawn(
-    model: type[BaseModel],
-    rng: random.Random,
-    most: Mapping[str, float],
-    least: Mapping[str, float],
-    left_out: float = LEFT_OUT,
+    model: type[BaseModel], rng: random.Random, limits: Limits, left_out: float = LEFT_OUT
 ) -> dict[str, Any]:
-    found = {}
-    for name, field in model.model_fields.items():
-        if not field.is_required() and rng.random() < SELDOM.get(name, left_out):
-            continue
-        found[name] = _of(name, field.annotation, _bounds(name, field, most, least), rng)
-    return found
+    return {
+        name: _of(name, field.annotation, Bounds.of(name, field, limits), rng)
+        for name, field in model.model_fields.items()
+        if field.is_required() or rng.random() >= SELDOM.get(name, left_out)
+    }
 
 
-def _of(name: str, kind: Any, bounds: Mapping[str, float], rng: random.Random) -> Any:
+def _of(name: str, kind: Any, bounds: Bounds, rng: random.Random) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return rng.choice(inner)
@@ -110,45 +145,8 @@ def _of(name: str, kind: Any, bounds: Mapping[str, float], rng: random.Random) -
         return rng.choice(TEXTS)
     if kind is bool:
         return rng.random() < 0.5
-    if kind in (int, float):
-        number = _number(max(_low(bounds), bounds["least"]), _high(bounds), bounds, rng)
-        return (
-            max(round(number), math.ceil(_low(bounds))) if kind is int else float(f"{number:.3g}")
-        )
+    if kind is int:
+        return max(round(bounds.number(rng)), math.ceil(bounds.low))
+    if kind is float:
+        return float(f"{bounds.number(rng):.3g}")
     raise TypeError(f"{name}: {kind}")
-
-
-def _number(low: float, high: float, bounds: Mapping[str, float], rng: random.Random) -> float:
-    """Small numbers as often as large ones; sometimes an end of the range."""
-    if rng.random() < AT_AN_END and "ge" in bounds:
-        return low
-    if rng.random() < AT_AN_END and bounds.get("le") == high:
-        return high
-    least = max(low, SMALLEST) if low >= 0 else low
-    if least <= 0 or high / least < 2:
-        return rng.uniform(low, high)
-    return math.exp(rng.uniform(math.log(least), math.log(high)))
-
-
-def _low(bounds: Mapping[str, float]) -> float:
-    return bounds["ge"] if "ge" in bounds else bounds.get("gt", -WIDEST)
-
-
-def _high(bounds: Mapping[str, float]) -> float:
-    allowed = bounds["le"] if "le" in bounds else bounds.get("lt", WIDEST)
-    return max(_low(bounds), min(allowed, bounds["most"]))
-
-
-def _bounds(
-    name: str, field: FieldInfo, most: Mapping[str, float], least: Mapping[str, float]
-) -> dict[str, float]:
-    """The field's bounds, and the part of the range to draw from."""
-    found = {
-        "most": next((high for ending, high in most.items() if name.endswith(ending)), WIDEST),
-        "least": next((low for ending, low in least.items() if name.endswith(ending)), -math.inf),
-    }
-    for part in field.metadata:
-        for bound in ("ge", "gt", "le", "lt"):
-            if (value := getattr(part, bound, None)) is not None:
-                found[bound] = float(value)
-    return found

@@ -5,7 +5,7 @@ that occurred in them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -21,10 +21,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "hit": "stage × fault × phase",
         "failed": "stage × cause of a failure",
         "decided": "stage × decision",
-        "refused": "reason for a refusal",
-        "spoilt": "reason for a refusal × spoiling",
-        "loaded": "spoilings of what loads all the same",
-        "seen": "checker × change of a log",
+        "damage": "damage × event",
     }
 )
 """First word of a feature -> what it counts."""
@@ -47,16 +44,18 @@ class Observed(Orchestrator):
         self, kind: Kind, /, *, step: int | None = None, generation: int | None = None, **data: Any
     ) -> Event:
         """Write an event, as every arm does."""
-        stage = self.controller.stage.value
-        if kind is Kind.FAULT_INJECTED:
-            self.reached.add(("hit", stage, data["kind"], str(data.get("phase"))))
-        elif kind is Kind.FAILURE_DETECTED:
-            self.reached.add(("failed", stage, data["cause"]))
-        elif kind is Kind.DECISION:
-            self.reached |= {
-                ("decided", stage, str(act).partition("(")[0]) for act in data["actions"]
-            }
+        self.reached.update(features_of(self.controller.stage.value, kind, data))
         return super().record(kind, step=step, generation=generation, **data)
+
+
+def features_of(stage: str, kind: Kind, data: Mapping[str, Any]) -> Iterator[Feature]:
+    """What an event says was reached."""
+    if kind is Kind.FAULT_INJECTED:
+        yield ("hit", stage, data["kind"], str(data.get("phase")))
+    elif kind is Kind.FAILURE_DETECTED:
+        yield ("failed", stage, data["cause"])
+    elif kind is Kind.DECISION:
+        yield from (("decided", stage, str(act).partition("(")[0]) for act in data["actions"])
 
 
 def _word(report: Report) -> str:

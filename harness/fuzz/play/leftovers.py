@@ -9,12 +9,11 @@ Network namespaces and queues have no such names, and are compared with their st
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainchaos.chaos.errors import LogError
@@ -23,6 +22,7 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch import cgroups
 from trainchaos.harness.run import heal
 from trainchaos.harness.undo import live
+from trainchaos.harness.undo.base import mounts
 from trainchaos.harness.undo.ledger import read_open
 
 MARK = "CHAOS_FUZZ_PLAY"
@@ -34,35 +34,22 @@ KILL_LIMIT_S = 5.0
 TOOL_LIMIT_S = 10.0
 NAMESPACES = Path("/run/netns")
 DEVICES = Path("/sys/class/net")
-MOUNTS = Path("/proc/self/mountinfo")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Network:
-    """Names of namespaces and devices, and the lines of ``tc`` about the queues."""
-
-    namespaces: frozenset[str]
-    devices: frozenset[str]
-    queues: frozenset[str]
+QUEUES = ("tc", "qdisc", "show")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineBefore:
     """The machine before a run. ``token``: the value of ``MARK`` for it; ``since``: clock ticks
-    since boot; ``since_ns``: Unix time.
+    since boot, before the start of any process of the run; ``since_ns``: Unix time; ``namespaces``,
+    ``devices``: of the network; ``queues``: lines of ``tc`` about them.
     """
 
     token: str
     since: int
-    since_ns: int
-    network: Network
-
-    @classmethod
-    def now(cls, token: str, since: int) -> MachineBefore:
-        """The present state. ``since``: a process's start time, before that of any process of the
-        run.
-        """
-        return cls(token=token, since=since, since_ns=time.time_ns(), network=_network())
+    since_ns: int = field(default_factory=time.time_ns)
+    namespaces: frozenset[str] = field(default_factory=lambda: _names(NAMESPACES))
+    devices: frozenset[str] = field(default_factory=lambda: _names(DEVICES))
+    queues: frozenset[str] = field(default_factory=lambda: _queues())
 
 
 def left_by(
@@ -72,9 +59,9 @@ def left_by(
     with all its files; ``pids``: of its processes.
     """
     until_s = time.monotonic() + SETTLE_S
-    while (found := _left(before, run, place, pids)) and time.monotonic() < until_s:
+    while (left := tuple(_left(before, run, place, pids))) and time.monotonic() < until_s:
         time.sleep(LOOK_S)
-    return found
+    return left
 
 
 def clean(before: MachineBefore, run: RunDirectory | None) -> None:
@@ -95,16 +82,23 @@ def marked(before: MachineBefore) -> list[tuple[int, int]]:
 
 def _left(
     before: MachineBefore, run: RunDirectory | None, place: Path, pids: Collection[int]
-) -> tuple[str, ...]:
-    return tuple(
-        [
-            *(f"process {_command(pid)}" for pid, _ in marked(before)),
-            *(_of_run(run, pids) if run is not None else ()),
-            *(f"mount of {where}" for where in _mounts(place)),
-            *(f"shared memory {name}" for name in _memory(before, pids)),
-            *_changed(before.network, _network()),
-        ]
-    )
+) -> Iterator[str]:
+    for pid, _ in marked(before):
+        yield f"process {_command(pid)}"
+    if run is not None:
+        yield from _of_run(run, pids)
+    for where, _ in mounts():
+        if Path(where).is_relative_to(place):
+            yield f"mount of {where}"
+    for path in shared_memory.abandoned(before.since_ns, time.time_ns()):
+        if _of(path.name, pids):
+            yield f"shared memory {path.name}"
+    for name in sorted(_names(NAMESPACES) - before.namespaces):
+        yield f"network namespace {name}"
+    for line in sorted(_queues() - before.queues):
+        # of a device that was there: a container started meanwhile has its own
+        if any(f"dev {device} " in line for device in before.devices):
+            yield f"queue: {line}"
 
 
 def _of_run(run: RunDirectory, pids: Collection[int]) -> Iterator[str]:
@@ -125,18 +119,6 @@ def _open(run: RunDirectory) -> list[str]:
         return [error.message]
 
 
-def _mounts(place: Path) -> list[str]:
-    with suppress(OSError):
-        points = (line.split()[4] for line in MOUNTS.read_text().splitlines())
-        return [point for point in points if Path(point).is_relative_to(place)]
-    return []
-
-
-def _memory(before: MachineBefore, pids: Collection[int]) -> list[str]:
-    paths = shared_memory.abandoned(before.since_ns, time.time_ns())
-    return [path.name for path in paths if _of(path.name, pids)]
-
-
 def _of(name: str, pids: Collection[int]) -> bool:
     return any(int(number) in pids for number in re.findall(r"\d+", name))
 
@@ -148,40 +130,15 @@ def _command(pid: int) -> str:
     return str(pid)
 
 
-def _network() -> Network:
-    return Network(
-        namespaces=_names(NAMESPACES),
-        devices=_names(DEVICES),
-        queues=frozenset(_told(("tc", "qdisc", "show"))),
-    )
-
-
-def _changed(before: Network, now: Network) -> Iterator[str]:
-    """New queues only of devices that existed before: a container started meanwhile has its own
-    device.
-    """
-    for name in sorted(now.namespaces - before.namespaces):
-        yield f"network namespace {name}"
-    for line in sorted(now.queues - before.queues):
-        if any(f"dev {device} " in line for device in before.devices):
-            yield f"queue: {line}"
-
-
 def _names(place: Path) -> frozenset[str]:
-    try:
+    with suppress(OSError):
         return frozenset(path.name for path in place.iterdir())
-    except OSError:
-        return frozenset()
+    return frozenset()
 
 
-def _told(argv: Sequence[str]) -> list[str]:
-    """A tool's output lines; none if it is not installed."""
-    if shutil.which(argv[0]) is None:
-        return []
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=TOOL_LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.splitlines()
+def _queues() -> frozenset[str]:
+    """Lines of ``tc``; none if it is not installed."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(QUEUES, capture_output=True, text=True, timeout=TOOL_LIMIT_S)
+        return frozenset(done.stdout.splitlines())
+    return frozenset()

@@ -14,9 +14,9 @@ from typing import Any
 
 from trainchaos.harness.fuzz.play.excuses import EXCUSES
 from trainchaos.harness.fuzz.play.play import PlayResult
+from trainchaos.harness.fuzz.play.unlanded import Case
 from trainchaos.harness.judge.results import Finding
 
-Tree = Mapping[str, Any]
 MORE = re.compile(r"; and \d+ more$")
 
 
@@ -30,7 +30,13 @@ class Find:
     text: str
 
 
-def find_in(tree: Tree, played: PlayResult) -> Find | None:
+def headline(find: Find) -> str:
+    """One line of its text."""
+    lines = find.text.splitlines() or [find.key]
+    return lines[-1] if find.text.startswith("Traceback") else lines[0]
+
+
+def find_in(tree: Mapping[str, Any], played: PlayResult) -> Find | None:
     """The worst defect, or None."""
     if played.refused:
         return None
@@ -38,33 +44,30 @@ def find_in(tree: Tree, played: PlayResult) -> Find | None:
         return Find(key=f"crash: {played.place}", text=played.crash)
     if played.left:
         return Find(key="left behind", text="; ".join(played.left))
-    open_ones = {
-        name: parts
+    case = Case(tree, played)
+    wrong = [
+        (finding.verdict != "fail", name, finding, parts)
         for name, finding in played.findings.items()
-        if finding.verdict != "pass" and (parts := unexcused(tree, played, name, finding))
-    }
-    if not open_ones:
-        return None
-    worst = sorted(open_ones, key=lambda name: (played.findings[name].verdict != "fail", name))
-    said = [
-        f"{name} {played.findings[name].verdict}: {played.findings[name].witness}" for name in worst
+        if finding.verdict != "pass" and (parts := unexcused(case, name, finding))
     ]
-    first = worst[0]
-    key = f"{first} {played.findings[first].verdict}: {plain('; '.join(open_ones[first]))}"
-    return Find(key=key, text="\n".join(said))
+    if not wrong:
+        return None
+    wrong.sort(key=lambda row: row[:2])
+    _, name, finding, parts = wrong[0]
+    return Find(
+        key=f"{name} {finding.verdict}: {plain('; '.join(parts))}",
+        text="\n".join(f"{name} {each.verdict}: {each.witness}" for _, name, each, _ in wrong),
+    )
 
 
-def unexcused(tree: Tree, played: PlayResult, name: str, finding: Finding) -> list[str]:
+def unexcused(case: Case, name: str, finding: Finding) -> list[str]:
     """Parts of a checker's witness that no listed and true reason excuses."""
     checker = name.partition(": ")[2]
-    known = [
-        one for one in EXCUSES if re.fullmatch(one.name, checker) and one.verdict == finding.verdict
-    ]
-    true = [one for one in known if one.when(tree, played)]
-    if any(one.whole and re.search(one.says, finding.witness) for one in true):
+    known = [e for e in EXCUSES if (e.checker, e.verdict) == (checker, finding.verdict)]
+    if any(excuse.whole and excuse.explains(finding.witness, case) for excuse in known):
         return []
     parts = MORE.sub("", finding.witness).split("; ")
-    return [part for part in parts if not any(re.search(one.says, part) for one in true)]
+    return [part for part in parts if not any(excuse.explains(part, case) for excuse in known)]
 
 
 def unsteady(first: PlayResult, second: PlayResult) -> Find | None:

@@ -11,8 +11,9 @@ import shutil
 import signal
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -30,17 +31,14 @@ from trainchaos.harness.fuzz.draw.text import as_yaml
 from trainchaos.harness.fuzz.play.coverage import Feature, Observed
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.checkers import Evidence, check_all
-from trainchaos.harness.judge.evidence.expected import Expected, expected_of
+from trainchaos.harness.judge.evidence.expected import expected_of
 from trainchaos.harness.judge.results import Finding
-from trainchaos.harness.launch.launcher import ArmSetup, Launcher
 from trainchaos.harness.launch.requirements import refuse_impossible
-from trainchaos.harness.launch.workload import DataInfo
-from trainchaos.harness.launchers.sim import Sim, SimSession
-from trainchaos.harness.run.progress import SilentWatcher
+from trainchaos.harness.launchers.sim import Sim
+from trainchaos.harness.run.simulated_arm import simulated_arm
 from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.harness.undo.ledger import read_open
 from trainchaos.recovery.policy.strategy import Strategy
-from trainchaos.recovery.supervise.supervision import StopFlag
 
 SAMPLES = 4096
 LONGEST_S = 60.0
@@ -73,7 +71,7 @@ class PlayResult:
     left: tuple[str, ...] = ()
     digest: str = ""
     outcomes: Mapping[str, str] = field(default_factory=dict)
-    reached: frozenset[Feature] = frozenset()
+    reached: Collection[Feature] = frozenset()
     logs: Mapping[str, Log] = field(default_factory=dict)
     cell: Cell | None = None
 
@@ -94,7 +92,7 @@ class SimPlayer:
 
     catalogue: Catalogue
     root: Path | None = None
-    behaviour: type[Behaviour] = Behaviour
+    behaviour: Callable[[], Behaviour] = Behaviour
     strategy: type[Strategy] | None = None
     _controls: dict[str, _Arm] = field(default_factory=dict)
 
@@ -102,16 +100,15 @@ class SimPlayer:
         """Load, play both arms, judge. Raises only what interrupts."""
         root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=self.root or memory()))
         reached: set[Feature] = set()
+        crash = partial(PlayResult, reached=reached)
         try:
             return self._play(tree, root, reached)
         except ScenarioError as error:
             return PlayResult(refused=str(error))
         except ArmTimeout as error:
-            return PlayResult(crash=str(error), place="no end", reached=frozenset(reached))
+            return crash(crash=str(error), place="no end")
         except Exception as error:
-            return PlayResult(
-                crash=traceback_tail(error), place=place_of(error), reached=frozenset(reached)
-            )
+            return crash(crash=traceback_tail(error), place=place_of(error))
         finally:
             shutil.rmtree(root, ignore_errors=True)
 
@@ -119,89 +116,69 @@ class SimPlayer:
         path = root / "scenario.yaml"
         path.write_text(as_yaml(tree))
         (cell, *_) = load(path, self.catalogue).cells
-        spec = cell.scenario.launcher
-        launcher = plugins.load(plugins.LAUNCHERS, Launcher)[spec.kind](**spec.params)
-        assert isinstance(launcher, Sim)
-        refuse_impossible(cell, launcher)
-        control = self._control(tree, cell, root, launcher)
-        faulted = self._arm(cell, RunDirectory(root / "run"), "faulted", launcher, reached)
-        logs: dict[str, Log] = {"control": control.log, "faulted": faulted.log}
+        refuse_impossible(cell, Sim(**cell.scenario.launcher.params))
+        arms = {"control": self._control(tree, cell, root)}
+        arms["faulted"] = self._arm(cell, root / "run", "faulted", reached)
+        logs = {name: arm.log for name, arm in arms.items()}
         return PlayResult(
             findings=dict(judged(cell, logs)),
-            left=(*control.left, *faulted.left),
-            digest=control.digest + faulted.digest,
-            reached=frozenset(reached),
+            left=tuple(record for arm in arms.values() for record in arm.left),
+            digest="".join(arm.digest for arm in arms.values()),
+            reached=reached,
             logs=logs,
             cell=cell,
-            outcomes={"control": control.outcome, "faulted": faulted.outcome},
+            outcomes={name: arm.outcome for name, arm in arms.items()},
         )
 
-    def _control(self, tree: Mapping[str, Any], cell: Cell, root: Path, launcher: Sim) -> _Arm:
+    def _control(self, tree: Mapping[str, Any], cell: Cell, root: Path) -> _Arm:
         """The control arm, played once for all scenarios that differ only in their faults; a
         repeated play reuses it as well.
         """
         key = json.dumps({name: value for name, value in tree.items() if name != "faults"})
-        found = self._controls.get(key)
-        if found is None:
-            found = self._arm(cell, RunDirectory(root / "alone"), "control", launcher, set())
+        if key not in self._controls:
+            arm = self._arm(cell, root / "alone", "control", set())
             while len(self._controls) >= CONTROLS_KEPT:
                 del self._controls[next(iter(self._controls))]
-            self._controls[key] = found
-        return found
+            self._controls[key] = arm
+        return self._controls[key]
 
     def _arm(
-        self,
-        cell: Cell,
-        run: RunDirectory,
-        arm: Literal["control", "faulted"],
-        launcher: Sim,
-        reached: set[Feature],
+        self, cell: Cell, root: Path, arm: Literal["control", "faulted"], reached: set[Feature]
     ) -> _Arm:
-        run.root.mkdir()
-        run.make_arm(arm)
-        data = DataInfo(path=run.root, samples=SAMPLES, digest="none", about="simulated")
-        seed = repeat_seed(cell.scenario.seed, 0)
-        setup = ArmSetup(id=arm, cell=cell, repeat=0, arm=arm, seed=seed, run=run, data=data)
-        spec = cell.scenario.recovery
-        strategy = (self.strategy or strategies()[spec.strategy])(**spec.params)
-        cluster = SimSession(launcher.timings(), self.behaviour()).cluster(setup)
-        played = Observed(
-            setup, cluster, strategy, kinds(), watcher=SilentWatcher(), stop=StopFlag()
+        played, events = simulated_arm(
+            cell,
+            root,
+            seed=repeat_seed(cell.scenario.seed, 0),
+            samples=SAMPLES,
+            arm=arm,
+            kind=Observed,
+            behaviour=self.behaviour,
+            instead=self.strategy,
         )
+        assert isinstance(played, Observed)
         try:
             with bounded(LONGEST_S, arm):
                 outcome = played.run()
         finally:
             reached |= played.reached
-        left = tuple(str(record) for record in read_open(run.ledger))
-        return _Arm(outcome=outcome, log=read_log(run.events(arm)), left=left, digest=digest(run))
+        left = tuple(str(record) for record in read_open(RunDirectory(root).ledger))
+        return _Arm(outcome=outcome, log=read_log(events), left=left, digest=digest(root))
 
 
 def judged(cell: Cell, logs: Mapping[str, Log]) -> Iterator[tuple[str, Finding]]:
     """Findings of all checkers on both arms."""
     for arm in ARMS:
-        for name, finding in check_all(evidence_of(cell, logs, arm, due_of(cell, arm))).items():
+        evidence = Evidence(
+            arm=arm,
+            cell=cell,
+            log=logs[arm],
+            control=logs["control"] if arm == "faulted" else None,
+            controls=(logs["control"],),
+            exact={name: kind.exact for name, kind in strategies().items()},
+            expected=expected_of(resolved_of(cell), cell, 0, arm),
+        )
+        for name, finding in check_all(evidence).items():
             yield f"{arm}: {name}", finding
-
-
-def evidence_of(
-    cell: Cell, logs: Mapping[str, Log], arm: Literal["control", "faulted"], due: Expected
-) -> Evidence:
-    """A checker's evidence on an arm. ``due``: what the scenario requires of the arm."""
-    return Evidence(
-        arm=arm,
-        cell=cell,
-        log=logs[arm],
-        control=logs["control"] if arm == "faulted" else None,
-        controls=(logs["control"],),
-        exact={name: kind.exact for name, kind in strategies().items()},
-        expected=due,
-    )
-
-
-def due_of(cell: Cell, arm: str) -> Expected:
-    """What the scenario requires of an arm."""
-    return expected_of(resolved_of(cell), cell, 0, arm)
 
 
 def resolved_of(cell: Cell) -> ResolvedRun:
@@ -235,12 +212,12 @@ def strategies() -> Mapping[str, type[Strategy]]:
     return plugins.load(plugins.STRATEGIES, Strategy)
 
 
-def digest(run: RunDirectory) -> str:
-    """Digest of every byte of the logs."""
-    found = hashlib.blake2b(digest_size=16)
-    for path in sorted((run.root / "events").rglob("*.jsonl")):
-        found.update(path.relative_to(run.root).as_posix().encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()
+def digest(root: Path) -> str:
+    """Digest of every byte of a run's logs."""
+    made = hashlib.blake2b(digest_size=16)
+    for path in sorted((root / "events").rglob("*.jsonl")):
+        made.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return made.hexdigest()
 
 
 @contextlib.contextmanager
@@ -248,28 +225,31 @@ def bounded(seconds: float, what: str) -> Iterator[None]:
     """Raise ArmTimeout in this thread, which must be the main one, after ``seconds`` of processor
     time, or BLOCKED_TIMES as many of real time.
     """
-
-    fired: list[int] = []
+    real_s, fired = seconds * BLOCKED_TIMES, False
 
     def over(signum: int, frame: FrameType | None) -> None:
+        nonlocal fired
         if fired:  # both limits at once: what the first has raised is on its way
             return
-        fired.append(signum)
+        fired = True
         where = "".join(traceback.format_stack(frame, limit=4)) if frame else ""
         blocked = signum == signal.SIGALRM
-        limit = f"{seconds * BLOCKED_TIMES:.0f} s" if blocked else f"{seconds:.0f} s of a processor"
+        limit = f"{real_s:.0f} s" if blocked else f"{seconds:.0f} s of a processor"
         raise ArmTimeout(f"the {what} arm did not end within {limit}\n{where}")
 
-    timers = {signal.SIGPROF: signal.ITIMER_PROF, signal.SIGALRM: signal.ITIMER_REAL}
-    before = {signum: signal.signal(signum, over) for signum in timers}
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, seconds * BLOCKED_TIMES)
+    timers = (
+        (signal.SIGPROF, signal.ITIMER_PROF, seconds),
+        (signal.SIGALRM, signal.ITIMER_REAL, real_s),
+    )
+    before = [signal.signal(signum, over) for signum, _, _ in timers]
+    for _, timer, limit_s in timers:
+        signal.setitimer(timer, limit_s)
     try:
         yield
     finally:
-        for signum, timer in timers.items():
+        for (signum, timer, _), handler in zip(timers, before, strict=True):
             signal.setitimer(timer, 0)
-            signal.signal(signum, before[signum])
+            signal.signal(signum, handler)
 
 
 def traceback_tail(error: Exception) -> str:

@@ -11,7 +11,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from trainchaos.chaos.files import read_model
 from trainchaos.chaos.loading.load import load
 from trainchaos.chaos.scenario.catalogue import Catalogue
 from trainchaos.harness.fuzz.draw.text import as_yaml
-from trainchaos.harness.fuzz.play.child import ChildProgram, undisturbed
-from trainchaos.harness.fuzz.play.coverage import Feature
+from trainchaos.harness.fuzz.play.child import child_program, ends, tail_of, undisturbed
+from trainchaos.harness.fuzz.play.coverage import Feature, features_of
 from trainchaos.harness.fuzz.play.leftovers import MARK, MachineBefore, clean, left_by
 from trainchaos.harness.fuzz.play.play import (
     ARMS,
@@ -36,10 +37,7 @@ from trainchaos.harness.fuzz.play.play import (
 from trainchaos.harness.host.processes import start_time
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.results import Finding, Results
-from trainchaos.harness.launch.capabilities import too_small
 from trainchaos.harness.launch.launcher import Launcher
-from trainchaos.harness.launch.requirements import lacking, refuse_impossible
-from trainchaos.harness.run.timeouts import refuse_clashing
 
 LONGEST_S = 300.0
 """Limit for a whole run: ten times the usual duration, and longer than two arms without a step take
@@ -90,57 +88,30 @@ class RealPlayer:
         try:
             path = root / "scenario.yaml"
             path.write_text(as_yaml(tree))
-            if why := self._refusal(path):
-                return PlayResult(refused=why)
+            load(path, self.catalogue, env=os.environ)  # sooner than a process of its own could
             return self._run(path, root)
+        except ScenarioError as error:
+            return PlayResult(refused=str(error))
         except Exception as error:
             return PlayResult(crash=traceback_tail(error), place=place_of(error))
         finally:
             shutil.rmtree(root, ignore_errors=True)
 
-    def _refusal(self, path: Path) -> str:
-        """Why it cannot be played, by the checks of ``chaos run`` before it starts anything; empty
-        if it can.
-        """
-        try:
-            for cell in load(path, self.catalogue, env=os.environ).cells:
-                launcher = launcher_of(cell.scenario.launcher.kind, **cell.scenario.launcher.params)
-                launcher.check(cell)
-                refuse_impossible(cell, launcher)
-                refuse_clashing(cell.scenario)
-                if why := too_small(cell) or launcher.missing(cell) or lacking(cell, launcher):
-                    return why
-        except ScenarioError as error:
-            return str(error)
-        return ""
-
     def _run(self, path: Path, root: Path) -> PlayResult:
-        token = secrets.token_hex(8)
-        before = MachineBefore.now(token, start_time(os.getpid()))
-        argv = [
-            sys.executable,
-            "-m",
-            "trainchaos",
-            "run",
-            str(path),
-            "--runs",
-            str(root / "runs"),
-            "-q",
-        ]
+        before = MachineBefore(token=secrets.token_hex(8), since=start_time(os.getpid()))
+        runs, env = root / "runs", {**os.environ, MARK: before.token}
+        argv = [sys.executable, "-m", "trainchaos", "run", str(path), "--runs", str(runs), "-q"]
         try:
-            with ChildProgram(
-                argv, env={**os.environ, MARK: token}, output=root / "output"
-            ) as child:
-                overdue = not child.await_end(self.longest_s)
-            run = run_in(root / "runs")
+            with child_program(argv, env=env, output=root / "output") as child:
+                overdue = not ends(child, self.longest_s)
+            run, said = run_in(runs), tail_of(root / "output")
             logs = dict(logs_of(run))
             left = left_by(before, run, root, {child.pid, *pids_of(logs)})
-            return played_of(
-                RunExit(code=child.code, said=child.said, overdue=overdue, left=left), run, logs
-            )
+            ended = RunExit(code=child.returncode, said=said, overdue=overdue, left=left)
+            return played_of(ended, run, logs)
         finally:
             with undisturbed():
-                clean(before, run_in(root / "runs"))
+                clean(before, run_in(runs))
 
 
 def launcher_of(kind: str, **params: Any) -> Launcher:
@@ -185,31 +156,26 @@ def played_of(ended: RunExit, run: RunDirectory | None, logs: Mapping[str, Log])
     results = _results(run)
     reason = (results.reason if results is not None else "") or ended.said[-TOLD:]
     reached = frozenset(feature for log in logs.values() for feature in reached_in(log))
+    played = PlayResult(left=ended.left, reached=reached)
     if ended.overdue:
-        return PlayResult(
-            crash=f"chaos run did not end in time\n{ended.said[-TOLD:]}",
-            place="no end",
-            left=ended.left,
-        )
+        said = f"chaos run did not end in time\n{ended.said[-TOLD:]}"
+        return replace(played, crash=said, place="no end")
     if trace := traceback_in([ended.said, *_agents_said(run)]):
-        return PlayResult(crash=trace, place=place_in(trace), left=ended.left, reached=reached)
+        return replace(played, crash=trace, place=place_in(trace))
     if ended.code in REFUSED and not ended.left:
         return PlayResult(refused=reason)
     if ended.code not in JUDGED or results is None:
         how = f"exit code {ended.code}"
-        return PlayResult(
-            crash=f"{how}: {reason}", place=f"{how}: {_without_paths(reason)}", left=ended.left
-        )
-    left = ended.left or ((reason,) if ended.code == errors.EXIT_UNSAFE else ())
-    return PlayResult(
+        place = f"{how}: {_without_paths(reason)}"
+        return replace(played, crash=f"{how}: {reason}", place=place)
+    unsafe = ended.code == errors.EXIT_UNSAFE
+    arms = sorted(results.arms, key=lambda arm: arm.outcome != "completed")
+    return replace(
+        played,
         findings=findings_of(results),
-        left=left,
-        reached=reached,
+        left=ended.left or ((reason,) if unsafe else ()),
         logs=logs,
-        outcomes={
-            arm.arm: arm.outcome
-            for arm in sorted(results.arms, key=lambda arm: arm.outcome != "completed")
-        },
+        outcomes={arm.arm: arm.outcome for arm in arms},
     )
 
 
@@ -220,13 +186,12 @@ def findings_of(results: Results) -> dict[str, Finding]:
     found: dict[str, Finding] = {}
     for arm in results.arms:
         for name, finding in arm.invariants.items():
-            key = f"{arm.arm}: {name}"
-            if key not in found or WORST.index(finding.verdict) > WORST.index(found[key].verdict):
-                found[key] = finding
+            worst = found.setdefault(f"{arm.arm}: {name}", finding)
+            if WORST.index(finding.verdict) > WORST.index(worst.verdict):
+                found[f"{arm.arm}: {name}"] = finding
     if missing := set(ARMS) - {arm.arm for arm in results.arms}:
-        found["run: arms"] = Finding(
-            verdict="fail", witness=f"there is no {' and no '.join(sorted(missing))} arm"
-        )
+        said = f"there is no {' and no '.join(sorted(missing))} arm"
+        found["run: arms"] = Finding(verdict="fail", witness=said)
     unsaid = all(finding.verdict == "pass" for finding in found.values())
     if unsaid and results.verdict in ("fail", "inconclusive"):
         verdict = "fail" if results.verdict == "fail" else "inconclusive"
@@ -255,34 +220,18 @@ def reached_in(log: Log) -> Iterator[Feature]:
     trained or recovered at the time.
     """
     stage = "starting"
-    for event in log.of(
-        Kind.GENERATION_READY,
-        Kind.FAILURE_DETECTED,
-        Kind.ABORT_SENT,
-        Kind.DECISION,
-        Kind.FAULT_INJECTED,
-    ):
+    for event in log.events:
+        yield from features_of(stage, event.kind, event.data)
         if event.kind is Kind.GENERATION_READY:
             stage = "training"
-        elif event.kind is Kind.FAULT_INJECTED:
-            yield ("hit", stage, event.data["kind"], str(event.data.get("phase")))
-        elif event.kind is Kind.DECISION:
-            yield from (
-                ("decided", stage, str(act).partition("(")[0]) for act in event.data["actions"]
-            )
-        else:
-            if event.kind is Kind.FAILURE_DETECTED:
-                yield ("failed", stage, event.data["cause"])
+        elif event.kind in (Kind.FAILURE_DETECTED, Kind.ABORT_SENT):
             stage = "recovering"
 
 
 def _results(run: RunDirectory | None) -> Results | None:
-    if run is None:
-        return None
-    try:
-        return read_model(run.results, Results)
-    except (OSError, ValueError):
-        return None
+    with suppress(OSError, ValueError):
+        return read_model(run.results, Results) if run is not None else None
+    return None
 
 
 def _agents_said(run: RunDirectory | None) -> list[str]:

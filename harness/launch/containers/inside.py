@@ -63,7 +63,6 @@ class ByNamespace:
             ) from error
 
     def run(self, argv: Sequence[str], text: str = "", *, limit_s: float = RUN_LIMIT_S) -> str:
-        """See ``Inside``."""
         try:
             ran = subprocess.run(
                 self._command(argv),
@@ -78,7 +77,6 @@ class ByNamespace:
         return _answer(argv, ran.returncode, ran.stdout, ran.stderr)
 
     def stay(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """See ``Inside``."""
         pipe = subprocess.PIPE
         try:
             return subprocess.Popen(

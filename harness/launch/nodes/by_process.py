@@ -23,7 +23,6 @@ class LinksByNode:
         self._node_of = node_of
 
     def refuses(self, link: tuple[str, str]) -> str | None:
-        """See ``LinkControl``."""
         return self._links.refuses(self.over(link))
 
     def over(self, link: tuple[str, str]) -> tuple[str, str]:
@@ -36,11 +35,9 @@ class LinksByNode:
         return self._links.shape([link for link in between if not self._links.refuses(link)], shape)
 
     def probe(self, link: tuple[str, str]) -> int:
-        """See ``LinkControl``."""
         return self._links.probe(self.over(link))
 
     def probed(self, number: int) -> Mapping[str, Any] | None:
-        """See ``LinkControl``."""
         return self._links.probed(number)
 
 

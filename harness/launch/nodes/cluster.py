@@ -147,7 +147,6 @@ class NodesCluster:
         return [node for node in there if known[node].silent_s < QUIET_S] or there or left
 
     def news(self) -> list[NodeNews]:
-        """See harness.launch.launcher.Cluster."""
         found, self._news = self._news, []
         return found
 

@@ -44,7 +44,6 @@ class RemotePlatform:
         return None
 
     def drain(self, node: int, reason: str) -> str | None:
-        """Nothing."""
         return None
 
     def close(self) -> Sequence[str]:

@@ -52,17 +52,14 @@ class AgentCore(AgendaRank):
 
     @property
     def rank(self) -> int:
-        """See chaos.fault.targets.RankTarget."""
         return self._agenda.rank
 
     @property
     def step(self) -> int:
-        """See chaos.fault.targets.RankTarget."""
         return self._agenda.step
 
     @property
     def seed(self) -> int:
-        """See chaos.fault.targets.RankTarget."""
         return self._agenda.seed
 
     def committed(self, step: int) -> None:
@@ -70,11 +67,9 @@ class AgentCore(AgendaRank):
         self._agenda.committed(step)
 
     def set_disk(self, trouble: DiskTrouble | None) -> None:
-        """See chaos.fault.targets.RankTarget."""
         self.disk.set_troubles(self._agenda.wanted("disk", trouble and (trouble, self.seed)))
 
     def due_samples(self) -> Sequence[int]:
-        """See chaos.fault.targets.RankTarget."""
         config = self._config
         step = min(self._agenda.command.get("due_step", self.step), config.steps)
         batch = order.batch(step, config.global_batch, config.samples, config.seed)
@@ -82,16 +77,13 @@ class AgentCore(AgendaRank):
         return order.computed_by_any(batch, full=config.world, shrink=shrink)
 
     def poison_sample(self, sample: int | None) -> None:
-        """See chaos.fault.targets.RankTarget."""
         self.poisoned = frozenset(self._agenda.wanted("poison", sample))
 
     def set_data_delay(self, seconds: float) -> None:
-        """See chaos.fault.targets.RankTarget."""
         # It applies from this step on: the act comes first.
         self._agenda.data_delay_s = sum(self._agenda.wanted("data delay", seconds or None))
 
     def next_step(self, action: Callable[[], None]) -> None:
-        """See chaos.fault.targets.RankTarget."""
         self._agenda.next_step(action)
 
     def _say(self) -> Callable[[Mapping[str, Any]], None]:

@@ -36,7 +36,6 @@ class BodyShim:
             raise DeviceError(EMULATED + BROKEN_DEVICE)
 
     def segfault(self) -> None:
-        """See chaos.fault.targets.Body."""
         ctypes.string_at(0)
 
     def hold_interpreter(self, seconds: float) -> None:
@@ -67,7 +66,6 @@ class BodyShim:
         return beacon.hang(how, seconds)
 
     def leave_out_collective(self) -> None:
-        """See chaos.fault.targets.Body."""
         self._skipping = self._job.generation
         self._job.reducer.instead = self._instead
 

@@ -22,7 +22,6 @@ class SignsShim:
         self._wanted = wanted
 
     def drop_heartbeat(self, dropped: bool) -> None:
-        """See chaos.fault.targets.Signs."""
         if self._wanted("heartbeat", dropped or None):
             self._marks.hide()
         else:
@@ -36,7 +35,6 @@ class SignsShim:
         time.time, time.time_ns = _shifted(offsets[-1]) if offsets else (_TIME, _TIME_NS)
 
     def wall_ns(self) -> int:
-        """See chaos.fault.targets.Signs."""
         return time.time_ns()
 
 

@@ -46,34 +46,27 @@ class SimBody:
             raise TrainingError(DeviceError(EMULATED + BROKEN_DEVICE))
 
     def segfault(self) -> None:
-        """See chaos.fault.targets.Body."""
         raise Killed(signal.SIGSEGV)
 
     def hold_interpreter(self, seconds: float) -> None:
-        """See chaos.fault.targets.Body."""
         self._job.process.freeze(seconds * NS_PER_S)
         self._blocked_ns = seconds * NS_PER_S
 
     def block(self, seconds: float) -> None:
-        """See chaos.fault.targets.Body."""
         self._blocked_ns = seconds * NS_PER_S
 
     def hang(self, how: str, seconds: float) -> str:
-        """See chaos.fault.targets.Body."""
         self.block(seconds)
         return f"simulated {how}"
 
     def leave_out_collective(self) -> None:
-        """See chaos.fault.targets.Body."""
         self._skipping = self._job.generation
 
     def break_device(self) -> str:
-        """See chaos.fault.targets.Body."""
         self.broken = True
         return "emulated"
 
     def exhaust_device(self) -> None:
-        """See chaos.fault.targets.Body."""
         raise OutOfMemoryError(EMULATED + NO_DEVICE_MEMORY)
 
     # ---- called by the step

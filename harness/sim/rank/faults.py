@@ -141,17 +141,14 @@ class SimFaultAgent(AgentCore):
     # ---- RankTarget
 
     def set_slowdown(self, factor: float, mode: str = "duty-cycle") -> str:
-        """See chaos.fault.targets.RankTarget."""
         wanted = self._agenda.wanted("slowdown", factor if factor > 1 else None)
         self._slowdown = wanted[-1] if wanted else 1.0
         return f"simulated {mode}"
 
     def tensors(self, surface: str) -> Mapping[str, Any]:
-        """See chaos.fault.targets.RankTarget."""
         return self.model.stored(surface)
 
     def change_forward(self, surface: str, change: Callable[[Any], None]) -> None:
-        """See chaos.fault.targets.RankTarget."""
         say = self._say()
 
         def changed(values: list[float]) -> list[float]:
@@ -164,14 +161,12 @@ class SimFaultAgent(AgentCore):
         self._job.attempt.change_forward.append((surface, changed))
 
     def change_rng(self, change: Callable[[int], int]) -> None:
-        """See chaos.fault.targets.RankTarget."""
         assert self._job.attempt is not None
         before = self._job.attempt.seed
         after = self._job.attempt.seed = change(before)
         self._say()({"before": f"{before:x}", "after": f"{after:x}"})
 
     def shift_samples(self, by: int) -> None:
-        """See chaos.fault.targets.RankTarget."""
         attempt = self._job.attempt
         assert attempt is not None
         before = attempt.samples
@@ -179,7 +174,6 @@ class SimFaultAgent(AgentCore):
         self._say()({"before": _digest_ids(before), "after": _digest_ids(attempt.samples)})
 
     def poison_loss(self, change: Callable[[Any], Any]) -> None:
-        """See chaos.fault.targets.RankTarget."""
         say = self._say()
 
         def changed(loss: SimLoss) -> SimLoss:
@@ -194,15 +188,12 @@ class SimFaultAgent(AgentCore):
     # ---- for the agenda (harness.rank.shims.agenda.AgendaRank)
 
     def now_ns(self) -> int:
-        """See AgendaRank."""
         return self._job.process.clock.now_ns
 
     def say(self, topic: str, payload: dict[str, Any]) -> None:
-        """See AgendaRank."""
         self._job.send(Extra(topic=topic, payload=payload))
 
     def log(self, *, step: int, fault: str, occurrence: int, evidence: dict[str, Any]) -> None:
-        """See AgendaRank."""
         self._job.write(
             Kind.FAULT_EFFECT, step=step, evidence=evidence, fault=fault, occurrence=occurrence
         )
@@ -275,11 +266,9 @@ class SimSigns:
         self._offset_s = 0.0
 
     def drop_heartbeat(self, dropped: bool) -> None:
-        """See chaos.fault.targets.Signs."""
         self._job.mark.hide(bool(self._wanted("heartbeat", dropped or None)))
 
     def set_wall_offset(self, seconds: float) -> None:
-        """See chaos.fault.targets.Signs."""
         offsets = self._wanted("clock", seconds or None)
         self._offset_s = offsets[-1] if offsets else 0.0
 

@@ -61,7 +61,6 @@ class SimModel:
         return iter(self._named.items())
 
     def stored(self, surface: str) -> dict[str, SimTensor]:
-        """See chaos.fault.targets.RankTarget.tensors."""
         return {
             "parameter": {name: p.data for name, p in self._named.items()},
             "gradient": {name: p.grad for name, p in self._named.items()},

@@ -103,7 +103,6 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         return str(circle.device) if circle is not None and circle.backend == "nccl" else "cpu"
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
-        """See torch."""
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
         for tensor in tensors:
             self._reduce(tensor, op)
@@ -114,7 +113,6 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
         return self.allreduce(tensors, opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> dist.Work:
-        """See torch."""
         options = dist.BroadcastOptions()
         options.rootRank = opts.rootRank
         for tensor in tensors:
@@ -134,7 +132,6 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
-        """See torch."""
         for parts, own in zip(outputs, inputs, strict=True):
             if other := [part.shape for part in parts if part.shape != own.shape]:
                 raise ValueError(f"all_gather of {own.shape} into {other[0]}")
@@ -169,7 +166,6 @@ class LastingGroup(_TorchGroup):  # type: ignore[misc]
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> dist.Work:
-        """See torch."""
         for output, parts in zip(outputs, inputs, strict=True):
             self.reduce_scatter_single(output, torch.stack(parts), opts)
         return work_done(outputs)

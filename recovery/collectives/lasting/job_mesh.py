@@ -76,7 +76,6 @@ class JobGroups:
             each.leave()
 
     def away(self, is_so: bool) -> None:
-        """See LastingGroup."""
         for each in (self.default, *self._groups.values()):
             each.away(is_so)
 

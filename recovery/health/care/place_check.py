@@ -85,7 +85,6 @@ class PlaceChecks:
         return () if self._process is None else (self._process.pid,)
 
     def begin(self, spot: Spot) -> None:
-        """See ``Checker``."""
         self._due.append(spot)
 
     def take(self) -> Sequence[Answer]:
@@ -104,7 +103,6 @@ class PlaceChecks:
         return answers
 
     def close(self) -> None:
-        """See ``Checker``."""
         self._due.clear()
         self._answers = []
         if self._process is not None:

@@ -41,18 +41,15 @@ class Outbox(Post):
         return self._open_needed or self.awaits(self._needed)
 
     def add(self, frame: Message | Lazy, *, then: Callable[[], None] | None = None) -> int:
-        """See ``Post``."""
         self._seal()
         self._stir()
         return super().add(frame, then=then)
 
     def pump(self, link: Link) -> None:
-        """See ``Post``."""
         self._seal()
         super().pump(link)
 
     def reconnected(self) -> None:
-        """See ``Post``."""
         self._seal()
         super().reconnected()
 

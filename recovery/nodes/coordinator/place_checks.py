@@ -59,7 +59,6 @@ class NodeChecks:
                     self._answer(spot, None, "its agent has gone")
 
     def take(self) -> Sequence[Answer]:
-        """See ``Checker``."""
         now_s = self._now_s()
         for spot in [spot for spot, until_s in self._until_s.items() if now_s > until_s]:
             self._answer(spot, None, "its agent did not answer")

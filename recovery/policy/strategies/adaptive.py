@@ -69,7 +69,6 @@ class Adaptive(Strategy):
 
     @property
     def batch_policy(self) -> str:
-        """As the parameter says."""
         return self.batch
 
     def rewinds(self, costs: Costs) -> Rewinds | None:

@@ -27,12 +27,10 @@ class DropReplica(Strategy):
 
     @property
     def nonfinite_policy(self) -> Nonfinite:
-        """As the parameter says."""
         return self.nonfinite
 
     @property
     def batch_policy(self) -> str:
-        """As the parameter says."""
         return self.batch
 
     def on_failure(self, view: ClusterView) -> Decision:

@@ -36,7 +36,6 @@ class HotSpare(Strategy):
 
     @property
     def nonfinite_policy(self) -> Nonfinite:
-        """As the parameter says."""
         return self.nonfinite
 
     @property

@@ -24,7 +24,8 @@ from tests.support.search.simulate import play as simulate
 from trainchaos import beacon
 from trainchaos.chaos import plugins
 from trainchaos.chaos.events.log import Event, Kind, read_log
-from trainchaos.chaos.fault.base import Fault, Fidelity, Occurrence
+from trainchaos.chaos.fault.aftermath import Occurrence
+from trainchaos.chaos.fault.base import Fault, Fidelity
 from trainchaos.chaos.fault.witness import stuck
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, ActorLog, Event, Kind, make_log
-from trainchaos.chaos.fault.aftermath import Aftermath, StandsStill
-from trainchaos.chaos.fault.base import Occurrence
+from trainchaos.chaos.fault.aftermath import Aftermath, Occurrence, StandsStill
 
 MS = 1_000_000
 LANDED, BEGUN, HEALED, END = 100 * MS, 600 * MS, 650 * MS, 900 * MS

@@ -1,5 +1,6 @@
-"""No input ends in a traceback: arbitrary text, arbitrary trees, and valid scenarios with a value
-changed.
+"""Any file loads, or is refused with one clear error (``tests.support.search.reading``): arbitrary
+text, arbitrary trees, and scenarios whose tree or text was spoilt. Defects planted in the loader
+are found, and what was found once is mended.
 """
 
 from __future__ import annotations
@@ -7,22 +8,31 @@ from __future__ import annotations
 import copy
 import io
 import json
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, find, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from tests.support.fakes.fake_catalogue import CATALOGUE
+from tests.support.search import reading
+from tests.support.search.reading import MOST_GROWN, Reader, Reading, flaws_of
+from trainchaos.chaos import cli
+from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
+from trainchaos.chaos.loading import checks
 from trainchaos.chaos.loading.load import load
-from trainchaos.chaos.planning.planview import as_json, as_text, plan_run
 from trainchaos.chaos.scenario.schema import scenario_schema
 from trainchaos.chaos.schedule.arrivals import read_trace
-from trainchaos.harness.fuzz.loader.spoil import WORDS as SPOILT
+from trainchaos.chaos.source.diagnostics import Problem
+from trainchaos.harness.fuzz.draw import draw
+from trainchaos.harness.fuzz.draw.draw import Dice, World
+from trainchaos.harness.fuzz.play.play import kinds, strategies
 
 ROOT = Path(__file__).resolve().parents[3]
 VALID: dict[str, Any] = {
@@ -91,15 +101,41 @@ VALID: dict[str, Any] = {
     "repeat": 1,
     "baseline": "paired",
 }
-WORDS = (*SPOILT, "${matrix.recovery}", "a" * 300)
+WORDS = (
+    *("", "one", "all", "latest", "1", "0", "-1", "1e999", "2s", "1e300h", "true", "~", "NaN"),
+    *("${vars.n}", "${matrix.a}", "${matrix.recovery}", "${", "${env:X:-}", "${env:HOME}"),
+    *("${vars.\u001b[31m}", "< 3", "p95 < 5s", "max < 1e999s", "x: y", "[", "a\nb", "\t"),
+    *("none.csv", ".", "..", "/", "/dev/zero", "a" * 300),
+    *("\u0000", "\ud7ff", "\u202e", "\u2028", "\u001b]0;x\u0007", "\ufeff"),
+)
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-3, 300),
-    st.sampled_from([10**9, 2**63, 10**40, -(2**70)]),
+    st.sampled_from([10**9, 2**31, 2**63, 10**40, -(2**70), 1e308, 5e-324]),
     st.floats(allow_nan=True, allow_infinity=True),
     st.sampled_from(WORDS),
     st.text(max_size=8),
+)
+MANY = st.sampled_from((2, 30, 400, 3000))
+LARGE = st.one_of(
+    MANY.map(lambda count: {f"k{number}": number for number in range(count)}),
+    MANY.map(lambda count: list(range(count))),
+    st.builds(
+        lambda letter, count: letter * (count // len(letter)),
+        st.sampled_from(("x", "9", "\u202e", " ", "${vars.n}", "(a+)+")),
+        st.sampled_from((300, 20_000, 400_000)),
+    ),
+    st.builds(
+        lambda depth, lists: json.loads(
+            ("[" * depth + "]" * depth) if lists else '{"x":' * depth + "1" + "}" * depth
+        ),
+        st.sampled_from((3, 21, 70)),
+        st.booleans(),
+    ),
+)
+MATRICES = st.sampled_from(((1, 900), (2, 40), (2, 900), (5, 3), (9, 9), (60, 2), (1000, 2))).map(
+    lambda size: {f"a{number}": list(range(size[1])) for number in range(size[0])}
 )
 KEYS = st.one_of(
     st.sampled_from(sorted({*VALID, "extends", "at", "kind", "trace", "select", "from"})),
@@ -120,32 +156,39 @@ FUZZ = settings(
         HealthCheck.function_scoped_fixture,
     ],
 )
+Check = Callable[[str | bytes], bool]
+
+
+def checking(reader: Reader) -> Check:
+    """Whether a file loads; fails where it is handled badly."""
+
+    def check(text: str | bytes) -> bool:
+        data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+        read = reader.read(data)
+        assert not read.flaw, read.flaw
+        return not read.said
+
+    return check
+
+
+def reader_of(folder: Path, catalogue: Any) -> Reader:
+    """One that has read a good file: the cost of first imports does not count."""
+    (folder / "t.csv").write_text("time\n1\n")
+    reader = Reader(catalogue=catalogue, folder=folder)
+    reader.read(yaml_of(VALID).encode())
+    return reader
 
 
 @pytest.fixture(scope="module")
-def check(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str | bytes], bool]]:
-    """Load a text as a scenario, and plan it: whether it loaded. Anything but a ScenarioError is
-    let through.
-    """
-    folder = tmp_path_factory.mktemp("fuzz")
-    path = folder / "s.yaml"
-    (folder / "t.csv").write_text("time\n1\n")
+def check(tmp_path_factory: pytest.TempPathFactory) -> Check:
+    """With a small catalogue of our own."""
+    return checking(reader_of(tmp_path_factory.mktemp("fuzz"), CATALOGUE))
 
-    def read(text: str | bytes) -> bool:
-        path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
-        try:
-            loaded = load(path, CATALOGUE, env={})
-        except ScenarioError as error:
-            assert str(error)
-            return False
-        plan = plan_run(loaded, CATALOGUE, seed=None, cells=loaded.cells)
-        assert as_text(plan) and json.dumps(as_json(plan))
-        for cell in loaded.cells:
-            dumped = json.loads(cell.scenario.model_dump_json())
-            assert type(cell.scenario).model_validate(dumped) == cell.scenario
-        return True
 
-    yield read
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    """With all that ships."""
+    return reader_of(tmp_path_factory.mktemp("real"), build_catalogue())
 
 
 def yaml_of(tree: Any) -> str:
@@ -194,6 +237,9 @@ def changed(how: str, loc: tuple[Any, ...], value: Any, tree: Any = VALID) -> An
         holder[key] = [holder[key]] if value else {"x": holder[key]}
     elif how == "double" and isinstance(holder, list):
         holder.append(copy.deepcopy(holder[key]))
+    elif how == "repeat" and isinstance(holder, list):
+        first = holder[key] if isinstance(holder[key], dict) else {}
+        holder += [{**first, "id": f"n{number}"} for number in range(value)]
     elif how == "rename" and isinstance(holder, dict):
         holder[str(value)[:20]] = holder.pop(key)
     return out
@@ -202,40 +248,140 @@ def changed(how: str, loc: tuple[Any, ...], value: Any, tree: Any = VALID) -> An
 HOW = st.sampled_from(["delete", "replace", "wrap", "double", "rename"])
 
 
-def test_the_valid_one_is_valid(check: Any) -> None:
+# ---- scenarios of all that ships, spoilt
+
+WORLD = World(kinds=kinds(), strategies=strategies())
+TOKENS = (
+    *(
+        b"&a ",
+        b"*a",
+        b"\t",
+        b"\x00",
+        b"\x1b[2J",
+        b"\xff",
+        b"\xc3",
+        b"\xef\xbb\xbf",
+        b"\xed\xa0\x80",
+    ),
+    *(b"\xe2\x80\xa8", b"\xc2\x85", b"%YAML 1.1\n---\n", b"---\n", b"...\n", b"!!binary ", b"? "),
+    *(b"!!python/object:os.system ", b"| ", b"> ", b"<<: ", b"# ", b"'", b'"', b"{", b"}", b"["),
+    *(b"]", b": ", b"- ", b", ", b"\r", b"\r\n", b"\n", b"\\", b"`", b"@", b"${", b"0x", b"0o9"),
+    *(b"1:30", b"[" * 70, b"{a: " * 30, b"- " * 70, b"x" * 5000, b"9" * 5000, b"!\x1b[2J "),
+)
+
+
+def lines_of(tree: Any) -> bytes:
+    """A tree as YAML, with each key at the top on its own line."""
+    if not isinstance(tree, dict) or not tree:
+        return json.dumps(tree).encode()
+    return "".join(f"{json.dumps(key)}: {json.dumps(tree[key])}\n" for key in tree).encode()
+
+
+@st.composite
+def garbled(take: st.DrawFn, data: bytes) -> bytes:
+    """A text with bits flipped, a part cut out, a token put in, lines repeated, moved or indented,
+    or an anchor and an alias.
+    """
+    somewhere = st.integers(0, len(data))
+    how = take(st.sampled_from(("bits", "cut", "token", "again", "moved", "indented", "anchor")))
+    if how == "bits":
+        made = bytearray(data)
+        for place in take(st.lists(somewhere, min_size=1, max_size=20)):
+            made[place % len(made)] ^= 1 << take(st.integers(0, 7))
+        return bytes(made)
+    if how in ("cut", "token"):
+        first, last = sorted((take(somewhere), take(somewhere)))
+        put = take(st.sampled_from(TOKENS)) if how == "token" else b""
+        return data[:first] + put + data[first if put else last :]
+    lines = data.splitlines(keepends=True)
+    number, other = (take(st.integers(0, len(lines) - 1)) for _ in range(2))
+    line = lines[number]
+    if how == "anchor":
+        lines[number] = line.replace(b": ", b": &a ", 1)
+        lines[other] = lines[other].partition(b": ")[0] + take(
+            st.sampled_from((b": *a\n", b": &a 1\n"))
+        )
+    elif how == "again":
+        lines[number] = line * min(take(MANY), 1 + 2_000_000 // len(line))
+    elif how == "indented":
+        lines[number] = take(st.sampled_from((b" ", b"  ", b"\t", b"- "))) + line
+    else:
+        lines.insert(other, lines.pop(number))
+    return b"".join(lines)
+
+
+@st.composite
+def spoilt(take: st.DrawFn) -> bytes:
+    """A scenario as ``chaos fuzz`` draws them, whose tree and text were spoilt."""
+    dice = Dice(rng=random.Random(take(st.integers(0, 1000))))
+    tree: Any = {"vars": {"n": 4}, "matrix": {"a": [1, 2]}, **draw.scenario(dice, WORLD)}
+    changes = take(st.integers(0, 3))
+    for _ in range(changes):
+        path = take(st.sampled_from(sorted(places(tree), key=repr) or [("x",)]))
+        if take(st.booleans()) and "faults" in path:
+            tree = changed("repeat", ("faults", 0), take(MANY), tree)
+        elif path[0] == "matrix":
+            tree = changed("replace", ("matrix",), take(MATRICES), tree)
+        else:
+            tree = changed(take(HOW), path, take(st.one_of(SCALARS, LARGE)), tree)
+    data = lines_of(tree)
+    for _ in range(take(st.integers(0 if changes else 1, 2))):
+        data = take(garbled(data)) if data else data
+    return data
+
+
+def test_the_valid_one_is_valid(check: Check) -> None:
     assert check(yaml_of(VALID))
 
 
+PIECES = (
+    "a:",
+    "- ",
+    "\n",
+    "  ",
+    "{",
+    "}",
+    "]",
+    "&a",
+    "*a",
+    "!!x",
+    "|",
+    "\t",
+    "faults:",
+    "%YAML 1.1",
+)
+YAML_LIKE = st.lists(st.sampled_from((*WORDS, *PIECES))).map("".join)
+
+
 @FUZZ
-@given(st.one_of(st.text(max_size=200), st.binary(max_size=200)))
-def test_any_text(check: Any, text: str | bytes) -> None:
+@given(st.one_of(st.text(max_size=200), st.binary(max_size=200), YAML_LIKE))
+def test_any_text(check: Check, text: str | bytes) -> None:
     check(text)
 
 
 @FUZZ
 @given(TREES)
-def test_any_tree(check: Any, tree: Any) -> None:
+def test_any_tree(check: Check, tree: Any) -> None:
     check(json.dumps(tree))
-
-
-@pytest.mark.slow
-@FUZZ
-@given(HOW, st.sampled_from(PLACES), TREES)
-def test_a_valid_scenario_with_one_change(
-    check: Any, how: str, loc: tuple[Any, ...], value: Any
-) -> None:
-    check(json.dumps(changed(how, loc, value)))
 
 
 @pytest.mark.slow
 @FUZZ
 @example([("rename", ("matrix", "recovery"), "\U00010000")])  # JSON writes it as two halves
-@given(st.lists(st.tuples(HOW, st.sampled_from(PLACES), SCALARS), min_size=2, max_size=5))
-def test_a_valid_scenario_with_several_changes(check: Any, changes: list[Any]) -> None:
+@given(st.lists(st.tuples(HOW, st.sampled_from(PLACES), TREES), min_size=1, max_size=5))
+def test_a_valid_scenario_with_changes(check: Check, changes: list[Any]) -> None:
     tree = VALID
     for how, loc, value in changes:
         tree = changed(how, loc, value, tree)
     check(json.dumps(tree))
+
+
+@pytest.mark.long
+def test_every_value_of_a_valid_scenario_may_be_missing_or_of_any_kind(check: Check) -> None:
+    for loc in PLACES:
+        for value in (None, [None], {"a": 1}, -1):
+            check(json.dumps(changed("replace", loc, value)))
+        check(json.dumps(changed("delete", loc, None)))
 
 
 @FUZZ
@@ -256,7 +402,7 @@ def test_any_trace(tmp_path_factory: pytest.TempPathFactory, text: str | bytes, 
 @settings(FUZZ, max_examples=8 if FUZZ.max_examples < 50 else 50)
 @given(st.text(max_size=30), SCALARS)
 def test_any_override(
-    check: Any, tmp_path_factory: pytest.TempPathFactory, path: str, value: Any
+    check: Check, tmp_path_factory: pytest.TempPathFactory, path: str, value: Any
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "valid.yaml"
     file.write_text(json.dumps(VALID))
@@ -272,9 +418,123 @@ def test_any_override(
             assert str(error)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [25, pytest.param(5, marks=pytest.mark.long)])
+def test_chaos_validate_says_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every: int
+) -> None:
+    monkeypatch.setattr(cli, "build_catalogue", lambda: CATALOGUE)
+    path = tmp_path / "s.yaml"
+    for loc in PLACES[::every]:
+        for value in ([[]], {"x": {}}, "${vars.n}", "\u0085"):
+            path.write_text(json.dumps(changed("replace", loc, value)))
+            code = cli.invoke(["validate", str(path)])
+            captured = capsys.readouterr()
+            assert code in (0, 2) and "Traceback" not in captured.err + captured.out
+
+
 def test_the_schema_takes_the_valid_one() -> None:
     import jsonschema
 
     assert (
         list(jsonschema.Draft202012Validator(scenario_schema(CATALOGUE)).iter_errors(VALID)) == []
     )
+
+
+@pytest.mark.slow
+@settings(FUZZ, max_examples=10 if FUZZ.max_examples < 50 else 60)
+@given(spoilt())
+def test_a_spoilt_scenario_of_all_that_ships(reader: Reader, data: bytes) -> None:
+    checking(reader)(data)
+
+
+@pytest.mark.slow
+def test_most_of_what_is_not_spoilt_loads(reader: Reader) -> None:
+    dice = Dice(rng=random.Random(1))
+    said = [reader.read(lines_of(draw.scenario(dice, WORLD))).said for _ in range(8)]
+    assert sum(map(bool, said)) < 6, said
+
+
+# ---- defects of the loader are seen
+
+
+ONE = "1 error; nothing was started"
+
+
+@pytest.mark.parametrize(
+    ("lines", "flaw"),
+    [
+        (("/x/s.yaml:1:2: ranks must be at least 1, not 0", "  ranks: 0", "         ^", ONE), ""),
+        ((f"/x/s.yaml:1:2: {'x' * 2000}", ONE), "more than 2000 characters for an error"),
+        (("ranks: 0 is wrong", ONE), "the file is not named"),
+        (("/x/s.yaml:1:2: \x1b[2J", ONE), "characters that are not to be seen"),
+        (("/x/s.yaml:1:2: a", "b is wrong", ONE), "a line that is none of an error's: b is wrong"),
+    ],
+)
+def test_what_a_refusal_may_say(lines: tuple[str, ...], flaw: str) -> None:
+    assert next(flaws_of("\n".join(lines), [], "/x"), "").startswith(flaw)
+    assert bool(flaw) == any(flaws_of("\n".join(lines), [], "/x"))
+    assert list(flaws_of("", ["/x/s.yaml:1:2: warning: \x1b[2J"], "/x"))
+
+
+def careless(faults: Any) -> list[Problem]:
+    """Takes every kind for a text."""
+    return [
+        Problem(loc=("faults",), message="odd") for fault in faults if not fault["kind"].lower()
+    ]
+
+
+def quadratic(faults: Any) -> list[Problem]:
+    for _ in range(len(faults) ** 2):
+        sum(range(20_000))
+    return []
+
+
+def greedy(faults: Any) -> list[Problem]:
+    return [Problem(loc=("faults",), message=str(len(b"x" * (MOST_GROWN + (64 << 20)))))]
+
+
+def moody(faults: Any, count: Iterator[int] = iter(range(10**6))) -> list[Problem]:
+    return [Problem(loc=("faults",), message="odd" if next(count) % 2 else "even")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("defect", "flaw"), [(moody, "not the same twice"), (greedy, "too much memory")]
+)
+def test_what_any_file_shows_is_a_flaw(
+    defect: Any, flaw: str, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = (ROOT / "scenarios" / "kill-one-rank.yaml").read_bytes()
+    assert reader.read(good) == Reading(cpu_s=ANY, grown=ANY)
+    monkeypatch.setattr(checks, "_repeated_ids", defect)
+    assert reader.read(good).flaw.startswith(flaw)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("defect", "flaw", "phases"),
+    [
+        (careless, "crash: ", (Phase.generate, Phase.shrink)),
+        (quadratic, "too slow", (Phase.generate,)),  # each play takes its whole time limit
+    ],
+)
+def test_a_planted_defect_is_found(
+    defect: Any, flaw: str, phases: Any, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_repeated_ids", defect)
+    monkeypatch.setattr(reading, "MOST_CPU_S", 0.3)
+    monkeypatch.setattr(reading, "GIVEN_UP_S", 1.0)
+    seeking = settings(FUZZ, max_examples=400, phases=phases)
+    data = find(spoilt(), lambda data: reader.read(data).flaw.startswith(flaw), settings=seeking)
+    assert Phase.shrink not in phases or len(data) < 2000, data
+
+
+REGRESSIONS = sorted((ROOT / "scenarios" / "regressions").glob("*.loader.yaml"))
+
+
+@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
+def test_what_was_found_once_is_mended(path: Path, reader: Reader) -> None:
+    assert path.with_suffix(".txt").read_text().startswith("Showed: ")
+    checking(reader)(path.read_bytes())

@@ -20,7 +20,7 @@ from tests.support.running import readable
 from tests.support.search.fuzzed import KILL, LIMIT_S, tree_of
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.harness.fuzz.play import child, leftovers, real
-from trainchaos.harness.fuzz.play.child import ChildProgram
+from trainchaos.harness.fuzz.play.child import child_program, ends, tail_of
 from trainchaos.harness.fuzz.play.leftovers import MARK, MachineBefore, clean, left_by, marked
 from trainchaos.harness.fuzz.play.oracle import find_in
 from trainchaos.harness.fuzz.play.play import PlayResult
@@ -46,6 +46,7 @@ KeyError: 1
 this is a defect of chaos itself"""
 
 
+@pytest.mark.real
 def test_what_this_machine_cannot_play_is_refused_and_no_find() -> None:
     tree = tree_of("agents", faults=[{"id": "f0", "kind": "oom-kill", "at": {"step": 10}}])
     played = RealPlayer(catalogue=CATALOGUE).play(tree)
@@ -53,31 +54,6 @@ def test_what_this_machine_cannot_play_is_refused_and_no_find() -> None:
 
 
 # ---- what a run that has ended shows
-
-
-@pytest.mark.parametrize(
-    ("ended", "key"),
-    [
-        (RunExit(code=2, said="no such kind"), None),
-        (RunExit(code=7, said="skipped"), None),
-        (
-            RunExit(code=2, said="no such kind", left=("process 7 chaos",)),
-            "crash: exit code 2: no such kind",
-        ),
-        (RunExit(code=0, said="pass"), "crash: exit code 0: pass"),
-        (
-            RunExit(code=4, said="cannot write /tmp/x/7: no"),
-            "crash: exit code 4: cannot write PATH no",
-        ),
-        (RunExit(code=-11, said=""), "crash: exit code -11: "),
-        (RunExit(code=4, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
-        (RunExit(code=1, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
-        (RunExit(code=143, said="", overdue=True), "crash: no end"),
-    ],
-)
-def test_how_it_ended_counts(ended: RunExit, key: str | None) -> None:
-    found = find_in(tree_of("local"), played_of(ended, None, {}))
-    assert (found.key if found else None) == key
 
 
 def results_of(verdict: str, **arms: Finding) -> Results:
@@ -89,10 +65,51 @@ def results_of(verdict: str, **arms: Finding) -> Results:
 
 
 PASS = Finding(verdict="pass", witness="")
+GOOD = results_of("pass", control=PASS, faulted=PASS)
+
+
+AGENT = "crash: KeyError in harness/run/runner.py _play"
+
+
+@pytest.mark.parametrize(
+    ("ended", "without", "passed"),
+    [  # what it shows if it left no results, and with results in which all passes
+        (RunExit(code=2, said="no such kind"), None, None),
+        (RunExit(code=7, said="skipped"), None, None),
+        (
+            RunExit(code=2, said="no such kind", left=("process 7 chaos",)),
+            "crash: exit code 2: no such kind",
+            "crash: exit code 2: goodput is #",
+        ),
+        (RunExit(code=0, said="pass"), "crash: exit code 0: pass", None),
+        (
+            RunExit(code=4, said="cannot write /tmp/x/7: no"),
+            "crash: exit code 4: cannot write PATH no",
+            "crash: exit code 4: goodput is #",
+        ),
+        (
+            RunExit(code=-11, said=""),
+            "crash: exit code -11: ",
+            "crash: exit code -11: goodput is #",
+        ),
+        (RunExit(code=4, said=TRACE), AGENT, AGENT),
+        (RunExit(code=1, said=TRACE), AGENT, AGENT),
+        (RunExit(code=143, said="", overdue=True), "crash: no end", "crash: no end"),
+        (RunExit(code=0, said="", left=("mount of /x",)), "crash: exit code 0: ", "left behind"),
+        (RunExit(code=5, said=""), "crash: exit code 5: ", "left behind"),
+    ],
+)
+def test_how_it_ended_counts(
+    ended: RunExit, without: str | None, passed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for results, key in ((None, without), (GOOD, passed)):
+        monkeypatch.setattr(real, "_results", lambda run, results=results: results)
+        found = find_in(tree_of("local"), played_of(ended, None, {}))
+        assert (found.key if found else None) == key
 
 
 def test_a_verdict_that_no_checker_explains_and_an_arm_that_is_missing_are_findings() -> None:
-    assert findings_of(results_of("pass", control=PASS, faulted=PASS)) == {
+    assert findings_of(GOOD) == {
         "control: liveness": PASS,
         "faulted: liveness": PASS,
     }
@@ -104,31 +121,8 @@ def test_a_verdict_that_no_checker_explains_and_an_arm_that_is_missing_are_findi
     )
 
 
-@pytest.mark.parametrize(
-    ("ended", "key"),
-    [
-        (RunExit(code=0, said=""), None),
-        (RunExit(code=0, said="", left=("mount of /x",)), "left behind"),
-        (RunExit(code=5, said=""), "left behind"),
-        (RunExit(code=9, said=""), "crash: exit code 9: goodput is #"),
-        (RunExit(code=0, said=TRACE), "crash: KeyError in harness/run/runner.py _play"),
-        (RunExit(code=0, said="", overdue=True), "crash: no end"),
-    ],
-)
-def test_one_in_which_all_passes_is_none_if_nothing_else_is_wrong(
-    ended: RunExit, key: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        real, "_results", lambda run: results_of("pass", control=PASS, faulted=PASS)
-    )
-    found = find_in(tree_of("local"), played_of(ended, None, {}))
-    assert (found.key if found else None) == key
-
-
 def test_a_traceback_of_an_agent_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        real, "_results", lambda run: results_of("pass", control=PASS, faulted=PASS)
-    )
+    monkeypatch.setattr(real, "_results", lambda run: GOOD)
     run = RunDirectory(tmp_path)
     (tmp_path / "nodes").mkdir()
     (tmp_path / "nodes" / "n1.log").write_text(TRACE)
@@ -162,7 +156,7 @@ def test_a_busy_machine_excuses_a_real_run_alone(
 
 
 def test_what_a_run_left_is_seen_and_ended(tmp_path: Path) -> None:
-    before = MachineBefore.now("a-token", start_time(os.getpid()))
+    before = MachineBefore(token="a-token", since=start_time(os.getpid()))
     env = {**os.environ, MARK: "a-token"}
     with subprocess.Popen(["sleep", str(LIMIT_S)], env=env, start_new_session=True) as stays:
         assert left_by(before, None, tmp_path, set()) == (f"process {stays.pid} sleep {LIMIT_S}",)
@@ -184,17 +178,17 @@ class Machine:
             *(root / name for name in ("netns", "net", "net/lo", "cpu", "shm")),
         ):
             path.mkdir(parents=True, exist_ok=True)
-        (root / "mounts").write_text("1 0 0:1 / / rw - ext4 /dev/x rw\n")
-        for name, value in (("NAMESPACES", "netns"), ("DEVICES", "net"), ("MOUNTS", "mounts")):
+        self.mounts = [("/", "/dev/x")]
+        for name, value in (("NAMESPACES", "netns"), ("DEVICES", "net")):
             monkeypatch.setattr(leftovers, name, root / value)
         monkeypatch.setattr(leftovers, "SETTLE_S", 0.0)
-        monkeypatch.setattr(leftovers, "_told", lambda argv: self.queues)
+        monkeypatch.setattr(leftovers, "_queues", lambda: frozenset(self.queues))
+        monkeypatch.setattr(leftovers, "mounts", lambda: self.mounts)
         monkeypatch.setattr(cgroups, "ROOT", root)
         monkeypatch.setattr(shared_memory, "SHM", root / "shm")
 
     def mount(self) -> None:
-        with (self.root / "mounts").open("a") as stream:
-            stream.write(f"2 1 0:2 / {self.run.root}/checkpoints rw - tmpfs none rw\n")
+        self.mounts.append((f"{self.run.root}/checkpoints", "none"))
 
     def ledger(self) -> None:
         Ledger(self.run.ledger).will(RemoveCgroup(path=self.root / "cpu" / "chaos-x"))
@@ -222,7 +216,7 @@ def test_what_the_machine_shows_to_be_left_is_told(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path, monkeypatch)
-    before = MachineBefore.now("a-token", start_time(os.getpid()))
+    before = MachineBefore(token="a-token", since=start_time(os.getpid()))
     assert left_by(before, machine.run, machine.place, {77}) == ()
     leave, said = LEFT[what]
     leave(machine)
@@ -234,7 +228,7 @@ def test_what_others_do_meanwhile_is_not_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path, monkeypatch)
-    before = MachineBefore.now("a-token", start_time(os.getpid()))
+    before = MachineBefore(token="a-token", since=start_time(os.getpid()))
     (tmp_path / "cpu" / "chaos-2026-01-01-5-a.faulted-78-w0").mkdir()
     (tmp_path / "shm" / "torch_78_1").touch()
     (tmp_path / "net" / "veth0").mkdir()
@@ -247,14 +241,13 @@ def test_a_child_that_does_not_end_is_killed_with_its_group(
 ) -> None:
     monkeypatch.setattr(child, "END_LIMIT_S", 0.2)
     script = "trap '' TERM; sleep 60 & echo $!; wait"
-    with ChildProgram(["sh", "-c", script], env=os.environ, output=tmp_path / "output") as one:
+    output = tmp_path / "output"
+    with child_program(["sh", "-c", script], env=os.environ, output=output) as one:
         until_s = time.monotonic() + LIMIT_S
-        while not one.said and time.monotonic() < until_s:
-            one.await_end(0.01)
-        held = os.pidfd_open(int(one.said))
-    assert one.code == -signal.SIGKILL
-    with pytest.raises(ProcessLookupError):
-        os.kill(one.pid, 0)
+        while not tail_of(output) and time.monotonic() < until_s:
+            ends(one, 0.01)
+        held = os.pidfd_open(int(tail_of(output)))
+    assert one.returncode == -signal.SIGKILL
     assert readable(held), "it has not ended"
     os.close(held)
 
@@ -299,7 +292,7 @@ def test_what_is_expected_and_does_not_come_is_a_find() -> None:
 @pytest.mark.real
 @pytest.mark.long
 def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Path) -> None:
-    before = MachineBefore.now("none", start_time(os.getpid()))
+    before = MachineBefore(token="none", since=start_time(os.getpid()))
     played = RealPlayer(catalogue=CATALOGUE, root=tmp_path, longest_s=2.0).play(tree_of("local"))
     assert (played.place, played.left) == ("no end", ())
     assert left_by(before, None, tmp_path, set()) == () and not list(tmp_path.iterdir())
@@ -347,7 +340,7 @@ def test_ctrl_c_ends_the_job_that_is_under_way(tmp_path: Path) -> None:
         env=env,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    before = MachineBefore.now("none", start_time(search.pid))
+    before = MachineBefore(token="none", since=start_time(search.pid))
     try:
         until_s = time.monotonic() + LIMIT_S
         while not playing(search.pid) and time.monotonic() < until_s:

@@ -4,7 +4,6 @@ for it.
 
 from __future__ import annotations
 
-import base64
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -13,21 +12,18 @@ from typing import Any
 
 import pytest
 
-from tests.support.search.fuzzed import KILL, fails, tree_of
+from tests.support.search.fuzzed import fails
 from trainchaos.chaos.cli import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.load import load
-from trainchaos.harness.fuzz import again
-from trainchaos.harness.fuzz.again import MOST_SMALLER, RealSearch
 from trainchaos.harness.fuzz.draw import draw
 from trainchaos.harness.fuzz.draw.draw import Dice
-from trainchaos.harness.fuzz.draw.regressions import write
 from trainchaos.harness.fuzz.draw.text import as_yaml
-from trainchaos.harness.fuzz.play.oracle import Find
 from trainchaos.harness.fuzz.play.play import PlayResult
-from trainchaos.harness.fuzz.search import ShrunkFind
+from trainchaos.harness.fuzz.schedules import REAL_NEEDED, REAL_PLAYS, REAL_SMALLER, Schedules
+from trainchaos.harness.fuzz.search import MOST_ONCE, Search, ShrunkFind
 from trainchaos.harness.fuzz.worker import WorkerStopped, world_of
-from trainchaos.harness.fuzz.workers import UNSTEADY, SearchTally, _Ears
+from trainchaos.harness.fuzz.workers import UNSTEADY, SearchTally
 
 CATALOGUE = build_catalogue()
 GOOD = PlayResult()
@@ -60,17 +56,18 @@ class Searched:
         self, player: Plays, simulator: Plays | None = None, until_s: float = math.inf
     ) -> None:
         self.player, self.simulator = player, simulator or Plays(GOOD)
-        self.told: list[ShrunkFind] = []
-        self.search = RealSearch(
-            world=world_of("local"),
-            player=player,
-            seed="x",
-            simulator=self.simulator,
+        self.told: list[ShrunkFind[draw.Tree]] = []
+        subject = Schedules(world_of("local"), player, "x", simulator=self.simulator)
+        self.search = Search(
+            subject,
             tell=self.told.append,
             until_s=until_s,
+            plays=REAL_PLAYS,
+            needed=REAL_NEEDED,
+            most_smaller=REAL_SMALLER,
         )
 
-    def step(self) -> ShrunkFind | None:
+    def step(self) -> ShrunkFind[draw.Tree] | None:
         return self.search.step()
 
 
@@ -105,8 +102,8 @@ def test_what_shows_once_is_told_and_no_find(row: tuple[PlayResult, ...]) -> Non
 
 
 def test_what_was_looked_for_in_vain_is_not_looked_for_for_ever() -> None:
-    searched = Searched(Plays(*(BAD, GOOD, GOOD) * (again.MOST_ONCE + 3)))
-    for _ in range(again.MOST_ONCE):
+    searched = Searched(Plays(*(BAD, GOOD, GOOD) * (MOST_ONCE + 3)))
+    for _ in range(MOST_ONCE):
         searched.step()
     before = len(searched.player.trees)
     searched.step()
@@ -127,14 +124,14 @@ def test_each_find_is_set_beside_the_simulator(simulated: PlayResult, said: str)
     found = searched.step()
     assert found is not None and f", {said}: faulted: membership fail" in found.find.text
     assert {tree["launcher"]["kind"] for tree in searched.simulator.trees} == {"sim"}
-    assert found.tree["launcher"]["kind"] == "local"
+    assert found.case["launcher"]["kind"] == "local"
 
 
 def test_it_is_told_before_it_is_made_small_with_few_plays() -> None:
     searched = Searched(Plays(BAD))
     found = searched.step()
-    assert found is not None and searched.told[0].tree == found.first != found.tree
-    assert len(searched.player.trees) <= 2 + MOST_SMALLER + 1
+    assert found is not None and searched.told[0].case == found.first != found.case
+    assert len(searched.player.trees) <= 2 + REAL_SMALLER + 1
 
 
 def test_a_smaller_one_that_does_not_show_it_again_is_not_taken() -> None:
@@ -146,7 +143,7 @@ def test_a_smaller_one_that_does_not_show_it_again_is_not_taken() -> None:
         return BAD if first else GOOD
 
     found = Searched(Plays(by=by)).step()
-    assert found is not None and found.tree == found.first
+    assert found is not None and found.case == found.first
 
 
 def test_nothing_is_made_smaller_when_the_time_is_over() -> None:
@@ -171,37 +168,25 @@ def test_whoever_is_told_to_end_tells_what_was_seen() -> None:
 
 def test_a_find_of_a_real_run_says_so_in_its_file(tmp_path: Path) -> None:
     found = Searched(Plays(BAD, BAD, GOOD)).step()
-    assert found is not None
-    path = write(tmp_path, tree_of("local"), found.find.key, found.find.text)
-    (cell,) = load(path, CATALOGUE).cells
-    assert path.name.startswith("local-hot-spare-process-kill-")
-    assert cell.scenario.description.startswith(
-        "Showed: 2 of 2 plays with launcher local, green on the simulator"
-    )
-
-
-def message_of(tree: draw.Tree, *, steady: bool = True) -> dict[str, Any]:
-    """As a worker tells it."""
-    found = ShrunkFind(find=Find(key=KEY, text=TWICE), tree=tree, first=tree, plays=3)
-    files = {name: base64.b64encode(data).decode() for name, data in found.files().items()}
-    return {"find": KEY, "files": files, "steady": steady}
+    assert found is not None and found.name.startswith("local-")
+    said = 'description: "Showed: 2 of 2 plays with launcher local, green on the simulator'
+    assert said in found.text
 
 
 def test_files_follow_what_is_told(tmp_path: Path) -> None:
-    said: list[str] = []
-    ears = _Ears(workers={}, tally=SearchTally(), into=tmp_path, tell=said.append, began=0.0)
-    message = message_of(tree_of("local"), steady=False)
-    ears._hear(0, message)
+    tally = SearchTally(into=tmp_path, tell=lambda said: None)
+    message = {"find": KEY, "name": "a.yaml", "text": "first", "steady": False}
+    tally.hear(0, message)
     assert [path.parent for path in tmp_path.rglob("*.yaml")] == [tmp_path / UNSTEADY]
-    ears._hear(1, {**message, "steady": True})
+    tally.hear(1, {**message, "steady": True})
     (first,) = tmp_path.rglob("*.yaml")
     assert first.parent == tmp_path
-    smaller = message_of(tree_of("local", faults=[{**KILL, "kind": "exception"}]))
-    ears._hear(2, smaller)  # another worker found the same: the first is kept
+    smaller = {**message, "name": "b.yaml", "steady": True}
+    tally.hear(2, smaller)  # another worker found the same: the first is kept
     assert list(tmp_path.rglob("*.yaml")) == [first]
-    ears._hear(1, smaller)
+    tally.hear(1, smaller)
     (small,) = tmp_path.rglob("*.yaml")
-    assert small != first and ears.tally.finds == {KEY: small} and not ears.tally.once
+    assert small != first and tally.finds == {KEY: small} and not tally.once
 
 
 # ---- drawing

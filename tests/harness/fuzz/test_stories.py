@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.support.search.fuzzed import assert_all_drawn, refusals
-from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Occurrence
+from trainchaos.chaos.fault.base import Fault, Landed, Where
 from trainchaos.harness.fuzz.draw.draw import Dice, Tree, World
 from trainchaos.harness.fuzz.draw.stories import (
     MENDING,
@@ -28,6 +29,7 @@ from trainchaos.harness.fuzz.draw.stories import (
 from trainchaos.harness.fuzz.draw.text import as_yaml
 from trainchaos.harness.fuzz.draw.variations import WAYS, varied
 from trainchaos.harness.fuzz.play.play import PlayResult, kinds, strategies
+from trainchaos.harness.fuzz.schedules import Schedules
 from trainchaos.harness.fuzz.search import Search
 from trainchaos.harness.fuzz.worker import world_of
 
@@ -151,7 +153,7 @@ class Nowhere:
 
 def test_a_search_still_draws_every_feature_of_the_format() -> None:
     player = Nowhere()
-    search = Search(world=WORLD, player=player, seed="features")
+    search = Search(Schedules(WORLD, player, "features"))
     while search.runs < 600:
         search.step()
     faults = [fault for tree in player.trees for fault in tree["faults"]]

@@ -22,13 +22,14 @@ from trainchaos.harness.fuzz.damage import (
     ENDING,
     WAYS,
     Damage,
-    DamageSearch,
+    Damages,
     misjudged,
     places,
     replayed,
 )
 from trainchaos.harness.fuzz.draw.draw import World
 from trainchaos.harness.fuzz.play.play import SimPlayer, kinds, strategies
+from trainchaos.harness.fuzz.search import Search
 from trainchaos.harness.judge.checkers import check_all
 from trainchaos.harness.judge.record.whole import broken
 
@@ -90,7 +91,7 @@ def test_every_kind_of_event_is_damaged() -> None:
 def test_a_damaged_run_is_inconclusive_and_has_no_figures(memory: Path) -> None:
     player = SimPlayer(catalogue=build_catalogue(), root=memory)
     world = World(kinds=kinds(), strategies=strategies(), strategy="hot-spare")
-    search = DamageSearch(world=world, player=player, seed="a test")
+    search = Search(Damages(world, player, "a test"))
     while search.runs < 12:
         assert search.step() is None, search.finds
 
@@ -101,16 +102,15 @@ def test_a_judge_that_takes_damage_for_guilt_is_found(
     player = SimPlayer(catalogue=build_catalogue(), root=memory)
     world = World(kinds=kinds(), strategies=strategies(), strategy="hot-spare")
     monkeypatch.setattr("trainchaos.harness.judge.checkers.broken", lambda log: {})
-    search = DamageSearch(world=world, player=player, seed="a test")
+    search = Search(Damages(world, player, "a test"))
     found = None
     while found is None and search.runs < 40:
         found = search.step()
     assert found is not None
-    ((name, data),) = found.files().items()
-    (memory / name).write_bytes(data)
-    assert replayed(memory / name, player) == found.find
+    (memory / found.name).write_text(found.text)
+    assert replayed(memory / found.name, player) == found.find
     monkeypatch.undo()
-    assert replayed(memory / name, player) is None
+    assert replayed(memory / found.name, player) is None
 
 
 @pytest.mark.parametrize("path", sorted(FOUND.glob(f"*{ENDING}")), ids=lambda path: path.stem)

@@ -1,8 +1,7 @@
-"""Sharded layouts in simulation: random faults, lost supervisors, notices, non-finite values."""
+"""Sharded layouts in simulation: lost supervisors, notices, non-finite values."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +9,14 @@ import pytest
 
 from tests.recovery.supervise.test_adoption import Fragile, adoptions, problems
 from tests.support.arms import judged
-from tests.support.portions import first_in_test, long_but
+from tests.support.portions import long_but
 from tests.support.search import simulate
-from tests.support.search.simchaos import random_cell
 from tests.support.search.simulate import Played, cell_of, control_of, evidence, play
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.scenario.model import Cell
-from trainchaos.chaos.scenario.workload import WorkloadSpec
 
-SEEDS, BLOCK = 120, 4
 FSDP = "fsdp"
 TWO: dict[str, Any] = {"hsdp": {"replicas": 2, "shards": 2}}
-SHAPES: dict[int, list[Any]] = {
-    2: [FSDP],
-    3: [FSDP],
-    4: [FSDP, TWO, TWO],
-    6: [{"hsdp": {"replicas": 3, "shards": 2}}, {"hsdp": {"replicas": 2, "shards": 3}}],
-}
 DROP, SPARE = "drop-replica", "hot-spare"
 KILL = {
     "id": "kill",
@@ -34,15 +24,6 @@ KILL = {
     "target": {"rank": 3},
     "at": {"step": 33, "phase": "backward"},
 }
-
-
-def sharded_cell(seed: int) -> Cell:
-    """The random scenario of a seed, with the model over several ranks."""
-    cell = random_cell(seed)
-    workload = cell.scenario.workload.model_dump()
-    workload["parallelism"] = random.Random(seed).choice(SHAPES[workload["ranks"]])
-    changed = cell.scenario.model_copy(update={"workload": WorkloadSpec.model_validate(workload)})
-    return cell.model_copy(update={"scenario": changed})
 
 
 def of(played: Played, kind: Kind) -> list[Event]:
@@ -62,20 +43,6 @@ def both(cell: Cell, root: Path, seed: int = 3) -> tuple[Played, dict[str, str]]
     assert faulted.outcome == control.outcome == "completed"
     assert {f.verdict for f in judged(evidence(control, None)).values()} == {"pass"}
     return faulted, problems(faulted, control)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", first_in_test(SEEDS // BLOCK, 1))
-def test_whatever_happens_the_job_recovers_and_every_checker_passes(
-    block: int, memory: Path
-) -> None:
-    for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        cell = sharded_cell(seed)
-        _, found = both(cell, memory / str(seed), seed)
-        if cell.scenario.recovery.params.get("rejoin") is False:
-            # of one replica that is left there is nothing to compare
-            found.pop("replica-equality", None)
-        assert found == {}, f"seed {seed}"
 
 
 @pytest.mark.long

@@ -156,7 +156,7 @@ def test_what_a_script_changes_in_the_state_itself_is_put_back() -> None:
 
 
 def test_what_cannot_be_put_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainchaos.recovery.state.attempt.LEARNED_BYTES", 0)
+    monkeypatch.setattr("trainchaos.recovery.state.state.LEARNED_BYTES", 0)
 
     def changes(loop: Loop, step: Step) -> None:
         plain(loop, step)

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
 
 from tests.support.zoo import MEMBERS, WIDTH, Zoo
-from trainchaos.recovery.state import attempt
+from trainchaos.recovery.state import state as states
 from trainchaos.recovery.state.digest import bytes_of
 from trainchaos.recovery.state.parts import local
 from trainchaos.recovery.state.state import TrainState
@@ -81,7 +81,7 @@ def test_an_attempt_that_is_lost_leaves_nothing(name: str, lost: set[int]) -> No
 
 def test_what_one_attempt_leaves_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without putting back, nearly all of them differ: the test above has teeth."""
-    monkeypatch.setattr(attempt.Attempt, "undo", lambda self: None)
+    monkeypatch.setattr(states.Attempt, "undo", lambda self: None)
     same = {name for name in MEMBERS if Training(name).run({2, 6}) == Training(name).run(set())}
     assert same == {
         "Plain",
@@ -132,7 +132,7 @@ def test_the_first_change_of_a_large_tensor_is_known_to_be_beyond_undoing() -> N
 def test_what_is_beyond_the_copies_is_seen_to_change(
     through_data: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt, "LEARNED_BYTES", 0)
+    monkeypatch.setattr(states, "LEARNED_BYTES", 0)
     training = Training("Momentum")
     training.attempted(1)
     with torch.no_grad():

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Occurrence
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Where
 from trainchaos.chaos.scenario.catalogue import Catalogue
 
 

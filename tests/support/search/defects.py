@@ -19,6 +19,7 @@ from trainchaos.harness.sim.rank.state import Reduced, ReduceInput, State, combi
 from trainchaos.recovery.checkpoint.files import checkpoints
 from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
 from trainchaos.recovery.checkpoint.files.manifest import MANIFEST
+from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
@@ -26,6 +27,14 @@ from trainchaos.recovery.policy.strategy import ClusterView, Decision
 
 MS = 1_000_000
 Restored = tuple[Checkpoint, dict[str, Any]] | None
+
+
+def _sound(checkpoint: Checkpoint) -> bool:
+    try:
+        checkpoints.verify(checkpoint)
+    except CorruptCheckpoint:
+        return False
+    return True
 
 
 class OtherBatch(Behaviour):
@@ -42,12 +51,17 @@ class OtherBatch(Behaviour):
 
 
 class RestoresOlder(Behaviour):
-    """Takes the good checkpoint before the newest good one."""
+    """Takes the good checkpoint before the newest good one, where there are two."""
 
     def restore(self, rank: SimRank, refused: Callable[[Checkpoint, str], None]) -> Restored:
         """The second."""
-        second = checkpoints.newest_first(rank.config.checkpoint_dir)[1]
-        return second, checkpoints.verify(second)
+        newest = super().restore(rank, refused)
+        good = [
+            one
+            for one in checkpoints.newest_first(rank.config.checkpoint_dir)
+            if newest and one.step < newest[0].step
+        ]
+        return (good[0], checkpoints.verify(good[0])) if good and _sound(good[0]) else newest
 
 
 class RestoresUnverified(Behaviour):
@@ -60,11 +74,11 @@ class RestoresUnverified(Behaviour):
 
 
 class ForgetsRandomness(Behaviour):
-    """Random generators begin anew after a restore."""
+    """Random numbers are counted from the generation's begin."""
 
     def random_word(self, rank: SimRank, step: int, micro: int) -> bytes:
-        """Counted from the restore instead of from the start."""
-        return super().random_word(rank, step if rank.generation == 1 else step - 30, micro)
+        """Of another step."""
+        return super().random_word(rank, step + rank.generation - 1, micro)
 
 
 class Zombie(Behaviour):

@@ -18,10 +18,11 @@ from msgspec import structs
 
 from tests.support.search import defects
 from trainchaos.chaos.cli import build_catalogue
-from trainchaos.harness.fuzz.draw.draw import World
+from trainchaos.harness.fuzz.draw.draw import Tree, World
 from trainchaos.harness.fuzz.draw.stories import STORIES, Story
 from trainchaos.harness.fuzz.play.oracle import find_in
 from trainchaos.harness.fuzz.play.play import SimPlayer, kinds, strategies
+from trainchaos.harness.fuzz.schedules import Schedules
 from trainchaos.harness.fuzz.search import Search
 from trainchaos.harness.run import coordinator
 from trainchaos.harness.sim.rank.behaviour import Behaviour
@@ -32,7 +33,6 @@ from trainchaos.harness.sim.rank.step import Attempt
 from trainchaos.recovery.checkpoint.files import checkpoints, manifest, retention, saving
 from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
 from trainchaos.recovery.checkpoint.files.custody import CheckpointChooser, Custody
-from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
 from trainchaos.recovery.checkpoint.files.retention import Agreement
 from trainchaos.recovery.detection.hangs import HangDetector
 from trainchaos.recovery.policy import fallback
@@ -77,7 +77,7 @@ class Planted:
 
 def sought(
     planted: Planted, *, seed: str, runs: int | None = None, stories: Sequence[Story] = STORIES
-) -> Search:
+) -> Search[Tree]:
     """A search that ends with the first find that is this defect's, which it leaves as it is, or
     after ``runs`` scenarios. What the same scenario shows without the defect is no find.
     ``stories``: those that it tells.
@@ -86,7 +86,7 @@ def sought(
     world = World(kinds=kinds(), strategies=strategies(), strategy=planted.strategy)
     good = SimPlayer(catalogue=catalogue)
     player = SimPlayer(catalogue=catalogue, behaviour=planted.behaviour, strategy=planted.instead)  # type: ignore[arg-type]
-    search = Search(world=world, player=player, seed=seed, until_s=0.0, stories=stories)
+    search = Search(Schedules(world, player, seed, stories=stories), until_s=0.0)
     while search.runs < (runs or planted.runs):
         with planted.planted():
             found = search.step()
@@ -306,14 +306,6 @@ def _unverified(right: Wrong) -> Wrong:
     return newest_good
 
 
-def _sound(checkpoint: Checkpoint) -> bool:
-    try:
-        checkpoints.verify(checkpoint)
-    except CorruptCheckpoint:
-        return False
-    return True
-
-
 class ForgetsASample(Behaviour):
     """After a recovery the last sample of each batch is left out."""
 
@@ -321,14 +313,6 @@ class ForgetsASample(Behaviour):
         """All but one."""
         whole = super().batch(rank, step)
         return whole[:-1] if rank.generation > 1 else whole
-
-
-class BeginsRandomnessAnew(Behaviour):
-    """Random numbers are counted from the generation's begin."""
-
-    def random_word(self, rank: SimRank, step: int, micro: int) -> bytes:
-        """Of another step."""
-        return super().random_word(rank, step + rank.generation - 1, micro)
 
 
 class CountsTwice(Behaviour):
@@ -353,20 +337,6 @@ class FirstRanksForAll(Behaviour):
     def restored_own(self, rank: SimRank) -> Own:
         """Whoever it is."""
         return rank.state.owns[0] if rank.state.owns else rank.state.own
-
-
-class RestoresOlder(Behaviour):
-    """Takes the good checkpoint before the newest good one, where there are two."""
-
-    def restore(self, rank: SimRank, refused: Callable[[Checkpoint, str], None]) -> Any:
-        """The second."""
-        newest = super().restore(rank, refused)
-        good = [
-            one
-            for one in checkpoints.newest_first(rank.config.checkpoint_dir)
-            if newest and one.step < newest[0].step
-        ]
-        return (good[0], checkpoints.verify(good[0])) if good and _sound(good[0]) else newest
 
 
 class NextBatch(Behaviour):
@@ -424,7 +394,7 @@ PLANTED: dict[str, Planted] = {
         strategy="drop-replica", patches=[(RecoveryCycle, "parked", _ignores_torn)]
     ),
     "random numbers begin anew": Planted(
-        strategy="checkpoint-restart", behaviour=BeginsRandomnessAnew
+        strategy="checkpoint-restart", behaviour=defects.ForgetsRandomness
     ),
     "a lost attempt's buffers stay": Planted(strategy="hot-spare", behaviour=CountsTwice),
     "what was registered is counted twice": Planted(
@@ -450,7 +420,7 @@ PLANTED: dict[str, Planted] = {
         strategy="checkpoint-restart", patches=[(Behaviour, "restore", _unverified)]
     ),
     "an older checkpoint is restored": Planted(
-        strategy="checkpoint-restart", behaviour=RestoresOlder
+        strategy="checkpoint-restart", behaviour=defects.RestoresOlder
     ),
     "the agreed checkpoint is pruned": Planted(
         strategy="drop-replica", patches=[(saving, "prune", _newest_only)]

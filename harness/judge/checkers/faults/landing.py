@@ -14,8 +14,8 @@ from dataclasses import replace
 from operator import attrgetter
 
 from trainchaos.chaos.events.log import ORCHESTRATOR, Event
-from trainchaos.chaos.fault.aftermath import Aftermath, Breach
-from trainchaos.chaos.fault.base import Fault, Occurrence, Where
+from trainchaos.chaos.fault.aftermath import Aftermath, Breach, Occurrence
+from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.fault.build import build
 from trainchaos.chaos.plugins import FAULTS, load
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, some, unknown

@@ -1,5 +1,5 @@
-"""Replicas that differ are no find only where a fault made them so and nothing was due to compare
-them.
+"""What excuses a verdict counts only where the log shows it; replicas that differ are no find only
+where a fault made them so and nothing was due to compare them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.fuzz.play import unlanded
 from trainchaos.harness.fuzz.play.excuses import _no_node_left
 from trainchaos.harness.fuzz.play.oracle import find_in
-from trainchaos.harness.fuzz.play.play import PlayResult, SimPlayer
+from trainchaos.harness.fuzz.play.play import PlayResult, SimPlayer, judged
 from trainchaos.harness.fuzz.play.uncompared import uncompared
+from trainchaos.harness.fuzz.play.unlanded import Case
 
 FOLDER = Path(__file__).resolve().parents[3] / "scenarios" / "regressions"
 COPIED = "changed-state-copied-from-the-last-survivor"
@@ -36,12 +37,18 @@ def played(name: str) -> tuple[dict[str, Any], PlayResult]:
     return tree, SimPlayer(catalogue=build_catalogue()).play(tree)
 
 
+def altered(one: PlayResult, change: Callable[[Tape], object]) -> PlayResult:
+    """The same play after a change of its log."""
+    tape = Tape.of({actor: each.events for actor, each in one.logs["faulted"].actors.items()})
+    change(tape)
+    return replace(one, logs={**one.logs, "faulted": tape.log()})
+
+
 def excused(name: str, change: Callable[[Tape], None] = lambda _: None, **workload: Any) -> bool:
     """What is said of an arm after a change of its log or of how its scenario compares."""
     tree, one = played(name)
-    actors = one.logs["faulted"].actors
-    change(tape := Tape.of({actor: log.events for actor, log in actors.items()}))
-    return uncompared({**tree, "workload": tree["workload"] | workload}, tape.log())
+    log = altered(one, change).logs["faulted"]
+    return uncompared({**tree, "workload": tree["workload"] | workload}, log)
 
 
 def test_a_real_run_names_its_logs_otherwise() -> None:
@@ -87,11 +94,12 @@ def test_patience_that_faults_taught_is_longer_than_the_time_limit_only_where_th
     assert find_in(tree, one) is None
     rule = [{"when": "no_committed_step_for > 1000s"}]
     assert find_in({**tree, "stop_conditions": rule}, one) is not None, "it could have waited"
-    tape = Tape.of({actor: each.events for actor, each in one.logs["faulted"].actors.items()})
-    for row in tape.find(Kind.FAULT_INJECTED):
-        row.time_ns = 0
-    untouched = replace(one, logs={"faulted": tape.log()})
-    assert find_in(tree, untouched) is not None, "the job is slow by itself"
+
+    def before(tape: Tape) -> None:
+        for row in tape.find(Kind.FAULT_INJECTED):
+            row.time_ns = 0
+
+    assert find_in(tree, altered(one, before)) is not None, "the job is slow by itself"
 
 
 def test_a_generation_that_holds_both_states_was_compared_as_it_formed() -> None:
@@ -130,42 +138,77 @@ def test_replicas_that_are_alike_need_no_excuse() -> None:
 def test_a_target_that_nothing_else_ended_is_not_excused() -> None:
     """A kill without an effect, of a process that died: the witness may be at fault."""
     tree, one = played("checkpoint-restart-process-segv-rack-kill-bb2cd5")
-    log = one.logs["faulted"]
-    assert unlanded.ended_otherwise(tree, one)
-    tape = Tape.of({actor: each.events for actor, each in log.actors.items()})
-    for event in tape.find(Kind.FAULT_INJECTED):
-        if event.data["fault"] == "f0":
+    assert unlanded.ended_otherwise(Case(tree, one))
+
+    def by_itself(tape: Tape) -> None:
+        for event in tape.find(Kind.FAULT_INJECTED, fault="f0"):
             event.data["target"] = {}
-    tape.find(Kind.PROCESS_EXITED, process="w1")[0].data["expected"] = False
-    spoilt = replace(one, logs={"faulted": tape.log()})
-    assert not unlanded.ended_otherwise(tree, spoilt)
+        tape.find(Kind.PROCESS_EXITED, process="w1")[0].data["expected"] = False
+
+    spoilt = altered(one, by_itself)
+    assert not unlanded.ended_otherwise(Case(tree, spoilt))
     assert find_in(tree, spoilt) is not None
 
 
 @pytest.mark.long
 def test_a_rank_held_in_a_step_that_another_fault_broke_is_excused_only_with_that_fault() -> None:
     tree, one = played("checkpoint-restart-partition-gpu-hang-1491b0")
-    assert unlanded.thrown_away(tree, one) and find_in(tree, one) is None
-    tape = Tape.of({actor: each.events for actor, each in one.logs["faulted"].actors.items()})
-    tape.drop(tape.find(Kind.FAULT_LANDED, fault="f0"))
-    assert not unlanded.thrown_away(tree, replace(one, logs={"faulted": tape.log()}))
+    assert unlanded.thrown_away(Case(tree, one)) and find_in(tree, one) is None
+    alone = altered(one, lambda tape: tape.drop(tape.find(Kind.FAULT_LANDED, fault="f0")))
+    assert not unlanded.thrown_away(Case(tree, alone))
 
 
 def test_giving_up_for_want_of_a_node_needs_the_loss_of_all_of_them() -> None:
     tree, one = played(COPIED)
-    tape = Tape.of({actor: each.events for actor, each in one.logs["faulted"].actors.items()})
     tree = {**tree, "launcher": {"kind": "agents", "nodes": 1}}
-    assert not _no_node_left(tree, one)
-    hit = tape.find(Kind.FAULT_INJECTED)[0]
-    tape.add(hit, kind=Kind.NODE_LOST, data={"node": 0, "why": "its agent has ended"})
-    lost = replace(one, logs={"faulted": tape.log()})
-    assert _no_node_left(tree, lost)
-    assert not _no_node_left({**tree, "launcher": {"kind": "agents", "nodes": 2}}, lost)
+    assert not _no_node_left(Case(tree, one))
+
+    def loses_one(tape: Tape) -> None:
+        hit = tape.find(Kind.FAULT_INJECTED)[0]
+        tape.add(hit, kind=Kind.NODE_LOST, data={"node": 0, "why": "its agent has ended"})
+
+    lost = altered(one, loses_one)
+    assert _no_node_left(Case(tree, lost))
+    assert not _no_node_left(Case({**tree, "launcher": {"kind": "agents", "nodes": 2}}, lost))
 
 
 def test_a_fault_that_waited_for_a_hidden_step_is_excused_only_if_one_was_hidden() -> None:
     tree, one = played("a-step-that-the-supervisor-never-saw")
     assert find_in(tree, one) is None
-    tape = Tape.of({actor: each.events for actor, each in one.logs["faulted"].actors.items()})
-    tape.drop(tape.find(Kind.FAULT_LANDED, fault="f2"))
-    assert find_in(tree, replace(one, logs={"faulted": tape.log()})) is not None
+    seen = altered(one, lambda tape: tape.drop(tape.find(Kind.FAULT_LANDED, fault="f2")))
+    assert find_in(tree, seen) is not None
+
+
+def test_that_nobody_was_there_to_be_hit_is_a_reason_where_the_log_shows_it() -> None:
+    tree, one = played("hit-where-others-had-left-nobody")
+
+    def stays(tape: Tape) -> None:
+        tape.drop(tape.find(Kind.PROCESS_EXITED, process="w2"))
+        tape.drop(tape.find(Kind.FAULT_EFFECT))
+
+    found = find_in(tree, altered(one, stays))
+    assert found is not None and "no process is on node 1" in found.text
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "missed"),
+    [
+        ("lost-to-another-before-it-came-there", "optimizer", False),
+        ("lost-to-another-before-it-came-there", "collective", True),
+        ("lost-to-another-where-it-saves", "checkpoint", False),
+        ("lost-to-another-where-it-saves", "optimizer", True),
+    ],
+)
+def test_a_fault_that_was_due_before_another_took_its_target_is_missing(
+    name: str, phase: str, missed: bool
+) -> None:
+    tree, one = played(name)
+
+    def due(tape: Tape) -> None:
+        (planned,) = tape.find(Kind.FAULT_PLANNED, fault="f1")
+        planned.data["at"]["points"] = [[step, phase] for step, _ in planned.data["at"]["points"]]
+
+    other = altered(one, due)
+    assert other.cell is not None
+    found = find_in(tree, replace(other, findings=dict(judged(other.cell, other.logs))))
+    assert (found is not None and "but was never injected" in found.text) == missed

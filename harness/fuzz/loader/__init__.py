@@ -1,1 +1,0 @@
-"""The search for files that the loader handles badly."""

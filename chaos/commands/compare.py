@@ -149,14 +149,16 @@ def compare(what: tuple[Path, ...], **options: Any) -> int:
     if options["resume"] and options["anew"]:
         raise click.UsageError("say --resume or --anew, not both")
     if len(what) == 1 and what[0].name.endswith(SUFFIX):
-        return _packed(what[0], options)
+        _packed(what[0], options)
+        return errors.EXIT_PASS
     directories = [path for path in what if path.is_dir()]
     if directories and len(directories) < len(what):
         raise click.UsageError(
             "name scenario files to play, or run directories to compare, not both"
         )
     if directories:
-        return _stored(directories, options)
+        _stored(directories, options)
+        return errors.EXIT_PASS
     if not what and not options["resume"]:
         raise click.UsageError(
             "name fault families, such as scenarios/compare/*.yaml, or run directories"
@@ -164,7 +166,7 @@ def compare(what: tuple[Path, ...], **options: Any) -> int:
     return _play(what, options)
 
 
-def _packed(path: Path, options: dict[str, Any]) -> int:
+def _packed(path: Path, options: dict[str, Any]) -> None:
     """Report on a packed comparison in the runs directory; the archive stays unchanged."""
     import tempfile
 
@@ -178,10 +180,10 @@ def _packed(path: Path, options: dict[str, Any]) -> int:
     target = options["runs"] / PLACE / (options["name"] or path.name.removesuffix(SUFFIX))
     if (target / "plan.json").exists():
         target = target.with_name(f"{target.name}-packed")
-    return write_report(made, target, quiet=options["quiet"])
+    write_report(made, target, quiet=options["quiet"])
 
 
-def _stored(paths: list[Path], options: dict[str, Any]) -> int:
+def _stored(paths: list[Path], options: dict[str, Any]) -> None:
     from trainchaos.harness.compare.plan.directory import Directory
     from trainchaos.harness.compare.result.gather import gather
     from trainchaos.harness.compare.stored import compare_stored
@@ -202,7 +204,7 @@ def _stored(paths: list[Path], options: dict[str, Any]) -> int:
         target = options["runs"] / PLACE / (options["name"] or now)
     if options["archive"] is not None:
         write_archive(single, options["archive"])
-    return write_report(made, target, quiet=options["quiet"])
+    write_report(made, target, quiet=options["quiet"])
 
 
 def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:

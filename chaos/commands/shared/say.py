@@ -41,6 +41,14 @@ def say_lines(lines: Iterable[str], hang: int, *, err: bool = False) -> None:
             say(part, err=err)
 
 
+def tell(form: str, tree: object, lines: Iterable[str], hang: int = 0) -> None:
+    """Print the plain values or the lines, by ``--format``."""
+    if form == "json":
+        say_json(tree)
+    else:
+        say_lines(lines, hang)
+
+
 def plain(text: str) -> str:
     """The text with unprintable characters as ``\\u001b`` and the like."""
     if text.isprintable():

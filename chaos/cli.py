@@ -36,6 +36,7 @@ from trainchaos.chaos.commands.shared.options import (
 from trainchaos.chaos.commands.shared.plugins import with_plugins
 from trainchaos.chaos.commands.shared.program import run_as_process
 from trainchaos.chaos.commands.shared.say import say, say_json, say_lines
+from trainchaos.chaos.units import plural
 from trainchaos.chaos.version import version_option
 
 if TYPE_CHECKING:
@@ -110,7 +111,6 @@ def run(
     from trainchaos.chaos.planning.load import OthersLoad, busy_words
 
     load = OthersLoad()
-    from trainchaos.chaos.loading.cells import chosen
     from trainchaos.chaos.planning.crowd import cores_here, crowd_warnings
     from trainchaos.harness.host.rundir import RunDirectory
     from trainchaos.harness.run.runner import run_scenario
@@ -121,7 +121,7 @@ def run(
     use_taints(taints)
     check_choices(choices)
     loaded = _load(scenario, choices)
-    cells = chosen(loaded, choices["only"])
+    cells = loaded.chosen(choices["only"])
     scenarios, cores = [cell.scenario for cell in cells], cores_here()
     crowded = crowd_warnings(scenarios, cores)
     busy = busy_words(scenarios, load.share(os.cpu_count() or cores), cores)
@@ -161,8 +161,7 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
             continue
         _warn(loaded.warnings, quiet)
         if not quiet:
-            cells = f"{len(loaded.cells)} cell{'s' if len(loaded.cells) != 1 else ''}"
-            say(f"{path}: valid, {cells}")
+            say(f"{path}: valid, {plural(len(loaded.cells), 'cell')}")
     return code
 
 
@@ -181,14 +180,13 @@ def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> 
     """Show what a run would do: resolved scenario, fault schedule, expected duration. Starts
     nothing.
     """
-    from trainchaos.chaos.loading.cells import chosen
     from trainchaos.chaos.planning import planview
     from trainchaos.chaos.planning.crowd import cores_here
 
     use_taints(choices["taints"])
     catalogue = build_catalogue()
     loaded = _load(scenario, choices, catalogue)
-    cells = chosen(loaded, choices["only"])
+    cells = loaded.chosen(choices["only"])
     cores = None if sbatch or k8s else cores_here()
     planned = planview.plan_run(loaded, catalogue, seed=choices["seed"], cells=cells, cores=cores)
     if sbatch:

@@ -346,9 +346,7 @@ def _as_text(found: Baseline) -> str:
             median = quantity(values.median, values.unit, values.better)
             ends = interval((values.min, values.max), values.unit)
             lines.append(f"  {metric:20}  median {median}  {ends}  n={values.counted}")
-    return "\n".join(
-        "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines
-    )
+    return "\n".join(lines)
 
 
 COMMANDS = [gate, baseline]

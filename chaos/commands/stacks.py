@@ -9,7 +9,8 @@ import click
 
 from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import FORMAT, complete_stack
-from trainchaos.chaos.commands.shared.say import plain, say, say_json, say_table
+from trainchaos.chaos.commands.shared.say import say, say_json, say_table
+from trainchaos.chaos.units import visible
 
 if TYPE_CHECKING:
     from trainchaos.harness.compare.environments.environments import Environment
@@ -123,7 +124,7 @@ class _Progress:
 
     def __call__(self, line: str) -> None:
         if sys.stderr.isatty():
-            click.echo(f"\r\x1b[2K{plain(line[:108])}", err=True, nl=False)
+            click.echo(f"\r\x1b[2K{visible(line[:108])}", err=True, nl=False)
         elif (what := line.partition(" (")[0]) != self._said:
             self._said = what
             say(what, err=True)

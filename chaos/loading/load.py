@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading import commandchecks
 from trainchaos.chaos.loading import overrides as settings
 from trainchaos.chaos.loading.cautions import warnings
@@ -30,6 +31,7 @@ from trainchaos.chaos.source.diagnostics import (
     in_order,
     render,
     scenario_error,
+    unknown,
 )
 from trainchaos.chaos.source.source import Document, read_document
 
@@ -60,6 +62,14 @@ class LoadedScenario:
     def name(self) -> str:
         """Name of the scenario."""
         return self.cells[0].scenario.name
+
+    def chosen(self, only: Sequence[str]) -> tuple[Cell, ...]:
+        """The cells of ``--cell``; all without it. Raises ScenarioError for an unknown one."""
+        known = [cell.id for cell in self.cells]
+        for name in only:
+            if name not in known:
+                raise ScenarioError(f"--cell: {unknown('cell', name, known)}")
+        return tuple(cell for cell in self.cells if cell.among(only))
 
 
 @dataclass(frozen=True, kw_only=True)

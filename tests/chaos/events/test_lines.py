@@ -39,7 +39,21 @@ ODD = (
     *("NaN", "Infinity", "-0", "-0.0", "1e400", "1e-400", "9223372036854775808", "1.0"),
     *("123456789012345678901234567890", "true", "null", '"\\ud800"', '"\\u0000"', "[]", "{}"),
     *('"é\U0001f600"', "[[]]", f"[[{'0,' * 2_000}0]]", "[{}]", '{"data":{"data":[]}}'),
-    *("[1,2,true]", "[1,1.0]", "[-1]", "01", "+1", ".5", "1.", "tru", "[1,]", '"\t"', '"\\q"', ""),
+    *(
+        "[1,2,true]",
+        "[1,1.0]",
+        "[-1]",
+        "01",
+        "+1",
+        ".5",
+        "1.",
+        "tru",
+        "[1,]",
+        '{"a":1,"a":2}',
+        '"\t"',
+        '"\\q"',
+        "",
+    ),
 )
 
 
@@ -107,6 +121,7 @@ def odd_ones() -> Iterator[bytes]:
             yield text.replace(f'"{name}": {json.dumps(value)}', f'"{name}": {odd}', 1).encode()
         yield text.replace(f'"{name}": {json.dumps(value)}', "", 1).encode()
         yield text.replace(f'"{name}"', f'"x{name}"', 1).encode()
+        yield text.replace("{", f'{{"{name}": 1, ', 1).encode()
     yield text.encode() + b" "
     yield b"\xef\xbb\xbf" + text.encode()
     yield text.replace('"w0"', '"w1"').encode()

@@ -6,7 +6,6 @@ Heavy imports are inside the commands, so that ``chaos --help`` answers at once.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -23,9 +22,11 @@ from trainchaos.chaos.commands.gate import check_choices, conclude, gate_options
 from trainchaos.chaos.commands.shared.group import CommandGroup
 from trainchaos.chaos.commands.shared.options import (
     FORMAT,
+    QUIET,
     RUN,
     RUNS,
     SCENARIO,
+    SET,
     TAINTS,
     complete_cell,
     complete_launcher,
@@ -34,7 +35,8 @@ from trainchaos.chaos.commands.shared.options import (
 )
 from trainchaos.chaos.commands.shared.plugins import with_plugins
 from trainchaos.chaos.commands.shared.program import run_as_process
-from trainchaos.chaos.commands.shared.say import say
+from trainchaos.chaos.commands.shared.say import say, say_json, say_lines
+from trainchaos.chaos.units import plural
 from trainchaos.chaos.version import version_option
 
 if TYPE_CHECKING:
@@ -51,14 +53,6 @@ Exit codes: 0 pass, 1 an SLA or invariant failed, 2 usage or an invalid scenario
 
 _SCENARIO = click.argument("scenario", type=SCENARIO)
 _RUN = click.argument("run", type=RUN)
-_SET = click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Change a value of the scenario; repeatable.",
-)
-_QUIET = click.option("-q", "--quiet", is_flag=True, help="Print less.")
 _SEED = click.option(
     "--seed", type=click.IntRange(0, 2**32 - 1), help="Overrides the scenario's seed."
 )
@@ -91,11 +85,11 @@ def cli() -> None:
 @RUNS
 @_SEED
 @_REPEAT
-@_SET
+@SET
 @_LAUNCHER
 @_CELL
 @FORMAT
-@_QUIET
+@QUIET
 @click.option(
     "--gate", is_flag=True, help="Judge by confidence bounds, for continuous integration."
 )
@@ -117,7 +111,6 @@ def run(
     from trainchaos.chaos.planning.load import OthersLoad, busy_words
 
     load = OthersLoad()
-    from trainchaos.chaos.loading.cells import chosen
     from trainchaos.chaos.planning.crowd import cores_here, crowd_warnings
     from trainchaos.harness.host.rundir import RunDirectory
     from trainchaos.harness.run.runner import run_scenario
@@ -128,7 +121,7 @@ def run(
     use_taints(taints)
     check_choices(choices)
     loaded = _load(scenario, choices)
-    cells = chosen(loaded, choices["only"])
+    cells = loaded.chosen(choices["only"])
     scenarios, cores = [cell.scenario for cell in cells], cores_here()
     crowded = crowd_warnings(scenarios, cores)
     busy = busy_words(scenarios, load.share(os.cpu_count() or cores), cores)
@@ -154,8 +147,8 @@ def run(
 
 @cli.command()
 @click.argument("scenarios", nargs=-1, required=True, type=SCENARIO)
-@_SET
-@_QUIET
+@SET
+@QUIET
 def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) -> int:
     """Check scenario files, showing all errors at once; starts nothing."""
     code = errors.EXIT_PASS
@@ -168,8 +161,7 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
             continue
         _warn(loaded.warnings, quiet)
         if not quiet:
-            cells = f"{len(loaded.cells)} cell{'s' if len(loaded.cells) != 1 else ''}"
-            say(f"{path}: valid, {cells}")
+            say(f"{path}: valid, {plural(len(loaded.cells), 'cell')}")
     return code
 
 
@@ -177,25 +169,24 @@ def validate(scenarios: tuple[Path, ...], sets: tuple[str, ...], quiet: bool) ->
 @_SCENARIO
 @_SEED
 @_REPEAT
-@_SET
+@SET
 @_LAUNCHER
 @_CELL
 @FORMAT
 @TAINTS
 @click.option("--sbatch", is_flag=True, help="Print a batch script that runs it on Slurm instead.")
 @click.option("--k8s", is_flag=True, help="Print a manifest that runs it on Kubernetes instead.")
-def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> int:
+def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> None:
     """Show what a run would do: resolved scenario, fault schedule, expected duration. Starts
     nothing.
     """
-    from trainchaos.chaos.loading.cells import chosen
     from trainchaos.chaos.planning import planview
     from trainchaos.chaos.planning.crowd import cores_here
 
     use_taints(choices["taints"])
     catalogue = build_catalogue()
     loaded = _load(scenario, choices, catalogue)
-    cells = chosen(loaded, choices["only"])
+    cells = loaded.chosen(choices["only"])
     cores = None if sbatch or k8s else cores_here()
     planned = planview.plan_run(loaded, catalogue, seed=choices["seed"], cells=cells, cores=cores)
     if sbatch:
@@ -207,18 +198,17 @@ def plan(scenario: Path, form: str, sbatch: bool, k8s: bool, **choices: Any) -> 
 
         say(manifest_of(planned, scenario, choices), nl=False)
     elif form == "json":
-        say(json.dumps(planview.as_json(planned), indent=2))
+        say_json(planview.as_json(planned))
     else:
         say(planview.as_text(planned, columns.width_of(sys.stdout)))
         _warn(planned.warnings, quiet=False)
-    return errors.EXIT_PASS
 
 
 @cli.command()
 @_RUN
 @seal_options
 @FORMAT
-@_QUIET
+@QUIET
 @click.option("-v", "--verbose", is_flag=True, help="Also show every invariant.")
 def analyze(run: Path, unsealed: bool, root: str, form: str, quiet: bool, verbose: bool) -> int:
     """Judge a stored run again from its event logs alone, and rewrite its results.json; where that
@@ -244,8 +234,8 @@ def analyze(run: Path, unsealed: bool, root: str, form: str, quiet: bool, verbos
 @cli.command()
 @_RUN
 @seal_options
-@_QUIET
-def report(run: Path, unsealed: bool, root: str, quiet: bool) -> int:
+@QUIET
+def report(run: Path, unsealed: bool, root: str, quiet: bool) -> None:
     """Write all reports of a stored run again: report.html, summary.md, junit.xml, metrics.prom,
     trace.json.
     """
@@ -255,18 +245,16 @@ def report(run: Path, unsealed: bool, root: str, quiet: bool) -> int:
     for path in render_all(directory, results):
         if not quiet:
             say(str(path))
-    return errors.EXIT_PASS
 
 
 @cli.command()
-def schema() -> int:
+def schema() -> None:
     """Print the JSON Schema of scenario files, for editors (save it beside them as
     scenario.schema.json).
     """
     from trainchaos.chaos.scenario.schema import scenario_schema
 
-    say(json.dumps(scenario_schema(build_catalogue()), indent=2))
-    return errors.EXIT_PASS
+    say_json(scenario_schema(build_catalogue()))
 
 
 def build_catalogue() -> Catalogue:
@@ -420,5 +408,4 @@ def _show(
         say(f"invariants of {cell.id}")
         for name, finding in cell.invariants.items():
             line = f"  {finding.verdict:12}  {name}  {finding.witness}".rstrip()
-            for part in columns.fold(line, wide, " " * 16):
-                say(part)
+            say_lines([line], 16)

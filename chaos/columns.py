@@ -68,13 +68,9 @@ def table(
     never broken; missing ones are text. ``headed``: the first row names the columns.
 
     Where ``width`` is too small, spaces between columns shrink, then text is folded, the widest
-    column first, and so are heads. If that is not enough, a table with numbers is turned, so that
-    its rows are columns. If that is not enough either, each row becomes a block of lines.
+    column first, and so are heads. If that is not enough, each row becomes a block of lines.
     """
     laid = laid_out(rows, sides, width=width, indent=indent, gap=gap, headed=headed)
-    if width is not None and headed and "r" in sides and laid and not laid[0]:
-        turned = _turned(rows, sides, width, indent)
-        laid = laid if turned is None else turned
     return [line for block in laid for line in block]
 
 
@@ -87,9 +83,7 @@ def laid_out(
     gap: int = 2,
     headed: bool = False,
 ) -> list[list[str]]:
-    """As ``table``, the lines of each row apart, and never turned. In blocks, the heads have no
-    lines.
-    """
+    """As ``table``, the lines of each row apart. In blocks, the heads have no lines."""
     if not rows:
         return []
     sides = sides.ljust(len(rows[0]), "l")
@@ -99,30 +93,8 @@ def laid_out(
         return [[_line(row, widths, sides, indent, gap, len)] for row in rows]
     fitted = _fitted(rows, sides, width - len(indent), headed=headed)
     if fitted is None:
-        return _blocks(rows, width, indent) if headed else _run_on(rows, width, indent)
+        return _blocks(rows, width, indent, headed=headed)
     return _folded(rows, sides, fitted, indent, headed=headed)
-
-
-def _turned(
-    rows: Sequence[Sequence[str]], sides: str, width: int, indent: str
-) -> list[list[str]] | None:
-    """The table with its rows as columns; None if that does not fit either."""
-    glued = [
-        [
-            cell.replace(" ", NO_BREAK) if side == "r" else cell
-            for cell, side in zip(row, sides.ljust(len(row), "l"), strict=True)
-        ]
-        for row in rows[1:]
-    ]
-    turned = [list(row) for row in zip(rows[0], *glued, strict=True)]
-    fitted = _fitted(turned, "", width - len(indent), headed=True, readable=12)
-    if fitted is None:
-        return None
-    towards = "l" + "r" * len(glued)
-    return [
-        [line.replace(NO_BREAK, " ") for line in block]
-        for block in _folded(turned, towards, fitted, indent, headed=True)
-    ]
 
 
 def _folded(
@@ -163,53 +135,40 @@ def _line(
 
 
 def _fitted(
-    rows: Sequence[Sequence[str]],
-    sides: str,
-    width: int,
-    *,
-    headed: bool,
-    readable: int = _READABLE,
+    rows: Sequence[Sequence[str]], sides: str, width: int, *, headed: bool
 ) -> list[int] | None:
     """Widths of the columns that fit together; None if there are none."""
-    columns = list(zip(*rows, strict=True))
     widths, least = [], []
-    for column, side in zip(columns, sides.ljust(len(columns), "l"), strict=True):
+    for column, side in zip(zip(*rows, strict=True), sides, strict=True):
         natural = max(map(shown, column))
         glued = [_UNIT.sub(NO_BREAK, cell).split(" ") for cell in column]
         words = max(shown(word) for cell in glued for word in cell)
         body = max((shown(cell) for cell in column[1 if headed else 0 :]), default=0)
         widths.append(natural)
-        least.append(max(words, body) if side == "r" else max(words, min(natural, readable)))
+        least.append(max(words, body) if side == "r" else max(words, min(natural, _READABLE)))
     room = width - 2 * (len(widths) - 1)
     if sum(least) > room:
         return None
     while sum(widths) > room:
-        widest = max(
-            (n for n in range(len(widths)) if widths[n] > least[n]), key=widths.__getitem__
-        )
-        widths[widest] -= 1
+        shrinkable = (n for n in range(len(widths)) if widths[n] > least[n])
+        widths[max(shrinkable, key=widths.__getitem__)] -= 1
     return widths
 
 
-def _blocks(rows: Sequence[Sequence[str]], width: int, indent: str) -> list[list[str]]:
-    """Each row as its first cell, and below it the others with their heads; none for the heads."""
-    laid: list[list[str]] = [[]]
-    for row in rows[1:]:
-        lines = fold(indent + row[0], width, indent + "  ")
-        line = ""
-        for head, cell in zip(rows[0][1:], row[1:], strict=True):
-            said = f"{head}: {cell}" if head else cell
-            if not cell:
-                continue
-            if line and shown(line) + 3 + shown(said) > width:
-                lines += fold(line, width, indent + "    ")
-                line = ""
-            line = f"{line}   {said}" if line else f"{indent}  {said}"
-        laid.append(lines + (fold(line, width, indent + "    ") if line else []))
+def _blocks(
+    rows: Sequence[Sequence[str]], width: int, indent: str, *, headed: bool
+) -> list[list[str]]:
+    """Each row as its first cell, and below it the others with their heads, which have no lines of
+    their own.
+    """
+    heads, body = (rows[0], rows[1:]) if headed else ([""] * len(rows[0]), rows)
+    laid: list[list[str]] = [[]] if headed else []
+    for first, *cells in body:
+        lines = fold(indent + first, width, indent + "  ")
+        pairs = zip(heads[1:], cells, strict=True)
+        named = [f"{head}: {cell}" if head else cell for head, cell in pairs if cell]
+        rest = "   ".join(
+            text.replace(" ", NO_BREAK) if shown(text) <= width // 2 else text for text in named
+        )
+        laid.append(lines + (fold(f"{indent}  {rest}", width, f"{indent}    ") if rest else []))
     return laid
-
-
-def _run_on(rows: Sequence[Sequence[str]], width: int, indent: str) -> list[list[str]]:
-    """Each row as one text, where no column can stand below another."""
-    texts = (indent + "  ".join(cell.strip() for cell in row if cell.strip()) for row in rows)
-    return [fold(text, width, indent + "    ") for text in texts]

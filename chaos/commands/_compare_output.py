@@ -91,11 +91,9 @@ def _duration(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {seconds:.0f} s"
 
 
-def write_report(made: Comparison, target: Path, *, quiet: bool) -> int:
-    """Write all reports of a comparison into a directory and print their paths; returns the exit
-    code.
-
-    Raises InfrastructureError.
+def write_report(made: Comparison, target: Path, *, quiet: bool) -> None:
+    """Write all reports of a comparison into a directory and print their paths. Raises
+    InfrastructureError.
     """
     from trainchaos.reports.compare import write_all
 
@@ -110,7 +108,6 @@ def write_report(made: Comparison, target: Path, *, quiet: bool) -> int:
         ) from error
     for path in paths if not quiet else ():
         say(str(path))
-    return errors.EXIT_PASS
 
 
 def write_archive(directory: Directory, target: Path) -> None:

@@ -18,17 +18,21 @@ from trainchaos.chaos.commands._compare_output import (
     write_archive,
     write_report,
 )
-from trainchaos.chaos.commands.shared.options import PATH, SCENARIO, complete_stack
+from trainchaos.chaos.commands.shared.options import PATH, QUIET, SCENARIO, complete_stack
 from trainchaos.chaos.commands.shared.say import say
 
 if TYPE_CHECKING:
+    from trainchaos.chaos.scenario.catalogue import Catalogue
     from trainchaos.harness.compare.plan.directory import ComparisonPlan, Directory
     from trainchaos.harness.compare.play import ComparisonPlayer
     from trainchaos.harness.compare.prepare import CompareOptions, Prepared
 
 PLACE = "compare"
 SUFFIX = ".tar.xz"
-_SETTINGS = click.Choice(["default", "tuned", "both"])
+_AS_GIVEN = (
+    *("settings", "repeat", "deadline", "against", "same"),
+    *("price", "currency", "skip_missing", "closed", "tune"),
+)
 
 
 @click.command(
@@ -48,7 +52,7 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
 )
 @click.option(
     "--settings",
-    type=_SETTINGS,
+    type=click.Choice(["default", "tuned", "both"]),
     default="both",
     show_default=True,
     help="Settings of stacks given without any.",
@@ -134,7 +138,7 @@ _SETTINGS = click.Choice(["default", "tuned", "both"])
 @click.option(
     "--dry-run", is_flag=True, help="Show what would be done, and how long it would take."
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print less.")
+@QUIET
 def compare(what: tuple[Path, ...], **options: Any) -> int:
     """Compare recovery stacks under the same faults, or stored runs.
 
@@ -145,14 +149,16 @@ def compare(what: tuple[Path, ...], **options: Any) -> int:
     if options["resume"] and options["anew"]:
         raise click.UsageError("say --resume or --anew, not both")
     if len(what) == 1 and what[0].name.endswith(SUFFIX):
-        return _packed(what[0], options)
+        _packed(what[0], options)
+        return errors.EXIT_PASS
     directories = [path for path in what if path.is_dir()]
     if directories and len(directories) < len(what):
         raise click.UsageError(
             "name scenario files to play, or run directories to compare, not both"
         )
     if directories:
-        return _stored(directories, options)
+        _stored(directories, options)
+        return errors.EXIT_PASS
     if not what and not options["resume"]:
         raise click.UsageError(
             "name fault families, such as scenarios/compare/*.yaml, or run directories"
@@ -160,7 +166,7 @@ def compare(what: tuple[Path, ...], **options: Any) -> int:
     return _play(what, options)
 
 
-def _packed(path: Path, options: dict[str, Any]) -> int:
+def _packed(path: Path, options: dict[str, Any]) -> None:
     """Report on a packed comparison in the runs directory; the archive stays unchanged."""
     import tempfile
 
@@ -174,54 +180,37 @@ def _packed(path: Path, options: dict[str, Any]) -> int:
     target = options["runs"] / PLACE / (options["name"] or path.name.removesuffix(SUFFIX))
     if (target / "plan.json").exists():
         target = target.with_name(f"{target.name}-packed")
-    return write_report(made, target, quiet=options["quiet"])
+    write_report(made, target, quiet=options["quiet"])
 
 
-def _stored(paths: list[Path], options: dict[str, Any]) -> int:
+def _stored(paths: list[Path], options: dict[str, Any]) -> None:
     from trainchaos.harness.compare.plan.directory import Directory
     from trainchaos.harness.compare.result.gather import gather
     from trainchaos.harness.compare.stored import compare_stored
 
     single = Directory(paths[0])
-    if len(paths) == 1 and single.plan.is_file():
+    played = len(paths) == 1 and single.plan.is_file()
+    if options["archive"] is not None and not played:
+        raise click.UsageError("--archive packs one comparison: name its directory alone")
+    price = {"price": options["price"], "currency": options["currency"]}
+    if played:
         made, target = gather(single), single.root
         if options["price"] is not None:
-            made = made.model_copy(
-                update={"price": options["price"], "currency": options["currency"]}
-            )
-    elif len(paths) == 1 and not options["name"]:
-        made = compare_stored(
-            paths,
-            name=paths[0].name,
-            argv=sys.argv[1:],
-            price=options["price"],
-            currency=options["currency"],
-        )
-        target = (
-            options["runs"] / PLACE / f"stored-{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime())}"
-        )
+            made = made.model_copy(update=price)
     else:
-        name = options["name"] or f"stored-{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime())}"
-        made = compare_stored(
-            paths,
-            name=name,
-            argv=sys.argv[1:],
-            price=options["price"],
-            currency=options["currency"],
-        )
-        target = options["runs"] / PLACE / name
+        now = f"stored-{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime())}"
+        title = options["name"] or (now if len(paths) > 1 else paths[0].name)
+        made = compare_stored(paths, name=title, argv=sys.argv[1:], **price)
+        target = options["runs"] / PLACE / (options["name"] or now)
     if options["archive"] is not None:
-        if len(paths) != 1 or not single.plan.is_file():
-            raise click.UsageError("--archive packs one comparison: name its directory alone")
         write_archive(single, options["archive"])
-    return write_report(made, target, quiet=options["quiet"])
+    write_report(made, target, quiet=options["quiet"])
 
 
 def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
     from trainchaos.chaos.cli import build_catalogue
     from trainchaos.harness.compare.environments.environments import stacks
     from trainchaos.harness.compare.plan.directory import Directory
-    from trainchaos.harness.compare.play import ComparisonPlayer
     from trainchaos.harness.compare.prepare import prepare
 
     directory = Directory(options["runs"] / PLACE / _name(options))
@@ -232,19 +221,27 @@ def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
         return _dry_run(directory, prepared, catalogue)
     with directory.held():
         plan = _place(directory, prepared.plan, options)
-        player = ComparisonPlayer(
-            directory=directory,
-            plan=plan,
-            entrants=prepared.entrants,
-            families=prepared.families,
-            pythons=prepared.pythons,
-            catalogue=catalogue,
-        )
+        player = _player(directory, plan, prepared, catalogue)
         player.check()
         directory.write_plan(plan)
         if not options["quiet"]:
             say(announced(directory, plan))
         return _played(player, options)
+
+
+def _player(
+    directory: Directory, plan: ComparisonPlan, prepared: Prepared, catalogue: Catalogue
+) -> ComparisonPlayer:
+    from trainchaos.harness.compare.play import ComparisonPlayer
+
+    return ComparisonPlayer(
+        directory=directory,
+        plan=plan,
+        entrants=prepared.entrants,
+        families=prepared.families,
+        pythons=prepared.pythons,
+        catalogue=catalogue,
+    )
 
 
 def _played(player: ComparisonPlayer, options: dict[str, Any]) -> int:
@@ -314,24 +311,14 @@ def _asked(what: tuple[Path, ...], options: dict[str, Any], directory: Directory
 
     if options["resume"] and not what:
         return as_planned(directory.read_plan(), skip_missing=options["skip_missing"])
-    names = [word for word in options["stacks"].split(",") if word.strip()]
     return CompareOptions(
         name=directory.root.name,
         scenarios=what,
-        stacks=names,
-        settings=options["settings"],
-        repeat=options["repeat"],
+        stacks=[word for word in options["stacks"].split(",") if word.strip()],
         seed=_seed(options),
-        deadline=options["deadline"],
-        against=options["against"],
-        same=options["same"],
-        price=options["price"],
-        currency=options["currency"],
-        skip_missing=options["skip_missing"],
         argv=sys.argv[1:],
-        closed=options["closed"],
-        tune=options["tune"],
         without=[_left_out(word) for word in options["without"]],
+        **{name: options[name] for name in _AS_GIVEN},
     )
 
 
@@ -371,24 +358,16 @@ def _place(directory: Directory, plan: ComparisonPlan, options: dict[str, Any]) 
     return resumed(directory.read_plan(), plan, accepted=options["accept_changes"])
 
 
-def _dry_run(directory: Directory, prepared: Prepared, catalogue: Any) -> int:
+def _dry_run(directory: Directory, prepared: Prepared, catalogue: Catalogue) -> int:
     """Load every scenario as it would be played, in a temporary directory, and print what would be
     done.
     """
     import tempfile
 
     from trainchaos.harness.compare.plan.directory import Directory
-    from trainchaos.harness.compare.play import ComparisonPlayer
 
     with tempfile.TemporaryDirectory() as away:
-        ComparisonPlayer(
-            directory=Directory(Path(away)),
-            plan=prepared.plan,
-            entrants=prepared.entrants,
-            families=prepared.families,
-            pythons=prepared.pythons,
-            catalogue=catalogue,
-        ).check()
+        _player(Directory(Path(away)), prepared.plan, prepared, catalogue).check()
     say(announced(directory, prepared.plan))
     return errors.EXIT_PASS
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.say import say
 
 NAMES = ("chaos", "trainchaos")
@@ -14,7 +13,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
-def completion(shell: str) -> int:
+def completion(shell: str) -> None:
     """Print the shell's completion: commands, options, built-in scenarios, launchers, cells, stacks
     and runs.
 
@@ -31,7 +30,6 @@ def completion(shell: str) -> int:
         say("COMP_WORDBREAKS=${COMP_WORDBREAKS//[:=]}")
     for name in NAMES:  # both are asked by the variable of ``chaos``, as which both know themselves
         say(kind(cli, {}, name, "_CHAOS_COMPLETE").source())
-    return errors.EXIT_PASS
 
 
 COMMANDS = [completion]

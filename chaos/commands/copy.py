@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import PATH
 from trainchaos.chaos.commands.shared.say import say
 
@@ -23,7 +22,7 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 @click.argument("name", shell_complete=_names)
 @click.argument("directory", type=PATH, default=Path("."))
 @click.option("--force", is_flag=True, help="Replace files that are there.")
-def copy(name: str, directory: Path, force: bool) -> int:
+def copy(name: str, directory: Path, force: bool) -> None:
     """Copy builtin:NAME into DIRECTORY: a scenario with those it extends, an example
     (builtin:examples/NAME) or a template (builtin:templates/NAME).
 
@@ -33,7 +32,6 @@ def copy(name: str, directory: Path, force: bool) -> int:
 
     for path in builtin.copy(name, directory, force=force):
         say(str(path))
-    return errors.EXIT_PASS
 
 
 COMMANDS = [copy]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import FORMAT, RUN
-from trainchaos.chaos.commands.shared.say import say
+from trainchaos.chaos.commands.shared.say import say, tell
 
 if TYPE_CHECKING:
     from trainchaos.recovery.detection.ras import RasFinding
@@ -28,6 +27,7 @@ TEXT = "text"
 RAS = "ras"
 MOST_RANKS = 20  # said of an answer of NCCL's RAS; --format json has all
 STANDARD_INPUT = "-"
+HANG = 10  # columns before what is folded
 MOST_AT_ONCE = 1 << 20  # bytes of a line; a longer one is read as several
 MOST_LINES = 1_000_000  # of an answer of NCCL's RAS
 LOOKED_AT = 1 << 16  # bytes at the beginning of a file, to tell text from other data
@@ -93,7 +93,7 @@ def _numbers(kind: str, words: Sequence[str], form: str) -> int:
         for asked, entry, said in answers
     ]
     found = [entry_lines(entry, said) for _, entry, said in answers if entry]
-    _tell(form, rows, [line for block in found for line in ("", *block)][1:])
+    tell(form, rows, [line for block in found for line in ("", *block)][1:], HANG)
     missing = [said for _, entry, said in answers if entry is None]
     for said in missing:
         say(said, err=True)
@@ -139,7 +139,7 @@ def _run(path: Path, form: str) -> int:
     from trainchaos.harness.host.rundir import open_run
 
     story = story_of(open_run(path))
-    _tell(form, story_json(story), story_lines(story))
+    tell(form, story_json(story), story_lines(story), HANG)
     return errors.EXIT_PASS
 
 
@@ -180,7 +180,7 @@ def _lines(lines: Iterator[str] | Sequence[str], what: str, form: str) -> int:
     rows = [match_json(match) for match in matches]
     known = bool(matches) and matches[0].entry.tells is not Tells.EFFECT
     told = match_lines(matches, what, read) if matches else []
-    _tell(form, {"lines": read, "known": known, "matches": rows}, told)
+    tell(form, {"lines": read, "known": known, "matches": rows}, told, HANG)
     if matches:
         return errors.EXIT_PASS
     why = f"{read} lines, and the playbook knows none of them" if read > 1 else "nothing known"
@@ -217,7 +217,7 @@ def _ras(found: RasFinding, what: str, form: str) -> int:
         lines += [f"  and {len(said) - MOST_RANKS} more"] if len(said) > MOST_RANKS else []
         for name, entry in entries.items():
             lines += ["", *entry_lines(entry, name)]
-    _tell(form, tree, lines)
+    tell(form, tree, lines, HANG)
     if entries:
         return errors.EXIT_PASS
     say(f"{what}: by NCCL's RAS no rank is named as dead, missing or behind", err=True)
@@ -250,19 +250,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):
         return False
-
-
-def _tell(form: str, tree: object, lines: Sequence[str]) -> None:
-    """As JSON, or as lines that are folded to the terminal."""
-    from trainchaos.chaos import columns
-
-    if form == "json":
-        say(json.dumps(tree, indent=2))
-        return
-    wide = columns.width_of(sys.stdout)
-    for line in lines:
-        for part in columns.fold(line, wide, " " * 10 if line.startswith("  ") else ""):
-            say(part)
 
 
 COMMANDS = [explain]

@@ -9,7 +9,7 @@ from typing import Literal
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands.shared.quantities import Span
+from trainchaos.chaos.commands.shared.quantities import span
 from trainchaos.chaos.commands.shared.say import say
 
 
@@ -24,7 +24,7 @@ from trainchaos.chaos.commands.shared.say import say
 @click.option("--strategy", metavar="NAME", help="Only this recovery strategy.  [default: all]")
 @click.option(
     "--budget",
-    type=Span(),
+    type=span(),
     default="60s",
     show_default=True,
     help="How long to search: 90s, 5m, 1h.",

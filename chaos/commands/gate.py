@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainchaos.chaos import columns, errors
-from trainchaos.chaos.commands.shared.options import FORMAT, PATH, RUN, seal_options
-from trainchaos.chaos.commands.shared.say import say
+from trainchaos.chaos import errors
+from trainchaos.chaos.commands.shared.options import (
+    FORMAT,
+    PATH,
+    QUIET,
+    RUN,
+    seal_options,
+    together,
+)
+from trainchaos.chaos.commands.shared.say import say, say_lines
 
 if TYPE_CHECKING:
     from trainchaos.harness.gating.baseline import Baseline
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
     from trainchaos.harness.host.rundir import RunDirectory
     from trainchaos.harness.judge.results import Results
 
-_OPTIONS: Sequence[Callable[[Any], Any]] = (
+gate_options = together(
     click.option(
         "--baseline",
         type=PATH,
@@ -66,13 +72,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         help="Annotations for GitHub Actions; by default if it runs this.",
     ),
 )
-
-
-def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a gate to ``chaos gate`` or ``chaos run --gate``."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+"""Of ``chaos gate`` and ``chaos run --gate``."""
 
 
 @click.command()
@@ -80,7 +80,7 @@ def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @gate_options
 @seal_options
 @FORMAT
-@click.option("-q", "--quiet", is_flag=True, help="Print less.")
+@QUIET
 def gate(run: Path, unsealed: bool, root: str, form: str, quiet: bool, **choices: Any) -> int:
     """Judge a stored run by confidence bounds, for continuous integration; see docs/ci.md.
 
@@ -104,20 +104,16 @@ def check_choices(choices: dict[str, Any]) -> None:
     """
     _tolerances(choices)
     _metrics(choices)
-    needs_gate = (
-        "baseline",
-        "tolerances",
-        "metrics",
-        "other_machine",
-        "allow_inconclusive",
-        "looks",
-    )
-    asked = [name for name in needs_gate if choices[name]]
-    if asked and not choices["gate"]:
-        option = {"tolerances": "tolerance", "metrics": "metric"}.get(asked[0], asked[0]).replace(
-            "_", "-"
-        )
-        raise click.UsageError(f"--{option} is for --gate")
+    needs_gate = {
+        "--baseline": "baseline",
+        "--tolerance": "tolerances",
+        "--metric": "metrics",
+        "--other-machine": "other_machine",
+        "--allow-inconclusive": "allow_inconclusive",
+        "--looks": "looks",
+    }
+    for option in (o for o, name in needs_gate.items() if choices[name] and not choices["gate"]):
+        raise click.UsageError(f"{option} is for --gate")
     if choices["baseline"] is not None:
         from trainchaos.harness.gating.baseline import load, other_machine
         from trainchaos.harness.launch.devices import describe
@@ -190,10 +186,9 @@ def _say(decided: GateResult, source: str, *, form: str, quiet: bool, err: bool)
     if form == "json":
         say(decided.model_dump_json(indent=2), err=err)
         return
-    text = as_text(decided, source)
-    wide = None if quiet else columns.width_of(sys.stderr if err else sys.stdout)
-    lines = text.split("\n")[: 1 if quiet else None]
-    say("\n".join(part for one in lines for part in columns.fold(one, wide, " " * 6)), err=err)
+    first, *others = as_text(decided, source).split("\n")
+    say(first, err=err)
+    say_lines(() if quiet else others, 6, err=err)
 
 
 def _publish(results: Results, summary: Path, wanted: bool | None) -> None:
@@ -299,7 +294,7 @@ def baseline() -> None:
 @baseline.command()
 @click.argument("run", type=RUN)
 @click.option("-o", "--output", type=PATH, help="Output file [default: baselines/<scenario>.json].")
-def save(run: Path, output: Path | None) -> int:
+def save(run: Path, output: Path | None) -> None:
     """Judge a stored run and save its values, machine and workload in a small file."""
     from trainchaos.chaos.files import write_json
     from trainchaos.harness.gating.baseline import baseline_of
@@ -314,19 +309,17 @@ def save(run: Path, output: Path | None) -> int:
     say(f"{path}: {found.scenario}, {found.run_id}, {len(found.cells)} cells{simulated}")
     if found.verdict != "pass":
         say(f"warning: the run's verdict was {found.verdict}", err=True)
-    return errors.EXIT_PASS
 
 
 @baseline.command()
 @click.argument("file", type=PATH)
 @FORMAT
-def show(file: Path, form: str) -> int:
+def show(file: Path, form: str) -> None:
     """Show a baseline: its origin and its values."""
     from trainchaos.harness.gating.baseline import load
 
     found = load(file)
     say(found.model_dump_json(indent=2) if form == "json" else _as_text(found))
-    return errors.EXIT_PASS
 
 
 def _as_text(found: Baseline) -> str:
@@ -353,9 +346,7 @@ def _as_text(found: Baseline) -> str:
             median = quantity(values.median, values.unit, values.better)
             ends = interval((values.min, values.max), values.unit)
             lines.append(f"  {metric:20}  median {median}  {ends}  n={values.counted}")
-    return "\n".join(
-        "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines
-    )
+    return "\n".join(lines)
 
 
 COMMANDS = [gate, baseline]

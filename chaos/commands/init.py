@@ -13,7 +13,7 @@ import click
 
 from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import PATH
-from trainchaos.chaos.commands.shared.quantities import Span
+from trainchaos.chaos.commands.shared.quantities import span
 from trainchaos.chaos.commands.shared.say import say
 
 DEFAULT_FOR_S = 30.0
@@ -35,7 +35,7 @@ DEFAULT_FOR_S = 30.0
 @click.option(
     "--for",
     "for_s",
-    type=Span(),
+    type=span(),
     default=f"{DEFAULT_FOR_S:g}s",
     show_default=True,
     metavar="TIME",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import FORMAT
-from trainchaos.chaos.commands.shared.say import say
+from trainchaos.chaos.commands.shared.say import say, say_json
 
 if TYPE_CHECKING:
     from trainchaos.chaos.planning.listing import ListingEntry
@@ -29,7 +28,7 @@ ALSO = {"recovery": "strategies"}  # a strategy's key in scenarios
     help="Also show whole descriptions, and parameters with their defaults.",
 )
 @FORMAT
-def list_(kind: str | None, verbose: bool, form: str) -> int:
+def list_(kind: str | None, verbose: bool, form: str) -> None:
     """List what a scenario may name: faults, strategies, workloads, launchers, checkers,
     metrics.
     """
@@ -37,14 +36,12 @@ def list_(kind: str | None, verbose: bool, form: str) -> int:
     from trainchaos.chaos.planning import listing
 
     found = {name: entries(name) for name in ((ALSO.get(kind, kind),) if kind else KINDS)}
-    say(
-        json.dumps(listing.as_json(found), indent=2)
-        if form == "json"
-        else listing.as_text(found, verbose=verbose, width=columns.width_of(sys.stdout))
-    )
+    if form == "json":
+        say_json({kind: [asdict(entry) for entry in entries] for kind, entries in found.items()})
+    else:
+        say(listing.as_text(found, verbose=verbose, width=columns.width_of(sys.stdout)))
     for one in plugins.left_out():
         say(str(one), err=True)
-    return errors.EXIT_PASS
 
 
 def entries(kind: str) -> list[ListingEntry]:

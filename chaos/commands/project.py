@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from trainchaos.chaos import columns, errors
+from trainchaos.chaos import columns
 from trainchaos.chaos.commands.shared.options import FORMAT
 from trainchaos.chaos.commands.shared.projection import options
 from trainchaos.chaos.commands.shared.say import say
@@ -52,7 +52,7 @@ TOLD_S = 10.0
 @options
 @FORMAT
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
+def project(form: str, quiet: bool, into: Path, **choices: Any) -> None:
     """Project goodput, lost time and money to clusters of any size, for each strategy, from the
     recoveries that runs measured or from given ones; see docs/projection.md.
 
@@ -90,7 +90,6 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> int:
         for line in lines(found):
             say(line)
         say(f"report  {into / page.NAME}")
-    return errors.EXIT_PASS
 
 
 def _asks_for_more() -> bool:

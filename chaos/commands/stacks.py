@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainchaos.chaos import columns, errors
+from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import FORMAT, complete_stack
-from trainchaos.chaos.commands.shared.say import plain, say
+from trainchaos.chaos.commands.shared.say import say, say_json, say_table
+from trainchaos.chaos.units import visible
 
 if TYPE_CHECKING:
     from trainchaos.harness.compare.environments.environments import Environment
@@ -25,18 +25,14 @@ def stacks() -> None:
 
 @stacks.command("list")
 @FORMAT
-def list_(form: str) -> int:
+def list_(form: str) -> None:
     """List every stack, and whether it is ready to use."""
     from trainchaos.harness.compare.environments import environments
 
     rows = [(_facts(environments.look(name)), kind) for name, kind in environments.stacks().items()]
     if form == "json":
-        say(
-            json.dumps(
-                [facts | {"title": kind.title, "ours": kind.ours} for facts, kind in rows], indent=2
-            )
-        )
-        return errors.EXIT_PASS
+        say_json([facts | {"title": kind.title, "ours": kind.ours} for facts, kind in rows])
+        return
     missing = [facts["name"] for facts, _ in rows if not facts["ready"]]
     cells = [
         (
@@ -46,10 +42,9 @@ def list_(form: str) -> int:
         )
         for facts, kind in rows
     ]
-    say("\n".join(columns.table(cells, width=columns.width_of(sys.stdout))))
+    say_table(cells)
     if missing:
         say(f"to install what is missing: chaos stacks install {' '.join(missing)}")
-    return errors.EXIT_PASS
 
 
 @stacks.command()
@@ -82,20 +77,22 @@ def install(names: tuple[str, ...], every: bool) -> int:
 @stacks.command()
 @click.argument("name", shell_complete=complete_stack)
 @FORMAT
-def show(name: str, form: str) -> int:
+def show(name: str, form: str) -> None:
     """Show a stack: its settings with their reasons, its versions, and the families it is left out
     of.
     """
     from trainchaos.harness.compare.environments import environments
 
     facts = _facts(environments.look(name)) | _about(name)
-    say(json.dumps(facts, indent=2) if form == "json" else _as_text(facts))
-    return errors.EXIT_PASS
+    if form == "json":
+        say_json(facts)
+    else:
+        say(_as_text(facts))
 
 
 @stacks.command()
 @_NAMES
-def remove(names: tuple[str, ...]) -> int:
+def remove(names: tuple[str, ...]) -> None:
     """Delete the environments of these stacks; a shared one is deleted for all stacks
     that use it.
     """
@@ -108,7 +105,6 @@ def remove(names: tuple[str, ...]) -> int:
     for name in names:
         where = installing.remove(name)
         say(f"{name}: removed {where}" if where else f"{name}: has no environment")
-    return errors.EXIT_PASS
 
 
 def _installed(name: str) -> Environment:
@@ -128,7 +124,7 @@ class _Progress:
 
     def __call__(self, line: str) -> None:
         if sys.stderr.isatty():
-            click.echo(f"\r\x1b[2K{plain(line[:108])}", err=True, nl=False)
+            click.echo(f"\r\x1b[2K{visible(line[:108])}", err=True, nl=False)
         elif (what := line.partition(" (")[0]) != self._said:
             self._said = what
             say(what, err=True)

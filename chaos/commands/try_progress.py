@@ -8,20 +8,14 @@ from pathlib import Path
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands.shared.options import PATH, SCENARIO
+from trainchaos.chaos.commands.shared.options import PATH, SCENARIO, SET
 from trainchaos.chaos.commands.shared.say import say
 
 
 @click.command("try-progress")
 @click.argument("scenario", type=SCENARIO)
 @click.argument("log", type=PATH)
-@click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Change a value of the scenario, such as 'workload.progress={preset: hf}'; repeatable.",
-)
+@SET
 def try_progress(scenario: Path, log: Path, sets: tuple[str, ...]) -> int:
     """Show which steps and losses a scenario's progress finds in LOG, output of its command.
 

@@ -1,25 +1,33 @@
-"""Memory limit for event logs held together, whatever they contain.
+"""Reads lines of event logs, and limits the memory of those that are held together.
 
-File size says little: an empty list of three characters takes 80 bytes of memory. So each event is
-charged its real size plus an allowance for what a judge derives from it; lines that are not events
+A line is charged before it is read: twice its text, an allowance for the event and for what a judge
+derives from it, and more for a line of far more values than an event has. Lines that are not events
 are charged too, for the time they take. The order of reading is fixed, so the same part of a
 directory is read everywhere.
 
-A job of 8 ranks over 100,000 steps writes 1.65 million events (470 MB), its control as many: 4.0 GB
-by this account. Judging takes 2.7 at the 0.82 kB an event that it took of 50,000 events.
+A job of 8 ranks over 100,000 steps writes 1.65 million events (470 MB), its control as many: 3.9 GB
+by this account.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from sys import getsizeof
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.event import Event
-from trainchaos.chaos.events.lines import KnownLines
+from trainchaos.chaos.events.kinds import REQUIRED
+
+_DECODE: Callable[[bytes], Event] | None
+_REFUSED: tuple[type[Exception], ...]
+try:
+    import msgspec
+except ImportError:  # a machine with a GPU may have only what training needs
+    _DECODE, _REFUSED = None, ()
+else:
+    _DECODE = msgspec.json.Decoder(Event).decode
+    _REFUSED = (msgspec.MsgspecError, ValueError, RecursionError)
 
 MOST_BYTES = 4 << 30
 MOST_TOLD = 100  # problems reported per file
@@ -28,12 +36,11 @@ VARIABLE = "CHAOS_LOG_MEMORY_GIB"
 # rank (330, measured)
 _EVENT = 600
 _FILE = 4096
-_NAMES = 10_000  # of keys and actors, each kept once; all kinds of events together have some 300
-_NAME = 200
-_SHORT = 5
-_SHARED = 10**_SHORT  # all shared numbers together take 15 MB
-_LONG_LINE = 1 << 20
-_MOST_VALUES = 1_000_000  # of one line
+_USUAL_VALUES = 60
+_VALUE = 40
+_LARGEST = 2**63 - 1
+_OWN_KEYS = 7  # of an event
+_set_actor = Event.__dict__["actor"].__set__  # events are frozen
 
 
 class Budget:
@@ -41,64 +48,24 @@ class Budget:
 
     def __init__(self, most: int | None = None) -> None:
         self.most = _limit() if most is None else most
-        self._left = self.most
-        self._names: dict[str, str] = {}
-        self._decode = json.JSONDecoder(
-            object_pairs_hook=self._mapping, parse_int=_Wholes().__getitem__
-        ).decode
-        self._known = KnownLines()
+        self.charged = 0
 
     @property
     def spent(self) -> bool:
         """Whether the budget is used up, so that nothing more is read."""
-        return self._left < 0
-
-    @property
-    def charged(self) -> int:
-        """Bytes taken so far."""
-        return self.most - self._left
+        return self.charged > self.most
 
     def begins(self) -> None:
         """Charge the start of a file."""
-        self._left -= _FILE
+        self.charged += _FILE
 
-    def read(self, raw: bytes, actor: str) -> Event:
-        """The event of a line of ``actor``, without its newline. Its memory is charged, whether or
-        not it is an event. Raises LogError if it is none.
+    def read(self, raw: bytes, actor: str) -> Event | None:
+        """The event of a line in the file of ``actor``, without its newline; None: the budget is
+        used up. Raises LogError if it is no event.
         """
-        if (known := self.read_known([raw], actor)[0]) is not None:
-            return known
-        length = len(raw)
-        try:
-            event = Event.from_line(raw.decode(errors="replace"), self._parse)
-        except LogError:
-            self._left -= _EVENT + length
-            raise
-        self._left -= _EVENT + max(length, _held(event.data))
-        if len(self._names) < _NAMES:  # else its names are not those that all lines share
-            self._left -= self._known.learn(event)
-        return event
-
-    def read_known(self, raws: Sequence[bytes], actor: str) -> Sequence[Event | None]:
-        """The events of lines of ``actor``, without their newlines, as far as they are like lines
-        read before; None for one that is not, for which nothing is charged. Many at once take less
-        time.
-        """
-        if max(map(len, raws), default=0) > _LONG_LINE:
-            return [None] * len(raws)
-        events, held = self._known.read(raws, actor)
-        known = [len(raw) for raw, event in zip(raws, events, strict=True) if event is not None]
-        self._left -= _EVENT * len(known) + max(held, sum(known))
-        return events
-
-    def _parse(self, line: str) -> Any:
-        """Parse a line, sharing keys with all other lines. Raises ValueError if it is not JSON."""
-        if len(line) > _LONG_LINE and sum(map(line.count, ",[{")) > _MOST_VALUES:
-            raise ValueError(f"it has more than {_MOST_VALUES} values")
-        raw = self._decode(line)
-        if isinstance(raw, dict) and isinstance(actor := raw.get("actor"), str):
-            raw["actor"] = self._name(actor)
-        return raw
+        values = raw.count(b",") + 2 * (raw.count(b"[") + raw.count(b"{"))
+        self.charged += _EVENT + 2 * len(raw) + _VALUE * max(0, values - _USUAL_VALUES)
+        return None if self.spent else event_of(raw, actor)
 
     def refused(self, name: str) -> str:
         """The message for a file that was not read, or not to its end."""
@@ -107,23 +74,43 @@ class Budget:
             f" {self.most / (1 << 30):.3g} GiB of memory for event logs ({VARIABLE} sets them)"
         )
 
-    def _mapping(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = self._names
-        try:
-            made = {names[key]: value for key, value in pairs}
-        except KeyError:
-            made = {self._name(key): value for key, value in pairs}
-        if len(made) < len(pairs):
-            raise ValueError("a key is there twice")
-        return made
 
-    def _name(self, name: str) -> str:
-        if name not in self._names:
-            self._left -= getsizeof(name) + _NAME
-            if len(self._names) >= _NAMES:
-                return name
-            self._names[name] = name
-        return self._names[name]
+def event_of(raw: bytes, actor: str) -> Event:
+    """The event of a line. What msgspec refuses, the exact reader decides, so that what is refused,
+    and with which words, does not depend on whether msgspec is installed. Raises LogError.
+    """
+    if _DECODE is not None:
+        try:
+            event = _DECODE(raw)
+        except _REFUSED:
+            return _exactly(raw)
+        numbers = event.seq | event.time_ns | event.generation | (event.step or 0)
+        complete = REQUIRED[event.kind] <= event.data.keys()
+        # of a key that is there twice, msgspec keeps the last
+        once = raw.count(b'":') == _OWN_KEYS + _keys_in(event.data)
+        if complete and once and event.actor == actor and 0 <= numbers <= _LARGEST:
+            _set_actor(event, actor)  # one text for all lines
+            return event
+    return _exactly(raw)
+
+
+def _keys_in(data: Mapping[str, Any]) -> int:
+    """How many keys a mapping and those in it have."""
+    return len(data) + sum(_keys_in(value) for value in data.values() if type(value) is dict)
+
+
+def _exactly(raw: bytes) -> Event:
+    return Event.from_line(raw.decode(errors="replace"), _PARSE)
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key is there twice")
+    return made
+
+
+_PARSE = json.JSONDecoder(object_pairs_hook=_mapping).decode
 
 
 class FileProblems:
@@ -143,34 +130,6 @@ class FileProblems:
     def all(self, name: str) -> tuple[str, ...]:
         """The problems kept, and the count of the rest."""
         return (*self._first, *([f"{name}: {self._more} more problems"] if self._more else []))
-
-
-class _Wholes(dict[str, int]):
-    """Small integers by their text, each stored once: steps, and sample ids, which repeat in each
-    epoch.
-    """
-
-    def __missing__(self, text: str) -> int:
-        value = int(text)
-        if len(text) <= _SHORT:
-            self[text] = value
-        return value
-
-
-def _held(data: Mapping[str, Any]) -> int:
-    """Memory of a parsed value in bytes, without shared numbers."""
-    total, todo = 0, [data]
-    while todo:
-        one: Any = todo.pop()
-        kind = type(one)
-        if kind is int and 0 <= one < _SHARED:
-            continue
-        total += getsizeof(one)
-        if kind is dict:
-            todo.extend(one.values())
-        elif kind is list:
-            todo.extend(one)
-    return total
 
 
 def _limit() -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -216,25 +216,22 @@ def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> Act
     if cut:
         problems.add(f"{path.name}: its first {cut} bytes were dropped")
     for raws, rest in line_blocks(stream):
-        known = budget.read_known(raws, actor)
-        for usual, other in _parts(raws, known, actor, budget):
-            if _follow(usual, due):
-                events += usual
-                number, due, usual = number + len(usual), due + len(usual), ()
-            for event in (*usual, *other):
-                number += 1
-                if isinstance(event, LogError):
-                    problems.add(f"{path.name}:{number}: {event.message}")
-                    continue
-                if event.seq != due or event.actor != actor or event.kind is Kind.EVENTS_DROPPED:
-                    before = events[-1].seq if events else None
-                    for problem in _out_of_place(actor, event, before, bool(cut)):
-                        problems.add(f"{path.name}:{number}: {problem}")
-                events.append(event)
-                due = event.seq + 1
-        if budget.spent:
-            return None
         torn = rest
+        for raw in raws:
+            number += 1
+            try:
+                event = budget.read(raw, actor)
+            except LogError as error:
+                problems.add(f"{path.name}:{number}: {error.message}")
+                continue
+            if event is None:
+                return None
+            if event.seq != due or event.actor != actor or event.kind is Kind.EVENTS_DROPPED:
+                before = events[-1].seq if events else None
+                for problem in _out_of_place(actor, event, before, bool(cut)):
+                    problems.add(f"{path.name}:{number}: {problem}")
+            events.append(event)
+            due = event.seq + 1
     if torn >= MAX_LINE_BYTES:
         problems.add(f"{path.name}:{number + 1}: a line of more than {MAX_LINE_BYTES} bytes")
     if torn:
@@ -243,31 +240,6 @@ def _read_lines(path: Path, stream: BinaryIO, start: int, budget: Budget) -> Act
     return ActorLog(
         actor=path.stem, events=tuple(events), problems=problems.all(path.name), ended=ended
     )
-
-
-def _parts(
-    raws: Sequence[bytes], known: Sequence[Event | None], actor: str, budget: Budget
-) -> Iterator[tuple[Sequence[Event], Sequence[Event | LogError]]]:
-    """What the lines are, in order: known ones together, and what the line after them is; fewer
-    once the budget is used up.
-    """
-    begun = 0
-    for place in [place for place, event in enumerate(known) if event is None]:
-        usual = cast("Sequence[Event]", known[begun:place])
-        if budget.spent:
-            return
-        try:
-            yield usual, [budget.read(raws[place], actor)]
-        except LogError as error:
-            yield usual, [error]
-        begun = place + 1
-    yield cast("Sequence[Event]", known[begun:]), ()
-
-
-def _follow(events: Sequence[Event], due: int) -> bool:
-    """Whether events have the numbers that are due, and nothing was dropped between them."""
-    numbers = [event.seq for event in events if event.kind is not Kind.EVENTS_DROPPED]
-    return numbers == list(range(due, due + len(events)))
 
 
 def _out_of_place(actor: str, event: Event, before: int | None, cut: bool) -> Iterator[str]:

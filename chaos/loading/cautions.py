@@ -22,9 +22,7 @@ SLOW_STEP_S = 60.0
 def warnings(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
     """Warnings about valid parts of a scenario that will surprise."""
     if not scenario.faults:
-        yield Problem(
-            loc=("faults",), message="no faults: the run can only be inconclusive", on_key=True
-        )
+        yield Problem(("faults",), "no faults: the run can only be inconclusive", on_key=True)
     yield from _empty_nodes(scenario, catalogue)
     yield from _never_steady(scenario)
     steps = scenario.workload.steps
@@ -42,13 +40,13 @@ def warnings(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
                 "times of mtbf, weibull and trace are not replayed: each would fire again after"
                 " every rollback"
             )
-            yield Problem(loc=("faults", index, "retrigger"), message=message)
+            yield Problem(("faults", index, "retrigger"), message)
         target, every = fault.target.checkpoint, scenario.workload.checkpoint.steps
         if isinstance(target, CheckpointTargetSpec) and every and target.step % every:
             message = (
                 f"no checkpoint is made at step {target.step}: one is made every {every} steps"
             )
-            yield Problem(loc=("faults", index, "target", "checkpoint", "step"), message=message)
+            yield Problem(("faults", index, "target", "checkpoint", "step"), message)
 
 
 def _too_late(fault: FaultSpec, steps: int, loc: Loc, invariants: object) -> Iterator[Problem]:
@@ -64,7 +62,7 @@ def _too_late(fault: FaultSpec, steps: int, loc: Loc, invariants: object) -> Ite
             f"fault {fault.id!r} is due at step {past[0]}, but the run ends at step {steps}: it"
             " would be inconclusive; lower at.step or raise workload.steps"
         )
-        yield Problem(loc=at, message=message)
+        yield Problem(at, message)
         return
     last = points[-1] + (fault.duration.steps if isinstance(fault.duration, StepsDuration) else 0)
     judged = isinstance(invariants, str) or (
@@ -76,7 +74,7 @@ def _too_late(fault: FaultSpec, steps: int, loc: Loc, invariants: object) -> Ite
             f" {steps}, and liveness needs {HEALTHY_STEPS} healthy ones: raise workload.steps to"
             f" {last + HEALTHY_STEPS} or more"
         )
-        yield Problem(loc=at, message=message)
+        yield Problem(at, message)
 
 
 def _never_due(fault: FaultSpec, scenario: Scenario, loc: Loc) -> Iterator[Problem]:
@@ -86,7 +84,7 @@ def _never_due(fault: FaultSpec, scenario: Scenario, loc: Loc) -> Iterator[Probl
     at, steps = fault.at, scenario.workload.steps
     if at.probability == 0:
         message = f"fault {fault.id!r} never fires: its probability is 0"
-        yield Problem(loc=(*loc, "probability"), message=message)
+        yield Problem((*loc, "probability"), message)
         return
     name = next(
         (key for key in ("time", "mtbf", "weibull", "trace") if getattr(at, key) is not None), None
@@ -97,7 +95,7 @@ def _never_due(fault: FaultSpec, scenario: Scenario, loc: Loc) -> Iterator[Probl
     if first is None or first > steps * SLOW_STEP_S:
         when = "never due" if first is None else f"first due {first:g} s after the first step"
         message = f"fault {fault.id!r} is {when}: {steps} steps hardly take so long"
-        yield Problem(loc=(*loc, name), message=message)
+        yield Problem((*loc, name), message)
 
 
 def _no_save(
@@ -121,7 +119,7 @@ def _no_save(
             f"no rank saves in steps {points[0]} to {points[0] + last - 1}, so {fault.kind} changes"
             f" nothing: a checkpoint is made every {every} steps"
         )
-        yield Problem(loc=(*loc, "duration"), message=message)
+        yield Problem((*loc, "duration"), message)
 
 
 def _empty_nodes(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
@@ -135,7 +133,7 @@ def _empty_nodes(scenario: Scenario, catalogue: Catalogue) -> Iterator[Problem]:
     if empty:
         who = f"{place.ranks} ranks" + (f" and spares ({spares})" if spares else "")
         message = f"node {empty[0]} is empty: {who} take {len(held)} of {place.nodes} nodes"
-        yield Problem(loc=("launcher", "nodes"), message=message)
+        yield Problem(("launcher", "nodes"), message)
 
 
 def _never_steady(scenario: Scenario) -> Iterator[Problem]:
@@ -156,4 +154,4 @@ def _never_steady(scenario: Scenario) -> Iterator[Problem]:
             f"there are never more than {best} {rule.name} before the first fault: it would be"
             " inconclusive"
         )
-        yield Problem(loc=("steady_state", index), message=message)
+        yield Problem(("steady_state", index), message)

@@ -159,7 +159,7 @@ def _seconds(section: Any, names: tuple[str, ...], loc: Loc) -> list[Problem]:
         try:
             section[name] = parse_duration(value)
         except ClauseError as error:
-            problems.append(Problem(loc=(*loc, name), message=str(error), word=error.word))
+            problems.append(Problem((*loc, name), str(error), word=error.word))
             section[name] = 1.0  # a valid value, so that the models do not report it again
     return problems
 
@@ -174,11 +174,7 @@ def _merge_size(workload: Any) -> list[Problem]:
     workload["params"] = {**params, "size": size}
     if params.get("size", size) == size:
         return []
-    return [
-        Problem(
-            loc=("workload", "size"), message="size is given twice, here and in params", on_key=True
-        )
-    ]
+    return [Problem(("workload", "size"), "size is given twice, here and in params", on_key=True)]
 
 
 def _plugin(
@@ -190,7 +186,7 @@ def _plugin(
     if not isinstance(name, str):
         return None, []
     if name not in kinds:
-        return None, [Problem(loc=locs[0], message=unknown(what, name, kinds))]
+        return None, [Problem(locs[0], unknown(what, name, kinds))]
     return validate(kinds[name], params, locs[1]) if isinstance(params, dict) else (None, [])
 
 
@@ -204,7 +200,7 @@ def _workload(raw: Any, catalogue: Catalogue) -> list[Problem]:
     moved = ("workload", "params", "size")
     return [
         (
-            Problem(loc=("workload", "size"), message=p.message, on_key=p.on_key)
+            Problem(("workload", "size"), p.message, on_key=p.on_key)
             if p.loc == moved and raw.get("size") is not None
             else p
         )
@@ -217,7 +213,7 @@ def _mesh(raw: Any, workload: BaseModel | None) -> list[Problem]:
     mesh = valid(MeshShape, raw) if isinstance(raw, dict) and "hsdp" not in raw else None
     misfit = getattr(workload, "misfit", None)
     why = misfit(mesh) if mesh is not None and misfit is not None else None
-    return [] if why is None else [Problem(loc=("workload", "parallelism"), message=why)]
+    return [] if why is None else [Problem(("workload", "parallelism"), why)]
 
 
 def _launcher(raw: Any, catalogue: Catalogue) -> list[Problem]:
@@ -247,12 +243,10 @@ def _elastic(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Itera
     elastic = workload is not None and workload.determinism == "elastic"
     if elastic and getattr(strategy, "batch", None) == "shrink":
         yield Problem(
-            loc=("workload", "determinism"),
-            message=(
-                "determinism: elastic promises the same result however many ranks there are, and"
-                " recovery with batch: shrink leaves samples of missing ranks out: use batch:"
-                " constant, or determinism: default"
-            ),
+            ("workload", "determinism"),
+            "determinism: elastic promises the same result however many ranks there are, and"
+            " recovery with batch: shrink leaves samples of missing ranks out: use batch:"
+            " constant, or determinism: default",
         )
 
 
@@ -261,32 +255,26 @@ def _spares(workload: WorkloadSpec | None, strategy: BaseModel | None) -> Iterat
         return
     if getattr(strategy, "rehearse", False):
         yield Problem(
-            loc=("recovery", "rehearse"),
-            message=(
-                "rehearse: true serves models that each rank holds whole, and this one is spread"
-                f" over {workload.shards} ranks: use parallelism: ddp, or rehearse: false"
-            ),
+            ("recovery", "rehearse"),
+            "rehearse: true serves models that each rank holds whole, and this one is spread"
+            f" over {workload.shards} ranks: use parallelism: ddp, or rehearse: false",
         )
     if getattr(strategy, "sync", None) != "live":
         return
     if workload.ranks == workload.shards:
         yield Problem(
-            loc=("recovery", "sync"),
-            message=(
-                f"the {workload.ranks} ranks hold one copy of the model, and a live spare is"
-                " compared with another rank that holds the same part: use two copies or more"
-                " (hsdp, or replicate: 2 of a mesh), or sync: none"
-            ),
+            ("recovery", "sync"),
+            f"the {workload.ranks} ranks hold one copy of the model, and a live spare is"
+            " compared with another rank that holds the same part: use two copies or more"
+            " (hsdp, or replicate: 2 of a mesh), or sync: none",
         )
     elif (spares := getattr(strategy, "spares_wanted", 0)) < workload.shards:
         enough = f"spares: {workload.shards} or more, or "
         yield Problem(
-            loc=("recovery", "sync"),
-            message=(
-                f"a live spare follows one of the {workload.shards} parts of the model, and"
-                f" {spares} of them leave parts that none follows: use"
-                f" {enough if workload.shards <= _most(strategy, 'spares') else ''}sync: none"
-            ),
+            ("recovery", "sync"),
+            f"a live spare follows one of the {workload.shards} parts of the model, and"
+            f" {spares} of them leave parts that none follows: use"
+            f" {enough if workload.shards <= _most(strategy, 'spares') else ''}sync: none",
         )
 
 
@@ -302,9 +290,7 @@ def _repeated_ids(faults: list[Any]) -> Iterator[Problem]:
         name = raw.get("id") if isinstance(raw, dict) else None
         if isinstance(name, str):
             if name in seen:
-                yield Problem(
-                    loc=("faults", index, "id"), message=f"fault id {name!r} is used twice"
-                )
+                yield Problem(("faults", index, "id"), f"fault id {name!r} is used twice")
             seen.add(name)
 
 
@@ -318,9 +304,7 @@ def _sla(tree: Mapping[str, Any], catalogue: Catalogue) -> Iterator[Problem]:
     paired = tree.get("baseline") != "none"
     for metric, clauses in sla.items() if isinstance(sla, dict) else ():
         if metric not in metrics:
-            yield Problem(
-                loc=("sla", metric), message=unknown("metric", metric, metrics), on_key=True
-            )
+            yield Problem(("sla", metric), unknown("metric", metric, metrics), on_key=True)
             continue
         values = arms if metric in catalogue.per_arm else incidents
         for index, raw in enumerate(_items(clauses)):
@@ -328,8 +312,7 @@ def _sla(tree: Mapping[str, Any], catalogue: Catalogue) -> Iterator[Problem]:
             if isinstance(raw, dict):
                 kind = raw.get("fault")
                 if isinstance(kind, str) and kind not in catalogue.faults:
-                    message = unknown("fault", kind, catalogue.faults)
-                    yield Problem(loc=(*loc, "fault"), message=message)
+                    yield Problem((*loc, "fault"), unknown("fault", kind, catalogue.faults))
                 raw, loc = raw.get("check"), (*loc, "check")
             if isinstance(raw, str):
                 yield from _clause(raw, metrics[metric], values, loc, paired=paired)
@@ -339,21 +322,21 @@ def _clause(text: str, unit: str, values: int, loc: Loc, *, paired: bool) -> Ite
     try:
         clause = parse_clause(text, unit)
     except ClauseError as error:
-        yield Problem(loc=loc, message=str(error), word=error.word)
+        yield Problem(loc, str(error), word=error.word)
         return
     if clause.in_steps and not paired:
         message = (
             "these are steps of the control arm, and baseline: none plays none: write a time such"
             " as 5s, leave it out (null), or say baseline: paired"
         )
-        yield Problem(loc=loc, message=message, word="step")
+        yield Problem(loc, message, word="step")
     needed = samples_needed(clause.aggregate)
     if values < needed:
         message = (
             f"{clause.aggregate} needs at least {needed} values to mean anything with 95 %"
             f" confidence, and this scenario gives {values}: raise repeat, or use max"
         )
-        yield Problem(loc=loc, message=message, word=clause.aggregate)
+        yield Problem(loc, message, word=clause.aggregate)
 
 
 def _incidents(tree: Mapping[str, Any], catalogue: Catalogue) -> int:
@@ -375,17 +358,17 @@ def _invariants(raw: Any, checkers: Collection[str]) -> Iterator[Problem]:
         if name in ALWAYS_JUDGED:
             fix = "it cannot be left out" if "leave_out" in base else "remove it"
             message = f"{name} is judged wherever it applies, whatever is listed: {fix}"
-            yield Problem(loc=(*base, index), message=message)
+            yield Problem((*base, index), message)
         elif name in RETIRED_INVARIANTS:
             message = f"{name} is not judged any more (docs/verdicts.md): remove it"
-            yield Problem(loc=(*base, index), message=message)
+            yield Problem((*base, index), message)
         elif isinstance(name, str) and name not in checkers:
-            yield Problem(loc=(*base, index), message=unknown("checker", name, checkers))
+            yield Problem((*base, index), unknown("checker", name, checkers))
         elif name == "fault-landed" and "leave_out" in base:
             message = (
                 "fault-landed cannot be left out: a run whose fault did not land proves nothing"
             )
-            yield Problem(loc=(*base, index), message=message)
+            yield Problem((*base, index), message)
 
 
 def _stops(raw: Any) -> Iterator[Problem]:
@@ -395,9 +378,7 @@ def _stops(raw: Any) -> Iterator[Problem]:
             try:
                 parse_stop(text)
             except ClauseError as error:
-                yield Problem(
-                    loc=("stop_conditions", index, "when"), message=str(error), word=error.word
-                )
+                yield Problem(("stop_conditions", index, "when"), str(error), word=error.word)
 
 
 def _steady(raw: Any) -> Iterator[Problem]:
@@ -409,4 +390,4 @@ def _steady(raw: Any) -> Iterator[Problem]:
             try:
                 parse_steady(check)
             except ClauseError as error:
-                yield Problem(loc=loc, message=str(error), word=error.word)
+                yield Problem(loc, str(error), word=error.word)

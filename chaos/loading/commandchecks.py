@@ -62,22 +62,22 @@ def check_keys(workload: Any) -> Iterator[Problem]:
         for name in ONLY_COMMAND:
             if name in workload:
                 message = f"{name} goes with a command, not with a built-in workload"
-                yield Problem(loc=("workload", name), message=message, on_key=True)
+                yield Problem(("workload", name), message, on_key=True)
         if isinstance(workload.get("checkpoint"), dict) and "directory" in workload["checkpoint"]:
             message = (
                 "a built-in workload's checkpoints lie in the run directory; only a command has a"
                 " directory"
             )
-            yield Problem(loc=("workload", "checkpoint", "directory"), message=message, on_key=True)
+            yield Problem(("workload", "checkpoint", "directory"), message, on_key=True)
         return
     if workload.get("kind", COMMAND) != COMMAND:
         message = "give a kind (a built-in workload) or a command, not both"
-        yield Problem(loc=("workload", "kind"), message=message, on_key=True)
+        yield Problem(("workload", "kind"), message, on_key=True)
     for name in ONLY_BUILT_IN:
         # where size was merged into
         if name in workload and not (name == "params" and "size" in workload):
             message = f"{name} is for built-in workloads: a command takes its own options"
-            yield Problem(loc=("workload", name), message=message, on_key=True)
+            yield Problem(("workload", name), message, on_key=True)
     for name in (
         ("every", "keep", "mode", "sharded", "delta", "mtbf")
         if isinstance(workload.get("checkpoint"), dict)
@@ -85,7 +85,7 @@ def check_keys(workload: Any) -> Iterator[Problem]:
     ):
         if name in workload["checkpoint"]:
             message = f"a command decides {name} itself; say only its checkpoint.directory"
-            yield Problem(loc=("workload", "checkpoint", name), message=message, on_key=True)
+            yield Problem(("workload", "checkpoint", name), message, on_key=True)
     where = (
         workload["checkpoint"].get("directory")
         if isinstance(workload.get("checkpoint"), dict)
@@ -96,11 +96,11 @@ def check_keys(workload: Any) -> Iterator[Problem]:
             f"checkpoints that faults may touch lie in {SCRATCH}, the run's own:"
             f" {SCRATCH}/{where.lstrip('./')}"
         )
-        yield Problem(loc=("workload", "checkpoint", "directory"), message=message)
+        yield Problem(("workload", "checkpoint", "directory"), message)
     for name, why in (("ranks", "how many ranks it starts"), ("steps", "how many steps it trains")):
         if name not in workload:
             message = f"{name!r} is missing in workload: a command does not tell {why}"
-            yield Problem(loc=("workload", "command"), message=message, on_key=True)
+            yield Problem(("workload", "command"), message, on_key=True)
     yield from _words(workload)
     yield from _regex(workload.get("progress"))
 
@@ -116,12 +116,10 @@ def check_command(
     if kind != "local":
         loc: Loc = ("launcher", "kind") if isinstance(launcher, dict) else ("launcher",)
         why = "a simulation cannot run it" if kind == "sim" else f"{kind} cannot run it"
-        yield Problem(
-            loc=loc, message=f"a command runs on this machine, as it is: {why}; use launcher: local"
-        )
+        yield Problem(loc, f"a command runs on this machine, as it is: {why}; use launcher: local")
     if recovery not in (OWN, {"strategy": OWN}, {"strategy": OWN, "params": {}}):
         message = "a command recovers by itself: leave recovery out (or say own)"
-        yield Problem(loc=("recovery",), message=message, on_key=True)
+        yield Problem(("recovery",), message, on_key=True)
     given = tree.get("faults")
     points = tree["workload"].get("points") is True
     for index, raw in enumerate(given if isinstance(given, list) else ()):
@@ -141,16 +139,16 @@ def _checkpoint(tree: Mapping[str, Any], spec: FaultSpec, loc: Loc) -> Iterator[
         message = (
             f"{spec.kind} needs to know where the checkpoints are: workload.checkpoint.directory"
         )
-        yield Problem(loc=(*loc, "kind"), message=message)
+        yield Problem((*loc, "kind"), message)
     if spec.target.checkpoint != "latest":
         message = "the step of a command's checkpoint is unknown: use latest"
-        yield Problem(loc=(*loc, "target", "checkpoint"), message=message)
+        yield Problem((*loc, "target", "checkpoint"), message)
     if spec.params.get("mode") in ("torn", "lose-unsynced"):
         message = (
             f"mode {spec.params['mode']} needs an agent in the rank; the other modes change files"
             " from outside"
         )
-        yield Problem(loc=(*loc, "params", "mode"), message=message)
+        yield Problem((*loc, "params", "mode"), message)
 
 
 OF_LAUNCHERS = ("process-kill", "process-stop", "process-term")
@@ -177,41 +175,38 @@ def _fault(
         )
         message = f"{spec.kind} cannot be done to a command from outside; what can: {able}"
         message += f". It can with {POINTS}" if works_by_script(model) else ""
-        yield Problem(loc=(*loc, "kind"), message=message)
+        yield Problem((*loc, "kind"), message)
         return
     yield from _at_points(spec, model, loc, points)
     if spec.at.event is not None and spec.at.event not in EVENTS:
         message = (
             f"{spec.at.event} of a command cannot be seen from outside; {' and '.join(EVENTS)} can"
         )
-        yield Problem(loc=(*loc, "at", "event"), message=message)
+        yield Problem((*loc, "at", "event"), message)
     if isinstance(spec.duration, StepsDuration):
         yield Problem(
-            loc=(*loc, "duration"),
-            message="a duration in steps needs an agent in the rank: give seconds",
+            (*loc, "duration"), "a duration in steps needs an agent in the rank: give seconds"
         )
     if spec.target.role == "launcher" and spec.kind not in OF_LAUNCHERS:
         yield Problem(
-            loc=(*loc, "target", "role"),
-            message=f"what can be done to a launcher: {', '.join(OF_LAUNCHERS)}",
+            (*loc, "target", "role"), f"what can be done to a launcher: {', '.join(OF_LAUNCHERS)}"
         )
     if spec.target.role == "spare":
         yield Problem(
-            loc=(*loc, "target", "role"),
-            message="it is unknown which process of a command is a spare",
+            (*loc, "target", "role"), "it is unknown which process of a command is a spare"
         )
     causes = (*CAUSES, "error") if points else CAUSES
     if spec.expect.detected_by not in (None, *causes):
         message = f"from outside a failure is seen as {' or '.join(causes)}"
-        yield Problem(loc=(*loc, "expect", "detected_by"), message=message)
+        yield Problem((*loc, "expect", "detected_by"), message)
     if spec.expect.alarm is not None:
         message = (
             "health detectors read what built-in ranks log of their steps, which a command does not"
         )
-        yield Problem(loc=(*loc, "expect", "alarm"), message=message)
+        yield Problem((*loc, "expect", "alarm"), message)
     if spec.expect.preflight is not None:
         message = "a command chooses its places itself: none is checked before a process rejoins"
-        yield Problem(loc=(*loc, "expect", "preflight"), message=message)
+        yield Problem((*loc, "expect", "preflight"), message)
 
 
 def _at_points(spec: FaultSpec, model: type[Fault], loc: Loc, points: bool) -> Iterator[Problem]:
@@ -222,14 +217,14 @@ def _at_points(spec: FaultSpec, model: type[Fault], loc: Loc, points: bool) -> I
             "the phases of a command's steps are unknown from outside: leave phase out, or set"
             f" {POINTS}"
         )
-        yield Problem(loc=(*loc, "at", "phase"), message=message, on_key=True)
+        yield Problem((*loc, "at", "phase"), message, on_key=True)
     elif spec.at.phase is not None and where not in (Where.PROCESS, Where.RANK):
         message = f"{spec.kind} acts on no rank that could hold at a point: leave phase out"
-        yield Problem(loc=(*loc, "at", "phase"), message=message, on_key=True)
+        yield Problem((*loc, "at", "phase"), message, on_key=True)
     if works_by_script(model):
         fault = valid(model, spec.params)
         if fault is not None and (only := fault.not_by_script()):
-            yield Problem(loc=(*loc, "params"), message=f"of {spec.kind} a script can do {only}")
+            yield Problem((*loc, "params"), f"of {spec.kind} a script can do {only}")
 
 
 def _words(workload: Mapping[str, Any]) -> Iterator[Problem]:
@@ -238,7 +233,7 @@ def _words(workload: Mapping[str, Any]) -> Iterator[Problem]:
     for index, word in enumerate(words if isinstance(words, list) else ()):
         if isinstance(word, str) and ("\0" in word or (not word and index == 0)):
             message = "a program has a name, and a word of a command holds no zero byte"
-            yield Problem(loc=("workload", "command", index), message=message)
+            yield Problem(("workload", "command", index), message)
     env = workload.get("env")
     for name, value in env.items() if isinstance(env, dict) else ():
         if isinstance(name, str) and (not name or "=" in name or "\0" in f"{name}{value}"):
@@ -246,9 +241,9 @@ def _words(workload: Mapping[str, Any]) -> Iterator[Problem]:
                 "the name of a variable is not empty and holds no '=', and neither it nor its value"
                 " a zero byte"
             )
-            yield Problem(loc=("workload", "env", name), message=message, on_key=True)
+            yield Problem(("workload", "env", name), message, on_key=True)
     if isinstance(directory := workload.get("directory"), str) and "\0" in directory:
-        yield Problem(loc=("workload", "directory"), message="a directory holds no zero byte")
+        yield Problem(("workload", "directory"), "a directory holds no zero byte")
 
 
 def _regex(progress: Any) -> Iterator[Problem]:
@@ -259,11 +254,10 @@ def _regex(progress: Any) -> Iterator[Problem]:
         try:
             pattern = re.compile(progress[key])
         except (re.error, OverflowError, RecursionError) as error:
-            yield Problem(loc=loc, message=f"not a regular expression: {error}")
+            yield Problem(loc, f"not a regular expression: {error}")
             continue
         if group not in pattern.groupindex:
-            message = f"the expression needs a group named {group}: {example!r}"
-            yield Problem(loc=loc, message=message)
+            yield Problem(loc, f"the expression needs a group named {group}: {example!r}")
         elif key == "regex":
             yield from _epochs(progress, pattern.groupindex)
 
@@ -281,4 +275,4 @@ def _epochs(progress: Mapping[str, Any], groups: Collection[str]) -> Iterator[Pr
         default = RegexProgress.model_fields[key].default
         if progress.get(key, default) != default and not useful:
             message = f"{key} goes with {need} in the expression"
-            yield Problem(loc=("workload", "progress", key), message=message, on_key=True)
+            yield Problem(("workload", "progress", key), message, on_key=True)

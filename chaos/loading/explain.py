@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -19,79 +18,58 @@ M = TypeVar("M", bound=BaseModel)
 
 # Fields that take one of several forms: what to write, in one sentence instead of one complaint per
 # form.
-_FORMS: Mapping[str, str] = MappingProxyType(
-    {
-        "duration": "seconds (2.5 or '2.5s') or {steps: n}",
-        "select": "one, all, minority, majority, {count: n} or {percent: n}",
-        "retrigger": "once, every_attempt or {max: n}",
-        "checkpoint": "latest or {step: n}",
-        "trace": "the name of a CSV or JSON file",
-        "invariants": "default, observable, a list of checker names, or {leave_out: [names]}",
-        "progress": "beacon, {regex: '...'} or {preset: name}",
-        "parallelism": (
-            "ddp, fsdp, {hsdp: {replicas: R, shards: S}}, or a mesh: {replicate: R, shard: S,"
-            " pipeline: P, context: C, tensor: T}"
-        ),
-    }
-)
+_FORMS: Mapping[str, str] = {
+    "duration": "seconds (2.5 or '2.5s') or {steps: n}",
+    "select": "one, all, minority, majority, {count: n} or {percent: n}",
+    "retrigger": "once, every_attempt or {max: n}",
+    "checkpoint": "latest or {step: n}",
+    "trace": "the name of a CSV or JSON file",
+    "invariants": "default, observable, a list of checker names, or {leave_out: [names]}",
+    "progress": "beacon, {regex: '...'} or {preset: name}",
+    "parallelism": (
+        "ddp, fsdp, {hsdp: {replicas: R, shards: S}}, or a mesh: {replicate: R, shard: S,"
+        " pipeline: P, context: C, tensor: T}"
+    ),
+}
 # Model of one form of such a field -> the key that identifies it.
-_TELLING: Mapping[str, str] = MappingProxyType(
-    {
-        "StepsDuration": "steps",
-        "CountTarget": "count",
-        "PercentTarget": "percent",
-        "MaxRetrigger": "max",
-        "CheckpointTargetSpec": "step",
-        "TraceSpec": "file",
-        "Hybrid": "hsdp",
-        "MeshShape": "replicate",
-        "RegexProgress": "regex",
-        "PresetProgress": "preset",
-    }
-)
+_TELLING: Mapping[str, str] = {
+    "StepsDuration": "steps",
+    "CountTarget": "count",
+    "PercentTarget": "percent",
+    "MaxRetrigger": "max",
+    "CheckpointTargetSpec": "step",
+    "TraceSpec": "file",
+    "Hybrid": "hsdp",
+    "MeshShape": "replicate",
+    "RegexProgress": "regex",
+    "PresetProgress": "preset",
+}
 _RIVALS = (
     frozenset({"count", "percent"}),
     frozenset({"regex", "preset"}),
     frozenset({"hsdp", "replicate"}),
 )
 """Keys of forms of one field."""
-_UNIT_WORDS: Mapping[str, str] = MappingProxyType(
-    {
-        "s": "s",
-        "sec": "s",
-        "second": "s",
-        "seconds": "s",
-        "ms": "ms",
-        "milliseconds": "ms",
-        "m": "m",
-        "min": "m",
-        "minute": "m",
-        "minutes": "m",
-        "h": "h",
-        "hour": "h",
-        "hours": "h",
-    }
-)
-_NEEDS: Mapping[str, str] = MappingProxyType(
-    {
-        "int": "a whole number",
-        "float": "a number",
-        "string": "text",
-        "bool": "true or false",
-        "list": "a list",
-        "tuple": "a list",
-        "model": "a mapping (key: value)",
-        "dict": "a mapping (key: value)",
-    }
-)
-_BOUNDS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "greater_than_equal": ("at least", "ge"),
-        "greater_than": ("more than", "gt"),
-        "less_than_equal": ("at most", "le"),
-        "less_than": ("less than", "lt"),
-    }
-)
+_UNITS = ("s sec second seconds", "ms milliseconds", "m min minute minutes", "h hour hours")
+_UNIT_WORDS: Mapping[str, str] = {
+    word: words.split()[0] for words in _UNITS for word in words.split()
+}
+_NEEDS: Mapping[str, str] = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "list": "a list",
+    "tuple": "a list",
+    "model": "a mapping (key: value)",
+    "dict": "a mapping (key: value)",
+}
+_BOUNDS: Mapping[str, tuple[str, str]] = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
 _MOST_EXPLAINED = 200  # more errors than are ever shown
 _QUOTED = re.compile(r"'([^']*)'")
 
@@ -128,14 +106,11 @@ def explain(
     if errors and not problems:  # an error must never be explained away
         loc = settle(tree, errors[0]["loc"])
         return [
-            Problem(
-                loc=(*base, *loc),
-                message=_message(errors[0], str(loc[-1:] or "the file"), at(tree, loc)),
-            )
+            Problem((*base, *loc), _message(errors[0], str(loc[-1:] or "the file"), at(tree, loc)))
         ]
     if len(errors) > _MOST_EXPLAINED:
         rest = f"{len(errors) - _MOST_EXPLAINED} more errors are checked once these are fixed"
-        problems[base, rest] = Problem(loc=base, message=rest)
+        problems[base, rest] = Problem(base, rest)
     return list(problems.values())
 
 
@@ -172,16 +147,15 @@ def _explain_one(
             name = str(place[-1])
             value = at(tree, place)
             message = f"{name} needs {_FORMS[name]}, not {_show(value)}{_instead(name, value)}"
-            return Problem(loc=(*base, *place), message=message)
+            return Problem((*base, *place), message)
         if not _about_form(raw[len(place)], at(tree, place)):
             return None
     loc = settle(tree, raw)
     full = (*base, *loc)
     if kind == "extra_forbidden":
-        message = _unknown_key(model, raw)
-        return Problem(loc=full, message=message, on_key=True)
+        return Problem(full, _unknown_key(model, raw), on_key=True)
     if kind == "missing":
-        return Problem(loc=full, message=f"{raw[-1]!r} is missing{_owner(full)}", on_key=True)
+        return Problem(full, f"{raw[-1]!r} is missing{_owner(full)}", on_key=True)
     name = next((str(part) for part in reversed(full) if isinstance(part, str)), "the file")
     value = at(tree, loc)
     message = _message(error, name, value)
@@ -189,7 +163,7 @@ def _explain_one(
         # a model's own check names the field it complains about first
         first = message.split(" ", 1)[0]
         full = (*full, first) if first in value else full
-    return Problem(loc=full, message=message)
+    return Problem(full, message)
 
 
 def _unknown_key(model: type[BaseModel], raw: Sequence[str | int]) -> str:

@@ -87,4 +87,4 @@ def _merge(base: Any, own: Any, loc: Loc, gone: set[Loc]) -> Any:
 
 
 def _error(document: Document, message: str) -> ScenarioError:
-    return scenario_error([LocatedProblem(span=document.locate(_KEY), message=message)])
+    return scenario_error([LocatedProblem(document.locate(_KEY), message)])

@@ -18,14 +18,7 @@ from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.chaos.scenario.verify import complaint
 from trainchaos.chaos.schedule import blast
 from trainchaos.chaos.schedule.plan import PlannedFault, plan
-from trainchaos.chaos.schedule.targeting import (
-    PLACELESS,
-    FaultTraits,
-    Scope,
-    TargetError,
-    resolve,
-    traits_of,
-)
+from trainchaos.chaos.schedule.targeting import PLACELESS, Scope, TargetError, resolve
 from trainchaos.chaos.source.diagnostics import Loc, Problem, unknown
 
 _CHOOSING = ("role", "rank", "replica", "node", "rack", "link", "select", "exclude")
@@ -90,7 +83,7 @@ def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
         return
     name = raw["kind"]
     if name not in setting.kinds:
-        yield Problem(loc=(*loc, "kind"), message=unknown("fault kind", name, setting.kinds))
+        yield Problem((*loc, "kind"), unknown("fault kind", name, setting.kinds))
         return
     kind = setting.kinds[name]
     params = raw.get("params", {})
@@ -113,7 +106,7 @@ def check_fault(raw: Any, loc: Loc, setting: Setting) -> Iterator[Problem]:
             yield from check_excluded(
                 spec.target.exclude, setting.topology, (*loc, "target", "exclude")
             )
-        yield from problems or _target(spec, traits_of(kind), loc, setting)
+        yield from problems or _target(spec, kind, loc, setting)
 
 
 def _abilities(name: str, needs: frozenset[Need], loc: Loc, setting: Setting) -> Iterator[Problem]:
@@ -123,26 +116,25 @@ def _abilities(name: str, needs: frozenset[Need], loc: Loc, setting: Setting) ->
             message = (
                 f"{name} needs {need.value}, which launcher {setting.launcher.kind} does not offer"
             )
-            yield Problem(loc=(*loc, "kind"), message=message)
+            yield Problem((*loc, "kind"), message)
     if setting.limits is not None and not blast.may_need(setting.limits, needs, setting.costs):
         message = (
             f"{name} needs privilege {blast.privilege(needs, setting.costs)}, "
             f"and blast_radius allows {setting.limits.privileges}"
         )
-        yield Problem(loc=(*loc, "kind"), message=message)
+        yield Problem((*loc, "kind"), message)
 
 
 def _duration(spec: FaultSpec, kind: type[Fault], loc: Loc) -> Iterator[Problem]:
     if kind.lasting and spec.duration is None:
         yield Problem(
-            loc=(*loc, "kind"),
-            message=f"{spec.kind} lasts, so it needs a duration: 2s or {{steps: 20}}",
+            (*loc, "kind"), f"{spec.kind} lasts, so it needs a duration: 2s or {{steps: 20}}"
         )
     if not (kind.lasting or kind.may_last) and spec.duration is not None:
         message = f"{spec.kind} is over once done, so it takes no duration"
-        yield Problem(loc=(*loc, "duration"), message=message, on_key=True)
+        yield Problem((*loc, "duration"), message, on_key=True)
     if not isinstance(spec.duration, StepsDuration | None) and spec.duration <= 0:
-        yield Problem(loc=(*loc, "duration"), message="a duration must be longer than 0")
+        yield Problem((*loc, "duration"), "a duration must be longer than 0")
 
 
 def _phase(
@@ -151,7 +143,7 @@ def _phase(
     phase = spec.at.phase
     if phase not in (None, "any") and kind.phases and phase not in kind.phases:
         message = f"{spec.kind} cannot act in phase {phase!r}; it can in {', '.join(kind.phases)}"
-        yield Problem(loc=(*loc, "at", "phase"), message=message)
+        yield Problem((*loc, "at", "phase"), message)
     every = workload.checkpoint.steps if workload and workload.command is None else 1
     if phase == "checkpoint" and spec.at.all_steps() and every is None and workload is not None:
         message = (
@@ -159,19 +151,19 @@ def _phase(
             " known beforehand: for phase checkpoint use a number of steps as"
             " workload.checkpoint.every"
         )
-        yield Problem(loc=(*loc, "at", "phase"), message=message)
+        yield Problem((*loc, "at", "phase"), message)
     elif phase == "checkpoint" and every and any(step % every for step in spec.at.all_steps()):
         message = (
             f"a checkpoint is saved each {every} steps, so phase checkpoint needs a multiple of"
             f" {every}"
         )
-        yield Problem(loc=(*loc, "at", "phase"), message=message)
+        yield Problem((*loc, "at", "phase"), message)
 
 
 def _verify(spec: FaultSpec, loc: Loc) -> Iterator[Problem]:
     for name, wanted in spec.verify.items():
         if said := complaint(wanted):
-            yield Problem(loc=(*loc, "verify", name), message=said)
+            yield Problem((*loc, "verify", name), said)
 
 
 def _target_keys(
@@ -185,48 +177,43 @@ def _target_keys(
     where = kind.where
     if where in PLACELESS:
         if where == Where.CHECKPOINT and target.checkpoint is None:
-            yield Problem(
-                loc=at, message=f"{spec.kind} acts on checkpoints: target {{checkpoint: latest}}"
-            )
+            yield Problem(at, f"{spec.kind} acts on checkpoints: target {{checkpoint: latest}}")
         for name in _CHOOSING:
             named = (name == "role" and target.role == where.value) or (
                 name == "rank" and next_save
             )
             if name in given and not named:
                 message = f"{spec.kind} acts on {_ACTS_ON[where]}, so its target has no {name}"
-                yield Problem(loc=(*at, name), message=message, on_key=True)
+                yield Problem((*at, name), message, on_key=True)
     if where != Where.CHECKPOINT and target.checkpoint is not None:
         message = f"{spec.kind} does not act on checkpoints; target a rank, or a role"
-        yield Problem(loc=(*at, "checkpoint"), message=message, on_key=True)
+        yield Problem((*at, "checkpoint"), message, on_key=True)
     if where in PLACELESS:
         return
     if target.role == "launcher" and setting.strategy is not None:
         message = "only a command has a launcher: target a worker, or use coordinator-kill"
-        yield Problem(loc=(*at, "role"), message=message)
+        yield Problem((*at, "role"), message)
     if target.role == "coordinator":
         message = f"{spec.kind} does not act on the coordinator; coordinator-kill does"
-        yield Problem(loc=(*at, "role"), message=message)
+        yield Problem((*at, "role"), message)
     if target.link is not None and where != Where.LINK:
-        yield Problem(loc=(*at, "link"), message=f"{spec.kind} does not act on links", on_key=True)
+        yield Problem((*at, "link"), f"{spec.kind} does not act on links", on_key=True)
     yield from _names_one(target, at, setting.topology.shards if setting.topology else 1)
     if where in (Where.RANK, Where.LINK) and target.role == "spare":
         doing = (
             "acts inside a training rank" if where == Where.RANK else "acts on links between ranks"
         )
-        message = f"{spec.kind} {doing}, and a spare does not train"
-        yield Problem(loc=(*at, "role"), message=message)
+        yield Problem((*at, "role"), f"{spec.kind} {doing}, and a spare does not train")
     if target.role == "spare" and setting.strategy is not None and not setting.spares:
         yield Problem(
-            loc=(*at, "role"),
-            message="the recovery strategy has no spares: target a worker, or use hot-spare",
+            (*at, "role"), "the recovery strategy has no spares: target a worker, or use hot-spare"
         )
 
 
 def _names_one(target: TargetSpec, at: Loc, shards: int) -> Iterator[Problem]:
     named = [name for name in ("rank", "replica", "link") if getattr(target, name) is not None]
     for name in named[1:]:
-        message = f"give a {named[0]} or a {name}, not both"
-        yield Problem(loc=(*at, name), message=message, on_key=True)
+        yield Problem((*at, name), f"give a {named[0]} or a {name}, not both", on_key=True)
     for name in named[:1]:
         for other in ("select", "node", "rack", "exclude"):
             if name == "replica" and shards > 1 and other in ("select", "exclude"):
@@ -234,64 +221,53 @@ def _names_one(target: TargetSpec, at: Loc, shards: int) -> Iterator[Problem]:
             if other in target.model_fields_set:
                 what = "select" if other == "select" else f"narrow with {other}"
                 message = f"{name} names one target, so there is nothing to {what}"
-                yield Problem(loc=(*at, other), message=message, on_key=True)
+                yield Problem((*at, other), message, on_key=True)
         if target.role in ("spare", "launcher"):
             more = " with select" if target.role == "spare" else " alone"
             message = f"a {target.role} has no {name}; use role: {target.role}{more}"
-            yield Problem(loc=(*at, name), message=message, on_key=True)
+            yield Problem((*at, name), message, on_key=True)
 
 
-def _target(spec: FaultSpec, traits: FaultTraits, loc: Loc, setting: Setting) -> Iterator[Problem]:
+def _target(spec: FaultSpec, kind: type[Fault], loc: Loc, setting: Setting) -> Iterator[Problem]:
     """Whether the target has at least one candidate, and whether the blast radius allows it."""
     scope = setting.scope
     if scope is None or isinstance(spec.at.trace, str):
         return
     at = (*loc, "target")
     try:
-        resolve(spec, traits, scope, setting.seed)
+        resolve(spec, kind, scope, setting.seed)
     except TargetError as error:
-        yield Problem(loc=(*at, *error.part), message=_in_words(spec.target, error, scope))
+        yield Problem((*at, *error.part), _in_words(spec.target, error, scope))
         return
-    if setting.kinds[spec.kind].on_saves:
-        yield from _saver(spec, traits, at, scope, setting)
+    if kind.on_saves:
+        yield from _saver(spec, kind, at, scope, setting)
     limits = setting.limits
     if limits is None or scope is None:
         return
-    (planned,) = plan(
-        [spec],
-        seed=setting.seed,
-        ranks=scope.topology.ranks,
-        spares=scope.spares,
-        traits=lambda _: traits,
-        topology=scope.topology,
-        protected=scope.protected,
-        sheltered=scope.sheltered,
-    )
-    hit = blast.ranks_hit(planned, traits.where, scope.topology)
+    (planned,) = plan([spec], setting.kinds, scope, setting.seed)
+    hit = blast.ranks_hit(planned, kind.where, scope.topology)
     healthy = blast.Damage(active=0, healthy=scope.topology.replicas)
-    disables = not setting.kinds[spec.kind].harmless and traits.where != Where.LINK
+    disables = not kind.harmless and kind.where != Where.LINK
     if reason := blast.refusal(
         limits,
         healthy,
         ranks=hit,
         disables=disables,
         shards=scope.topology.shards,
-        nodes=blast.nodes_hit(planned, traits.where, scope.topology),
+        nodes=blast.nodes_hit(planned, kind.where, scope.topology),
         whole=planned.nodes,
     ):
-        yield Problem(
-            loc=(*at, "select"), message=f"{spec.kind} would hit {len(hit)} at once: {reason}"
-        )
+        yield Problem((*at, "select"), f"{spec.kind} would hit {len(hit)} at once: {reason}")
 
 
 def _saver(
-    spec: FaultSpec, traits: FaultTraits, at: Loc, scope: Scope, setting: Setting
+    spec: FaultSpec, kind: type[Fault], at: Loc, scope: Scope, setting: Setting
 ) -> Iterator[Problem]:
     """A fault of saves must hit a saving rank; a random target would mostly hit another."""
     savers = set(range(setting.workload.savers if setting.workload else 1))
     everybody = spec.model_copy(update={"target": spec.target.model_copy(update={"select": "all"})})
     hit, all_of_them = (
-        set(resolve(each, traits, scope, setting.seed).ranks) for each in (spec, everybody)
+        set(resolve(each, kind, scope, setting.seed).ranks) for each in (spec, everybody)
     )
     if all_of_them <= savers or (hit == all_of_them and hit & savers):
         return
@@ -299,8 +275,7 @@ def _saver(
         (key for key in ("rank", "replica") if getattr(spec.target, key) is not None), None
     )
     yield Problem(
-        loc=(*at, *([named] if named else [])),
-        message=f"{spec.kind} acts on saves, and {_who(savers)}",
+        (*at, *([named] if named else [])), f"{spec.kind} acts on saves, and {_who(savers)}"
     )
 
 
@@ -308,14 +283,12 @@ def _writer(spec: FaultSpec, loc: Loc, setting: Setting) -> Iterator[Problem]:
     """A rank whose next save is broken must write a part; only rank 0 renames the checkpoint."""
     rank, savers = spec.target.rank, set(range(setting.workload.savers if setting.workload else 1))
     if rank not in savers:
-        yield Problem(
-            loc=(*loc, "target", "rank"), message=f"{spec.kind} acts on saves, and {_who(savers)}"
-        )
+        yield Problem((*loc, "target", "rank"), f"{spec.kind} acts on saves, and {_who(savers)}")
     elif rank and spec.params.get("stage") == "renamed":
         message = (
             f"rank {rank} writes a part, which rank 0 gives its name: use stage rename, or rank: 0"
         )
-        yield Problem(loc=(*loc, "params", "stage"), message=message)
+        yield Problem((*loc, "params", "stage"), message)
 
 
 def _who(savers: set[int]) -> str:
@@ -342,18 +315,8 @@ def check_together(faults: Sequence[Any], setting: Setting) -> Iterator[Problem]
     usable = [s for s in specs if s and s.kind in setting.kinds and not isinstance(s.at.trace, str)]
     if scope is None or limits is None or len(usable) != len(specs):
         return
-    traits = {name: traits_of(kind) for name, kind in setting.kinds.items()}
     try:
-        planned = plan(
-            usable,
-            seed=setting.seed,
-            ranks=scope.topology.ranks,
-            spares=scope.spares,
-            topology=scope.topology,
-            traits=lambda kind: traits[kind],
-            protected=scope.protected,
-            sheltered=scope.sheltered,
-        )
+        planned = plan(usable, setting.kinds, scope, setting.seed)
     except ScenarioError:
         return  # an empty target is reported at its own place
     places = {fault.id: index for index, fault in enumerate(usable)}
@@ -365,7 +328,7 @@ def check_together(faults: Sequence[Any], setting: Setting) -> Iterator[Problem]
             said.add(last.id)
             names = ", ".join(fault.id for fault in active)
             message = f"at step {step} {len(active)} faults are active ({names}): {reason}"
-            yield Problem(loc=("faults", places[last.id], "at"), message=message)
+            yield Problem(("faults", places[last.id], "at"), message)
 
 
 def _too_much(active: Sequence[PlannedFault], setting: Setting, scope: Scope) -> str | None:

@@ -75,7 +75,7 @@ class _Pass:
                 self.origins[loc] = origin
             return value
         if "${" in _REFERENCE.sub("", text):
-            self.problems.append(Problem(loc=loc, message="'${' without its '}'", word="${"))
+            self.problems.append(Problem(loc, "'${' without its '}'", word="${"))
             return text
         return _REFERENCE.sub(lambda match: self.piece(match[1], loc), text)
 
@@ -84,7 +84,7 @@ class _Pass:
         if isinstance(value, dict | list):
             kind = "mapping" if isinstance(value, dict) else "list"
             message = f"${{{reference}}} is a {kind}, and cannot be part of a text"
-            self.problems.append(Problem(loc=loc, message=message, word=f"${{{reference}}}"))
+            self.problems.append(Problem(loc, message, word=f"${{{reference}}}"))
             return ""
         text = (
             str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
@@ -93,9 +93,7 @@ class _Pass:
         if self.grown <= MAX_GROWN:
             return text
         if before <= MAX_GROWN:
-            self.problems.append(
-                Problem(loc=loc, message=f"references make more than {MAX_GROWN} characters")
-            )
+            self.problems.append(Problem(loc, f"references make more than {MAX_GROWN} characters"))
         return ""
 
     def lookup(self, reference: str, loc: Loc, *, typed: bool) -> tuple[Any, Loc | None]:
@@ -109,13 +107,11 @@ class _Pass:
                 f"cannot read {word}: write ${{matrix.name}}, ${{vars.name}} or"
                 " ${env:NAME:-default}"
             )
-            self.problems.append(Problem(loc=loc, message=message, word=word))
+            self.problems.append(Problem(loc, message, word=word))
             return None, None
         known = self.names.matrix if scope == "matrix" else self.names.vars
         if name not in known:
-            self.problems.append(
-                Problem(loc=loc, message=unknown(f"{scope} name", name, known), word=name)
-            )
+            self.problems.append(Problem(loc, unknown(f"{scope} name", name, known), word=name))
             return None, None
         return known[name]
 
@@ -127,7 +123,7 @@ class _Pass:
                 f"environment variable {name} is not set; set it, or give a default:"
                 f" ${{env:{name}:-value}}"
             )
-            self.problems.append(Problem(loc=loc, message=message, word=word))
+            self.problems.append(Problem(loc, message, word=word))
             return None
         return _scalar(value) if typed else value
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading import commandchecks
 from trainchaos.chaos.loading import overrides as settings
 from trainchaos.chaos.loading.cautions import warnings
@@ -30,6 +31,7 @@ from trainchaos.chaos.source.diagnostics import (
     in_order,
     render,
     scenario_error,
+    unknown,
 )
 from trainchaos.chaos.source.source import Document, read_document
 
@@ -60,6 +62,14 @@ class LoadedScenario:
     def name(self) -> str:
         """Name of the scenario."""
         return self.cells[0].scenario.name
+
+    def chosen(self, only: Sequence[str]) -> tuple[Cell, ...]:
+        """The cells of ``--cell``; all without it. Raises ScenarioError for an unknown one."""
+        known = [cell.id for cell in self.cells]
+        for name in only:
+            if name not in known:
+                raise ScenarioError(f"--cell: {unknown('cell', name, known)}")
+        return tuple(cell for cell in self.cells if cell.among(only))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,8 +234,7 @@ def _place_all(
     document: Document, resolved: Resolved, problems: Sequence[Problem]
 ) -> list[LocatedProblem]:
     return [
-        LocatedProblem(span=_place(document, resolved, problem), message=problem.message)
-        for problem in problems
+        LocatedProblem(_place(document, resolved, problem), problem.message) for problem in problems
     ]
 
 
@@ -240,8 +249,7 @@ def _differing(document: Document, drafts: Sequence[_Draft]) -> list[LocatedProb
         if len({repr(draft.tree.get(key)) for draft in drafts}) > 1:
             placed.append(
                 LocatedProblem(
-                    span=document.locate((key,)),
-                    message=f"{key} must be the same in every cell of the matrix",
+                    document.locate((key,)), f"{key} must be the same in every cell of the matrix"
                 )
             )
     return placed
@@ -280,7 +288,7 @@ def _unused(document: Document, drafts: Sequence[_Draft]) -> Iterator[tuple[str,
             if name in document.tree:
                 message += f"; write {name}: ${{matrix.{name}}}"
             span = document.locate(("matrix", name), on_key=True)
-            yield name, LocatedProblem(span=span, message=message)
+            yield name, LocatedProblem(span, message)
 
 
 def _sla_lines(

@@ -35,9 +35,7 @@ def expand(matrix: Any) -> tuple[list[Combination], list[Problem]]:
     if matrix is None or matrix == {}:
         return [Combination(id=DEFAULT_CELL, values={})], []
     if not isinstance(matrix, dict):
-        return [], [
-            Problem(loc=("matrix",), message="matrix needs a mapping: axis name -> list of values")
-        ]
+        return [], [Problem(("matrix",), "matrix needs a mapping: axis name -> list of values")]
     axes = {name: values for name, values in matrix.items() if name not in ("include", "exclude")}
     problems = [
         problem for name, values in axes.items() for problem in _axis_problems(name, values)
@@ -46,9 +44,7 @@ def expand(matrix: Any) -> tuple[list[Combination], list[Problem]]:
     size = math.prod(len(values) for values in axes.values() if isinstance(values, list))
     if size > MAX_CELLS:
         problems.append(
-            Problem(
-                loc=("matrix",), message=f"{size} combinations, more than {MAX_CELLS}", on_key=True
-            )
+            Problem(("matrix",), f"{size} combinations, more than {MAX_CELLS}", on_key=True)
         )
     if problems:
         return [], problems
@@ -67,9 +63,7 @@ def expand(matrix: Any) -> tuple[list[Combination], list[Problem]]:
         for index, entry in enumerate(matrix.get("include") or [])
     ]
     if not kept:
-        return [], [
-            Problem(loc=("matrix",), message="the matrix has no combination left", on_key=True)
-        ]
+        return [], [Problem(("matrix",), "the matrix has no combination left", on_key=True)]
     return _named(kept)
 
 
@@ -110,20 +104,14 @@ def _plain_name(value: Any) -> str:
 def _axis_problems(name: str, values: Any) -> list[Problem]:
     if not isinstance(values, list) or not values:
         return [
-            Problem(
-                loc=("matrix", name),
-                message=f"matrix axis {name!r} needs a list with at least one value",
-            )
+            Problem(("matrix", name), f"matrix axis {name!r} needs a list with at least one value")
         ]
     seen: dict[str, int] = {}
     problems = []
     for index, value in enumerate(values):
         if seen.setdefault(value_name(value), index) != index:
             problems.append(
-                Problem(
-                    loc=("matrix", name, index),
-                    message=f"{value_name(value)} is on this axis twice",
-                )
+                Problem(("matrix", name, index), f"{value_name(value)} is on this axis twice")
             )
     return problems
 
@@ -135,21 +123,15 @@ def _adjustment_problems(matrix: Mapping[str, Any], axes: Mapping[str, Any]) -> 
         if entries is None:
             continue
         if not isinstance(entries, list):
-            problems.append(
-                Problem(loc=("matrix", which), message=f"{which} needs a list of mappings")
-            )
+            problems.append(Problem(("matrix", which), f"{which} needs a list of mappings"))
             continue
         for index, entry in enumerate(entries):
             loc: Loc = ("matrix", which, index)
             if not isinstance(entry, dict) or not entry:
-                problems.append(
-                    Problem(loc=loc, message=f"{which} needs mappings: axis name -> value")
-                )
+                problems.append(Problem(loc, f"{which} needs mappings: axis name -> value"))
             elif which == "exclude":
                 problems += [
-                    Problem(
-                        loc=(*loc, name), message=unknown("matrix axis", name, axes), on_key=True
-                    )
+                    Problem((*loc, name), unknown("matrix axis", name, axes), on_key=True)
                     for name in entry.keys() - axes.keys()
                 ]
             elif missing := axes.keys() - entry.keys():
@@ -157,7 +139,7 @@ def _adjustment_problems(matrix: Mapping[str, Any], axes: Mapping[str, Any]) -> 
                     "an included combination names every axis; missing:"
                     f" {', '.join(sorted(missing))}"
                 )
-                problems.append(Problem(loc=loc, message=message))
+                problems.append(Problem(loc, message))
     return problems
 
 
@@ -181,6 +163,6 @@ def _named(kept: list[dict[str, tuple[Any, Loc]]]) -> tuple[list[Combination], l
         )
         if name in cells:
             loc = next(iter(values.values()))[1]
-            problems.append(Problem(loc=loc, message=f"combination {name} is there twice"))
+            problems.append(Problem(loc, f"combination {name} is there twice"))
         cells[name] = Combination(id=name, values=values)
     return list(cells.values()), problems

@@ -59,10 +59,7 @@ def _apply_one(document: Document, override: Override) -> Document:
     value = parse(override.value, override.option)
     if value.problems:
         raise scenario_error(
-            [
-                LocatedProblem(span=_moved(p.span, override), message=p.message)
-                for p in value.problems
-            ]
+            [LocatedProblem(_moved(p.span, override), p.message) for p in value.problems]
         )
     new, kept = value.tree, frozenset[str]()
     old = document.tree.get(path) if isinstance(document.tree, dict) else None
@@ -137,4 +134,4 @@ def _inside(override: Override, head: str, message: str) -> Exception:
 
 def _error(option: str, text: str, column: int, width: int, message: str) -> Exception:
     span = Span(source=option, line=1, column=max(1, column), width=width, text=text)
-    return scenario_error([LocatedProblem(span=span, message=message)])
+    return scenario_error([LocatedProblem(span, message)])

@@ -24,7 +24,7 @@ def check_limits(limits: BlastRadius, place: Topology) -> Iterator[Problem]:
     least = limits.min_healthy_replicas
     if least is not None and least > place.replicas:
         message = f"there are only {place.replicas} replicas, so {least} cannot be healthy"
-        yield Problem(loc=("blast_radius", "min_healthy_replicas"), message=message)
+        yield Problem(("blast_radius", "min_healthy_replicas"), message)
 
 
 def check_excluded(exclude: Exclusion, place: Topology, loc: Loc) -> Iterator[Problem]:
@@ -56,4 +56,4 @@ def missing(what: str, number: int, there: int) -> str:
 def _missing(what: str, numbers: Sequence[int], there: int, loc: Loc) -> Iterator[Problem]:
     for index, number in enumerate(numbers):
         if number >= there:
-            yield Problem(loc=(*loc, index), message=missing(what, number, there))
+            yield Problem((*loc, index), missing(what, number, there))

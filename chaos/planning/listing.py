@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -140,11 +140,6 @@ def scenario_entries(directory: Path) -> list[ListingEntry]:
             description = f"cannot be read: try 'chaos validate {path}'"
         entries.append(ListingEntry(name=name, summary=description.split("\n", 1)[0]))
     return entries
-
-
-def as_json(found: Mapping[str, Sequence[ListingEntry]]) -> dict[str, list[dict[str, Any]]]:
-    """Plain values."""
-    return {kind: [asdict(entry) for entry in entries] for kind, entries in found.items()}
 
 
 def as_text(

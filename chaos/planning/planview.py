@@ -16,6 +16,7 @@ from trainchaos.chaos.scenario.catalogue import Catalogue
 from trainchaos.chaos.scenario.model import Cell, Scenario
 from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.chaos.schedule.plan import PlannedFault, plan_scenario, repeat_seed
+from trainchaos.chaos.units import plural
 
 # Seconds to start, stop and judge an arm, to recover, and for a step of a workload that gives no
 # estimate; measured with 4 ranks on 2 cores, accurate to a factor of two.
@@ -150,12 +151,12 @@ def headline(run: RunPlan) -> str:
     """One line: what is trained, how often, how long it takes."""
     scenario = run.cells[0].cell.scenario
     work, spares = scenario.workload, max(cell.spares for cell in run.cells)
-    who = f"{work.ranks} ranks{_layout(work)}" + (f" + {_count(spares, 'spare')}" if spares else "")
+    who = f"{work.ranks} ranks{_layout(work)}" + (f" + {plural(spares, 'spare')}" if spares else "")
     arms = "faulted, control" if _arms_per_repeat(scenario) == 2 else "faulted"
     exact = sum(each.cell.exact_for is not None for each in run.cells)
-    cells, repeats = _count(len(run.cells) - exact, "cell"), _count(scenario.repeat, "repeat")
+    cells, repeats = plural(len(run.cells) - exact, "cell"), plural(scenario.repeat, "repeat")
     beside = f" + {exact} x ({arms}) with elastic sums" if exact else ""
-    shape = f"{cells} x {repeats} x ({arms}){beside} = {_count(run.arms, 'arm')}"
+    shape = f"{cells} x {repeats} x ({arms}){beside} = {plural(run.arms, 'arm')}"
     what = work.title
     takes = f"about {_minutes(run.estimate_s)} (an estimate)"
     if run.guessed:
@@ -226,7 +227,7 @@ def when_text(fault: PlannedFault) -> str:
     if fault.duration_s is not None:
         when += f", for {fault.duration_s:g} s"
     if fault.duration_steps is not None:
-        when += f", for {_count(fault.duration_steps, 'step')}"
+        when += f", for {plural(fault.duration_steps, 'step')}"
     return when if fault.max_fires == 1 else f"{when}, up to {fault.max_fires} times"
 
 
@@ -302,7 +303,3 @@ def _minutes(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds / 5) * 5)} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

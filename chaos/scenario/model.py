@@ -81,7 +81,16 @@ class RecoverySpec(Strict):
         return value
 
 
-class SlaCheck(Strict):
+class Named(Strict):
+    """A model that a bare text may stand for: the value of its first field."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_text(cls, value: Any) -> Any:
+        return {next(iter(cls.model_fields)): value} if isinstance(value, str) else value
+
+
+class SlaCheck(Named):
     """One bound on a metric: ``"<aggregate> <op> <value><unit>"``, a time in seconds or in steps of
     the control arm (``"median < 40 steps"``); severity warn never fails a run; fault: it holds in
     cells with a fault of this kind only.
@@ -95,11 +104,6 @@ class SlaCheck(Strict):
         """Whether it holds in a cell with these faults."""
         return self.fault is None or any(one.kind == self.fault for one in faults)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_string(cls, value: Any) -> Any:
-        return {"check": value} if isinstance(value, str) else value
-
 
 class StopCondition(Strict):
     """Halt the run and heal faults when this holds: ``no_committed_step_for > 60s``, ``wall_time >
@@ -109,17 +113,12 @@ class StopCondition(Strict):
     when: str
 
 
-class SteadyCheck(Strict):
+class SteadyCheck(Named):
     """Required before the first fault, or the run is inconclusive: ``committed_steps >= 5 within
     60s``, ``step_time_cv < 0.5 over 10 steps`` or ``healthy_replicas >= 4``.
     """
 
     check: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_string(cls, value: Any) -> Any:
-        return {"check": value} if isinstance(value, str) else value
 
 
 class BlastRadius(Strict):
@@ -168,7 +167,7 @@ class Matrix(BaseModel):
     exclude: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class LauncherSpec(Strict):
+class LauncherSpec(Named):
     """Where ranks run. In YAML a bare name or ``{kind: name, nodes: 2, params: {...}}``.
 
     Ranks divide over ``nodes`` in blocks, and nodes over racks (``chaos.scenario.topology``).
@@ -178,11 +177,6 @@ class LauncherSpec(Strict):
     nodes: int = Field(default=1, ge=1, le=1000)
     nodes_per_rack: int = Field(default=1, ge=1)
     params: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_string(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
 
     def topology(self, workload: WorkloadSpec) -> Topology:
         """Placement of that workload's ranks."""
@@ -278,35 +272,23 @@ class Scenario(Strict):
         return self.launcher.topology(self.workload)
 
     @model_validator(mode="after")
-    def _timeouts_are_ours(self) -> Scenario:
+    def _fits_together(self) -> Scenario:
         if self.workload.command is not None and self.timeouts != Timeouts():
             raise ValueError(
                 "timeouts: a command is supervised by itself; leave them out, or use"
                 " workload.progress_deadline"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _places_are_ours(self) -> Scenario:
         if self.workload.command is not None and self.health != HealthSpec():
             raise ValueError("health: a command chooses its places itself; leave it out")
-        waits = {
-            fault.id: "expect.preflight" if fault.expect.preflight else "at.event place_checked"
-            for fault in self.faults
-            if fault.expect.preflight or fault.at.event == "place_checked"
-        }
-        for fault, what in waits.items() if not self.health.preflight_rejoins else ():
-            raise ValueError(
-                f"{what} of {fault}: no place is checked here; set health: {{preflight_rejoins:"
-                " true}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _unique_fault_ids(self) -> Scenario:
+        for fault in () if self.health.preflight_rejoins else self.faults:
+            if fault.expect.preflight or fault.at.event == "place_checked":
+                checked = bool(fault.expect.preflight)
+                raise ValueError(
+                    f"{'expect.preflight' if checked else 'at.event place_checked'} of {fault.id}:"
+                    " no place is checked here; set health: {preflight_rejoins: true}"
+                )
         ids = [fault.id for fault in self.faults]
-        twice = sorted({i for i in ids if ids.count(i) > 1})
-        if twice:
+        if twice := sorted({name for name in ids if ids.count(name) > 1}):
             raise ValueError(f"fault id used twice: {', '.join(twice)}")
         return self
 

@@ -5,7 +5,6 @@ framework whose lines are known.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal
 
 from pydantic import Field
@@ -80,9 +79,9 @@ def _lines(one: Framework) -> FrameworkLines:
     )
 
 
-PRESETS: Mapping[str, FrameworkLines] = MappingProxyType(
-    {one.preset: _lines(one) for one in FRAMEWORKS if one.preset}
-)
+PRESETS: Mapping[str, FrameworkLines] = {
+    one.preset: _lines(one) for one in FRAMEWORKS if one.preset
+}
 """Expressions for the lines that frameworks print by default, of ``chaos.scenario.frameworks``."""
 
 

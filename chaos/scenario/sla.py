@@ -12,30 +12,36 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from trainchaos.chaos.stats import values_to_bound
 
 Aggregate = Callable[[Sequence[float]], float]
 
-OPERATORS: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
-    {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
-)
-QUANTILES: Mapping[str, float] = MappingProxyType({"p90": 0.90, "p95": 0.95, "p99": 0.99})
+OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+}
+QUANTILES: Mapping[str, float] = {"p90": 0.90, "p95": 0.95, "p99": 0.99}
 AGGREGATES = ("min", "median", "mean", "max", "all", *QUANTILES)
 
-SECONDS: Mapping[str, float] = MappingProxyType(
-    {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-)
-STOP_RULES: Mapping[str, str] = MappingProxyType(
-    {
-        "no_committed_step_for": "> 60s",
-        "wall_time": "> 300s",
-        "healthy_replicas": "< 2",
-        "failures": "> 10",
-        "loss_nonfinite": "",
-    }
-)
+SECONDS: Mapping[str, float] = {
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+}
+STOP_RULES: Mapping[str, str] = {
+    "no_committed_step_for": "> 60s",
+    "wall_time": "> 300s",
+    "healthy_replicas": "< 2",
+    "failures": "> 10",
+    "loss_nonfinite": "",
+}
 """Name -> an example of how its limit is written."""
 STEPS = ("steps", "step")
 """Units of a bound on a time that counts steps of the control arm, ``SlaResult.step_s`` long."""

@@ -305,62 +305,14 @@ class WorkloadSpec(Strict):
         return value
 
     @model_validator(mode="after")
-    def _one_kind(self) -> WorkloadSpec:
-        if self.command is None and self.kind in ("", COMMAND):
-            raise ValueError(
-                "'kind' is missing: name a built-in workload, or give a command: [program, ...]"
-            )
-        if self.command is not None and self.checkpoint.in_memory is not None:
-            raise ValueError(
-                "checkpoint.memory: a command looks after its checkpoints itself; leave it out, or"
-                " call recovery.join() in the program and make it a workload of kind script"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _nccl_is_on_gpus(self) -> WorkloadSpec:
-        if self.backend == "nccl" and self.device == "cpu":
-            raise ValueError("backend: nccl exchanges what is on GPUs; use device: cuda, or gloo")
-        return self
-
-    @model_validator(mode="after")
-    def _shape_covers_ranks(self) -> WorkloadSpec:
-        if isinstance(self.parallelism, Hybrid | MeshShape):
-            problem = self.parallelism.misfit(self.ranks)
-            if problem is not None:
-                raise ValueError(problem)
-        return self
-
-    @model_validator(mode="after")
-    def _batch_covers_ranks(self) -> WorkloadSpec:
-        if self.command is not None:
-            return self
-        shares = self.ranks // self.alike
-        what = f"{self.ranks} ranks" if self.alike == 1 else f"{shares} shares of ranks"
-        if self.global_batch < shares:
-            raise ValueError(
-                f"global_batch {self.global_batch} cannot feed {what}: "
-                f"use global_batch >= {shares} or ranks <= {self.global_batch * self.alike}"
-            )
-        if self.global_batch % max(1, shares):
-            below = self.global_batch // shares * shares
-            raise ValueError(
-                f"global_batch {self.global_batch} does not divide over {what}: "
-                f"use {below} or {below + shares}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_rank_evaluates(self) -> WorkloadSpec:
+    def _fits_together(self) -> WorkloadSpec:
+        if problem := self._command_misfit() or self._shape_misfit() or self._batch_misfit():
+            raise ValueError(problem)
         if self.evaluate is not None and self.shards > 1:
             raise ValueError(
                 "evaluate: rank 0 evaluates alone, and of a sharded model it holds a part; use"
                 " parallelism: ddp"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _elastic_is_whole(self) -> WorkloadSpec:
         if self.determinism == "elastic" and self.shards > 1:
             raise ValueError(
                 "determinism: elastic is for ranks that each hold the whole model: a sharded one"
@@ -368,6 +320,42 @@ class WorkloadSpec(Strict):
                 " default (hot-spare and checkpoint-restart are bit-identical then, too)"
             )
         return self
+
+    def _command_misfit(self) -> str | None:
+        if self.command is None and self.kind in ("", COMMAND):
+            return "'kind' is missing: name a built-in workload, or give a command: [program, ...]"
+        if self.command is not None and self.checkpoint.in_memory is not None:
+            return (
+                "checkpoint.memory: a command looks after its checkpoints itself; leave it out, or"
+                " call recovery.join() in the program and make it a workload of kind script"
+            )
+        return None
+
+    def _shape_misfit(self) -> str | None:
+        if self.backend == "nccl" and self.device == "cpu":
+            return "backend: nccl exchanges what is on GPUs; use device: cuda, or gloo"
+        if isinstance(self.parallelism, Hybrid | MeshShape):
+            return self.parallelism.misfit(self.ranks)
+        return None
+
+    def _batch_misfit(self) -> str | None:
+        """Why the batch does not divide over the ranks."""
+        if self.command is not None:
+            return None
+        shares = self.ranks // self.alike
+        what = f"{self.ranks} ranks" if self.alike == 1 else f"{shares} shares of ranks"
+        if self.global_batch < shares:
+            return (
+                f"global_batch {self.global_batch} cannot feed {what}: "
+                f"use global_batch >= {shares} or ranks <= {self.global_batch * self.alike}"
+            )
+        if self.global_batch % max(1, shares):
+            below = self.global_batch // shares * shares
+            return (
+                f"global_batch {self.global_batch} does not divide over {what}: "
+                f"use {below} or {below + shares}"
+            )
+        return None
 
     @property
     def savers(self) -> int:

@@ -99,22 +99,18 @@ def read_trace(path: Path) -> TraceRead:
     for key, value, span in rows:
         problem = value if key == "" else _take(out, key, value)
         if problem:
-            out.problems.append(LocatedProblem(span=span, message=str(problem)))
+            out.problems.append(LocatedProblem(span, str(problem)))
     if not out.problems:
         whole = Span(source=str(path), line=1, column=1, width=1, text=text.split("\n", 1)[0])
         count = len(out.times) + len(out.steps)
         if not count:
-            out.problems.append(LocatedProblem(span=whole, message="the trace has no rows"))
+            out.problems.append(LocatedProblem(whole, "the trace has no rows"))
         if count > MAX_OCCURRENCES:
             out.problems.append(
-                LocatedProblem(
-                    span=whole, message=f"the trace has {count} rows, more than {MAX_OCCURRENCES}"
-                )
+                LocatedProblem(whole, f"the trace has {count} rows, more than {MAX_OCCURRENCES}")
             )
         if out.times and out.steps:
-            out.problems.append(
-                LocatedProblem(span=whole, message="a trace holds times or steps, not both")
-            )
+            out.problems.append(LocatedProblem(whole, "a trace holds times or steps, not both"))
     return out
 
 
@@ -224,7 +220,7 @@ def fill_traces(
         try:
             read = read_trace(directory_of(loc) / name)
         except ScenarioError as error:
-            problems.append(Problem(loc=loc, message=_about_file(name, error)))
+            problems.append(Problem(loc, _about_file(name, error)))
             read = TraceRead()
         placed += read.problems
         # after an error one step stands in for the trace, to avoid follow-up errors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from trainchaos.chaos.fault.base import Need, Where
@@ -15,10 +14,13 @@ from trainchaos.chaos.schedule.plan import PlannedFault
 Privilege = Literal["none", "net_admin", "root"]
 PRIVILEGES: tuple[Privilege, ...] = ("none", "net_admin", "root")
 """From the least to the most."""
-NO_COSTS: Mapping[Need, Privilege] = MappingProxyType({})
-_NEEDED: Mapping[Need, Privilege] = MappingProxyType(
-    {Need.MOUNT: "root", Need.CGROUP: "root", Need.MEMORY: "root", Need.QUOTA: "root"}
-)
+NO_COSTS: Mapping[Need, Privilege] = {}
+_NEEDED: Mapping[Need, Privilege] = {
+    Need.MOUNT: "root",
+    Need.CGROUP: "root",
+    Need.MEMORY: "root",
+    Need.QUOTA: "root",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

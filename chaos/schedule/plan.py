@@ -7,7 +7,7 @@ faults does not change it, and a plan is the same on every machine and Python ve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,16 +22,8 @@ from trainchaos.chaos.scenario.fault import (
     TriggerSpec,
 )
 from trainchaos.chaos.scenario.model import Scenario
-from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.chaos.schedule.arrivals import arrival_times, draw, share
-from trainchaos.chaos.schedule.targeting import (
-    FaultTraits,
-    Scope,
-    TargetError,
-    Targets,
-    resolve,
-    traits_of,
-)
+from trainchaos.chaos.schedule.targeting import Scope, TargetError, Targets, resolve
 
 Point = tuple[int, str]
 
@@ -99,41 +91,21 @@ def plan_scenario(
 
     Raises ScenarioError if a fault would have no target.
     """
-    return plan(
-        scenario.faults,
-        seed=seed,
-        ranks=scenario.workload.ranks,
-        spares=spares,
-        traits=lambda kind: traits_of(kinds[kind]),
+    radius = scenario.blast_radius
+    scope = Scope(
         topology=scenario.topology,
-        protected=frozenset(scenario.blast_radius.protected_ranks),
-        sheltered=frozenset(scenario.blast_radius.protected_nodes),
+        spares=spares,
+        protected=frozenset(radius.protected_ranks),
+        sheltered=frozenset(radius.protected_nodes),
     )
+    return plan(scenario.faults, kinds, scope, seed)
 
 
 def plan(
-    faults: Sequence[FaultSpec],
-    *,
-    seed: int,
-    ranks: int,
-    spares: int,
-    traits: Callable[[str], FaultTraits],
-    topology: Topology | None = None,
-    protected: frozenset[int] = frozenset(),
-    sheltered: frozenset[int] = frozenset(),
+    faults: Sequence[FaultSpec], kinds: Mapping[str, type[Fault]], scope: Scope, seed: int
 ) -> tuple[PlannedFault, ...]:
-    """Decide every target, time and phase. ``traits``: of a fault kind; ``protected``,
-    ``sheltered``: ranks and nodes never chosen.
-
-    Raises ScenarioError if a fault would have no target.
-    """
-    scope = Scope(
-        topology=topology or Topology(ranks=ranks),
-        spares=spares,
-        protected=protected,
-        sheltered=sheltered,
-    )
-    return tuple(_plan_one(fault, seed, scope, traits(fault.kind)) for fault in faults)
+    """Decide every target, time and phase. Raises ScenarioError if a fault would have no target."""
+    return tuple(_plan_one(fault, seed, scope, kinds[fault.kind]) for fault in faults)
 
 
 def most_occurrences(at: TriggerSpec) -> int:
@@ -158,12 +130,12 @@ def happens(probability: float, *words: str | int) -> bool:
     return probability >= 1 or share(*words, "chance") < probability
 
 
-def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: FaultTraits) -> PlannedFault:
+def _plan_one(fault: FaultSpec, seed: int, scope: Scope, kind: type[Fault]) -> PlannedFault:
     at, checkpoint = fault.at, fault.target.checkpoint
     if isinstance(at.trace, str):
         raise ScenarioError(f"fault {fault.id!r}: trace {at.trace} has not been read")
     try:
-        targets = resolve(fault, traits, scope, seed)
+        targets = resolve(fault, kind, scope, seed)
     except TargetError as error:
         raise _empty(fault, str(error)) from error
     own = draw(seed, fault.id, "seed") % 2**32
@@ -171,7 +143,7 @@ def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: FaultTraits) ->
     steps, times = at.all_steps(), arrival_times(at, seed, fault.id)
     event = at.event if not steps else None
     happening = [n for n in range(len(times)) if happens(chance, own, "time", n)]
-    many = at.time is None and len(happening) > 1 and not traits.relentless
+    many = at.time is None and len(happening) > 1 and not kind.relentless
     declined = [f"step {step}" for step in steps if not happens(chance, own, "step", step)]
     declined += [
         f"{time:g} s" for n, time in enumerate(times) if not happens(chance, own, "time", n)
@@ -188,12 +160,12 @@ def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: FaultTraits) ->
         links=targets.links,
         checkpoint=checkpoint if checkpoint is None or checkpoint == "latest" else checkpoint.step,
         points=tuple(
-            (step, _phase(fault, step, seed, traits.phases))
+            (step, _phase(fault, step, seed, kind.phases))
             for step in steps
             if happens(chance, own, "step", step)
         ),
         times_s=tuple(times[n] for n in happening),
-        each=tuple(resolve(fault, traits, scope, _arrival_seed(seed, n)) for n in happening)
+        each=tuple(resolve(fault, kind, scope, _arrival_seed(seed, n)) for n in happening)
         if many
         else (),
         event=event,
@@ -202,7 +174,7 @@ def _plan_one(fault: FaultSpec, seed: int, scope: Scope, traits: FaultTraits) ->
         declined=tuple(declined),
         duration_s=None if isinstance(fault.duration, StepsDuration) else fault.duration,
         duration_steps=fault.duration.steps if isinstance(fault.duration, StepsDuration) else None,
-        max_fires=_max_fires(fault, traits),
+        max_fires=_max_fires(fault, kind),
         verify=dict(fault.verify),
         seed=own,
     )
@@ -225,10 +197,10 @@ def _phase(fault: FaultSpec, step: int, seed: int, phases: tuple[str, ...]) -> s
     return choices[draw(seed, fault.id, "phase", step) % len(choices)]
 
 
-def _max_fires(fault: FaultSpec, traits: FaultTraits) -> int:
+def _max_fires(fault: FaultSpec, kind: type[Fault]) -> int:
     if isinstance(fault.retrigger, MaxRetrigger):
         return fault.retrigger.max
-    return 1 if fault.retrigger == "once" and not traits.relentless else EVERY_ATTEMPT_LIMIT
+    return 1 if fault.retrigger == "once" and not kind.relentless else EVERY_ATTEMPT_LIMIT
 
 
 def _empty(fault: FaultSpec, reason: str) -> ScenarioError:

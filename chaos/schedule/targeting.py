@@ -10,7 +10,6 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.scenario.fault import CountTarget, FaultSpec, PercentTarget, TargetSpec
@@ -48,24 +47,6 @@ class Scope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FaultTraits:
-    """Properties of a fault kind that affect its plan.
-
-    ``phases``: in which it can act (empty: all); ``whole_racks``: a node fault that hits whole
-    racks; ``separates``: a link fault that cuts the chosen ranks off from the others, not from each
-    other; ``relentless``: fires again at every attempt; ``role``: the only role it hits, whatever
-    the target says.
-    """
-
-    where: Where | None = None
-    phases: tuple[str, ...] = ()
-    whole_racks: bool = False
-    separates: bool = False
-    relentless: bool = False
-    role: Literal["worker", "spare"] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Targets:
     """What one fault hits: ranks, indices of spares, nodes, and directed links (source rank,
     destination rank).
@@ -77,23 +58,11 @@ class Targets:
     links: tuple[tuple[int, int], ...] = ()
 
 
-def traits_of(kind: type[Fault]) -> FaultTraits:
-    """The traits of a fault class."""
-    return FaultTraits(
-        where=kind.where,
-        phases=kind.phases,
-        whole_racks=kind.whole_racks,
-        separates=kind.separates,
-        relentless=kind.relentless,
-        role=kind.role,
-    )
-
-
-def resolve(fault: FaultSpec, traits: FaultTraits, scope: Scope, seed: int) -> Targets:
+def resolve(fault: FaultSpec, kind: type[Fault], scope: Scope, seed: int) -> Targets:
     """Choose the targets. Raises TargetError if there are none, or not enough."""
-    target, where = fault.target, traits.where
-    if traits.role is not None:
-        target = target.model_copy(update={"role": traits.role})
+    target, where = fault.target, kind.where
+    if kind.role is not None:
+        target = target.model_copy(update={"role": kind.role})
     if target.checkpoint is not None or where in PLACELESS:
         _check_place(target, scope.topology)
         return Targets(ranks=() if target.rank is None else (target.rank,))
@@ -101,7 +70,7 @@ def resolve(fault: FaultSpec, traits: FaultTraits, scope: Scope, seed: int) -> T
     if where in _OF_TRAINING:
         scope = replace(scope, spares=0)
     if where is Where.NODE or (where is Where.HEALTH and _names_place(target)):
-        return Targets(nodes=_nodes(fault, traits, scope, seed))
+        return Targets(nodes=_nodes(fault, kind, scope, seed))
     if target.link is not None:
         return _link(target, scope)
     chosen = _select(
@@ -109,7 +78,7 @@ def resolve(fault: FaultSpec, traits: FaultTraits, scope: Scope, seed: int) -> T
     )
     ranks = tuple(number for role, number in chosen if role == "worker")
     spares = tuple(number for role, number in chosen if role == "spare")
-    links = _links(ranks, scope.topology.ranks, traits.separates) if where is Where.LINK else ()
+    links = _links(ranks, scope.topology.ranks, kind.separates) if where is Where.LINK else ()
     if where is Where.LINK and not links:
         raise TargetError("a link needs a rank on its other side", ("select",))
     return Targets(ranks=ranks, spares=spares, links=links)
@@ -172,7 +141,7 @@ def _harmed(target: TargetSpec, scope: Scope) -> set[Who]:
     return out
 
 
-def _nodes(fault: FaultSpec, traits: FaultTraits, scope: Scope, seed: int) -> tuple[int, ...]:
+def _nodes(fault: FaultSpec, kind: type[Fault], scope: Scope, seed: int) -> tuple[int, ...]:
     target, topology = fault.target, scope.topology
     named = _named(target, topology)
     nodes = [node for node in range(topology.nodes) if _on(target, node, topology)]
@@ -180,7 +149,7 @@ def _nodes(fault: FaultSpec, traits: FaultTraits, scope: Scope, seed: int) -> tu
         nodes = sorted({topology.node_of(rank) for rank in named})
     kept, out = {*target.exclude.ranks, *scope.protected}, {*target.exclude.nodes, *scope.sheltered}
     spared = {n for n in nodes if n in out or kept & set(topology.ranks_on(n))}
-    if not traits.whole_racks:
+    if not kind.whole_racks:
         chosen = _select(
             fault, [("node", n) for n in nodes], {("node", n) for n in spared}, seed, "node"
         )

@@ -45,9 +45,7 @@ def tree_problems(tree: Any) -> list[Problem]:
     if not isinstance(tree, dict):
         return []
     if count(tree, MAX_VALUES) > MAX_VALUES:
-        return [
-            Problem(loc=(), message=f"more than {MAX_VALUES} values, with all references resolved")
-        ]
+        return [Problem((), f"more than {MAX_VALUES} values, with all references resolved")]
     return [*_too_many(tree, "faults", MAX_FAULTS), *_ranks(tree)]
 
 
@@ -60,7 +58,7 @@ def work_problems(cells: int, tree: Any) -> list[Problem]:
         f"{cells} cells of {values // cells} values each are more than can be checked: split the"
         " scenario"
     )
-    return [Problem(loc=("matrix",), message=message, on_key=True)]
+    return [Problem(("matrix",), message, on_key=True)]
 
 
 def count(tree: Any, limit: int) -> int:
@@ -84,7 +82,7 @@ def count(tree: Any, limit: int) -> int:
 def _too_many(tree: dict[str, Any], key: str, limit: int) -> Iterator[Problem]:
     value = tree.get(key)
     if isinstance(value, list) and len(value) > limit:
-        yield Problem(loc=(key,), message=f"{len(value)} {key}, more than {limit}", on_key=True)
+        yield Problem((key,), f"{len(value)} {key}, more than {limit}", on_key=True)
 
 
 def _ranks(tree: dict[str, Any]) -> Iterator[Problem]:
@@ -92,4 +90,4 @@ def _ranks(tree: dict[str, Any]) -> Iterator[Problem]:
     ranks = workload.get("ranks") if isinstance(workload, dict) else None
     loc: Loc = ("workload", "ranks")
     if isinstance(ranks, int | float) and ranks > MAX_RANKS:
-        yield Problem(loc=loc, message=f"ranks must be at most {MAX_RANKS}, not {ranks}")
+        yield Problem(loc, f"ranks must be at most {MAX_RANKS}, not {ranks}")

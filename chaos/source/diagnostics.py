@@ -58,7 +58,7 @@ class Span:
         return self if start < 0 else dataclasses.replace(self, column=start + 1, width=len(word))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Problem:
     """Something wrong at a place in the tree.
 
@@ -67,11 +67,11 @@ class Problem:
 
     loc: Loc
     message: str
-    on_key: bool = False
-    word: str = ""
+    on_key: bool = dataclasses.field(default=False, kw_only=True)
+    word: str = dataclasses.field(default="", kw_only=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LocatedProblem:
     """A problem with its place in a file."""
 

@@ -69,14 +69,12 @@ def read_document(path: Path) -> Document:
         kinds = {type(None): "is empty", list: "holds a list"}
         what = kinds.get(type(document.tree), "holds a single value")
         message = f"the file {what}; a scenario is a mapping (key: value)"
-        raise scenario_error(
-            document.problems or [LocatedProblem(span=document.locate(()), message=message)]
-        )
+        raise scenario_error(document.problems or [LocatedProblem(document.locate(()), message)])
     version = document.tree.get("version")
     if type(version) is int and version > VERSION:  # the rest may mean anything
         message = newer("the scenario", version, VERSION, written="for")
         span = document.locate(("version",))
-        raise scenario_error([LocatedProblem(span=span, message=message)])
+        raise scenario_error([LocatedProblem(span, message)])
     return document
 
 
@@ -87,7 +85,7 @@ def parse(text: str, source: str) -> Document:
     """
     if why := text_problem(text):
         span = Span(source=source, line=1, column=1, width=1, text="")
-        raise scenario_error([LocatedProblem(span=span, message=why)])
+        raise scenario_error([LocatedProblem(span, why)])
     lines = text.splitlines() or [""]
     try:
         # such as one about anchors, which are refused below; it would be printed raw
@@ -98,7 +96,7 @@ def parse(text: str, source: str) -> Document:
         raise scenario_error([_syntax_problem(error, text, lines, source)]) from error
     except RecursionError as error:
         span = Span(source=source, line=1, column=1, width=1, text="")
-        raise scenario_error([LocatedProblem(span=span, message="nested too deeply")]) from error
+        raise scenario_error([LocatedProblem(span, "nested too deeply")]) from error
     builder = _Builder(lines, source)
     first = next(
         (i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0
@@ -136,7 +134,7 @@ def read_text(path: Path, *, what: str = "scenario") -> str:
         column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
         message = f"not UTF-8 text (byte 0x{raw[error.start]:02x}); is it a {what}?"
         span = Span(source=str(path), line=line, column=column, width=1, text="")
-        raise scenario_error([LocatedProblem(span=span, message=message)]) from error
+        raise scenario_error([LocatedProblem(span, message)]) from error
 
 
 def _hint(error: OSError | ValueError) -> str:
@@ -163,7 +161,7 @@ def _syntax_problem(error: YAMLError, text: str, lines: list[str], source: str) 
     if "${" in line_text:
         said = f"{said or error}; inside {{}} or [] a reference needs quotes: '${{vars.x}}'"
     span = Span(source=source, line=line + 1, column=column + 1, width=1, text=line_text)
-    return LocatedProblem(span=span, message=f"not valid YAML: {said or error}")
+    return LocatedProblem(span, f"not valid YAML: {said or error}")
 
 
 def _code(character: str | bytes | int) -> int:
@@ -221,9 +219,7 @@ class _Builder:
             if key in built:
                 first = self.keys[(*loc, key)].line
                 self.problems.append(
-                    LocatedProblem(
-                        span=at, message=f"key {key!r} is given twice; the first is on line {first}"
-                    )
+                    LocatedProblem(at, f"key {key!r} is given twice; the first is on line {first}")
                 )
                 continue
             self.keys[(*loc, key)] = at
@@ -266,7 +262,7 @@ class _Builder:
         span = self._span(node)
         if loc is not None:
             self.values[loc] = span
-        self.problems.append(LocatedProblem(span=span, message=message))
+        self.problems.append(LocatedProblem(span, message))
 
     def _span(self, node: Node, width: int | None = None) -> Span:
         start, end = node.start_mark, node.end_mark

@@ -39,14 +39,11 @@ def test_a_table_fits_and_keeps_its_numbers(width: int) -> None:
         assert set(words([*row])) <= set(words(lines))
 
 
-def test_a_table_of_numbers_is_turned_before_it_falls_apart() -> None:
+def test_a_table_that_does_not_fit_becomes_blocks() -> None:
     rows = [("", *(f"metric {n}" for n in range(9))), *((f"cell-{c}", *"123456789") for c in "ab")]
     lines = columns.table(rows, "l" + "r" * 9, headed=True, width=44)
-    assert lines[0].split() == ["cell-a", "cell-b"]
-    assert [line.split() for line in lines[1:3]] == [
-        ["metric", "0", "1", "1"],
-        ["metric", "1", "2", "2"],
-    ]
+    assert lines[:2] == ["cell-a", "  metric 0: 1   metric 1: 2   metric 2: 3"]
+    assert "cell-b" in lines and max(map(columns.shown, lines)) <= 44
 
 
 def test_only_the_widest_text_is_folded() -> None:

@@ -291,7 +291,7 @@ def test_odd_lines_are_read(
 ) -> None:
     (log := tmp_path / "train.log").write_bytes(b"\xff\xfe \x1b[31mCUDA out of memory\r\n")
     code, out, _ = explain(log)
-    assert code == 0 and "\x1b" not in out and "\\u001b[31mCUDA out of memory" in out
+    assert code == 0 and "\x1b" not in out and "\\x1b[31mCUDA out of memory" in out
     bar = "".join(f"\r{n}%" for n in range(100))
     log.write_bytes(f"{bar}\rKilled\n".encode())
     assert "killed: " in explain(log)[1], "the end of a progress bar is a line"

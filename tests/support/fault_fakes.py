@@ -15,7 +15,7 @@ from torch import nn
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.chaos.fault.aftermath import Occurrence
-from trainchaos.chaos.fault.base import Where
+from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.fault.targets import EMULATED, NO_DEVICE_MEMORY, LinkShape
 from trainchaos.recovery.checkpoint.files import checkpoints
 
@@ -539,3 +539,8 @@ CUT = FaultCase(
     ],
 )
 """Nothing passes between ranks."""
+
+
+def kind_of(where: Where = Where.PROCESS, **traits: Any) -> type[Fault]:
+    """A kind of fault of which a plan knows these traits."""
+    return type("Kind", (Fault,), {"where": where, "__module__": __name__, **traits})

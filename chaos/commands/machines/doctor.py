@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainchaos.chaos import columns, errors
+from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import FORMAT, PATH, RUNS
-from trainchaos.chaos.commands.shared.say import say
+from trainchaos.chaos.commands.shared.quantities import span
+from trainchaos.chaos.commands.shared.say import say, say_json, say_table
 
 if TYPE_CHECKING:
     from trainchaos.harness.preflight.checks.findings import Findings
     from trainchaos.recovery.health.taints import TaintList
 
-DEFAULT_TIME, SAVING_TIME = "60s", "180s"
+DEFAULT_S, SAVING_S = 60.0, 180.0
 """A baseline repeats the rates, which take most of the time."""
 LONGEST_S = 3600.0
 
@@ -33,17 +32,14 @@ LONGEST_S = 3600.0
 )
 @click.option(
     "--preflight-time",
-    "time_text",
-    metavar="DURATION",
+    type=span(positive=True, most_s=LONGEST_S),
     help="Most that the measurements may take.  [default: "
-    f"{DEFAULT_TIME}, to save a baseline {SAVING_TIME}]",
+    f"{DEFAULT_S:g}s, to save a baseline {SAVING_S:g}s]",
 )
 @click.option(
     "--baseline", type=PATH, metavar="FILE", help="Compare with a baseline of this machine."
 )
-@click.option(
-    "--save-baseline", "save", type=PATH, metavar="FILE", help="Write a baseline if all is fit."
-)
+@click.option("--save-baseline", type=PATH, metavar="FILE", help="Write a baseline if all is fit.")
 @click.option(
     "--other-hardware", is_flag=True, help="Compare even with a baseline of other hardware."
 )
@@ -61,28 +57,16 @@ def doctor(runs: Path, form: str, preflight: bool, **choices: Any) -> int:
     """
     if preflight:
         return _preflight(runs, form, **choices)
-    wanted = {
-        "--preflight-time": choices["time_text"],
-        "--baseline": choices["baseline"],
-        "--save-baseline": choices["save"],
-        "--other-hardware": choices["other_hardware"],
-        "--taint": choices["taint"],
-    }
-    for name, value in wanted.items():
-        if value:
-            raise click.UsageError(f"{name} needs --preflight")
+    for name in (name for name, value in choices.items() if value):
+        raise click.UsageError(f"--{name.replace('_', '-')} needs --preflight")
     from trainchaos.harness.run.doctor import examine
 
     findings = examine(runs)
     broken = any(one.state == "broken" for one in findings)
     if form == "json":
-        say(json.dumps([asdict(one) for one in findings], indent=2))
-        return errors.EXIT_HARNESS if broken else errors.EXIT_PASS
-    rows = [
-        (f"{one.state:7}", one.name, one.said + (f" -> {one.todo}" if one.todo else ""))
-        for one in findings
-    ]
-    say("\n".join(columns.table(rows, width=columns.width_of(sys.stdout))))
+        say_json([asdict(one) for one in findings])
+    else:
+        say_table([(f"{one.state:7}", one.name, _to_do(one)) for one in findings])
     return errors.EXIT_HARNESS if broken else errors.EXIT_PASS
 
 
@@ -90,9 +74,9 @@ def _preflight(
     runs: Path,
     form: str,
     *,
-    time_text: str | None,
+    preflight_time: float | None,
     baseline: Path | None,
-    save: Path | None,
+    save_baseline: Path | None,
     other_hardware: bool,
     taint: bool,
 ) -> int:
@@ -104,7 +88,8 @@ def _preflight(
     from trainchaos.harness.preflight.places import places_here
     from trainchaos.harness.preflight.preflight import preflight
 
-    total_s = _seconds(time_text or (DEFAULT_TIME if save is None else SAVING_TIME))
+    save = save_baseline
+    total_s = preflight_time or (DEFAULT_S if save is None else SAVING_S)
     if other_hardware and baseline is None:
         raise click.UsageError("--other-hardware needs --baseline")
     if save is not None and not save.absolute().parent.is_dir():
@@ -117,17 +102,11 @@ def _preflight(
     repeats = baselines.REPEATS if save is not None else 1
     found, repeated = preflight(names, runs, total_s=total_s, baseline=against, repeats=repeats)
     if form == "json":
-        say(json.dumps(found.as_json(), indent=2))
+        say_json(found.as_json())
     else:
-        rows = [
-            (
-                f"{one.state:10}",
-                f"{one.check} {one.place}",
-                one.said + (f" -> {one.todo}" if one.todo else ""),
-            )
-            for one in found.findings
-        ]
-        say("\n".join(columns.table(rows, width=columns.width_of(sys.stdout))))
+        say_table(
+            [(f"{one.state:10}", f"{one.check} {one.place}", _to_do(one)) for one in found.findings]
+        )
         say(f"{_verdict(found.exit_code)} in {found.seconds:.1f} s")
     if known is not None:
         _add_to(known, found)
@@ -140,6 +119,10 @@ def _preflight(
             why = "nothing was measured often enough" if found.fit else "not all is fit"
             say(f"{save} was not written: {why}", err=True)
     return found.exit_code
+
+
+def _to_do(finding: Any) -> str:
+    return f"{finding.said} -> {finding.todo}" if finding.todo else str(finding.said)
 
 
 def _taints() -> TaintList:
@@ -163,20 +146,6 @@ def _add_to(known: TaintList, found: Findings) -> None:
 def _verdict(code: int) -> str:
     words = {errors.EXIT_PASS: "fit", errors.EXIT_FAIL: "unfit"}
     return words.get(code, "nothing could be measured")
-
-
-def _seconds(text: str) -> float:
-    from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
-
-    try:
-        seconds = parse_duration(text)
-    except ClauseError as error:
-        raise click.BadParameter(str(error), param_hint="--preflight-time") from error
-    if not 0.0 < seconds <= LONGEST_S:
-        raise click.BadParameter(
-            f"{text} is not between 0 and {LONGEST_S:.0f} s", param_hint="--preflight-time"
-        )
-    return seconds
 
 
 COMMANDS = [doctor]

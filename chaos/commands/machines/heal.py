@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from trainchaos.chaos import errors
-from trainchaos.chaos.commands.shared.options import FORMAT, RUN, RUNS
-from trainchaos.chaos.commands.shared.say import say
+from trainchaos.chaos.commands.shared.options import FORMAT, QUIET, RUN, RUNS
+from trainchaos.chaos.commands.shared.say import say, say_json
 
 
 @click.command()
@@ -19,7 +17,7 @@ from trainchaos.chaos.commands.shared.say import say
 )
 @RUNS
 @FORMAT
-@click.option("-q", "--quiet", is_flag=True, help="Print less.")
+@QUIET
 def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> int:
     """Clean up what killed runs left behind.
 
@@ -32,7 +30,7 @@ def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> i
         raise click.UsageError("name a RUN or say --all, not both")
     healed = healing.heal_everything(runs) if run is None else healing.heal_named(run)
     if form == "json":
-        say(json.dumps([one.model_dump(mode="json") for one in healed], indent=2))
+        say_json([one.model_dump(mode="json") for one in healed])
     elif not healed and not quiet:
         say("nothing to heal")
     for one in healed if form == "text" else ():
@@ -44,15 +42,16 @@ def heal(run: Path | None, every: bool, runs: Path, form: str, quiet: bool) -> i
 @click.command()
 @RUNS
 @FORMAT
-def ps(runs: Path, form: str) -> int:
+def ps(runs: Path, form: str) -> None:
     """List live runs, and what dead runs left behind."""
     from trainchaos.harness.run import ps as live
     from trainchaos.harness.run import ps_text
 
     found = live.listing(runs)
-    rows = [one.model_dump(mode="json") for one in found]
-    say(json.dumps(rows, indent=2) if form == "json" else ps_text.as_text(found, runs))
-    return errors.EXIT_PASS
+    if form == "json":
+        say_json([one.model_dump(mode="json") for one in found])
+    else:
+        say(ps_text.as_text(found, runs))
 
 
 COMMANDS = [heal, ps]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -14,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from trainchaos.chaos import columns, errors
+from trainchaos.chaos import errors
 from trainchaos.chaos.commands.shared.options import FORMAT, RUN, TAINTS
-from trainchaos.chaos.commands.shared.say import say
+from trainchaos.chaos.commands.shared.say import say, say_json, say_table, tell
 
 if TYPE_CHECKING:
     from trainchaos.harness.explain.incident_places import HistoryOfPlaces
@@ -67,7 +65,7 @@ def taint() -> None:
 @FORMAT
 def list_taints(
     runs: tuple[Path, ...], history: bool, false_alarm: float, taints: Path | None, form: str
-) -> int:
+) -> None:
     """Show tainted places, with the evidence and until when; expired ones stay until cleared.
 
     With --history, propose places by stored RUNS, which are run directories or --events directories
@@ -76,21 +74,19 @@ def list_taints(
     if history != bool(runs):
         raise click.UsageError("--history needs RUNS, and RUNS need --history")
     if history:
-        return _propose(runs, false_alarm, form)
+        _propose(runs, false_alarm, form)
+        return
     known = _list(taints)
     now = _now()
     found = known.read()
     if form == "json":
         rows = [{**each.as_data(), "expired": each.expired(now)} for each in found]
-        say(json.dumps({"file": str(known.path), "taints": rows}, indent=2))
-        return errors.EXIT_PASS
-    if not found:
+        say_json({"file": str(known.path), "taints": rows})
+    elif not found:
         say(f"no place is tainted ({known.path})")
-        return errors.EXIT_PASS
-    heads = ("place", "until", "by", "since", "reason", "evidence")
-    cells = [heads, *(_row(each, now) for each in found)]
-    say("\n".join(columns.table(cells, width=columns.width_of(sys.stdout))))
-    return errors.EXIT_PASS
+    else:
+        heads = ("place", "until", "by", "since", "reason", "evidence")
+        say_table([heads, *(_row(each, now) for each in found)])
 
 
 @taint.command("add")
@@ -131,7 +127,7 @@ def add(
     by: str | None,
     taints: Path | None,
     form: str,
-) -> int:
+) -> None:
     """Taint PLACE: a node (host-a, or the number of an emulated one) or a device (host-a/cuda:3).
 
     Nothing changes if the list has it already with the same reason, evidence and expiry.
@@ -144,7 +140,8 @@ def add(
         if reason is not None or facts or by not in (None, "history"):
             raise click.UsageError("--from-history says reason, evidence and by itself")
         found = _lemons([Path(each) for each in places], false_alarm)[1]
-        return _added(_list(taints), [_of_lemon(one, now, expiry) for one in found], now, form)
+        _added(_list(taints), [_of_lemon(one, now, expiry) for one in found], now, form)
+        return
     if reason is None or len(places) != 1:
         raise click.UsageError("name one PLACE, and say the --reason")
     (place,) = places
@@ -158,14 +155,14 @@ def add(
             "by": by or "person",
         }
     )
-    return _added(_list(taints), [new], now, form)
+    _added(_list(taints), [new], now, form)
 
 
 @taint.command("clear")
 @click.argument("places", nargs=-1, required=True, shell_complete=complete_place)
 @TAINTS
 @FORMAT
-def clear(places: tuple[str, ...], taints: Path | None, form: str) -> int:
+def clear(places: tuple[str, ...], taints: Path | None, form: str) -> None:
     """Remove the taints of PLACES, expired ones too. Exit code 2: a place has none; nothing is
     removed then.
     """
@@ -180,31 +177,23 @@ def clear(places: tuple[str, ...], taints: Path | None, form: str) -> int:
             hint=f"tainted: {', '.join(sorted(there)) or 'nothing'}",
         )
     gone = [each for place in dict.fromkeys(places) for each in known.clear(place)]
-    if form == "json":
-        rows = [each.as_data() for each in gone]
-        say(json.dumps({"file": str(known.path), "cleared": rows}, indent=2))
-        return errors.EXIT_PASS
-    for each in gone:
-        say(f"cleared {each.place}: {each.reason}")
-    return errors.EXIT_PASS
+    rows = [each.as_data() for each in gone]
+    lines = [f"cleared {each.place}: {each.reason}" for each in gone]
+    tell(form, {"file": str(known.path), "cleared": rows}, lines)
 
 
-def _added(known: TaintList, new: Sequence[Taint], now: datetime, form: str) -> int:
+def _added(known: TaintList, new: Sequence[Taint], now: datetime, form: str) -> None:
     """Add taints, and say which."""
     done = [(each, known.add(each, now)) for each in new]
-    if form == "json":
-        rows = [{**each.as_data(), "added": added} for each, added in done]
-        say(json.dumps({"file": str(known.path), "taints": rows}, indent=2))
-        return errors.EXIT_PASS
-    if not new:
-        say("no place has more incidents than chance allows: nothing is tainted")
-    for each, added in done:
-        say(
-            f"tainted {each.place} {_until(each, now)}: {each.reason} ({known.path})"
-            if added
-            else f"{each.place} is tainted already: {each.reason} ({known.path})"
-        )
-    return errors.EXIT_PASS
+    rows = [{**each.as_data(), "added": added} for each, added in done]
+    lines = [
+        f"tainted {each.place} {_until(each, now)}: {each.reason} ({known.path})"
+        if added
+        else f"{each.place} is tainted already: {each.reason} ({known.path})"
+        for each, added in done
+    ]
+    none = "no place has more incidents than chance allows: nothing is tainted"
+    tell(form, {"file": str(known.path), "taints": rows}, lines or [none])
 
 
 def _lemons(runs: Sequence[Path], false_alarm: float) -> tuple[HistoryOfPlaces, tuple[Lemon, ...]]:
@@ -214,17 +203,16 @@ def _lemons(runs: Sequence[Path], false_alarm: float) -> tuple[HistoryOfPlaces, 
     return history, lemons_of(history, false_alarm=false_alarm)
 
 
-def _propose(runs: Sequence[Path], false_alarm: float, form: str) -> int:
+def _propose(runs: Sequence[Path], false_alarm: float, form: str) -> None:
     history, found = _lemons(runs, false_alarm)
     if form == "json":
-        rows = [asdict(one) for one in found]
         known = {
             kind: {place: asdict(one) for place, one in records.items()}
             for kind, records in (("nodes", history.nodes), ("devices", history.devices))
         }
-        said = {"arms": history.arms, "false_alarm": false_alarm, **known, "lemons": rows}
-        say(json.dumps(said, indent=2))
-        return errors.EXIT_PASS
+        counted = {"arms": history.arms, "false_alarm": false_alarm, **known}
+        say_json({**counted, "lemons": [asdict(one) for one in found]})
+        return
     places = len(history.nodes) + len(history.devices)
     say(
         f"{history.arms} arms, {places} places; if all are alike, the probability that one is named"
@@ -232,21 +220,13 @@ def _propose(runs: Sequence[Path], false_alarm: float, form: str) -> int:
     )
     if not found:
         say("no place has more incidents than chance allows")
-        return errors.EXIT_PASS
-    heads = ("place", "incidents", "expected", "hours in use", "tail", "limit")
-    cells = [
-        (
-            one.place,
-            str(one.incidents),
-            f"{one.expected:.2g}",
-            f"{one.used_s / 3600:.2g}",
-            f"{one.tail:.2g}",
-            f"{one.limit:.2g}",
-        )
-        for one in found
-    ]
-    say("\n".join(columns.table([heads, *cells], width=columns.width_of(sys.stdout))))
-    return errors.EXIT_PASS
+        return
+    rows = [("place", "incidents", "expected", "hours in use", "tail", "limit")]
+    for one in found:
+        figures = (one.expected, one.used_s / 3600, one.tail, one.limit)
+        expected, hours, tail, limit = (f"{figure:.2g}" for figure in figures)
+        rows.append((one.place, str(one.incidents), expected, hours, tail, limit))
+    say_table(rows)
 
 
 def _of_lemon(one: Lemon, now: datetime, expiry: Any) -> Taint:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from trainchaos.harness.projection.traces import FailureTrace
 
 Choices = Mapping[str, Any]
+_OF_SETTING = (
+    *("gpus_per_node", "days", "trials", "seed", "replica_nodes", "weibull", "quarantine"),
+    *("slow_rate", "availability", "spares", "repair_sigma", "price", "batch", "bandwidth"),
+)
+"""Options that are a field of the setting as they stand."""
 
 
 @dataclass(frozen=True)
@@ -118,45 +123,26 @@ def setting(
     _refuse_alone(choices)
     lemon_share, lemon_times = choices["lemons"] or (0.0, 1.0)
     step_s, save_s, load_s = _times(choices, runs)
+    given = {name: choices[name] for name in _OF_SETTING}
+    given |= {f"{name}_s": choices[name] for name in ("interval", "slow_found", "repair")}
     return Setting(
+        **given,
         gpus=tuple(dict.fromkeys(choices["gpus"])) or _sizes(choices, strategies),
-        gpus_per_node=choices["gpus_per_node"],
         rate=of.rate,
-        days=choices["days"],
-        trials=choices["trials"],
-        seed=choices["seed"],
         save_s=save_s,
         load_s=load_s,
-        interval_s=choices["interval"],
         step_s=step_s,
-        replica_nodes=choices["replica_nodes"],
-        weibull=choices["weibull"],
         several=choices["several"] or (of.trace.several if of.trace else (1.0,)),
         gaps=of.trace.gaps_s if of.trace else (),
         rate_unsure=of.trace.unsure if of.trace and choices["trace_nodes"] else 0.0,
         lemon_share=lemon_share,
         lemon_times=lemon_times,
-        quarantine=choices["quarantine"],
-        slow_rate=choices["slow_rate"],
         slow_factor=choices["slow_factor"] or usual("slow_factor"),
-        slow_found_s=choices["slow_found"],
-        availability=choices["availability"],
-        spares=choices["spares"],
-        repair_s=choices["repair"],
-        repair_sigma=choices["repair_sigma"],
-        price=choices["price"],
         processes=_processes(choices, of),
-        batch=choices["batch"],
         checkpoint_bytes=choices["checkpoint_size"],
-        bandwidth=choices["bandwidth"],
         causes={one.name: one.share or 0.0 for one in mix},
         loads_measured=choices["times_of_runs"] and choices["load"] is None,
-        definitions=Definitions(
-            failures_while=choices["failures_while"],
-            spares_count=choices["spares_count"],
-            rework=choices["rework"],
-            missing=choices["missing"],
-        ),
+        definitions=Definitions(**{name: choices[name] for name in Definitions.model_fields}),
     )
 
 

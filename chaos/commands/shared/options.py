@@ -89,7 +89,14 @@ FORMAT = click.option(
     show_default=True,
     help="Output format.",
 )
-
+QUIET = click.option("-q", "--quiet", is_flag=True, help="Print less.")
+SET = click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="A.B=VALUE",
+    help="Change a value of the scenario; repeatable.",
+)
 TAINTS = click.option(
     "--taints",
     type=PATH,
@@ -161,7 +168,18 @@ def complete_cell(
     return []
 
 
-_SEAL = (
+def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Options that several commands have, as one decorator."""
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+seal_options = together(
     click.option("--unsealed", is_flag=True, help="Judge a run although its seal is broken."),
     click.option(
         "--root",
@@ -170,10 +188,4 @@ _SEAL = (
         help="The root digest that the run's seal must have, as the run printed it.",
     ),
 )
-
-
-def seal_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of commands that judge a stored run."""
-    for option in reversed(_SEAL):
-        command = option(command)
-    return command
+"""Of commands that judge a stored run."""

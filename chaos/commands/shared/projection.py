@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from trainchaos.chaos.commands.shared.options import PATH, RUN
+from trainchaos.chaos.commands.shared.options import PATH, RUN, together
 from trainchaos.chaos.commands.shared.quantities import (
-    Bytes,
-    CauseShare,
+    CAUSE_SHARE,
+    LEMON_SHARE,
+    SHARES,
+    SIZE,
+    SIZE_PER_S,
+    STALL,
     Finite,
-    LemonShare,
-    Shares,
-    Span,
-    Stall,
+    span,
 )
 
 PRESETS = ("low", "mid", "high", "llama3", "byterobust")
@@ -25,7 +25,7 @@ LEAST_RATE = 1e-6  # a failure of a thousand nodes in 2,700 years
 MOST_RATE = 1e4  # ten failures of each node a day
 
 
-OPTIONS = (
+options = together(
     click.option("--runs", "runs", type=RUN, multiple=True, help="Measured runs; repeatable."),
     click.option(
         "--compare",
@@ -56,12 +56,12 @@ OPTIONS = (
     ),
     click.option("--strategy", "strategies", multiple=True, metavar="NAME", help="Only these."),
     click.option(
-        "--stall", "stalls", type=Stall(), multiple=True, help="What a recovery takes; repeatable."
+        "--stall", "stalls", type=STALL, multiple=True, help="What a recovery takes; repeatable."
     ),
     click.option(
         "--cause",
         "causes",
-        type=CauseShare(),
+        type=CAUSE_SHARE,
         multiple=True,
         help="A cause's share of the failures, and what a recovery from it takes; NAME=:DURATION"
         " for a cause that the preset or trace counts; repeatable.",
@@ -74,16 +74,16 @@ OPTIONS = (
     ),
     click.option(
         "--growth",
-        type=Span(),
+        type=span(),
         help="What each doubling of the nodes adds to a recovery.  [default: 0s if measured]",
     ),
-    click.option("--step", type=Span(positive=True), help="A step.  [default: 20s]"),
-    click.option("--save", type=Span(), help="A checkpoint holds up so long.  [default: 5s]"),
-    click.option("--load", type=Span(), help="Loading a checkpoint.  [default: 120s]"),
+    click.option("--step", type=span(positive=True), help="A step.  [default: 20s]"),
+    click.option("--save", type=span(), help="A checkpoint holds up so long.  [default: 5s]"),
+    click.option("--load", type=span(), help="Loading a checkpoint.  [default: 120s]"),
     click.option(
-        "--checkpoint-size", type=Bytes(), help="With --bandwidth instead of --save and --load."
+        "--checkpoint-size", type=SIZE, help="With --bandwidth instead of --save and --load."
     ),
-    click.option("--bandwidth", type=Bytes(rate=True), help="Of its storage, both ways: 40GB/s."),
+    click.option("--bandwidth", type=SIZE_PER_S, help="Of its storage, both ways: 40GB/s."),
     click.option(
         "--times-of-runs",
         is_flag=True,
@@ -96,7 +96,7 @@ OPTIONS = (
     ),
     click.option(
         "--interval",
-        type=Span(positive=True),
+        type=span(positive=True),
         help="Between checkpoints.  [default: the best at each size]",
     ),
     click.option(
@@ -115,7 +115,7 @@ OPTIONS = (
     ),
     click.option(
         "--repair",
-        type=Span(positive=True),
+        type=span(positive=True),
         default="4h",
         show_default=True,
         help="Until a lost node is back.",
@@ -139,7 +139,7 @@ OPTIONS = (
         help="Nodes that the trace is of, for its rate.  [default: only its shape counts]",
     ),
     click.option(
-        "--lemons", type=LemonShare(), help="Share of nodes that fail so many times as often."
+        "--lemons", type=LEMON_SHARE, help="Share of nodes that fail so many times as often."
     ),
     click.option(
         "--quarantine",
@@ -158,7 +158,7 @@ OPTIONS = (
         type=Finite(1, 1000),
         help="How much longer the job takes with a slow node.  [default: 1.34]",
     ),
-    click.option("--slow-found", type=Span(), help="Until a slow node is found.  [default: never]"),
+    click.option("--slow-found", type=span(), help="Until a slow node is found.  [default: never]"),
     click.option(
         "--availability",
         type=Finite(0, 1, min_open=True, max_open=True),
@@ -166,7 +166,7 @@ OPTIONS = (
     ),
     click.option(
         "--several",
-        type=Shares(),
+        type=SHARES,
         help="Probabilities that 1, 2, ... nodes fail at once.  [default: the trace's, else 1]",
     ),
     click.option(
@@ -227,10 +227,4 @@ OPTIONS = (
         help="Directory for results.json and report.html.",
     ),
 )
-
-
-def options(command: Any) -> Any:
-    """All of them on a command."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
+"""All of them on a command."""

@@ -1,8 +1,10 @@
-"""Types of the values that ``chaos project`` is given: times, sizes, shares."""
+"""Types of the values that options are given: times, sizes, shares."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -17,146 +19,114 @@ class Finite(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """The number. Fails at anything else."""
-        found = float(super().convert(value, param, ctx))
-        if not math.isfinite(found):
+        """As in the base. Fails for infinity and NaN."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
-        return found
+        return number
 
 
-class Span(click.ParamType):
-    """A duration: ``90s``, ``4h``; its value in seconds. ``positive``: longer than nothing. None
-    is longer than a hundred years.
-    """
+class Parsed(click.ParamType):
+    """What ``read`` makes of a text. Its ValueError says what is wrong with the text."""
 
-    name = "duration"
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
 
-    def __init__(self, *, positive: bool = False) -> None:
-        self._positive = positive
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Seconds. Fails at anything else."""
-        from trainchaos.chaos.scenario.sla import ClauseError, parse_duration
-
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A default that is no text stays as it is."""
         try:
-            seconds = parse_duration(value)
-        except ClauseError as error:
-            self.fail(str(error), param, ctx)
-        if self._positive and not seconds > 0:
-            self.fail(f"{value} is no time: write more than 0s", param, ctx)
-        if seconds > LONGEST_S:
-            self.fail(f"{value} is longer than a hundred years", param, ctx)
-        return seconds
-
-
-class Bytes(click.ParamType):
-    """A size: ``4TB``, ``512MiB``; its value in bytes. ``rate``: of each second, as ``40GB/s``."""
-
-    name = "size"
-
-    def __init__(self, *, rate: bool = False) -> None:
-        self._rate = rate
-        self.name = "size/s" if rate else "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes, more than none. Fails at anything else."""
-        from trainchaos.chaos.scenario.workload import size_bytes
-
-        text = str(value)
-        if self._rate and not text.endswith("/s"):
-            self.fail(f"{value!r} is not a size a second, such as 40GB/s", param, ctx)
-        try:
-            found = size_bytes(text.removesuffix("/s") if self._rate else text)
+            return self._read(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        if not 0 < found <= MOST_BYTES:
-            self.fail(f"{value} is not between 1B and 1000000TB", param, ctx)
-        return found
 
 
-class Stall(click.ParamType):
-    """``hot-spare=20s``: how long a strategy's recovery takes, without work done again."""
-
-    name = "strategy=duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, float]:
-        """The name and seconds. Fails at anything else."""
-        if isinstance(value, tuple):
-            return value
-        name, _, text = str(value).partition("=")
-        if not text:
-            self.fail(f"{value!r} is not STRATEGY=DURATION, such as hot-spare=20s", param, ctx)
-        return name, Span().convert(text, param, ctx)
+def span(*, positive: bool = False, most_s: float = LONGEST_S) -> Parsed:
+    """A duration: ``90s``, ``4h``; its value in seconds. ``positive``: longer than nothing."""
+    return Parsed("duration", partial(_seconds, positive=positive, most_s=most_s))
 
 
-class Shares(click.ParamType):
-    """``0.96,0.03,0.01``: probabilities that sum to 1."""
+def _seconds(text: str, *, positive: bool = False, most_s: float = LONGEST_S) -> float:
+    from trainchaos.chaos.scenario.sla import parse_duration
 
-    name = "probabilities"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        """Fails unless they are, and sum to 1."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            found = tuple(float(word) for word in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers, such as 0.96,0.04", param, ctx)
-        if not all(one >= 0 for one in found) or abs(sum(found) - 1.0) > 1e-9:
-            self.fail(f"{value} are no probabilities that sum to 1", param, ctx)
-        return found
+    seconds = parse_duration(text)
+    if positive and not seconds > 0:
+        raise ValueError(f"{text} is no time: write more than 0s")
+    if seconds > most_s:
+        most = "a hundred years" if most_s == LONGEST_S else f"{most_s:g} s"
+        raise ValueError(f"{text} is longer than {most}")
+    return seconds
 
 
-class CauseShare(click.ParamType):
-    """``hardware=0.6:6m``, ``hardware=0.6`` or ``hardware=:6m``: a cause's share of the failures,
-    and what a recovery from it takes.
-    """
+def _bytes(text: str) -> int:
+    from trainchaos.chaos.scenario.workload import size_bytes
 
-    name = "name=share[:duration]"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, float | None, float | None]:
-        """The name, the share and seconds, of which one may be None. Fails at anything else."""
-        if isinstance(value, tuple):
-            return value
-        name, _, rest = str(value).partition("=")
-        share, colon, text = rest.partition(":")
-        number = _number(share)
-        if name and not share and colon:
-            return name, None, Span().convert(text, param, ctx)
-        if not name or number is None or not 0 < number <= 1:
-            self.fail(f"{value!r} is not NAME=SHARE:DURATION, such as hardware=0.6:6m", param, ctx)
-        return name, number, Span().convert(text, param, ctx) if colon else None
+    size = size_bytes(text)
+    if not 0 < size <= MOST_BYTES:
+        raise ValueError(f"{text} is not between 1B and 1000000TB")
+    return size
 
 
-class LemonShare(click.ParamType):
-    """``0.05:10``: a twentieth of the nodes fails ten times as often."""
-
-    name = "share:times"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, float]:
-        """Both. Fails at anything else."""
-        if isinstance(value, tuple):
-            return value
-        share, _, times = str(value).partition(":")
-        first, second = _number(share), _number(times)
-        if first is None or second is None or not (0 <= first <= 1 and 0 < second <= 1e6):
-            self.fail(f"{value!r} is not SHARE:TIMES, such as 0.05:10", param, ctx)
-        return first, second
+def _bytes_per_s(text: str) -> int:
+    if not text.endswith("/s"):
+        raise ValueError(f"{text!r} is not a size a second, such as 40GB/s")
+    return _bytes(text.removesuffix("/s"))
 
 
-def _number(text: str) -> float | None:
+def _stall(text: str) -> tuple[str, float]:
+    name, _, duration = text.partition("=")
+    if not duration:
+        raise ValueError(f"{text!r} is not STRATEGY=DURATION, such as hot-spare=20s")
+    return name, _seconds(duration)
+
+
+def _shares(text: str) -> tuple[float, ...]:
     try:
-        found = float(text)
+        shares = tuple(float(word) for word in text.split(","))
     except ValueError:
-        return None
-    return found if math.isfinite(found) else None
+        raise ValueError(f"{text!r} is not a list of numbers, such as 0.96,0.04") from None
+    if not all(each >= 0 for each in shares) or abs(sum(shares) - 1.0) > 1e-9:
+        raise ValueError(f"{text} are no probabilities that sum to 1")
+    return shares
+
+
+def _cause(text: str) -> tuple[str, float | None, float | None]:
+    name, _, rest = text.partition("=")
+    share, colon, duration = rest.partition(":")
+    if name and not share and colon:
+        return name, None, _seconds(duration)
+    number = _number(share)
+    if not name or not 0 < number <= 1:
+        raise ValueError(f"{text!r} is not NAME=SHARE:DURATION, such as hardware=0.6:6m")
+    return name, number, _seconds(duration) if colon else None
+
+
+def _lemons(text: str) -> tuple[float, float]:
+    share, times = map(_number, text.partition(":")[::2])
+    if not (0 <= share <= 1 and 0 < times <= 1e6):
+        raise ValueError(f"{text!r} is not SHARE:TIMES, such as 0.05:10")
+    return share, times
+
+
+def _number(text: str) -> float:
+    """NaN, which is within no bounds, for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+SIZE = Parsed("size", _bytes)
+"""``4TB``, ``512MiB``; in bytes."""
+SIZE_PER_S = Parsed("size/s", _bytes_per_s)
+"""``40GB/s``; in bytes."""
+STALL = Parsed("strategy=duration", _stall)
+"""``hot-spare=20s``: how long a strategy's recovery takes, without work done again."""
+SHARES = Parsed("probabilities", _shares)
+"""``0.96,0.03,0.01``: probabilities that sum to 1."""
+CAUSE_SHARE = Parsed("name=share[:duration]", _cause)
+"""``hardware=0.6:6m``, ``hardware=0.6`` or ``hardware=:6m``: a cause's share of the failures, and
+the seconds that a recovery from it takes, of which one may be None.
+"""
+LEMON_SHARE = Parsed("share:times", _lemons)
+"""``0.05:10``: a twentieth of the nodes fails ten times as often."""

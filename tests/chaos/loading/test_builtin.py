@@ -48,17 +48,6 @@ def test_what_may_be_copied_is_named_for_an_unknown_name(
     assert "builtin:examples/" not in capsys.readouterr().err
 
 
-def test_it_is_planned_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["plan", "builtin:kill-one-rank"]) == 0
-    assert "kill-one-rank" in capsys.readouterr().out
-
-
-@pytest.mark.long  # tests/chaos/test_cli.py lists them in make test
-def test_it_is_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["list", "scenarios"]) == 0
-    assert "builtin:process/" in capsys.readouterr().out
-
-
 def test_a_copy_has_what_it_extends_and_replaces_nothing(tmp_path: Path) -> None:
     made = builtin.copy("builtin:targets/kill-two-ranks", tmp_path)
     assert {str(path.relative_to(tmp_path)) for path in made} == {

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from trainchaos.chaos.cli import build_catalogue
-from trainchaos.chaos.loading.cells import chosen
 from trainchaos.chaos.loading.load import LoadedScenario, load
 from trainchaos.chaos.planning.planview import headline, plan_run
 from trainchaos.harness.compare.plan.plan import family_of
@@ -94,10 +93,10 @@ def test_one_as_long_as_results_are_compared(read: Any, override: str) -> None:
 
 def test_a_cell_asked_for_brings_the_one_beside_it(read: Any) -> None:
     loaded = read(MATRIX)
-    found = [cell.id for cell in chosen(loaded, ["recovery=drop-replica"])]
+    found = [cell.id for cell in loaded.chosen(["recovery=drop-replica"])]
     assert found == ["recovery=drop-replica", "recovery=drop-replica,determinism=elastic"]
-    assert [cell.id for cell in chosen(loaded, found[1:])] == found[1:]
-    assert len(chosen(loaded, [])) == 4
+    assert [cell.id for cell in loaded.chosen(found[1:])] == found[1:]
+    assert len(loaded.chosen([])) == 4
 
 
 def test_the_plan_says_so(read: Any) -> None:

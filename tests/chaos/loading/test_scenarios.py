@@ -14,7 +14,8 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from trainchaos.chaos import cli
+from trainchaos.chaos import cli, plugins
+from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.loading.checks import normalise
 from trainchaos.chaos.loading.load import LoadedScenario, load
 from trainchaos.chaos.loading.overrides import of_option
@@ -85,6 +86,11 @@ def test_it_says_what_it_shows_and_is_valid(path: Path) -> None:
 def test_an_editor_finds_nothing_wrong_with_it(path: Path) -> None:
     tree = YAML(typ="safe", pure=True).load(path)
     assert [error.message for error in validator().iter_errors(tree)] == []
+
+
+@pytest.mark.parametrize("kind", plugins.load(plugins.FAULTS, Fault))
+def test_every_fault_is_shown_by_a_scenario(kind: str) -> None:
+    assert any(f"kind: {kind}" in path.read_text() for path in FILES)
 
 
 def test_names_are_unique() -> None:

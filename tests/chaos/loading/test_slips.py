@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.fakes.fake_catalogue import CATALOGUE
+from tests.support.fault_fakes import kind_of
 from trainchaos.chaos import plugins
 from trainchaos.chaos.errors import ScenarioError
-from trainchaos.chaos.fault.base import Fault, Where
+from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.loading.load import load
 from trainchaos.chaos.planning.planview import when_text
 from trainchaos.chaos.scenario.fault import FaultSpec
+from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.chaos.schedule.plan import plan
-from trainchaos.chaos.schedule.targeting import FaultTraits
+from trainchaos.chaos.schedule.targeting import Scope
 
 KILL = "{id: kill, kind: process-kill, at: {step: 57}}"
 SCENARIO = """\
@@ -252,7 +254,5 @@ def test_the_plan_of_a_fault_that_never_comes_says_never() -> None:
     fault = FaultSpec.model_validate(
         {"id": "f", "kind": "k", "at": {"mtbf": 1e12}, "duration": 2.0}
     )
-    (planned,) = plan(
-        [fault], seed=1, ranks=2, spares=0, traits=lambda _: FaultTraits(where=Where.PROCESS)
-    )
+    (planned,) = plan([fault], {"k": kind_of()}, Scope(topology=Topology(ranks=2)), 1)
     assert when_text(planned) == "never"

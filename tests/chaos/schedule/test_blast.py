@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.fault_fakes import kind_of
 from trainchaos.chaos.fault.base import Need, Where
 from trainchaos.chaos.scenario.fault import FaultSpec
 from trainchaos.chaos.scenario.model import BlastRadius
@@ -23,7 +24,7 @@ from trainchaos.chaos.schedule.blast import (
     refusal,
 )
 from trainchaos.chaos.schedule.plan import plan
-from trainchaos.chaos.schedule.targeting import FaultTraits
+from trainchaos.chaos.schedule.targeting import Scope
 
 
 def refused(
@@ -111,14 +112,7 @@ def test_nodes_that_a_fault_touches() -> None:
         fault = FaultSpec.model_validate(
             {"id": "f", "kind": "k", "at": {"step": 1}, "target": target}
         )
-        (planned,) = plan(
-            [fault],
-            seed=1,
-            ranks=4,
-            spares=2,
-            traits=lambda _: FaultTraits(where=where),
-            topology=place,
-        )
+        (planned,) = plan([fault], {"k": kind_of(where)}, Scope(topology=place, spares=2), 1)
         return nodes_hit(planned, where, place)
 
     assert touched({"rank": 3}) == {1}
@@ -131,14 +125,7 @@ def test_a_lost_node_takes_its_ranks() -> None:
         {"id": "f", "kind": "k", "at": {"step": 1}, "target": {"node": 1}}
     )
     place = Topology(ranks=4, nodes=2)
-    (planned,) = plan(
-        [fault],
-        seed=1,
-        ranks=4,
-        spares=0,
-        traits=lambda _: FaultTraits(where=Where.NODE),
-        topology=place,
-    )
+    (planned,) = plan([fault], {"k": kind_of(Where.NODE)}, Scope(topology=place), 1)
     assert ranks_hit(planned, Where.NODE, place) == {2, 3}
     assert ranks_hit(planned, Where.HEALTH, place) == frozenset()
 

@@ -10,16 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.fault_fakes import kind_of
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.faults.process_kill import ProcessKill
 from trainchaos.chaos.scenario.model import FaultSpec
+from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.chaos.schedule.plan import (
     EVERY_ATTEMPT_LIMIT,
     PlannedFault,
     plan,
     repeat_seed,
 )
-from trainchaos.chaos.schedule.targeting import FaultTraits
+from trainchaos.chaos.schedule.targeting import Scope
 from trainchaos.chaos.schedule.trigger import Trigger
 
 
@@ -30,9 +32,8 @@ def spec(name: str = "f", **fields: Any) -> FaultSpec:
 def planned(
     *faults: FaultSpec, seed: int = 1, ranks: int = 4, spares: int = 0, phases: tuple[str, ...] = ()
 ) -> Any:
-    return plan(
-        faults, seed=seed, ranks=ranks, spares=spares, traits=lambda _: FaultTraits(phases=phases)
-    )
+    scope = Scope(topology=Topology(ranks=ranks), spares=spares)
+    return plan(faults, {"kill": kind_of(phases=phases)}, scope, seed)
 
 
 def one(fault: FaultSpec, **context: Any) -> PlannedFault:

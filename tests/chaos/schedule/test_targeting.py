@@ -8,23 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainchaos.chaos.fault.base import Where
+from tests.support.fault_fakes import kind_of
+from trainchaos.chaos.fault.base import Fault, Where
 from trainchaos.chaos.scenario.fault import FaultSpec
 from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.chaos.schedule.arrivals import draw, draws
-from trainchaos.chaos.schedule.targeting import FaultTraits, Scope, TargetError, Targets, resolve
+from trainchaos.chaos.schedule.targeting import Scope, TargetError, Targets, resolve
 
 PLACE = Topology(ranks=8, nodes=4, nodes_per_rack=2)  # two ranks on a node, two nodes in a rack
 PROCESS, NODE, LINK = (
-    FaultTraits(where=Where.PROCESS),
-    FaultTraits(where=Where.NODE),
-    FaultTraits(where=Where.LINK),
+    kind_of(Where.PROCESS),
+    kind_of(Where.NODE),
+    kind_of(Where.LINK),
 )
 
 
 def hit(
     target: dict[str, Any],
-    traits: FaultTraits = PROCESS,
+    kind: type[Fault] = PROCESS,
     *,
     place: Topology = PLACE,
     seed: int = 1,
@@ -35,14 +36,14 @@ def hit(
 ) -> Targets:
     fault = FaultSpec.model_validate({"id": name, "kind": "k", "at": {"step": 5}, "target": target})
     scope = Scope(topology=place, spares=spares, protected=protected, sheltered=sheltered)
-    return resolve(fault, traits, scope, seed)
+    return resolve(fault, kind, scope, seed)
 
 
 def refusal(
-    target: dict[str, Any], traits: FaultTraits = PROCESS, **more: Any
+    target: dict[str, Any], kind: type[Fault] = PROCESS, **more: Any
 ) -> tuple[str, tuple[str | int, ...]]:
     with pytest.raises(TargetError) as raised:
-        hit(target, traits, **more)
+        hit(target, kind, **more)
     return str(raised.value), raised.value.part
 
 
@@ -132,7 +133,7 @@ def test_node_and_rack_narrow_the_candidates() -> None:
 
 @pytest.mark.parametrize("where", [Where.RANK, Where.LINK])
 def test_what_acts_in_training_hits_no_spare_even_with_any_role(where: Where) -> None:
-    chosen = hit({"role": "any", "select": "all"}, FaultTraits(where=where), spares=2)
+    chosen = hit({"role": "any", "select": "all"}, kind_of(where), spares=2)
     assert chosen.ranks == tuple(range(8)) and not chosen.spares
     assert hit({"role": "any", "select": "all"}, spares=2).spares == (0, 1)
 
@@ -164,12 +165,12 @@ def test_nothing_on_a_sheltered_node_is_chosen() -> None:
     assert hit({"role": "spare", "select": "all"}, spares=4, sheltered=out).spares == (0, 2, 3), (
         "spare 1 is on node 2"
     )
-    assert hit({}, FaultTraits(where=Where.NODE, whole_racks=True), sheltered=out).nodes == (0, 1)
+    assert hit({}, kind_of(Where.NODE, whole_racks=True), sheltered=out).nodes == (0, 1)
     assert refusal({"rank": 4}, sheltered=out)[1] == ("exclude",)
 
 
 def test_correlated_faults_choose_racks() -> None:
-    racks = FaultTraits(where=Where.NODE, whole_racks=True)
+    racks = kind_of(Where.NODE, whole_racks=True)
     assert {hit({}, racks, seed=seed).nodes for seed in range(40)} == {(0, 1), (2, 3)}
     assert hit({"node": 2}, racks).nodes == (2, 3)
     assert hit({}, racks, protected=frozenset({0})).nodes == (2, 3)
@@ -184,7 +185,7 @@ def test_links() -> None:
     assert hit({"rank": 3}, LINK, place=four).links == ((3, 0), (3, 1), (3, 2))
     both = {"select": "all", "exclude": {"ranks": [2, 3]}}
     assert len(hit(both, LINK, place=four).links) == 6
-    cut = FaultTraits(where=Where.LINK, separates=True)
+    cut = kind_of(Where.LINK, separates=True)
     assert hit(both, cut, place=four).links == ((0, 2), (0, 3), (1, 2), (1, 3))
     assert refusal({"select": "all"}, cut, place=four)[0] == "a link needs a rank on its other side"
     assert refusal({"link": {"src": 1, "dst": 1}}, LINK)[1] == ("link", "dst")
@@ -193,7 +194,7 @@ def test_links() -> None:
 
 @pytest.mark.parametrize("where", [Where.CHECKPOINT, Where.STORAGE, Where.STORE, Where.COORDINATOR])
 def test_what_a_job_has_one_of_needs_no_choice(where: Where) -> None:
-    assert hit({}, FaultTraits(where=where)) == Targets()
+    assert hit({}, kind_of(where)) == Targets()
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["minority", "majority", "one", {"percent": 40}]))

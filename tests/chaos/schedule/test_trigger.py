@@ -14,20 +14,22 @@ from trainchaos.chaos.faults.poison_sample import PoisonSample
 from trainchaos.chaos.faults.process_kill import ProcessKill
 from trainchaos.chaos.faults.tensor_corrupt import TensorCorrupt
 from trainchaos.chaos.scenario.model import FaultSpec
+from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.chaos.schedule.plan import NEXT_STEP, NO_POINT, Point, plan
-from trainchaos.chaos.schedule.targeting import traits_of
+from trainchaos.chaos.schedule.targeting import Scope
 from trainchaos.chaos.schedule.trigger import Trigger, triggers
 
 FIVE: Point = (5, "data")
 NINE: Point = (9, "data")
 RANKS = range(4)
+FOUR = Topology(ranks=4)
 
 
 def of(fault: Fault, spares: int = 1, **fields: Any) -> Trigger:
     """The trigger of a fault of four ranks, due at step 5 unless it is said."""
     kind = type(fault)
     spec = FaultSpec.model_validate({"id": "f", "kind": "k", "at": {"step": 5}, **fields})
-    (planned,) = plan([spec], seed=1, ranks=4, spares=spares, traits=lambda _: traits_of(kind))
+    (planned,) = plan([spec], {"k": kind}, Scope(topology=FOUR, spares=spares), 1)
     return Trigger(planned=planned, fault=fault)
 
 
@@ -201,7 +203,7 @@ def test_what_acts_everywhere_hits_all_ranks() -> None:
     specs = [
         FaultSpec.model_validate({"id": kind, "kind": kind, "at": {"step": 5}}) for kind in kinds
     ]
-    planned = plan(specs, seed=1, ranks=4, spares=0, traits=lambda kind: traits_of(kinds[kind]))
+    planned = plan(specs, kinds, Scope(topology=FOUR), 1)
     poison, kill = triggers(planned, kinds, ranks=4)
     assert poison.planned.ranks == (0, 1, 2, 3) and len(kill.planned.ranks) == 1
     assert (poison.id, type(poison.fault)) == ("poison-sample", PoisonSample)

@@ -19,7 +19,7 @@ from trainchaos.chaos.fault.base import Fault
 from trainchaos.chaos.scenario.model import BlastRadius, FaultSpec
 from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.chaos.schedule.plan import plan
-from trainchaos.chaos.schedule.targeting import traits_of
+from trainchaos.chaos.schedule.targeting import Scope
 from trainchaos.harness.arm.in_force import ActiveEffects
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.inject.injector import Injector
@@ -116,14 +116,7 @@ class Rig:
             {"id": "f", "kind": kind, "target": {"rank": 2}, "at": at} | more  # type: ignore[arg-type]
         )
         place = Topology(ranks=4, nodes=nodes)
-        planned = plan(
-            [spec],
-            seed=1,
-            ranks=4,
-            spares=1,
-            traits=lambda kind: traits_of(KINDS[kind]),
-            topology=place,
-        )
+        planned = plan([spec], KINDS, Scope(topology=place, spares=1), 1)
         self.planned = planned
         self.scene = FakeScene(folder)
         self.scene.scenario.topology = place

@@ -20,7 +20,7 @@ from trainchaos.chaos.fault.base import Where
 from trainchaos.chaos.scenario.model import FaultSpec
 from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.chaos.schedule.plan import plan
-from trainchaos.chaos.schedule.targeting import traits_of
+from trainchaos.chaos.schedule.targeting import Scope
 from trainchaos.chaos.schedule.trigger import PATIENCE_S, Trigger
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.inject.injector import Injector
@@ -44,7 +44,7 @@ class Rig:
 
     def __init__(self, folder: Path, *faults: dict[str, Any]) -> None:
         specs = [FaultSpec.model_validate(fault) for fault in faults]
-        planned = plan(specs, seed=1, ranks=4, spares=1, traits=lambda kind: traits_of(KINDS[kind]))
+        planned = plan(specs, KINDS, Scope(topology=Topology(ranks=4), spares=1), 1)
         self.scene: Any = FakeScene(folder)
         self.scene.scenario.topology = Topology(ranks=4)
         self.scene.scenario.workload = SimpleNamespace(ranks=4)
@@ -339,13 +339,8 @@ def test_the_coordinator_alone_is_lost_while_nobody_waits_for_it(tmp_path: Path)
     for spec in targets:
         fault = KINDS[spec["kind"]]
         if fault.where in (Where.STORAGE, Where.STORE, Where.COORDINATOR):
-            (planned,) = plan(
-                [FaultSpec.model_validate({**spec, "duration": 1.0} if fault.lasting else spec)],
-                seed=1,
-                ranks=4,
-                spares=0,
-                traits=lambda kind: traits_of(KINDS[kind]),
-            )
+            due = FaultSpec.model_validate({**spec, "duration": 1.0} if fault.lasting else spec)
+            (planned,) = plan([due], KINDS, Scope(topology=Topology(ranks=4)), 1)
             params = {"latency_ms": 5} if spec["kind"] == "store-latency" else {}
             trigger = Trigger(planned=planned, fault=fault(**params))
             assert trigger.held_by_all == (fault.where is not Where.COORDINATOR)

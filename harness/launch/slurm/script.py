@@ -10,13 +10,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trainchaos.chaos import plugins
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.planning.planview import RunPlan
 from trainchaos.chaos.scenario.model import Scenario
 from trainchaos.harness.host.slurm_commands import Commands, installed
-from trainchaos.harness.launch.launcher import Launcher
-from trainchaos.harness.launch.requirements import refuse_impossible
+from trainchaos.harness.launch.submitted import largest_under, options_again
 from trainchaos.recovery.health.quarantine import same_host, taints_now
 from trainchaos.recovery.health.taint import Taint
 
@@ -47,23 +45,19 @@ def script_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str:
 
     Raises ScenarioError if a fault needs something that a Slurm job cannot do.
     """
-    launcher = plugins.load(plugins.LAUNCHERS, Launcher)["slurm"]()
-    for each in planned.cells:
-        spec = each.cell.scenario.launcher.model_copy(update={"kind": "slurm"})
-        scenario = each.cell.scenario.model_copy(update={"launcher": spec})
-        refuse_impossible(each.cell.model_copy(update={"scenario": scenario}), launcher)
-    cells = [each.cell.scenario for each in planned.cells]
-    largest = max(cells, key=lambda cell: cell.launcher.nodes)
+    largest, _ = largest_under(planned, "slurm")
     taints = taints_now()
     params = largest.launcher.params if largest.launcher.kind == "slurm" else {}
     known = {field.name for field in fields(AllocationOptions)}
+    file = choices.get("taints")
+    avoiding = () if file is None else ("--taints", str(file.absolute()))
     return batch_script(
         largest,
         AllocationOptions(**{name: value for name, value in params.items() if name in known}),
         nodes=largest.launcher.nodes,
         estimate_s=planned.estimate_s,
         directory=Path.cwd(),
-        command=["run", str(path), *_options_again(largest, choices)],
+        command=["run", str(path), *options_again(largest, "slurm", choices), *avoiding],
         exclude=excluded(taints, _known_hosts()) if taints else (),
     )
 
@@ -87,20 +81,6 @@ def _known_hosts() -> tuple[str, ...] | None:
         return Commands().known()
     except InfrastructureError:
         return None
-
-
-def _options_again(scenario: Scenario, choices: Mapping[str, Any]) -> Iterator[str]:
-    for value in choices.get("sets", ()):
-        yield from ("--set", value)
-    if scenario.launcher.kind != "slurm" or choices.get("launcher"):
-        yield from ("--launcher", "slurm")
-    for name in ("seed", "repeat"):
-        if choices.get(name) is not None:
-            yield from (f"--{name}", str(choices[name]))
-    if choices.get("taints") is not None:
-        yield from ("--taints", str(choices["taints"].absolute()))
-    for cell in choices.get("only", ()):
-        yield from ("--cell", cell)
 
 
 def batch_script(

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.host.container_engine import asking
 from trainchaos.harness.launch.containers.links import NodeLinks
+from trainchaos.harness.launch.containers.node_container import NodeContainer
 
 MIB = 1 << 20
 PERIOD_US = 100_000
@@ -30,42 +31,29 @@ _V1 = {
 }
 
 
-class Containers(Protocol):
-    """The present containers of nodes, by number. Each method raises ProcessLookupError for a node
-    that was never started.
+class ContainerMachines:
+    """``started``: the present container of a node, which raises ProcessLookupError for one that
+    was never started; ``links``: drops the packets of a node that is cut off; ``memory_mib``,
+    ``cores``: limits that every node has anyway, None: no limit.
     """
 
-    def container(self, node: int) -> Any:
-        """The docker-py container."""
+    can_pause = True
 
-    def init_pid(self, node: int) -> int:
-        """Pid of its first process on this machine; 0 if unknown or if it has ended."""
-
-    def init_pidfd(self, node: int) -> int:
-        """A pidfd of its first process; -1 if there is none."""
-
-    def memory_mib(self) -> int | None:
-        """The memory limit that every node has anyway; None: no limit."""
-
-    def cores(self) -> float | None:
-        """The processor quota that every node has anyway; None: no quota."""
-
-
-class ContainerMachines:
-    """``links``: drops the packets of a node that is cut off; None if nothing may do that."""
-
-    def __init__(self, containers: Containers, links: NodeLinks | None) -> None:
-        self._containers = containers
+    def __init__(
+        self,
+        started: Callable[[int], NodeContainer],
+        links: NodeLinks,
+        memory_mib: int | None,
+        cores: float | None,
+    ) -> None:
+        self._started = started
         self._links = links
-
-    @property
-    def can_pause(self) -> bool:
-        """Always."""
-        return True
+        self._memory_mib = memory_mib
+        self._cores = cores
 
     def kill(self, node: int) -> Mapping[str, Any]:
         """SIGKILL its first process: the kernel then kills the rest of its process namespace."""
-        pidfd = self._containers.init_pidfd(node)
+        pidfd = self._started(node).pidfd
         if pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):  # it has ended already
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -86,17 +74,15 @@ class ContainerMachines:
 
     def limit_memory(self, node: int, spare_mib: int | None) -> None:
         """Limit the container's memory, including swap."""
-        usual = self._containers.memory_mib()
         if spare_mib is None:
-            limit = NO_LIMIT if usual is None else usual * MIB
+            limit = NO_LIMIT if self._memory_mib is None else self._memory_mib * MIB
         else:
             limit = max(LEAST_MIB * MIB, self._memory_used(node) + spare_mib * MIB)
         self._update(node, mem_limit=limit, memswap_limit=limit)
 
     def limit_cores(self, node: int, cores: float | None) -> None:
         """Limit the container with a quota."""
-        usual = self._containers.cores()
-        wanted = usual if cores is None else cores
+        wanted = self._cores if cores is None else cores
         quota = -1 if wanted is None else max(1000, int(wanted * PERIOD_US))
         self._update(node, cpu_period=PERIOD_US, cpu_quota=quota)
 
@@ -104,20 +90,17 @@ class ContainerMachines:
         """Drop packets in its network namespace: only traffic to itself passes. Raises
         RuntimeError.
         """
-        if self._links is None:
-            raise RuntimeError("packets of nodes cannot be dropped here")
         self._links.isolate(node, outward=outward, inward=inward)
 
     def rejoin(self, node: int) -> None:
         """Undo ``isolate``."""
-        if self._links is not None:
-            self._links.rejoin(node)
+        self._links.rejoin(node)
 
     def seen(self, node: int) -> Mapping[str, Any]:
         """The engine's state of it, and the kernel's counts of its control group while it
         has one.
         """
-        container = self._containers.container(node)
+        container = self._started(node).container
         try:
             with asking(f"say how node {node} is"):
                 container.reload()
@@ -144,13 +127,13 @@ class ContainerMachines:
         """Call a method of the node's container. Raises InfrastructureError, and ProcessLookupError
         for a node that was never started.
         """
-        container = self._containers.container(node)
+        container = self._started(node).container
         with asking(f"{what} {container.name}"):
             getattr(container, what)()
 
     def _update(self, node: int, **limits: int) -> None:
         """Change the limits of a running node; an ended one has no limits."""
-        container = self._containers.container(node)
+        container = self._started(node).container
         if self.seen(node)["state"] in ("running", "paused"):
             with asking(f"change the limits of {container.name}"):
                 container.update(**limits)
@@ -159,7 +142,7 @@ class ContainerMachines:
         text = self._group_file(node, "memory", "memory.current").strip()
         if text:
             return int(text)
-        container = self._containers.container(node)
+        container = self._started(node).container
         with asking(f"say how much memory {container.name} uses"):
             return int(
                 container.client.api.stats(container.id, stream=False, one_shot=True)[
@@ -169,7 +152,7 @@ class ContainerMachines:
 
     def _group_file(self, node: int, controller: str, file: str) -> str:
         """A file of its control group, version 2 or 1; "" if it cannot be read from here."""
-        pid = self._containers.init_pid(node)
+        pid = self._started(node).live_pid
         if not pid:
             return ""
         try:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from trainchaos.harness.launch.containers import rules
 from trainchaos.harness.launch.containers.inside import Inside
@@ -44,22 +44,10 @@ BY_ENGINE = Sample(send_s=3.5, settle_s=0.5, window_s=2.5)
 _BYTES = re.compile(r"bytes (\d+)")
 
 
-class LiveNode(Protocol):
-    """A node that is alive."""
-
-    @property
-    def inside(self) -> Inside:
-        """Access to its namespace."""
-
-    @property
-    def place(self) -> Any:
-        """Its place, with an ``address``."""
-
-
 class Probes:
-    """``standing``: a live node, or None if it is not alive."""
+    """``standing``: access to a live node's namespace, and its address; None if it is not alive."""
 
-    def __init__(self, standing: Callable[[int], LiveNode | None]) -> None:
+    def __init__(self, standing: Callable[[int], tuple[Inside, str] | None]) -> None:
         self._standing = standing
         self._numbers = itertools.count()
         self._results: dict[int, Mapping[str, Any]] = {}
@@ -90,10 +78,8 @@ class Probes:
         try:
             source, sink = self._standing(link[0]), self._standing(link[1])
             if source is not None and sink is not None:
-                sample = sample if sink.inside.entered else BY_ENGINE
-                found = measure(
-                    source.inside, sink.inside, source.place.address, sink.place.address, sample
-                )
+                sample = sample if sink[0].entered else BY_ENGINE
+                found = measure(source[0], sink[0], source[1], sink[1], sample)
         except RuntimeError:
             pass  # a node ended meanwhile: nothing arrived
         finally:

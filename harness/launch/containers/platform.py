@@ -8,7 +8,6 @@ the run needs it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import threading
@@ -35,6 +34,7 @@ from trainchaos.harness.launch.containers.machines import PERIOD_US, ContainerMa
 from trainchaos.harness.launch.containers.network import ContainerNetwork, make_network
 from trainchaos.harness.launch.containers.node_container import NodeContainer, remove
 from trainchaos.harness.launch.nodes.platform import Platform, PlatformNeeds, Will
+from trainchaos.harness.launch.storage import mount
 from trainchaos.harness.undo.base import mounts
 from trainchaos.harness.undo.containers import RemoveContainers, RemoveNetworks
 from trainchaos.harness.undo.ledger import Ledger
@@ -316,8 +316,8 @@ class SharedDirectory:
         self._undo = Unmount(path=path, source=_source(path))
         will(self._undo)
         try:
-            _mount(str(path), path, _BIND | _REC)
-            _mount("none", path, _SHARED | _REC)
+            mount(str(path), path, _BIND | _REC)
+            mount("none", path, _SHARED | _REC)
         except OSError as error:
             self.close()
             raise InfrastructureError(
@@ -338,10 +338,3 @@ def _source(path: Path) -> str:
     above = [(place, source) for place, source in mounts() if path.is_relative_to(place)]
     longest = max(len(place) for place, _ in above)
     return [source for place, source in above if len(place) == longest][-1]
-
-
-def _mount(source: str, path: Path, flags: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(os.fsencode(source), os.fsencode(path), None, flags, None):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(path))

@@ -9,7 +9,7 @@ from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.launch import devices
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.places.seats import Tainted, shortage, tainted_places
-from trainchaos.harness.launch.rank_setup import strategy_for, strategy_of
+from trainchaos.harness.launch.rank_setup import strategy_for
 from trainchaos.recovery.health.quarantine import TooFewPlaces, names_of, taints_now
 
 
@@ -45,7 +45,7 @@ def refuse_shortage(
     setup: ArmSetup, tainted: Tainted, places: Mapping[int, Sequence[str]]
 ) -> Tainted:
     """``tainted`` of an arm's nodes. Raises TooFewPlaces if its processes have no place."""
-    lacks = shortage(setup.cell, tainted, places, spares=strategy_of(setup).spares_wanted)
+    lacks = shortage(setup.cell, tainted, places, spares=strategy_for(setup.cell).spares_wanted)
     if lacks is not None:
         raise TooFewPlaces(lacks)
     return tainted

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from trainchaos.harness.launch.containers.links import BY_QUEUE, NodeAddress, No
 from trainchaos.harness.launch.containers.machines import PERIOD_US, ContainerMachines
 from trainchaos.harness.launch.containers.network import ContainerNetwork, make_network
 from trainchaos.harness.launch.containers.node_container import NodeContainer, remove
+from trainchaos.harness.launch.containers.settings import Settings
 from trainchaos.harness.launch.nodes.platform import Platform, PlatformNeeds, Will
 from trainchaos.harness.launch.storage import mount
 from trainchaos.harness.undo.base import mounts
@@ -47,23 +48,6 @@ NET_ADMIN_FOR = frozenset({Need.LINKS, Need.MACHINES})
 PROPAGATION = "rslave"
 """For a bind of such a directory: mounts propagate into the container, but not out of it."""
 _BIND, _REC, _SHARED = 4096, 16384, 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings of every node. ``cpus``, ``memory_mib``: limits, None: no limit; ``gpus``: devices
-    per node, "all": every node sees all; ``mounts``: more directories to bind, read-only.
-    """
-
-    image: str = ""
-    python: str = "python3"
-    cpus: float | None = None
-    memory_mib: int | None = None
-    shm_mib: int = 1024
-    gpus: int | str = 0
-    subnet: str = ""
-    outside: bool = False
-    mounts: Sequence[str] = ()
 
 
 class DockerPlatform(Platform):

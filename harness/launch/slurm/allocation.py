@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pydantic import BaseModel, Field
+
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.host.slurm_commands import Commands
 from trainchaos.recovery.health.quarantine import WHAT_TO_DO, against, listed
 from trainchaos.recovery.health.taint import Taint
 
 HOW = "chaos plan --sbatch SCENARIO | sbatch submits a job that runs it"
+
+
+class AllocationOptions(BaseModel):
+    """What a batch script requests besides nodes: parameters of launcher ``slurm``, which describes
+    them.
+    """
+
+    partition: str = ""
+    account: str = ""
+    gpus_per_node: int = Field(default=0, ge=0, le=64)
+    cpus_per_node: int = Field(default=0, ge=0, le=1024)
+    reserve_nodes: int = Field(default=0, ge=0, le=1000)
+    grace_s: int = Field(default=60, ge=1, le=65535)
+    extra: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +54,12 @@ def allocation(environment: Mapping[str, str], slurm: Commands) -> Allocation | 
                 " has from Slurm"
             ),
         )
-    if _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
+    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         raise InfrastructureError(
             "srun has started chaos several times, once for each task",
             hint="start it once, without srun: it starts an agent on each node by itself",
         )
-    restarts = _number(environment, "SLURM_RESTART_COUNT", 0)
+    restarts = int(environment.get("SLURM_RESTART_COUNT", 0))
     return Allocation(job=job, hosts=slurm.hostnames(nodelist), restarts=restarts)
 
 
@@ -80,16 +97,3 @@ def too_few(found: Allocation, wanted: int) -> str | None:
 
 def _nodes(number: int) -> str:
     return f"{number} node{'' if number == 1 else 's'}"
-
-
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    try:
-        return int(environment.get(name, default))
-    except ValueError:
-        raise InfrastructureError(
-            f"{name} is {environment[name]!r}, not a number",
-            hint=(
-                "run chaos in the shell of the batch script or of salloc, with the environment it"
-                " has from Slurm"
-            ),
-        ) from None

@@ -6,7 +6,6 @@ import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.planning.planview import RunPlan
 from trainchaos.chaos.scenario.model import Scenario
 from trainchaos.harness.host.slurm_commands import Commands, installed
+from trainchaos.harness.launch.slurm.allocation import AllocationOptions
 from trainchaos.harness.launch.submitted import largest_under, options_again
 from trainchaos.recovery.health.quarantine import same_host, taints_now
 from trainchaos.recovery.health.taint import Taint
@@ -24,36 +24,19 @@ LEAST_S = 600.0
 DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllocationOptions:
-    """What the script requests besides nodes; each field is the parameter of the same name of
-    launcher ``slurm``.
-    """
-
-    partition: str = ""
-    account: str = ""
-    gpus_per_node: int = 0
-    cpus_per_node: int = 0
-    reserve_nodes: int = 0
-    grace_s: int = 60
-    extra: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-
-
 def script_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str:
     """The script for a planned run. ``choices``: options to pass on to ``chaos run``, by name.
 
     Raises ScenarioError if a fault needs something that a Slurm job cannot do.
     """
-    largest, _ = largest_under(planned, "slurm")
+    largest, asked = largest_under(planned, "slurm")
+    assert isinstance(asked, AllocationOptions)
     taints = taints_now()
-    params = largest.launcher.params if largest.launcher.kind == "slurm" else {}
-    known = {field.name for field in fields(AllocationOptions)}
     file = choices.get("taints")
     avoiding = () if file is None else ("--taints", str(file.absolute()))
     return batch_script(
         largest,
-        AllocationOptions(**{name: value for name, value in params.items() if name in known}),
+        asked,
         nodes=largest.launcher.nodes,
         estimate_s=planned.estimate_s,
         directory=Path.cwd(),

@@ -30,7 +30,8 @@ from trainchaos.harness.host import processes
 from trainchaos.harness.host.container_engine import connect, engine_url
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.containers.image import software
-from trainchaos.harness.launch.containers.platform import DockerPlatform, Settings
+from trainchaos.harness.launch.containers.platform import DockerPlatform
+from trainchaos.harness.launch.containers.settings import Settings
 from trainchaos.harness.launch.nodes.platform import PlatformNeeds
 from trainchaos.harness.run import heal
 from trainchaos.harness.undo.containers import RemoveContainers
@@ -55,7 +56,8 @@ from pathlib import Path
 from trainchaos.harness.run import heal
 from trainchaos.harness.host import processes
 from trainchaos.harness.host.container_engine import connect
-from trainchaos.harness.launch.containers.platform import DockerPlatform, Settings
+from trainchaos.harness.launch.containers.platform import DockerPlatform
+from trainchaos.harness.launch.containers.settings import Settings
 from trainchaos.harness.launch.nodes.platform import PlatformNeeds
 from trainchaos.harness.host.rundir import RunDirectory
 run = RunDirectory(Path(sys.argv[1]))
@@ -76,7 +78,8 @@ from pathlib import Path
 from trainchaos.chaos.fault.base import Need
 from trainchaos.harness.run import heal
 from trainchaos.harness.launch.containers.inside import ByEngine
-from trainchaos.harness.launch.containers.platform import DockerPlatform, Settings
+from trainchaos.harness.launch.containers.platform import DockerPlatform
+from trainchaos.harness.launch.containers.settings import Settings
 from trainchaos.harness.launch.nodes.platform import PlatformNeeds
 from trainchaos.harness.host.rundir import RunDirectory
 assert os.geteuid() != 0

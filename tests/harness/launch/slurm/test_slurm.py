@@ -72,7 +72,6 @@ def test_outside_of_an_allocation_there_is_none() -> None:
     [
         ({"SLURM_JOB_ID": "12"}, "SLURM_JOB_NODELIST is not set"),
         ({**INSIDE, "SLURM_STEP_NUM_TASKS": "3"}, "started chaos several times"),
-        ({**INSIDE, "SLURM_RESTART_COUNT": "a few"}, "SLURM_RESTART_COUNT"),
     ],
 )
 def test_an_allocation_that_nothing_can_be_run_in_is_refused(

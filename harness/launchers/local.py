@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -62,7 +62,7 @@ class Local(Launcher):
         self, cells: Sequence[Cell], run: RunDirectory
     ) -> AbstractContextManager[LocalSession]:
         """Become a child subreaper and start the zygote."""
-        return _session(cells)
+        return contextlib.closing(LocalSession(cells))
 
     def check(self, cell: Cell) -> None:
         """More ranks than this machine's memory holds."""
@@ -80,15 +80,6 @@ class Local(Launcher):
         from trainchaos.harness.launch.devices import missing
 
         return missing(cell) or lacks_untainted(cell)
-
-
-@contextlib.contextmanager
-def _session(cells: Sequence[Cell]) -> Iterator[LocalSession]:
-    session = LocalSession(cells)
-    try:
-        yield session
-    finally:
-        session.close()
 
 
 class LocalSession:

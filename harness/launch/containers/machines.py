@@ -8,7 +8,6 @@ from this process.
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.host.container_engine import asking
+from trainchaos.harness.launch.cgroups import count_in, group_of
 from trainchaos.harness.launch.containers.links import NodeLinks
 from trainchaos.harness.launch.containers.node_container import NodeContainer
 
@@ -23,12 +23,7 @@ MIB = 1 << 20
 PERIOD_US = 100_000
 NO_LIMIT = 1 << 53  # bytes; the engine does not accept "none" as a change
 LEAST_MIB = 6  # the smallest limit that a container may have
-_CGROUPS = Path("/sys/fs/cgroup")
-_V1 = {
-    "memory.events": "memory.oom_control",
-    "memory.current": "memory.usage_in_bytes",
-    "cpu.stat": "cpu.stat",
-}
+COUNTS = (("oom_kills", "memory", "oom_kill"), ("throttled", "cpu", "nr_throttled"))
 
 
 class ContainerMachines:
@@ -114,13 +109,10 @@ class ContainerMachines:
         }
         if state["Status"] in ("exited", "dead"):
             found["exit_code"] = int(state["ExitCode"])
-        counts = {
-            "oom_kills": ("memory", "memory.events", r"^oom_kill (\d+)"),
-            "throttled": ("cpu", "cpu.stat", r"^nr_throttled (\d+)"),
-        }
-        for name, (controller, file, pattern) in counts.items():
-            match = re.search(pattern, self._group_file(node, controller, file), re.MULTILINE)
-            found |= {name: int(match[1])} if match else {}
+        for name, controller, kernels in COUNTS:
+            group = self._group(node, controller)
+            count = None if group is None else count_in(group, kernels)
+            found |= {} if count is None else {name: count}
         return found
 
     def _tell(self, node: int, what: str) -> None:
@@ -139,9 +131,10 @@ class ContainerMachines:
                 container.update(**limits)
 
     def _memory_used(self, node: int) -> int:
-        text = self._group_file(node, "memory", "memory.current").strip()
-        if text:
-            return int(text)
+        if (group := self._group(node, "memory")) is not None:
+            for file in ("memory.current", "memory.usage_in_bytes"):
+                with contextlib.suppress(OSError):
+                    return int((group / file).read_text())
         container = self._started(node).container
         with asking(f"say how much memory {container.name} uses"):
             return int(
@@ -150,18 +143,9 @@ class ContainerMachines:
                 ]["usage"]
             )
 
-    def _group_file(self, node: int, controller: str, file: str) -> str:
-        """A file of its control group, version 2 or 1; "" if it cannot be read from here."""
+    def _group(self, node: int, controller: str) -> Path | None:
+        """Its control group; None if that cannot be read from here."""
         pid = self._started(node).live_pid
-        if not pid:
-            return ""
-        try:
-            for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-                _, controllers, path = line.split(":", 2)
-                if controller in controllers.split(","):
-                    return (_CGROUPS / controller / path.lstrip("/") / _V1[file]).read_text()
-                if not controllers and (_CGROUPS / "cgroup.controllers").exists():
-                    return (_CGROUPS / path.lstrip("/") / file).read_text()
-        except OSError:
-            pass
-        return ""
+        with contextlib.suppress(OSError):
+            return group_of(pid, controller) if pid else None
+        return None

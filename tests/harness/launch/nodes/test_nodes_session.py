@@ -379,13 +379,11 @@ def test_a_node_with_another_torch_is_refused() -> None:
 
 def session_of_one(folder: Path) -> NodesSession:
     """Of one node, which never comes."""
-    return NodesSession(
-        FakePlatform(),
-        folder / "agents",
-        nodes=1,
-        keeps_store=False,
-        refusals=folder / REFUSALS,
+    run = RunDirectory(folder)
+    wanted = PlatformNeeds(
+        run=run, cells=[], nodes=1, needs=frozenset(), will=Ledger(run.ledger).will
     )
+    return NodesSession(FakePlatform(), wanted, folder / "agents")
 
 
 def test_a_run_that_is_told_to_end_waits_for_no_node(tmp_path: Path) -> None:

@@ -73,24 +73,17 @@ class CgroupControl:
         """
         return count_in(self._path(process, "memory"), "oom_kill") or 0
 
-    def limit_cpu(self, process: str, share: float) -> None:
-        """Cap processor time at ``share`` of one processor. Raises OSError."""
-        quota = max(LEAST_US, int(PERIOD_US * share))
-        self._enter(
-            process,
-            "cpu",
-            limits={
-                "cpu.cfs_period_us": str(PERIOD_US),
-                "cpu.cfs_quota_us": str(quota),
-                "cpu.max": f"{quota} {PERIOD_US}",
-            },
-        )
-
     def limit_cores(self, processes: Sequence[str], cores: float) -> None:
         """Divide ``cores`` of processor time among the processes. Raises OSError."""
+        quota = max(LEAST_US, int(PERIOD_US * cores / len(processes)))
+        limits = {
+            "cpu.cfs_period_us": str(PERIOD_US),
+            "cpu.cfs_quota_us": str(quota),
+            "cpu.max": f"{quota} {PERIOD_US}",
+        }
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                self.limit_cpu(process, cores / len(processes))
+                self._enter(process, "cpu", limits=limits)
 
     def throttled(self, process: str) -> int:
         """In how many periods the kernel throttled it."""

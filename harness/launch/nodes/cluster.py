@@ -116,7 +116,6 @@ class NodesCluster:
         )
         self._proxy: LinkProxy | None = None
         if Need.LINKS in needs and links is None:
-            refuse_ways_around(host, {node: self._fleet.nodes()[node] for node in self._nodes})
             self._proxy = LinkProxy(host)
         self.keepers = keepers_for(setup, lambda: self._node_keepers)
 
@@ -334,24 +333,3 @@ def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, li
     if workload.device != "cuda":
         return found, Exchange("gloo")
     return found, exchange_of(workload.backend, own_gpus=single)
-
-
-def refuse_ways_around(host: str, known: Mapping[int, NodeInfo]) -> None:
-    """Raise InfrastructureError if ranks of a node would bypass a link proxy at ``host``."""
-    for node, info in known.items():
-        if not _below(host, info.address):
-            raise InfrastructureError(
-                f"the link proxy is at {host}, and node {node} at {info.address}: gloo connects"
-                " only to lower addresses",
-                hint=(
-                    "give the coordinator an address below those of all nodes, or leave out"
-                    " faults on links"
-                ),
-            )
-
-
-def _below(one: str, other: str) -> bool:
-    try:
-        return socket.inet_aton(one) < socket.inet_aton(other)
-    except OSError:
-        return False  # not IPv4: gloo's order of these addresses is not known

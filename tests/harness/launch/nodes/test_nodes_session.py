@@ -24,9 +24,9 @@ from trainchaos.chaos.scenario.model import Cell, LauncherSpec, RecoverySpec, Sc
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import Stopped
 from trainchaos.harness.launch.nodes import session
-from trainchaos.harness.launch.nodes.cluster import places, refuse_ways_around
+from trainchaos.harness.launch.nodes.cluster import places
 from trainchaos.harness.launch.nodes.loopback import LoopbackPlatform
-from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.launch.nodes.platform import Platform, PlatformNeeds
 from trainchaos.harness.launch.nodes.session import REFUSALS, NodesSession, Renewal, nodes_session
 from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger, read_open
@@ -40,20 +40,14 @@ from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.event_ring import RingWriter
 
 
-class FakePlatform:
+class FakePlatform(Platform):
     """Says what the test says of its nodes."""
 
-    emulates = ""
     host = "127.0.0.1"
-    machines = None
-    links = None
 
     def __init__(self, *, replaceable: bool = True) -> None:
         self.why: dict[int, str] = {}
         self._replaceable = replaceable
-
-    def address(self, node: int) -> str:
-        return ""
 
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Nobody dials."""
@@ -63,9 +57,6 @@ class FakePlatform:
 
     def gone(self, node: int) -> str | None:
         return self.why.get(node)
-
-    def drain(self, node: int, reason: str) -> str | None:
-        return None
 
     def close(self) -> Sequence[str]:
         return []
@@ -304,16 +295,9 @@ def test_what_no_process_can_stand_for_is_refused(platform: LoopbackPlatform) ->
         platform.machines.kill(7)
 
 
-def test_too_many_nodes_and_a_command_that_is_not_there_are_said(
-    platform: LoopbackPlatform, wanted: PlatformNeeds
-) -> None:
+def test_a_command_that_is_not_there_is_said(platform: LoopbackPlatform) -> None:
     with pytest.raises(InfrastructureError, match="cannot start the agent of node 0: No such file"):
         platform.start(0, ["/nowhere/python"], {})
-    many = PlatformNeeds(
-        run=wanted.run, cells=[], nodes=1_000_000, needs=frozenset(), will=wanted.will
-    )
-    with pytest.raises(InfrastructureError, match="there are addresses for 62500"):
-        LoopbackPlatform(many)
 
 
 # ---- a session
@@ -455,13 +439,3 @@ def test_each_process_has_a_gpu_of_its_node_or_they_share_and_talk_through_gloo(
     assert dealt("cpu", two, (), ()) == (slots, Exchange("gloo"))
     with pytest.raises(InfrastructureError, match=r"node 1 \(h\) has no CUDA device"):
         dealt("cuda", two, (), two)
-
-
-def test_nodes_that_would_go_around_the_link_proxy_are_named() -> None:
-    known = {0: info_of(0)}
-    refuse_ways_around("127.0.0.0", known)
-    for host in ("127.0.0.1", "127.0.0.2", "::1"):
-        with pytest.raises(
-            InfrastructureError, match=rf"proxy is at {host}, and node 0 at 127\.0\.0\.1"
-        ):
-            refuse_ways_around(host, known)

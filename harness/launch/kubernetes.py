@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.builtin import chain_of
 from trainchaos.chaos.planning.planview import RunPlan
-from trainchaos.harness.launch.submitted import largest_under, options_again
+from trainchaos.harness.launch.submitted import filled, largest_under, options_again
 
 KIND = "remote"
 MOST_BYTES = 900_000  # a ConfigMap holds 1 MiB
@@ -47,10 +45,8 @@ def manifest_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str
         raise ScenarioError(f"{path} is too large for a ConfigMap", hint="split it")
     ranks = largest.topology.ranks_per_node
     on_gpus = largest.workload.device == "cuda"
-    template = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    ).from_string(Path(__file__).with_name("kubernetes.yaml.j2").read_text(encoding="utf-8"))
-    return template.render(
+    return filled(
+        Path(__file__).with_name("kubernetes.yaml.j2"),
         name=name_of(largest.name),
         nodes=largest.launcher.nodes,
         cpus=settings["cpus_per_node"] or ranks,

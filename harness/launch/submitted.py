@@ -5,7 +5,10 @@ Kubernetes have in common.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from trainchaos.chaos import plugins
 from trainchaos.chaos.planning.planview import RunPlan
@@ -37,3 +40,13 @@ def options_again(scenario: Scenario, kind: str, choices: Mapping[str, Any]) -> 
         if choices.get(option) is not None:
             words += [f"--{option}", str(choices[option])]
     return [*words, *(word for cell in choices.get("only", ()) for word in ("--cell", cell))]
+
+
+def filled(template: Path, **context: Any) -> str:
+    """The text of a template of Jinja; a name that the context lacks is an error
+    (jinja2.UndefinedError).
+    """
+    made = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return made.from_string(template.read_text(encoding="utf-8")).render(context)

@@ -19,7 +19,7 @@ from trainchaos.harness.launch.slurm.allocation import (
     Allocation,
     AllocationOptions,
     allocation,
-    too_few_untainted,
+    too_few,
     without_tainted,
 )
 from trainchaos.harness.launch.slurm.platform import SlurmPlatform
@@ -61,7 +61,7 @@ class Slurm(AllocationOptions, Launcher):
         found = self._allocation()
         if found is None:
             return f"not inside a Slurm allocation (SLURM_JOB_ID is not set): {HOW}"
-        return too_few_untainted(found, taints_now(), cell.scenario.launcher.nodes)
+        return too_few(found, cell.scenario.launcher.nodes, taints_now())
 
     def _platform(self, wanted: PlatformNeeds) -> SlurmPlatform:
         found = self._allocation()

@@ -123,6 +123,7 @@ def test_the_rest_is_there(installed: Path, project: Path) -> None:
         ("stacks", "list"),
         ("explain", "xid", "79"),
         ("plan", "--k8s", "builtin:kill-one-rank"),
+        ("plan", "--sbatch", "builtin:kill-one-rank"),
     ):
         done = python(installed, project, "-m", "trainchaos", *words)
         assert done.returncode == 0, done.stderr

@@ -71,27 +71,24 @@ def without_tainted(
     return replace(found, hosts=tuple(host for host in found.hosts if host not in bad)), bad
 
 
-def too_few_untainted(found: Allocation, taints: Sequence[Taint], wanted: int) -> str | None:
-    """As ``too_few``; or why an allocation is too small without its tainted hosts."""
-    left, bad = without_tainted(found, taints)
-    if len(found.hosts) < wanted or len(left.hosts) >= wanted:
-        return too_few(found, wanted)
+def too_few(found: Allocation, wanted: int, taints: Sequence[Taint] = ()) -> str | None:
+    """Why an allocation, or what of it is not tainted, is too small, with a hint; None if it is
+    large enough.
+    """
+    have, (left, bad) = len(found.hosts), without_tainted(found, taints)
+    wants = f"the scenario wants {_nodes(wanted)} (spare ones included)"
+    if have < wanted:
+        return (
+            f"{wants}, allocation {found.job} has {have} ({', '.join(found.hosts)}): ask for them"
+            f" with --nodes={wanted}; {HOW}"
+        )
+    if len(left.hosts) >= wanted:
+        return None
     met = [taint for each in bad.values() for taint in each]
     return (
-        f"the scenario wants {_nodes(wanted)} (spare ones included), and of allocation {found.job}"
-        f" {len(left.hosts)} of {len(found.hosts)} are not tainted: {listed(met)}; ask for others"
-        f" (chaos plan --sbatch excludes what is tainted), or {WHAT_TO_DO}"
-    )
-
-
-def too_few(found: Allocation, wanted: int) -> str | None:
-    """Why an allocation is too small, with a hint; None if it is large enough."""
-    have = len(found.hosts)
-    if have >= wanted:
-        return None
-    return (
-        f"the scenario wants {_nodes(wanted)} (spare ones included), allocation {found.job} has"
-        f" {have} ({', '.join(found.hosts)}): ask for them with --nodes={wanted}; {HOW}"
+        f"{wants}, and of allocation {found.job} {len(left.hosts)} of {have} are not tainted:"
+        f" {listed(met)}; ask for others (chaos plan --sbatch excludes what is tainted), or"
+        f" {WHAT_TO_DO}"
     )
 
 

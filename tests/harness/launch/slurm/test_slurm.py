@@ -20,7 +20,6 @@ from trainchaos.harness.host.slurm_facts import facts
 from trainchaos.harness.launch.slurm.allocation import (
     allocation,
     too_few,
-    too_few_untainted,
     without_tainted,
 )
 from trainchaos.harness.launch.slurm.script import excluded
@@ -134,11 +133,10 @@ def test_tainted_hosts_of_an_allocation_are_left_out() -> None:
     assert found is not None
     left, bad = without_tainted(found, tainted("n2.example.com", "n3/cuda:0", "1"))
     assert left.hosts == ("n1", "n3") and list(bad) == ["n2"]
-    assert too_few_untainted(found, tainted("n2"), 2) is None
-    said = too_few_untainted(found, tainted("n2"), 3) or ""
+    assert too_few(found, 2, tainted("n2")) is None
+    said = too_few(found, 3, tainted("n2")) or ""
     assert "of allocation 12 2 of 3 are not tainted: n2 (XID 79)" in said
-    assert too_few_untainted(found, tainted("n2"), 4) == too_few(found, 4)
-    assert too_few_untainted(found, [], 3) is None
+    assert too_few(found, 4, tainted("n2")) == too_few(found, 4)
 
 
 def test_a_job_excludes_tainted_nodes_by_the_names_that_slurm_has() -> None:

@@ -75,7 +75,7 @@ def host_image(client: Any) -> Image:
     return Image(
         id=str(found[0].id),
         python=sys.executable,
-        binds=software(_interpreter()),
+        binds=software(interpreter_places()),
         environment={
             "PATH": _PATH,
             "HOME": "/tmp",
@@ -186,7 +186,7 @@ def software(places: Iterable[str]) -> list[str]:
     return found
 
 
-def _interpreter() -> Iterator[str]:
+def interpreter_places() -> Iterator[str]:
     """Prefixes, the import path, and the directory of our own packages (elsewhere if they are
     editable).
     """

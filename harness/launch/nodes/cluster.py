@@ -25,13 +25,14 @@ from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.harness.launch.memory import in_memory, keepers_for
 from trainchaos.harness.launch.nodes.by_process import GroupsByNode, LinksByNode
 from trainchaos.harness.launch.nodes.node_keepers import NodeKeepers
-from trainchaos.harness.launch.nodes.untainted import refuse_shortage, tainted_at
+from trainchaos.harness.launch.nodes.untainted import tainted_at
+from trainchaos.harness.launch.places.seats import shortage
 from trainchaos.harness.launch.rank_setup import rank_config, strategy_for
 from trainchaos.harness.launch.requirements import needs_of
 from trainchaos.harness.launch.storage import mount_for
 from trainchaos.harness.launch.stores import StoreKeeper
 from trainchaos.harness.undo.base import Undo
-from trainchaos.recovery.health.quarantine import names_of
+from trainchaos.recovery.health.quarantine import TooFewPlaces, names_of
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.nodes.coordinator import node_events
 from trainchaos.recovery.nodes.coordinator.fleet import FleetReport, NodeGone
@@ -95,9 +96,11 @@ class NodesCluster:
         hosts = {node: known[node].host for node in self._nodes}
         if self._platform.emulates:  # containers have names that no taint can know
             hosts = dict.fromkeys(hosts, socket.gethostname())
-        found = tainted_at(self._places, hosts, emulated=bool(self._platform.emulates))
+        self.tainted = tainted_at(self._places, hosts, emulated=bool(self._platform.emulates))
         self._names = names_of(hosts, emulated=bool(self._platform.emulates))
-        self.tainted = refuse_shortage(setup, found, self._places)
+        spares = strategy_for(setup.cell).spares_wanted
+        if lacks := shortage(setup.cell, self.tainted, self._places, spares=spares):
+            raise TooFewPlaces(lacks)
         needs = needs_of(setup.cell)
         host = self._platform.host
         self.store = None

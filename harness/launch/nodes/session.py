@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import secrets
 import sys
 import threading
@@ -238,11 +237,8 @@ def _write_token(home: Path, token: bytes) -> Path:
     path = home / "token"
     try:
         home.mkdir(mode=0o700)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, token.hex().encode() + b"\n")
-        finally:
-            os.close(fd)
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(f"{token.hex()}\n")
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {path}: {error.strerror}", hint="free disk space"

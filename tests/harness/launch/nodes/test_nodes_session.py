@@ -62,93 +62,62 @@ class FakePlatform(Platform):
         return []
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes need not wait before they begin anew."""
-    monkeypatch.setattr(session, "AGAIN_AFTER_S", 0.0)
-
-
-def begun_twice(platform: FakePlatform, act: Callable[[Renewal], None]) -> list[int]:
-    """Nodes that began after ``act``, of two that are there."""
-    begun: list[int] = []
-    made = Renewal(platform, begun.append, nodes=2)
+@pytest.mark.parametrize(
+    ("after_s", "replaceable", "steps", "begun"),
+    [
+        pytest.param(
+            0.0,
+            True,
+            [("gone", 1), ("look",), ("lost", 1), ("look",), ("await_begun", 1), ("look",)],
+            [1],
+            id="it is lost and gone: once",
+        ),
+        pytest.param(0.0, True, [("lost", 0), ("at_once",)], [], id="it is only unreachable"),
+        pytest.param(
+            0.0,
+            True,
+            [("lost", 0), ("back", 0), ("gone", 0), ("at_once",)],
+            [],
+            id="it came back",
+        ),
+        pytest.param(
+            0.0, False, [("gone", 0), ("lost", 0), ("at_once",)], [], id="there is no other machine"
+        ),
+        pytest.param(
+            600.0, True, [("gone", 0), ("lost", 0), ("look",)], [], id="the others recover first"
+        ),
+        pytest.param(
+            600.0, True, [("gone", 0), ("lost", 0), ("at_once",)], [0], id="an arm waits for it"
+        ),
+    ],
+)
+def test_which_nodes_begin_anew(
+    after_s: float,
+    replaceable: bool,
+    steps: list[tuple[Any, ...]],
+    begun: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "AGAIN_AFTER_S", after_s)
+    platform, anew = FakePlatform(replaceable=replaceable), list[int]()
+    made = Renewal(platform, anew.append, nodes=2)
+    others: dict[str, Callable[..., Any]] = {
+        "gone": lambda node: platform.why.update({node: "it burned"}),
+        "at_once": lambda: made.look(at_once=True),
+        "await_begun": lambda node: made.await_begun(node, limit_s=LIMIT_S),
+    }
     try:
         for node in range(2):
             made.start(node)
             made.await_begun(node, limit_s=LIMIT_S)
-        begun.clear()
-        act(made)
+        anew.clear()
+        for act, *nodes in steps:
+            (others.get(act) or getattr(made, act))(*nodes)
         for node in range(2):
             made.await_begun(node, limit_s=LIMIT_S)
     finally:
         made.close()
-    return begun
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_node_begins_anew_when_it_is_lost_and_gone_and_only_once() -> None:
-    platform = FakePlatform()
-
-    def act(made: Renewal) -> None:
-        platform.why[1] = "it burned"
-        made.look()
-        made.lost(1)
-        made.look()
-        made.await_begun(1, limit_s=LIMIT_S)
-        made.look()
-
-    assert begun_twice(platform, act) == [1]
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_node_that_is_only_unreachable_is_waited_for() -> None:
-    def act(made: Renewal) -> None:
-        made.lost(0)
-        made.look(at_once=True)
-
-    assert begun_twice(FakePlatform(), act) == []
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_node_that_came_back_does_not_begin_anew() -> None:
-    platform = FakePlatform()
-
-    def act(made: Renewal) -> None:
-        made.lost(0)
-        made.back(0)
-        platform.why[0] = "it burned"
-        made.look(at_once=True)
-
-    assert begun_twice(platform, act) == []
-
-
-@pytest.mark.usefixtures("at_once")
-def test_where_there_is_no_other_machine_nobody_begins_anew() -> None:
-    platform = FakePlatform(replaceable=False)
-
-    def act(made: Renewal) -> None:
-        platform.why[0] = "it burned"
-        made.lost(0)
-        made.look(at_once=True)
-
-    assert begun_twice(platform, act) == []
-
-
-def test_the_others_recover_first() -> None:
-    platform = FakePlatform()
-
-    def act(made: Renewal) -> None:
-        platform.why[0] = "it burned"
-        made.lost(0)
-        made.look()
-        made.await_begun(0, limit_s=LIMIT_S)
-        made.look(at_once=at_once)
-        made.await_begun(0, limit_s=LIMIT_S)
-
-    at_once = False
-    assert begun_twice(platform, act) == []
-    at_once = True
-    assert begun_twice(platform, act) == [0]
+    assert anew == begun
 
 
 def test_what_keeps_a_node_from_beginning_is_told_to_whoever_waits_for_it() -> None:

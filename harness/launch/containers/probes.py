@@ -18,6 +18,7 @@ from typing import Any
 from trainchaos.harness.launch.containers import rules
 from trainchaos.harness.launch.containers.inside import Inside
 
+PROBING = "trainchaos.harness.launch.containers.probing"
 LOOK_S = 0.02
 SERVER_LIMIT_S = 0.5  # for the server to notice that the client is gone
 PROBE_LIMIT_S = 15.0
@@ -91,23 +92,8 @@ def measure(
 ) -> Mapping[str, Any]:
     """See ``LinkControl.probed``. Bounded by PROBE_LIMIT_S. Raises RuntimeError."""
     port = random.randrange(*PORTS)
-    client = [
-        source.python,
-        "-m",
-        "trainchaos.harness.launch.containers.probing",
-        "ask",
-        sink_address,
-        str(port),
-        str(sample.send_s),
-    ]
-    server = [
-        sink.python,
-        "-m",
-        "trainchaos.harness.launch.containers.probing",
-        "serve",
-        sink_address,
-        str(port),
-    ]
+    client = [source.python, "-m", PROBING, "ask", sink_address, str(port), str(sample.send_s)]
+    server = [sink.python, "-m", PROBING, "serve", sink_address, str(port)]
     said: list[str] = []
     ends = [
         threading.Thread(target=_run, args=(sink, server, []), daemon=True),

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -115,9 +114,8 @@ class LoopbackPlatform(Platform):
         with self._lock:
             lives, self._lives = self._lives, {}
         for life in lives.values():
-            poll = select.poll()
-            poll.register(life.pidfd, select.POLLIN)
-            poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
+            with suppress(subprocess.TimeoutExpired):
+                life.process.wait(timeout=max(0.0, until_s - time.monotonic()))
         return [
             f"the agent of node {node} stays" for node, life in lives.items() if not _reap(life)
         ]

@@ -175,28 +175,20 @@ class NodesSession:
     def _begin(self, node: int) -> None:
         host, port = self.fleet.address
         like = self._recipe
-        address = self.platform.address(node)
+        options = {
+            "coordinator": f"{host}:{port}",
+            "node": node,
+            "address": self.platform.address(node),
+            "token-file": self._token_file,
+            "scratch": self._told(node),
+            "boot": boot_id(),
+            "entry": like.entry,
+            "cold": like.cold,
+        }
         command = [
-            sys.executable,
-            "-m",
-            "trainchaos.recovery.nodes.serve",
-            "--coordinator",
-            f"{host}:{port}",
-            "--node",
-            str(node),
-            "--address",
-            address,
-            "--token-file",
-            str(self._token_file),
-            "--scratch",
-            str(self._told(node)),
-            "--boot",
-            boot_id(),
-            "--entry",
-            like.entry,
-            "--cold",
-            like.cold,
-            *(word for name in like.modules for word in ("--module", name)),
+            *(sys.executable, "-m", "trainchaos.recovery.nodes.serve"),
+            *(f"--{name}={value}" for name, value in options.items()),
+            *(f"--module={name}" for name in like.modules),
         ]
         self.platform.start(node, command, {"OMP_NUM_THREADS": "1"})
 

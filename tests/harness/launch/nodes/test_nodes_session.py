@@ -309,7 +309,7 @@ def test_an_agent_that_cannot_run_is_named_with_its_last_words_and_nothing_is_le
 ) -> None:
     run = RunDirectory(tmp_path)
     run.make_arm("arm")
-    OwnCommand.code = "import sys; sys.exit('no torch here') if '1' in sys.argv[1:] else input()"
+    OwnCommand.code = "import sys; sys.exit('no torch here') if '--node=1' in sys.argv else input()"
     setup: Any = SimpleNamespace(cell=cell, id="arm", run=run)
     with nodes_session([cell], run, OwnCommand) as session:
         token = tmp_path / "agents" / "token"

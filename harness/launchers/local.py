@@ -6,8 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from trainchaos.chaos.errors import ScenarioError
@@ -58,11 +57,11 @@ class Local(Launcher):
             return lacks_cgroup()
         return lacks_mount() if need is Need.MOUNT else None
 
-    def session(
-        self, cells: Sequence[Cell], run: RunDirectory
-    ) -> AbstractContextManager[LocalSession]:
+    @contextlib.contextmanager
+    def session(self, cells: Sequence[Cell], run: RunDirectory) -> Iterator[LocalSession]:
         """Become a child subreaper and start the zygote."""
-        return contextlib.closing(LocalSession(cells))
+        with contextlib.closing(LocalSession(cells)) as session:
+            yield session
 
     def check(self, cell: Cell) -> None:
         """More ranks than this machine's memory holds."""

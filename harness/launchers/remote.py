@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -45,7 +45,8 @@ class Remote(Launcher):
     cpus_per_node: int = Field(default=0, ge=0, le=1024)
     gpus_per_node: int = Field(default=0, ge=0, le=64)
 
-    def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
+    @contextmanager
+    def session(self, cells: Sequence[Cell], run: RunDirectory) -> Iterator[Session]:
         """Wait for the agents; they serve the whole run. Raises ScenarioError for a token that
         cannot be used.
         """
@@ -53,9 +54,10 @@ class Remote(Launcher):
         from trainchaos.recovery.nodes.serve import read_token
 
         token = read_token(Path(self._told(self.token_file, TOKEN_FILE, "token_file")))
-        return nodes_session(
+        with nodes_session(
             cells, run, self._platform, token=token, port=self.port, ready_s=self.wait_s
-        )
+        ) as session:
+            yield session
 
     def missing(self, cell: Cell) -> str | None:
         """The address and the secret that agents need."""

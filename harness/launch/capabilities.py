@@ -5,15 +5,17 @@ or reading it from the kernel.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from trainchaos.chaos.scenario.model import Cell, Requires
+from trainchaos.harness.host.container_engine import lacks_engine
+from trainchaos.harness.launch.cgroups import lacks_cgroup
+from trainchaos.harness.launch.storage import lacks_mount
 
 _CAP_NET_ADMIN = 12
 _STATUS = Path("/proc/self/status")
-_CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
 
 
 def too_small(cell: Cell) -> str | None:
@@ -29,15 +31,12 @@ def unmet(
 
     ``probes``: capability -> why it is missing, or None; by default the probes of this machine.
     """
-    return "; ".join(_unmet(requires, probes or PROBES)) or None
-
-
-def _unmet(requires: Requires, probes: Mapping[str, Callable[[], str | None]]) -> Iterator[str]:
-    for name, probe in probes.items():
-        if getattr(requires, name):
-            why = probe()
-            if why:
-                yield f"requires {name}: {why}"
+    wanted = (
+        (name, probe) for name, probe in (probes or PROBES).items() if getattr(requires, name)
+    )
+    return (
+        "; ".join(f"requires {name}: {why}" for name, probe in wanted if (why := probe())) or None
+    )
 
 
 def _root() -> str | None:
@@ -57,27 +56,12 @@ def _net_admin() -> str | None:
     )
 
 
-def _mount() -> str | None:
-    from trainchaos.harness.launch.storage import lacks_mount
-
-    return lacks_mount()
-
-
-def _cgroup() -> str | None:
-    if any(
-        root.is_dir() and os.access(root, os.W_OK) and (root / "cgroup.procs").exists()
-        for root in _CGROUPS
-    ):
-        return None
-    return "no control group of this machine can be written to"
-
-
-def _docker() -> str | None:
-    from trainchaos.harness.host.container_engine import lacks_engine
-
-    return lacks_engine()
-
-
 PROBES: Mapping[str, Callable[[], str | None]] = MappingProxyType(
-    {"root": _root, "net_admin": _net_admin, "mount": _mount, "cgroup": _cgroup, "docker": _docker}
+    {
+        "root": _root,
+        "net_admin": _net_admin,
+        "mount": lacks_mount,
+        "cgroup": lacks_cgroup,
+        "docker": lacks_engine,
+    }
 )

@@ -71,40 +71,23 @@ class CgroupControl:
         """How many processes the kernel has killed in its memory group, by the kernel's own
         count.
         """
-        group = self._path(process, "memory")
-        for name in ("memory.oom_control", "memory.events"):
-            with contextlib.suppress(OSError):
-                found = re.search(r"^oom_kill (\d+)$", (group / name).read_text(), re.MULTILINE)
-                if found:
-                    return int(found[1])
-        return 0
-
-    def limit_cpu(self, process: str, share: float) -> None:
-        """Cap processor time at ``share`` of one processor. Raises OSError."""
-        quota = max(LEAST_US, int(PERIOD_US * share))
-        self._enter(
-            process,
-            "cpu",
-            limits={
-                "cpu.cfs_period_us": str(PERIOD_US),
-                "cpu.cfs_quota_us": str(quota),
-                "cpu.max": f"{quota} {PERIOD_US}",
-            },
-        )
+        return count_in(self._path(process, "memory"), "oom_kill") or 0
 
     def limit_cores(self, processes: Sequence[str], cores: float) -> None:
         """Divide ``cores`` of processor time among the processes. Raises OSError."""
+        quota = max(LEAST_US, int(PERIOD_US * cores / len(processes)))
+        limits = {
+            "cpu.cfs_period_us": str(PERIOD_US),
+            "cpu.cfs_quota_us": str(quota),
+            "cpu.max": f"{quota} {PERIOD_US}",
+        }
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                self.limit_cpu(process, cores / len(processes))
+                self._enter(process, "cpu", limits=limits)
 
     def throttled(self, process: str) -> int:
         """In how many periods the kernel throttled it."""
-        with contextlib.suppress(OSError):
-            text = (self._path(process, "cpu") / "cpu.stat").read_text()
-            found = re.search(r"^nr_throttled (\d+)$", text, re.MULTILINE)
-            return int(found[1]) if found else 0
-        return 0
+        return count_in(self._path(process, "cpu"), "nr_throttled") or 0
 
     def release(self, process: str) -> None:
         """Move it back to its former group, if it is alive, and remove its groups; safe to repeat.
@@ -132,9 +115,23 @@ class CgroupControl:
         for name, value in limits.items():
             if (group / name).exists():
                 (group / name).write_text(value)
-        self._home.setdefault(group, str(_home(pid, controller)))
+        self._home.setdefault(group, str(group_of(pid, controller)))
         (group / "cgroup.procs").write_text(str(pid))
         return group
+
+
+def count_in(group: Path, name: str) -> int | None:
+    """A count of the kernel's in a group of either version: ``oom_kill``, ``nr_throttled``; None if
+    it cannot be read.
+    """
+    for file in (
+        ("cpu.stat",) if name == "nr_throttled" else ("memory.oom_control", "memory.events")
+    ):
+        with contextlib.suppress(OSError):
+            found = re.search(rf"^{name} (\d+)$", (group / file).read_text(), re.MULTILINE)
+            if found:
+                return int(found[1])
+    return None
 
 
 def _root(controller: str) -> Path | None:
@@ -147,8 +144,8 @@ def _root(controller: str) -> Path | None:
     return None
 
 
-def _home(pid: int, controller: str) -> Path:
-    """The group that a process is in now."""
+def group_of(pid: int, controller: str) -> Path:
+    """The group that a process is in now. Raises OSError."""
     root = _root(controller) or ROOT
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -87,11 +87,13 @@ class LinkControl(Protocol):
 
     def refuses(self, link: tuple[str, str]) -> str | None:
         """Why a link cannot be shaped; None when it can."""
+        return None
 
     def over(self, link: tuple[str, str]) -> tuple[str, str]:
         """The link that carries this one: itself, or a link shared by all processes of the two
         nodes.
         """
+        return link
 
     def shape(self, links: Sequence[tuple[str, str]], shape: LinkShape) -> str:
         """Shape the links from now on; returns the mechanism used."""
@@ -150,9 +152,8 @@ class MachineControl(Protocol):
     repeat.
     """
 
-    @property
-    def can_pause(self) -> bool:
-        """Whether nodes can be paused as a whole; otherwise their processes are stopped."""
+    can_pause: bool
+    """Whether nodes can be paused as a whole; otherwise their processes are stopped."""
 
     def kill(self, node: int) -> Mapping[str, Any]:
         """End the node at once, with everything on it; returns what was done, for the log. Raises

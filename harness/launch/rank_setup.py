@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from trainchaos.chaos import plugins
 from trainchaos.chaos.scenario.model import Cell
@@ -25,12 +25,7 @@ def _device_count() -> int:
 def places(setup: ArmSetup) -> tuple[list[str], Exchange]:
     """This machine's devices, to hand out to the arm's processes, and the exchange between them."""
     spec = setup.cell.scenario.workload
-    return devices.placement(spec, _device_count(), strategy_of(setup).spares_wanted)
-
-
-def strategy_of(setup: ArmSetup) -> Strategy:
-    """The recovery strategy of the arm's cell."""
-    return strategy_for(setup.cell)
+    return devices.placement(spec, _device_count(), strategy_for(setup.cell).spares_wanted)
 
 
 def strategy_for(cell: Cell) -> Strategy:
@@ -39,34 +34,62 @@ def strategy_for(cell: Cell) -> Strategy:
     return plugins.load(plugins.STRATEGIES, Strategy)[spec.strategy](**spec.params)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankEnvironment:
-    """The environment of a process on its node. ``events``, ``logs``: directories for its event log
-    and its output; ``device``: one of its node's devices; ``memory``: in-memory checkpoints there,
-    if the cell has them; ``door``: address of the link proxy, if there is one; ``group``: name of
-    the control groups, if faults need some.
-    """
-
-    events: Path
-    logs: Path
-    device: str
-    exchange: Exchange
-    net: NetworkAddresses = field(default_factory=NetworkAddresses)
-    memory: InMemory | None = None
-    door: Address | None = None
-    group: str | None = None
-
-
 def rank_config(
-    setup: ArmSetup, environment: RankEnvironment, *, name: str, role: str
+    setup: ArmSetup,
+    *,
+    name: str,
+    role: str,
+    events: Path,
+    logs: Path,
+    device: str,
+    exchange: Exchange,
+    net: NetworkAddresses | None = None,
+    memory: InMemory | None = None,
+    door: Address | None = None,
+    group: str | None = None,
 ) -> RankConfig:
-    """Configuration of one process; ``parent`` is the calling process."""
-    scenario = setup.cell.scenario
-    spec = scenario.workload
-    strategy = strategy_of(setup)
-    device = devices.torch_name(environment.device)
-    job = {
+    """Configuration of one process; ``parent`` is the calling process. ``events``, ``logs``:
+    directories on its node for its event log and its output; ``device``: one of its node's devices;
+    ``memory``: in-memory checkpoints there, if the cell has them; ``door``: address of the link
+    proxy, if there is one; ``group``: name of the control groups, if faults need some.
+    """
+    spec = setup.cell.scenario.workload
+    device = devices.torch_name(device)
+    job = _job(setup, role) | {
         "process": name,
+        "backend": exchange.backend,
+        "shared_gpus": exchange.shared_gpus,
+        "device": device,
+        "net": (net or NetworkAddresses()).model_dump(),
+        "memory": memory and memory.model_dump(mode="json"),
+    }
+    return RankConfig(
+        name=name,
+        role=role,
+        parent=os.getpid(),
+        events=events,
+        log=logs / f"{name}.log",
+        run=setup.token,
+        workload=spec.kind,
+        workload_params=spec.params,
+        data=setup.data.path.absolute(),
+        device=device,
+        threads=1,
+        job=job,
+        link_proxy=door,
+        group=group,
+        faults=tuple(
+            sorted({f.kind for f in setup.cell.scenario.faults if setup.arm == "faulted"})
+        ),
+        evaluate=spec.evaluate,
+        pipeline=spec.mesh and (spec.mesh.schedule, spec.mesh.microbatches),
+    )
+
+
+def _job(setup: ArmSetup, role: str) -> dict[str, Any]:
+    """What holds for a process of the arm wherever it is."""
+    spec, strategy = setup.cell.scenario.workload, strategy_for(setup.cell)
+    return {
         "world": spec.ranks,
         "shards": spec.shards,
         "mesh": spec.mesh and spec.mesh.grid,
@@ -76,11 +99,6 @@ def rank_config(
         "samples": setup.data.samples,
         "seed": setup.seed,
         "batch": strategy.batch_policy,
-        "backend": environment.exchange.backend,
-        "shared_gpus": environment.exchange.shared_gpus,
-        "device": device,
-        "net": environment.net.model_dump(),
-        "memory": environment.memory and environment.memory.model_dump(mode="json"),
         "job_id": f"{setup.id}-{setup.seed}",
         "checkpoint_dir": str(setup.checkpoints.absolute()),
         "checkpoint_every": spec.checkpoint.every,
@@ -97,22 +115,3 @@ def rank_config(
             "mtbf_s": spec.checkpoint.mtbf,
         },
     }
-    return RankConfig(
-        name=name,
-        role=role,
-        parent=os.getpid(),
-        events=environment.events,
-        log=environment.logs / f"{name}.log",
-        run=setup.token,
-        workload=spec.kind,
-        workload_params=spec.params,
-        data=setup.data.path.absolute(),
-        device=device,
-        threads=1,
-        job=job,
-        link_proxy=environment.door,
-        group=environment.group,
-        faults=tuple(sorted({f.kind for f in scenario.faults if setup.arm == "faulted"})),
-        evaluate=spec.evaluate,
-        pipeline=spec.mesh and (spec.mesh.schedule, spec.mesh.microbatches),
-    )

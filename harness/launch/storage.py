@@ -28,7 +28,8 @@ DEFAULT_MIB = 64
 MIB = 1 << 20
 BUSY_LIMIT_S = 1.0
 TRY_LIMIT_S = 10.0
-_NOSUID, _NODEV, _NOEXEC, _READ_ONLY, _REMOUNT = 2, 4, 8, 1, 32
+_SAFE = 2 | 4 | 8  # no setuid programs, no devices, no programs
+_READ_ONLY, _REMOUNT = 1, 32
 
 
 def lacks_mount() -> str | None:
@@ -73,7 +74,7 @@ class Storage:
         self._ledger = Ledger(setup.run.ledger)
         self._record = self._ledger.will(self._undo, arm=setup.id)
         try:
-            _mount(source, self.path, f"size={self._size},mode=700", 0)
+            mount(source, self.path, _SAFE, "tmpfs", f"size={self._size},mode=700")
         except OSError as error:
             self._ledger.undone(self._record, "it was never mounted")
             raise InfrastructureError(
@@ -155,7 +156,7 @@ class Storage:
         undo it.
         """
         flags = _REMOUNT | (_READ_ONLY if self._read_only else 0)
-        _mount("none", self.path, f"size={self._limit}", flags)
+        mount("none", self.path, _SAFE | flags, "tmpfs", f"size={self._limit}")
 
 
 def _write_until_full(fd: int, block: bytes) -> None:
@@ -167,10 +168,10 @@ def _write_until_full(fd: int, block: bytes) -> None:
             raise
 
 
-def _mount(source: str, path: Path, data: str, flags: int) -> None:
-    """mount(2) of a tmpfs. Raises OSError."""
+def mount(source: str, path: Path, flags: int, kind: str | None = None, data: str = "") -> None:
+    """mount(2). Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    every = _NOSUID | _NODEV | _NOEXEC | flags
-    if libc.mount(source.encode(), os.fsencode(path), b"tmpfs", every, data.encode()):
+    words = [None if kind is None else kind.encode(), data.encode() or None]
+    if libc.mount(os.fsencode(source), os.fsencode(path), words[0], flags, words[1]):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(path))

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import ClassVar, Literal
-
-from pydantic import Field, field_validator
+from typing import ClassVar
 
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.fault.base import Need
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.chaos.schedule.blast import Privilege
 from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.containers.settings import RANK_MIB, Settings
 from trainchaos.harness.launch.launcher import Launcher, Session
 from trainchaos.harness.launch.nodes.platform import Platform, PlatformNeeds
 
-RANK_MIB = 300
-"""Memory of the smallest rank with its share of the agent's fork server."""
 
-
-class Docker(Launcher):
+class Docker(Settings, Launcher):
     """One container a node, each with its own address on a network of the run.
 
     ``image``: that has Python, this package and the same torch; "": none, the nodes run this
@@ -55,38 +50,6 @@ class Docker(Launcher):
             Need.MOUNT: "root",
         }
     )
-
-    image: str = ""
-    python: str = Field(default="python3", min_length=1)
-    cpus: float | None = Field(default=None, ge=0.1)
-    memory_mib: int | None = Field(default=None, ge=2 * RANK_MIB)
-    shm_mib: int = Field(default=1024, ge=64)
-    gpus: int | Literal["all"] = 0
-    subnet: str = ""
-    outside: bool = False
-    mounts: tuple[str, ...] = ()
-
-    @field_validator("subnet")
-    @classmethod
-    def _is_subnet(cls, text: str) -> str:
-        if text and (net := ipaddress.IPv4Network(text)).prefixlen > 29:
-            raise ValueError(f"{net} has no room for nodes: /29 or larger")
-        return text
-
-    @field_validator("gpus")
-    @classmethod
-    def _is_count(cls, gpus: int | str) -> int | str:
-        if isinstance(gpus, int) and gpus < 0:
-            raise ValueError("0 or more")
-        return gpus
-
-    @field_validator("mounts")
-    @classmethod
-    def _is_absolute(cls, mounts: tuple[str, ...]) -> tuple[str, ...]:
-        for place in mounts:
-            if not place.startswith("/") or place == "/":
-                raise ValueError(f"{place!r} is no absolute path of a directory")
-        return mounts
 
     def lacks(self, need: Need) -> str | None:
         """Privileges and tools of this machine."""
@@ -146,6 +109,6 @@ class Docker(Launcher):
         return missing(cell) or lacks_engine() or lacks_untainted(cell)
 
     def _platform(self, wanted: PlatformNeeds) -> Platform:
-        from trainchaos.harness.launch.containers.platform import DockerPlatform, Settings
+        from trainchaos.harness.launch.containers.platform import DockerPlatform
 
-        return DockerPlatform(wanted, Settings(**self.model_dump()))
+        return DockerPlatform(wanted, self)

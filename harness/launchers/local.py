@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from trainchaos.chaos.errors import ScenarioError
@@ -20,7 +19,7 @@ from trainchaos.harness.launch.launcher import ArmSetup, Launcher, Leftovers, Re
 from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.harness.launch.memory import in_memory, keepers_for
 from trainchaos.harness.launch.nodes.untainted import lacks_untainted, tainted_here
-from trainchaos.harness.launch.rank_setup import RankEnvironment, places, rank_config
+from trainchaos.harness.launch.rank_setup import places, rank_config
 from trainchaos.harness.launch.recipe import recipe
 from trainchaos.harness.launch.requirements import needs_of
 from trainchaos.harness.launch.storage import lacks_mount, mount_for
@@ -35,9 +34,6 @@ from trainchaos.recovery.health.quarantine import names_of
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.process.node import Node
-from trainchaos.recovery.process.starvation import Pulse
-from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import Message
 
 RANK_GIB = 0.15  # private memory of one rank of the smallest workload
 IN_GROUPS = frozenset({Need.CGROUP, Need.MEMORY, Need.QUOTA})
@@ -61,11 +57,11 @@ class Local(Launcher):
             return lacks_cgroup()
         return lacks_mount() if need is Need.MOUNT else None
 
-    def session(
-        self, cells: Sequence[Cell], run: RunDirectory
-    ) -> AbstractContextManager[LocalSession]:
+    @contextlib.contextmanager
+    def session(self, cells: Sequence[Cell], run: RunDirectory) -> Iterator[LocalSession]:
         """Become a child subreaper and start the zygote."""
-        return _session(cells)
+        with contextlib.closing(LocalSession(cells)) as session:
+            yield session
 
     def check(self, cell: Cell) -> None:
         """More ranks than this machine's memory holds."""
@@ -83,15 +79,6 @@ class Local(Launcher):
         from trainchaos.harness.launch.devices import missing
 
         return missing(cell) or lacks_untainted(cell)
-
-
-@contextlib.contextmanager
-def _session(cells: Sequence[Cell]) -> Iterator[LocalSession]:
-    session = LocalSession(cells)
-    try:
-        yield session
-    finally:
-        session.close()
 
 
 class LocalSession:
@@ -124,11 +111,14 @@ class LocalCluster:
     """The processes of one arm; implements ``harness.launch.launcher.Cluster``."""
 
     simulated = False
+    machines = None  # nodes are only names here
 
     def __init__(self, session: LocalSession, setup: ArmSetup) -> None:
         self._session = session
         self._setup = setup
-        self._node = Node(session.zygote, session.recipe)
+        self._node = node = Node(session.zygote, session.recipe)
+        self.send, self.signal, self.mark = node.send, node.signal, node.mark
+        self.os_state, self.stacks, self.pulse = node.os_state, node.stacks, node.pulse
         self._places, self._exchange = places(setup)
         self._health = machine_service(self._places)
         self._health.start()
@@ -157,16 +147,9 @@ class LocalCluster:
 
     def _pid_of(self, process: str) -> int:
         """A rank's, or that of who keeps checkpoints on a node, which its limits hold for too."""
-        keeping = self.keepers is not None and self.keepers.owns(process)
-        return (
-            self.keepers.pid_of(process)
-            if self.keepers is not None and keeping
-            else self.pids[process]
-        )
-
-    @property
-    def machines(self) -> None:
-        """Nodes are only names here."""
+        if self.keepers is not None and self.keepers.owns(process):
+            return self.keepers.pid_of(process)
+        return self.pids[process]
 
     def identity(self) -> dict[str, Any]:
         """This process, this host, this moment."""
@@ -197,7 +180,10 @@ class LocalCluster:
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Start a rank process; returns its pid."""
         run, arm = self._setup.run, self._setup.id
-        environment = RankEnvironment(
+        config = rank_config(
+            self._setup,
+            name=name,
+            role=role,
             events=run.events(arm),
             logs=run.logs(arm),
             device=device,
@@ -206,9 +192,7 @@ class LocalCluster:
             group=self._group,
             door=self.links.door if self.links is not None else None,
         )
-        config = rank_config(self._setup, environment, name=name, role=role)
         data = config.model_dump_json().encode()
-
         pid = self._node.start(name, data, mode=mode, log=config.events / f"{name}.jsonl")
         self.pids[name] = pid
         return pid
@@ -231,33 +215,9 @@ class LocalCluster:
         """What this machine's health service found, where there are GPUs."""
         return self._health.take()
 
-    def send(self, name: str, message: Message) -> bool:
-        """Send a message."""
-        return self._node.send(name, message)
-
-    def signal(self, name: str, signum: int) -> None:
-        """Signal through the pidfd."""
-        self._node.signal(name, signum)
-
-    def mark(self, name: str) -> Mark:
-        """The progress mark."""
-        return self._node.mark(name)
-
-    def os_state(self, name: str) -> str:
-        """From /proc."""
-        return self._node.os_state(name)
-
     def pid(self, name: str) -> int | None:
         """Its pid."""
         return self.pids.get(name)
-
-    def stacks(self, name: str) -> str | None:
-        """What it wrote into memory."""
-        return self._node.stacks(name)
-
-    def pulse(self, name: str) -> Pulse:
-        """What it got of the processors."""
-        return self._node.pulse(name)
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Messages and exits; a process's last messages come before its exit."""

@@ -5,7 +5,7 @@ byte.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
@@ -56,7 +56,7 @@ class Sim(Launcher):
         self, cells: Sequence[Cell], run: RunDirectory
     ) -> AbstractContextManager[SimSession]:
         """Nothing to open."""
-        return _session(SimSession(self.timings()))
+        return contextlib.nullcontext(SimSession(self.timings()))
 
     def check(self, cell: Cell) -> None:
         """Refuse a fault that does not say that it can be simulated."""
@@ -83,8 +83,3 @@ class SimSession:
     def cluster(self, setup: ArmSetup, stopped: Callable[[], bool] = lambda: False) -> SimCluster:
         """Make ready for one arm."""
         return SimCluster(setup, self._timings, self._behaviour)
-
-
-@contextlib.contextmanager
-def _session(session: SimSession) -> Iterator[SimSession]:
-    yield session

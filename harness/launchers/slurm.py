@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
-from pydantic import Field
-
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.fault.base import Need
 from trainchaos.chaos.scenario.model import Cell
@@ -19,15 +17,16 @@ from trainchaos.harness.launch.nodes.platform import PlatformNeeds
 from trainchaos.harness.launch.slurm.allocation import (
     HOW,
     Allocation,
+    AllocationOptions,
     allocation,
-    too_few_untainted,
+    too_few,
     without_tainted,
 )
 from trainchaos.harness.launch.slurm.platform import SlurmPlatform
 from trainchaos.recovery.health.quarantine import taints_now
 
 
-class Slurm(Launcher):
+class Slurm(AllocationOptions, Launcher):
     """An agent on each node of the allocation that chaos runs in.
 
     ``host``: address of this machine that the nodes reach, "": found out; ``drain``: a node that
@@ -45,14 +44,6 @@ class Slurm(Launcher):
 
     host: str = ""
     drain: bool = False
-    partition: str = ""
-    account: str = ""
-    gpus_per_node: int = Field(default=0, ge=0, le=64)
-    cpus_per_node: int = Field(default=0, ge=0, le=1024)
-    reserve_nodes: int = Field(default=0, ge=0, le=1000)
-    grace_s: int = Field(default=60, ge=1, le=65535)
-    extra: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
 
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
         """An agent on each node for the whole run."""
@@ -70,7 +61,7 @@ class Slurm(Launcher):
         found = self._allocation()
         if found is None:
             return f"not inside a Slurm allocation (SLURM_JOB_ID is not set): {HOW}"
-        return too_few_untainted(found, taints_now(), cell.scenario.launcher.nodes)
+        return too_few(found, cell.scenario.launcher.nodes, taints_now())
 
     def _platform(self, wanted: PlatformNeeds) -> SlurmPlatform:
         found = self._allocation()

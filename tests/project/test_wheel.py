@@ -122,6 +122,8 @@ def test_the_rest_is_there(installed: Path, project: Path) -> None:
         ("--version",),
         ("stacks", "list"),
         ("explain", "xid", "79"),
+        ("plan", "--k8s", "builtin:kill-one-rank"),
+        ("plan", "--sbatch", "builtin:kill-one-rank"),
     ):
         done = python(installed, project, "-m", "trainchaos", *words)
         assert done.returncode == 0, done.stderr

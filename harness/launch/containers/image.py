@@ -12,10 +12,9 @@ import io
 import json
 import os
 import pwd
-import stat
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -76,12 +75,12 @@ def host_image(client: Any) -> Image:
     return Image(
         id=str(found[0].id),
         python=sys.executable,
-        binds=software(),
+        binds=software(interpreter_places()),
         environment={
             "PATH": _PATH,
             "HOME": "/tmp",
             "LANG": "C.UTF-8",
-            "PYTHONPATH": os.pathsep.join(import_path()),
+            "PYTHONPATH": os.pathsep.join(import_path(sys.path)),
             plugins.DIRECTORIES: os.pathsep.join(map(str, plugins.directories())),
         },
     )
@@ -162,17 +161,21 @@ def skeleton() -> bytes:
     return stream.getvalue()
 
 
-def software(places: Sequence[str] | None = None) -> list[str]:
-    """Directories of this machine with everything that this process can import or run; none is
-    inside another. One that is reached through a link, such as an environment that several
-    checkouts share, is there under both names.
-
-    ``places``: directories to use instead of this interpreter's.
+def software(places: Iterable[str]) -> list[str]:
+    """Those of the ``places`` that are directories, and the system's own; none is inside another.
+    One that is reached through a link, such as an environment that several checkouts share, is
+    there under both names.
     """
-    wanted = list(_interpreter()) if places is None else list(places)
-    system = ["/usr", *(f"/{name}" for name in _LINKED if _is_real(f"/{name}"))]
+    system = [
+        "/usr",
+        *(
+            f"/{name}"
+            for name in _LINKED
+            if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")
+        ),
+    ]
     system += [f"/etc/{name}" for name in _ETC if Path("/etc", name).exists()]
-    there = [place for place in wanted if os.path.isdir(place)]
+    there = [place for place in places if os.path.isdir(place)]
     named = {*map(os.path.abspath, there), *map(os.path.realpath, there)}
     found: list[str] = []
     for path in sorted(named | set(system)):
@@ -183,7 +186,7 @@ def software(places: Sequence[str] | None = None) -> list[str]:
     return found
 
 
-def _interpreter() -> Iterator[str]:
+def interpreter_places() -> Iterator[str]:
     """Prefixes, the import path, and the directory of our own packages (elsewhere if they are
     editable).
     """
@@ -197,28 +200,18 @@ def _where_we_are() -> Path:
     return Path(trainchaos.__path__[0]).parent
 
 
-def import_path(path: Sequence[str] | None = None) -> list[str]:
-    """Import directories that the interpreter does not find by itself: the start directory, the
-    configured search path, and the directory of our own packages. Nodes start elsewhere, so they
-    need the list. ``path``: used instead of ``sys.path``.
+def import_path(path: Sequence[str]) -> list[str]:
+    """Directories of ``path``, and that of our own packages, that the interpreter does not find by
+    itself. Nodes start elsewhere, so they need the list.
     """
     own = str(_where_we_are())
-    places = [
-        os.path.abspath(place) for place in [*(sys.path if path is None else path), own] if place
-    ]
+    places = [os.path.abspath(place) for place in [*path, own] if place]
     known = [os.path.abspath(prefix) for prefix in (sys.prefix, sys.base_prefix)]
     return [
         place
         for place in dict.fromkeys(places)
         if os.path.isdir(place) and not any(Path(place).is_relative_to(prefix) for prefix in known)
     ]
-
-
-def _is_real(path: str) -> bool:
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False
 
 
 def _accounts() -> dict[str, bytes]:

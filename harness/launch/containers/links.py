@@ -23,6 +23,7 @@ from trainchaos.harness.launch.containers.delay_helper import DelayHelper, queue
 from trainchaos.harness.launch.containers.flapping import LinkFlapper
 from trainchaos.harness.launch.containers.inside import Inside, lacks_tools
 from trainchaos.harness.launch.containers.probes import AT_A_RATE, AT_ANY, Probes
+from trainchaos.harness.launch.launcher import LinkControl
 
 Link = tuple[str, str]
 OPEN = LinkShape()
@@ -71,7 +72,7 @@ class _Rules:
     chained: bool = False
 
 
-class NodeLinks:
+class NodeLinks(LinkControl):
     """``place_of``: a node's address, None if the node is not alive. All calls are bounded in time
     and safe from several threads.
     """
@@ -87,7 +88,7 @@ class NodeLinks:
         self._lock = threading.RLock()
         self._netem: bool | None = None
         self._flaps = LinkFlapper(self._turned)
-        self._probes = Probes(self._standing)
+        self._probes = Probes(self._reachable)
 
     # ---- LinkControl
 
@@ -98,10 +99,6 @@ class NodeLinks:
             if link[0] == link[1]
             else None
         )
-
-    def over(self, link: Link) -> Link:
-        """The link itself."""
-        return link
 
     def shape(self, links: Sequence[Link], shape: LinkShape) -> str:
         """Shape the links; in force when this returns. Raises RuntimeError."""
@@ -199,6 +196,10 @@ class NodeLinks:
             inside.run(["nft", "-f", "-"], rules.table(inward))
             found.inward = inward
         self._hold(found, late)
+
+    def _reachable(self, node: int) -> tuple[Inside, str] | None:
+        known = self._standing(node)
+        return None if known is None else (known.inside, known.place.address)
 
     def _standing(self, node: int) -> _Rules | None:
         """The node's rules in its present life, None if it is not alive."""

@@ -8,64 +8,47 @@ from this process.
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.host.container_engine import asking
+from trainchaos.harness.launch.cgroups import count_in, group_of
 from trainchaos.harness.launch.containers.links import NodeLinks
+from trainchaos.harness.launch.containers.node_container import NodeContainer
 
 MIB = 1 << 20
 PERIOD_US = 100_000
 NO_LIMIT = 1 << 53  # bytes; the engine does not accept "none" as a change
 LEAST_MIB = 6  # the smallest limit that a container may have
-_CGROUPS = Path("/sys/fs/cgroup")
-_V1 = {
-    "memory.events": "memory.oom_control",
-    "memory.current": "memory.usage_in_bytes",
-    "cpu.stat": "cpu.stat",
-}
-
-
-class Containers(Protocol):
-    """The present containers of nodes, by number. Each method raises ProcessLookupError for a node
-    that was never started.
-    """
-
-    def container(self, node: int) -> Any:
-        """The docker-py container."""
-
-    def init_pid(self, node: int) -> int:
-        """Pid of its first process on this machine; 0 if unknown or if it has ended."""
-
-    def init_pidfd(self, node: int) -> int:
-        """A pidfd of its first process; -1 if there is none."""
-
-    def memory_mib(self) -> int | None:
-        """The memory limit that every node has anyway; None: no limit."""
-
-    def cores(self) -> float | None:
-        """The processor quota that every node has anyway; None: no quota."""
+COUNTS = (("oom_kills", "memory", "oom_kill"), ("throttled", "cpu", "nr_throttled"))
 
 
 class ContainerMachines:
-    """``links``: drops the packets of a node that is cut off; None if nothing may do that."""
+    """``started``: the present container of a node, which raises ProcessLookupError for one that
+    was never started; ``links``: drops the packets of a node that is cut off; ``memory_mib``,
+    ``cores``: limits that every node has anyway, None: no limit.
+    """
 
-    def __init__(self, containers: Containers, links: NodeLinks | None) -> None:
-        self._containers = containers
+    can_pause = True
+
+    def __init__(
+        self,
+        started: Callable[[int], NodeContainer],
+        links: NodeLinks,
+        memory_mib: int | None,
+        cores: float | None,
+    ) -> None:
+        self._started = started
         self._links = links
-
-    @property
-    def can_pause(self) -> bool:
-        """Always."""
-        return True
+        self._memory_mib = memory_mib
+        self._cores = cores
 
     def kill(self, node: int) -> Mapping[str, Any]:
         """SIGKILL its first process: the kernel then kills the rest of its process namespace."""
-        pidfd = self._containers.init_pidfd(node)
+        pidfd = self._started(node).pidfd
         if pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):  # it has ended already
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -86,17 +69,15 @@ class ContainerMachines:
 
     def limit_memory(self, node: int, spare_mib: int | None) -> None:
         """Limit the container's memory, including swap."""
-        usual = self._containers.memory_mib()
         if spare_mib is None:
-            limit = NO_LIMIT if usual is None else usual * MIB
+            limit = NO_LIMIT if self._memory_mib is None else self._memory_mib * MIB
         else:
             limit = max(LEAST_MIB * MIB, self._memory_used(node) + spare_mib * MIB)
         self._update(node, mem_limit=limit, memswap_limit=limit)
 
     def limit_cores(self, node: int, cores: float | None) -> None:
         """Limit the container with a quota."""
-        usual = self._containers.cores()
-        wanted = usual if cores is None else cores
+        wanted = self._cores if cores is None else cores
         quota = -1 if wanted is None else max(1000, int(wanted * PERIOD_US))
         self._update(node, cpu_period=PERIOD_US, cpu_quota=quota)
 
@@ -104,20 +85,17 @@ class ContainerMachines:
         """Drop packets in its network namespace: only traffic to itself passes. Raises
         RuntimeError.
         """
-        if self._links is None:
-            raise RuntimeError("packets of nodes cannot be dropped here")
         self._links.isolate(node, outward=outward, inward=inward)
 
     def rejoin(self, node: int) -> None:
         """Undo ``isolate``."""
-        if self._links is not None:
-            self._links.rejoin(node)
+        self._links.rejoin(node)
 
     def seen(self, node: int) -> Mapping[str, Any]:
         """The engine's state of it, and the kernel's counts of its control group while it
         has one.
         """
-        container = self._containers.container(node)
+        container = self._started(node).container
         try:
             with asking(f"say how node {node} is"):
                 container.reload()
@@ -131,35 +109,33 @@ class ContainerMachines:
         }
         if state["Status"] in ("exited", "dead"):
             found["exit_code"] = int(state["ExitCode"])
-        counts = {
-            "oom_kills": ("memory", "memory.events", r"^oom_kill (\d+)"),
-            "throttled": ("cpu", "cpu.stat", r"^nr_throttled (\d+)"),
-        }
-        for name, (controller, file, pattern) in counts.items():
-            match = re.search(pattern, self._group_file(node, controller, file), re.MULTILINE)
-            found |= {name: int(match[1])} if match else {}
+        for name, controller, kernels in COUNTS:
+            group = self._group(node, controller)
+            count = None if group is None else count_in(group, kernels)
+            found |= {} if count is None else {name: count}
         return found
 
     def _tell(self, node: int, what: str) -> None:
         """Call a method of the node's container. Raises InfrastructureError, and ProcessLookupError
         for a node that was never started.
         """
-        container = self._containers.container(node)
+        container = self._started(node).container
         with asking(f"{what} {container.name}"):
             getattr(container, what)()
 
     def _update(self, node: int, **limits: int) -> None:
         """Change the limits of a running node; an ended one has no limits."""
-        container = self._containers.container(node)
+        container = self._started(node).container
         if self.seen(node)["state"] in ("running", "paused"):
             with asking(f"change the limits of {container.name}"):
                 container.update(**limits)
 
     def _memory_used(self, node: int) -> int:
-        text = self._group_file(node, "memory", "memory.current").strip()
-        if text:
-            return int(text)
-        container = self._containers.container(node)
+        if (group := self._group(node, "memory")) is not None:
+            for file in ("memory.current", "memory.usage_in_bytes"):
+                with contextlib.suppress(OSError):
+                    return int((group / file).read_text())
+        container = self._started(node).container
         with asking(f"say how much memory {container.name} uses"):
             return int(
                 container.client.api.stats(container.id, stream=False, one_shot=True)[
@@ -167,18 +143,9 @@ class ContainerMachines:
                 ]["usage"]
             )
 
-    def _group_file(self, node: int, controller: str, file: str) -> str:
-        """A file of its control group, version 2 or 1; "" if it cannot be read from here."""
-        pid = self._containers.init_pid(node)
-        if not pid:
-            return ""
-        try:
-            for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-                _, controllers, path = line.split(":", 2)
-                if controller in controllers.split(","):
-                    return (_CGROUPS / controller / path.lstrip("/") / _V1[file]).read_text()
-                if not controllers and (_CGROUPS / "cgroup.controllers").exists():
-                    return (_CGROUPS / path.lstrip("/") / file).read_text()
-        except OSError:
-            pass
-        return ""
+    def _group(self, node: int, controller: str) -> Path | None:
+        """Its control group; None if that cannot be read from here."""
+        pid = self._started(node).live_pid
+        with contextlib.suppress(OSError):
+            return group_of(pid, controller) if pid else None
+        return None

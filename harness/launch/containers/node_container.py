@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.host.container_engine import asking
+from trainchaos.recovery.process.processes import readable
 
 SETTLING_S = 4.0  # an end this early is a failed start
 NOTICED_S = 5.0  # the engine notices an end later than the pidfd does
@@ -50,15 +50,18 @@ class NodeContainer:
     def ended(self) -> bool:
         """Whether it has ended, by its pidfd; the engine is queried only if there is none."""
         if self.pidfd >= 0:
-            poll = select.poll()
-            poll.register(self.pidfd, select.POLLIN)
-            return bool(poll.poll(0))
+            return readable(self.pidfd)
         try:
             with asking("say whether it runs"):
                 self.container.reload()
         except InfrastructureError:
             return False  # the engine is unreachable; its containers may well be alive
         return self.container.status in ENDED
+
+    @property
+    def live_pid(self) -> int:
+        """Pid of its first process on this machine; 0 if unknown or if it has ended."""
+        return 0 if self.ended else self.pid
 
     def why_ended(self) -> str:
         """Why it ended, for people. An early end is a failed start: then the agent's last output is

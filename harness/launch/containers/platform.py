@@ -8,12 +8,11 @@ the run needs it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,9 @@ from trainchaos.harness.launch.containers.links import BY_QUEUE, NodeAddress, No
 from trainchaos.harness.launch.containers.machines import PERIOD_US, ContainerMachines
 from trainchaos.harness.launch.containers.network import ContainerNetwork, make_network
 from trainchaos.harness.launch.containers.node_container import NodeContainer, remove
-from trainchaos.harness.launch.launcher import LinkControl, MachineControl
-from trainchaos.harness.launch.nodes.platform import PlatformNeeds, Will
+from trainchaos.harness.launch.containers.settings import Settings
+from trainchaos.harness.launch.nodes.platform import Platform, PlatformNeeds, Will
+from trainchaos.harness.launch.storage import mount
 from trainchaos.harness.undo.base import mounts
 from trainchaos.harness.undo.containers import RemoveContainers, RemoveNetworks
 from trainchaos.harness.undo.ledger import Ledger
@@ -50,24 +50,7 @@ PROPAGATION = "rslave"
 _BIND, _REC, _SHARED = 4096, 16384, 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings of every node. ``cpus``, ``memory_mib``: limits, None: no limit; ``gpus``: devices
-    per node, "all": every node sees all; ``mounts``: more directories to bind, read-only.
-    """
-
-    image: str = ""
-    python: str = "python3"
-    cpus: float | None = None
-    memory_mib: int | None = None
-    shm_mib: int = 1024
-    gpus: int | str = 0
-    subnet: str = ""
-    outside: bool = False
-    mounts: Sequence[str] = ()
-
-
-class DockerPlatform:
+class DockerPlatform(Platform):
     """The containers and the network of one run. Raises InfrastructureError if the engine
     refuses.
     """
@@ -93,8 +76,15 @@ class DockerPlatform:
         self._lock = threading.Lock()  # a lost node restarts on a separate thread
         self._root = wanted.run.root.resolve()
         self._shared: SharedDirectory | None = None
-        self._links = NodeLinks(self._place, self.address)
-        self._machines = ContainerMachines(self, self._links)
+        self.links = self._links = NodeLinks(self._place, self.address)
+        self.machines = ContainerMachines(
+            self._started, self._links, settings.memory_mib, settings.cpus
+        )
+        self.emulates = (
+            "nodes are containers of one machine: they share its processors, disk and clock"
+        )
+        if Need.LINKS in wanted.needs and not self._links.has_netem():
+            self.emulates += f"; a link's delay would be by {BY_QUEUE}"
         try:
             if Need.MOUNT in wanted.needs:
                 self._shared = SharedDirectory(self._root, wanted.will)
@@ -112,24 +102,6 @@ class DockerPlatform:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def emulates(self) -> str:
-        """What these nodes, and the network between them, share or emulate."""
-        text = "nodes are containers of one machine: they share its processors, disk and clock"
-        if Need.LINKS in self._wanted.needs and not self._links.has_netem():
-            text += f"; a link's delay would be by {BY_QUEUE}"
-        return text
-
-    @property
-    def machines(self) -> MachineControl | None:
-        """Acts on containers through this engine."""
-        return self._machines
-
-    @property
-    def links(self) -> LinkControl | None:
-        """Shapes traffic between containers in the kernel."""
-        return self._links
 
     @property
     def network(self) -> ContainerNetwork:
@@ -163,22 +135,7 @@ class DockerPlatform:
         """Pid of a node's first process on this machine; 0 if unknown or if it has ended. Raises
         ProcessLookupError.
         """
-        found = self._started(node)
-        return 0 if found.ended else found.pid
-
-    def init_pidfd(self, node: int) -> int:
-        """The pidfd of that process, open while the node has this container; -1 if there is none.
-        Raises ProcessLookupError.
-        """
-        return self._started(node).pidfd
-
-    def memory_mib(self) -> int | None:
-        """The memory limit that every node has anyway."""
-        return self._settings.memory_mib
-
-    def cores(self) -> float | None:
-        """The processor quota that every node has anyway."""
-        return self._settings.cpus
+        return self._started(node).live_pid
 
     def _place(self, node: int) -> NodeAddress | None:
         """The node's address and access to its namespace, None if it is not alive."""
@@ -220,10 +177,6 @@ class DockerPlatform:
             self._nodes[node] = found
         self._links.renewed(node)
 
-    def replaceable(self, node: int) -> bool:
-        """Always: another container replaces it."""
-        return True
-
     def gone(self, node: int) -> str | None:
         """Why the node is gone, by the pidfd of its first process; the engine is queried only
         without one.
@@ -233,10 +186,6 @@ class DockerPlatform:
         if found is None:
             return "it has no container"
         return found.why_ended() if found.ended else None
-
-    def drain(self, node: int, reason: str) -> str | None:
-        """Nothing to do: an engine places no work by itself."""
-        return None
 
     def close(self) -> Sequence[str]:
         """Remove containers and network; the agents' output is kept in the run's directory."""
@@ -351,8 +300,8 @@ class SharedDirectory:
         self._undo = Unmount(path=path, source=_source(path))
         will(self._undo)
         try:
-            _mount(str(path), path, _BIND | _REC)
-            _mount("none", path, _SHARED | _REC)
+            mount(str(path), path, _BIND | _REC)
+            mount("none", path, _SHARED | _REC)
         except OSError as error:
             self.close()
             raise InfrastructureError(
@@ -373,10 +322,3 @@ def _source(path: Path) -> str:
     above = [(place, source) for place, source in mounts() if path.is_relative_to(place)]
     longest = max(len(place) for place, _ in above)
     return [source for place, source in above if len(place) == longest][-1]
-
-
-def _mount(source: str, path: Path, flags: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(os.fsencode(source), os.fsencode(path), None, flags, None):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(path))

@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from trainchaos.harness.launch.containers import rules
 from trainchaos.harness.launch.containers.inside import Inside
 
+PROBING = "trainchaos.harness.launch.containers.probing"
 LOOK_S = 0.02
 SERVER_LIMIT_S = 0.5  # for the server to notice that the client is gone
 PROBE_LIMIT_S = 15.0
@@ -44,22 +45,10 @@ BY_ENGINE = Sample(send_s=3.5, settle_s=0.5, window_s=2.5)
 _BYTES = re.compile(r"bytes (\d+)")
 
 
-class LiveNode(Protocol):
-    """A node that is alive."""
-
-    @property
-    def inside(self) -> Inside:
-        """Access to its namespace."""
-
-    @property
-    def place(self) -> Any:
-        """Its place, with an ``address``."""
-
-
 class Probes:
-    """``standing``: a live node, or None if it is not alive."""
+    """``standing``: access to a live node's namespace, and its address; None if it is not alive."""
 
-    def __init__(self, standing: Callable[[int], LiveNode | None]) -> None:
+    def __init__(self, standing: Callable[[int], tuple[Inside, str] | None]) -> None:
         self._standing = standing
         self._numbers = itertools.count()
         self._results: dict[int, Mapping[str, Any]] = {}
@@ -90,10 +79,8 @@ class Probes:
         try:
             source, sink = self._standing(link[0]), self._standing(link[1])
             if source is not None and sink is not None:
-                sample = sample if sink.inside.entered else BY_ENGINE
-                found = measure(
-                    source.inside, sink.inside, source.place.address, sink.place.address, sample
-                )
+                sample = sample if sink[0].entered else BY_ENGINE
+                found = measure(source[0], sink[0], source[1], sink[1], sample)
         except RuntimeError:
             pass  # a node ended meanwhile: nothing arrived
         finally:
@@ -105,23 +92,8 @@ def measure(
 ) -> Mapping[str, Any]:
     """See ``LinkControl.probed``. Bounded by PROBE_LIMIT_S. Raises RuntimeError."""
     port = random.randrange(*PORTS)
-    client = [
-        source.python,
-        "-m",
-        "trainchaos.harness.launch.containers.probing",
-        "ask",
-        sink_address,
-        str(port),
-        str(sample.send_s),
-    ]
-    server = [
-        sink.python,
-        "-m",
-        "trainchaos.harness.launch.containers.probing",
-        "serve",
-        sink_address,
-        str(port),
-    ]
+    client = [source.python, "-m", PROBING, "ask", sink_address, str(port), str(sample.send_s)]
+    server = [sink.python, "-m", PROBING, "serve", sink_address, str(port)]
     said: list[str] = []
     ends = [
         threading.Thread(target=_run, args=(sink, server, []), daemon=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -13,12 +14,12 @@ from trainchaos.chaos.fault.targets import LinkShape
 from trainchaos.harness.launch.links.messages import (
     ANSWER,
     LONGEST,
-    CloseForward,
+    CloseRoute,
     Done,
-    Forward,
     Link,
     Probe,
     Probed,
+    Route,
     Routed,
     SetShape,
 )
@@ -39,8 +40,6 @@ class LinkProxy:
     """
 
     def __init__(self, host: str = LOOPBACK) -> None:
-        import os
-
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.process = subprocess.Popen(
@@ -89,12 +88,12 @@ class LinkProxy:
         """Open a port that leads any client to ``host:port`` along ``link``. Raises
         InfrastructureError.
         """
-        self._say(Forward(link=link, host=host, port=port))
+        self._say(Route(link=link, host=host, port=port, stays=True))
         return self._await(Routed).port
 
     def close_forward(self, port: int) -> None:
         """Accept no more connections at a port from ``forward``."""
-        self._say(CloseForward(port=port))
+        self._say(CloseRoute(port=port))
         self._await(Done)
 
     def probe(self, link: Link) -> int:

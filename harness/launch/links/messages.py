@@ -17,25 +17,18 @@ Link = tuple[str, str]
 
 
 class Route(Message):
-    """From a rank: route my connection to ``link[1]``, which listens at ``host:port``, through the
-    proxy.
+    """Open a port that leads to ``host:port`` along ``link``: for one connection, as a rank asks
+    for it, or until it is closed.
     """
 
     link: Link
     host: str
     port: Port
+    stays: bool = False
 
 
-class Forward(Message):
-    """From the launcher: open a port and forward every connection made to it to ``host:port``."""
-
-    link: Link
-    host: str
-    port: Port
-
-
-class CloseForward(Message):
-    """From the launcher: accept no more connections at this port."""
+class CloseRoute(Message):
+    """Accept no more connections at the port of a route that stays."""
 
     port: int
 
@@ -74,5 +67,5 @@ class Done(Message):
     """A shape is in force."""
 
 
-REQUEST = parser(Route | Forward | CloseForward | SetShape | Probe)
+REQUEST = parser(Route | CloseRoute | SetShape | Probe)
 ANSWER = parser(Routed | Probed | Done)

@@ -23,9 +23,8 @@ from typing import Any
 from trainchaos.harness.launch.links.messages import (
     LONGEST,
     REQUEST,
-    CloseForward,
+    CloseRoute,
     Done,
-    Forward,
     Link,
     Probe,
     Probed,
@@ -151,11 +150,8 @@ class Proxy:
     def _obey(self, request: Any, sock: socket.socket, *, trusted: bool) -> None:
         if isinstance(request, Route):
             accepted = partial(self._accepted, request.link, (request.host, request.port))
-            self._answer(sock, Routed(port=self._listen(accepted, once=True)))
-        elif isinstance(request, Forward):
-            accepted = partial(self._accepted, request.link, (request.host, request.port))
-            self._answer(sock, Routed(port=self._listen(accepted)))
-        elif isinstance(request, CloseForward):
+            self._answer(sock, Routed(port=self._listen(accepted, once=not request.stays)))
+        elif isinstance(request, CloseRoute):
             server = self._servers.pop(request.port)
             self._selector.unregister(server)
             server.close()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from trainchaos.chaos.fault.targets import LinkShape
 from trainchaos.harness.launch.launcher import LinkControl, MachineControl
@@ -20,6 +19,7 @@ class LinksByNode:
 
     def __init__(self, links: LinkControl, node_of: NodeOf) -> None:
         self._links = links
+        self.probed = links.probed
         self._node_of = node_of
 
     def refuses(self, link: tuple[str, str]) -> str | None:
@@ -36,9 +36,6 @@ class LinksByNode:
 
     def probe(self, link: tuple[str, str]) -> int:
         return self._links.probe(self.over(link))
-
-    def probed(self, number: int) -> Mapping[str, Any] | None:
-        return self._links.probed(number)
 
 
 class GroupsByNode:

@@ -18,7 +18,6 @@ from trainchaos.harness.launch.launcher import (
     ArmSetup,
     Leftovers,
     LinkControl,
-    MachineControl,
     NodeNews,
     Report,
 )
@@ -26,13 +25,14 @@ from trainchaos.harness.launch.links.client import LinkProxy
 from trainchaos.harness.launch.memory import in_memory, keepers_for
 from trainchaos.harness.launch.nodes.by_process import GroupsByNode, LinksByNode
 from trainchaos.harness.launch.nodes.node_keepers import NodeKeepers
-from trainchaos.harness.launch.nodes.untainted import refuse_shortage, tainted_at
-from trainchaos.harness.launch.rank_setup import RankEnvironment, rank_config, strategy_of
+from trainchaos.harness.launch.nodes.untainted import tainted_at
+from trainchaos.harness.launch.places.seats import shortage
+from trainchaos.harness.launch.rank_setup import rank_config, strategy_for
 from trainchaos.harness.launch.requirements import needs_of
 from trainchaos.harness.launch.storage import mount_for
 from trainchaos.harness.launch.stores import StoreKeeper
 from trainchaos.harness.undo.base import Undo
-from trainchaos.recovery.health.quarantine import names_of
+from trainchaos.recovery.health.quarantine import TooFewPlaces, names_of
 from trainchaos.recovery.health.readings.signs import Sign
 from trainchaos.recovery.nodes.coordinator import node_events
 from trainchaos.recovery.nodes.coordinator.fleet import FleetReport, NodeGone
@@ -50,11 +50,7 @@ from trainchaos.recovery.nodes.coordinator.place_checks import NodeChecks
 from trainchaos.recovery.nodes.coordinator.salvage import gather
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.policy.jobconfig import Exchange, NetworkAddresses, exchange_of
-from trainchaos.recovery.process import pressure
 from trainchaos.recovery.process.local import start_store
-from trainchaos.recovery.process.starvation import Pulse
-from trainchaos.recovery.transport.progress_counters import Mark
-from trainchaos.recovery.transport.wire import Message
 
 if TYPE_CHECKING:
     from trainchaos.harness.launch.nodes.session import NodesSession
@@ -74,6 +70,12 @@ class NodesCluster:
         self._setup = setup
         self._fleet = session.fleet
         self._platform = session.platform
+        self.machines = session.platform.machines
+        fleet = session.fleet
+        self.away, self.back, self.pressures = fleet.away, fleet.back, fleet.pressures
+        self.alive, self.send, self.signal = fleet.alive, fleet.send, fleet.signal
+        self.mark, self.os_state = fleet.mark, fleet.os_state
+        self.stacks, self.pulse = fleet.stacks, fleet.pulse
         self._nodes = range(setup.cell.scenario.topology.nodes)
         self._node_keepers = NodeKeepers(self)
         self._reports: list[Report] = []
@@ -94,9 +96,11 @@ class NodesCluster:
         hosts = {node: known[node].host for node in self._nodes}
         if self._platform.emulates:  # containers have names that no taint can know
             hosts = dict.fromkeys(hosts, socket.gethostname())
-        found = tainted_at(self._places, hosts, emulated=bool(self._platform.emulates))
+        self.tainted = tainted_at(self._places, hosts, emulated=bool(self._platform.emulates))
         self._names = names_of(hosts, emulated=bool(self._platform.emulates))
-        self.tainted = refuse_shortage(setup, found, self._places)
+        spares = strategy_for(setup.cell).spares_wanted
+        if lacks := shortage(setup.cell, self.tainted, self._places, spares=spares):
+            raise TooFewPlaces(lacks)
         needs = needs_of(setup.cell)
         host = self._platform.host
         self.store = None
@@ -107,26 +111,18 @@ class NodesCluster:
         else:
             self._store, self.store_port = start_store(host)
         self.storage = mount_for(setup)
-        machines, links = self._platform.machines, self._platform.links
-        limits = machines is not None and bool(needs & {Need.MEMORY, Need.QUOTA})
-        self.groups = (
-            GroupsByNode(machines, self._node_of) if machines is not None and limits else None
-        )
+        machines, links = self.machines, self._platform.links
+        limits = machines is not None and needs & {Need.MEMORY, Need.QUOTA}
+        self.groups = GroupsByNode(machines, self._node_of) if machines and limits else None
         self._links = (
             LinksByNode(links, self._node_of) if links is not None and Need.LINKS in needs else None
         )
         self._proxy: LinkProxy | None = None
         if Need.LINKS in needs and links is None:
-            refuse_ways_around(host, {node: self._fleet.nodes()[node] for node in self._nodes})
             self._proxy = LinkProxy(host)
         self.keepers = keepers_for(setup, lambda: self._node_keepers)
 
     # ---- nodes
-
-    @property
-    def machines(self) -> MachineControl | None:
-        """The platform's."""
-        return self._platform.machines
 
     @property
     def links(self) -> LinkControl | None:
@@ -150,14 +146,6 @@ class NodesCluster:
         found, self._news = self._news, []
         return found
 
-    def away(self) -> None:
-        """Close the connections to all agents; they continue alone."""
-        self._fleet.away()
-
-    def back(self) -> None:
-        """Let the agents connect again."""
-        self._fleet.back()
-
     # ---- processes
 
     def identity(self) -> dict[str, Any]:
@@ -177,7 +165,10 @@ class NodesCluster:
     def spawn(self, name: str, role: str, mode: str, device: str, node: int = 0) -> int:
         """Make the node's agent start a rank; returns its pid there."""
         home = self._session.scratch(node)
-        environment = RankEnvironment(
+        config = rank_config(
+            self._setup,
+            name=name,
+            role=role,
             events=home / "events" / self._setup.id,
             logs=home / "logs" / self._setup.id,
             device=device,
@@ -185,9 +176,6 @@ class NodesCluster:
             memory=in_memory(self._setup, self.keepers, node),
             net=NetworkAddresses(store_host=self._platform.host, address=self.address(node)),
             door=self._proxy.door if self._proxy is not None else None,
-        )
-        config = rank_config(
-            self._setup, environment, name=name, role="spare" if role == "spare" else "worker"
         )
         log = f"events/{self._setup.id}/{name}.jsonl"
         self._logs[name] = (node, log)
@@ -229,41 +217,9 @@ class NodesCluster:
         """Its host's, or its number where other nodes share that."""
         return self._names[node][-1]
 
-    def alive(self, name: str) -> bool:
-        """Whether its exit has not been reported yet."""
-        return self._fleet.alive(name)
-
-    def send(self, name: str, message: Message) -> bool:
-        """Send through its agent."""
-        return self._fleet.send(name, message)
-
-    def signal(self, name: str, signum: int) -> None:
-        """Signal through its agent, by pidfd."""
-        self._fleet.signal(name, signum)
-
-    def mark(self, name: str) -> Mark:
-        """Its last reported progress mark."""
-        return self._fleet.mark(name)
-
-    def os_state(self, name: str) -> str:
-        """Its last reported kernel state."""
-        return self._fleet.os_state(name)
-
     def pid(self, name: str) -> int | None:
         """None: it runs on another machine, or in another container."""
         return None
-
-    def stacks(self, name: str) -> str | None:
-        """What its agent sent."""
-        return self._fleet.stacks(name)
-
-    def pulse(self, name: str) -> Pulse:
-        """Processor time that it got."""
-        return self._fleet.pulse(name)
-
-    def pressures(self) -> Mapping[int, tuple[int, pressure.PressureReading]]:
-        """Processor pressure of each node, as last reported."""
-        return self._fleet.pressures()
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Reports of ranks and spares; a process's last messages come before its exit."""
@@ -300,12 +256,9 @@ class NodesCluster:
 
     def _node_of(self, process: str) -> int:
         """The node of a rank, or of a keeper, which the limits of its node apply to as well."""
-        keeping = self.keepers is not None and self.keepers.owns(process)
-        return (
-            self.keepers.node_of(process)
-            if self.keepers is not None and keeping
-            else self._logs[process][0]
-        )
+        if self.keepers is not None and self.keepers.owns(process):
+            return self.keepers.node_of(process)
+        return self._logs[process][0]
 
     def _lose(self, node: int) -> None:
         """Collect what its ranks wrote and its agent had not forwarded: it is needed soon, as
@@ -365,7 +318,7 @@ def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, li
     per process that it starts with.
     """
     place, workload = setup.cell.scenario.topology, setup.cell.scenario.workload
-    spares = [place.node_of_spare(index) for index in range(strategy_of(setup).spares_wanted)]
+    spares = [place.node_of_spare(index) for index in range(strategy_for(setup.cell).spares_wanted)]
     found: dict[int, list[str]] = {}
     single = True
     for node in range(place.nodes):
@@ -382,24 +335,3 @@ def places(setup: ArmSetup, known: Mapping[int, NodeInfo]) -> tuple[dict[int, li
     if workload.device != "cuda":
         return found, Exchange("gloo")
     return found, exchange_of(workload.backend, own_gpus=single)
-
-
-def refuse_ways_around(host: str, known: Mapping[int, NodeInfo]) -> None:
-    """Raise InfrastructureError if ranks of a node would bypass a link proxy at ``host``."""
-    for node, info in known.items():
-        if not _below(host, info.address):
-            raise InfrastructureError(
-                f"the link proxy is at {host}, and node {node} at {info.address}: gloo connects"
-                " only to lower addresses",
-                hint=(
-                    "give the coordinator an address below those of all nodes, or leave out"
-                    " faults on links"
-                ),
-            )
-
-
-def _below(one: str, other: str) -> bool:
-    try:
-        return socket.inet_aton(one) < socket.inet_aton(other)
-    except OSError:
-        return False  # not IPv4: gloo's order of these addresses is not known

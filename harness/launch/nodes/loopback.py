@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -18,16 +17,14 @@ from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.host.processes import with_descendants
-from trainchaos.harness.launch.launcher import LinkControl
-from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.launch.nodes.platform import FewActs, Platform, PlatformNeeds
 from trainchaos.harness.undo.records import KillProcess
 from trainchaos.recovery.nodes.coordinator.loss import TakenAway
 from trainchaos.recovery.policy.jobconfig import LOOPBACK
-from trainchaos.recovery.process.processes import start_time
+from trainchaos.recovery.process.processes import readable, start_time, state
 
 END_LIMIT_S = 5.0
 BYE_LIMIT_S = 3.0
-MOST = 250 * 250
 SAID_BYTES = 300
 
 
@@ -42,12 +39,10 @@ class NodeAgentProcess:
     @property
     def ended(self) -> bool:
         """Whether it has exited; the pidfd shows that before the process is reaped."""
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return readable(self.pidfd)
 
 
-class LoopbackPlatform:
+class LoopbackPlatform(Platform):
     """Agents of one run. They end when the run ends them, or when their lease expires after the run
     is gone.
     """
@@ -59,20 +54,11 @@ class LoopbackPlatform:
     host = LOOPBACK
 
     def __init__(self, wanted: PlatformNeeds) -> None:
-        if wanted.nodes > MOST:
-            raise InfrastructureError(
-                f"{wanted.nodes} nodes: there are addresses for {MOST}", hint="use fewer"
-            )
         self._wanted = wanted
         self._logs = wanted.run.root / "nodes"
         self._lives: dict[int, NodeAgentProcess] = {}
         self._lock = threading.Lock()  # a lost node starts anew on a separate thread
         self.machines = Machines(self)
-
-    @property
-    def links(self) -> LinkControl | None:
-        """None: the link proxy shapes the traffic of ranks."""
-        return None
 
     def address(self, node: int) -> str:
         """An address above the host's, so that ranks connect to the link proxy and not the other
@@ -108,10 +94,6 @@ class LoopbackPlatform:
         if before is not None:
             _reap(before)
 
-    def replaceable(self, node: int) -> bool:
-        """Always: another process replaces it."""
-        return True
-
     def gone(self, node: int) -> str | None:
         """Whether its agent has exited; includes its last output if it exited with an error
         code.
@@ -126,19 +108,14 @@ class LoopbackPlatform:
         words = "its agent has ended"
         return TakenAway(words) if code is not None and code < 0 else words
 
-    def drain(self, node: int, reason: str) -> str | None:
-        """Nothing to do: nothing else is placed on this machine."""
-        return None
-
     def close(self) -> Sequence[str]:
         """End the agents that have not exited by themselves."""
         until_s = time.monotonic() + BYE_LIMIT_S
         with self._lock:
             lives, self._lives = self._lives, {}
         for life in lives.values():
-            poll = select.poll()
-            poll.register(life.pidfd, select.POLLIN)
-            poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
+            with suppress(subprocess.TimeoutExpired):
+                life.process.wait(timeout=max(0.0, until_s - time.monotonic()))
         return [
             f"the agent of node {node} stays" for node, life in lives.items() if not _reap(life)
         ]
@@ -157,12 +134,13 @@ class LoopbackPlatform:
         return "no output"
 
 
-class Machines:
+class Machines(FewActs):
     """Implements ``harness.launch.launcher.MachineControl`` as far as a process can emulate a
     machine.
     """
 
     can_pause = True
+    who = "an agent of this machine, which stands for the node,"
 
     def __init__(self, platform: LoopbackPlatform) -> None:
         self._platform = platform
@@ -184,21 +162,6 @@ class Machines:
         """Continue the agent and all its descendants."""
         self._signal_all(node, signal.SIGCONT)
 
-    def limit_memory(self, node: int, spare_mib: int | None) -> None:
-        """Raises OSError: a process cannot do that."""
-        raise _unable("limit the memory of")
-
-    def limit_cores(self, node: int, cores: float | None) -> None:
-        """Raises OSError: a process cannot do that."""
-        raise _unable("limit the processor time of")
-
-    def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
-        """Raises OSError: all nodes share one network."""
-        raise _unable("cut off")
-
-    def rejoin(self, node: int) -> None:
-        """Nothing to undo: ``isolate`` is not possible."""
-
     def seen(self, node: int) -> Mapping[str, Any]:
         """The kernel's state of the agent."""
         life = self._platform.life(node)
@@ -210,8 +173,6 @@ class Machines:
                 "exit_code": code if signum is None else None,
                 "signal": signum,
             }
-        from trainchaos.recovery.process.processes import state
-
         return {"state": "paused" if state(life.process.pid) in "Tt" else "running"}
 
     def _signal_all(self, node: int, signum: int) -> None:
@@ -224,12 +185,6 @@ class Machines:
                         signal.pidfd_send_signal(fd, signum)
                 finally:
                     os.close(fd)
-
-
-def _unable(what: str) -> OSError:
-    return OSError(
-        errno.EOPNOTSUPP, f"an agent of this machine stands for the node: cannot {what} it"
-    )
 
 
 def _reap(life: NodeAgentProcess) -> bool:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from trainchaos.recovery.checkpoint.memory.keeper import KeeperConfig
 from trainchaos.recovery.process.local import Report
-from trainchaos.recovery.transport.wire import Message
 
 if TYPE_CHECKING:
     from trainchaos.harness.launch.nodes.cluster import NodesCluster
@@ -25,6 +24,7 @@ class NodeKeepers:
         self.reports: list[Report] = []
         self.address = cluster.address
         self.alive = cluster.alive
+        self.send = cluster.send
         self.signal = cluster.signal
         self.os_state = cluster.os_state
 
@@ -44,10 +44,6 @@ class NodeKeepers:
             "log": self._cluster.output(config.node, process),
         }
         return self._cluster.start(process, config.node, settings)
-
-    def send(self, process: str, message: Message) -> bool:
-        """Send through its agent."""
-        return self._cluster.send(process, message)
 
     def wait(self, timeout_s: float) -> list[Report]:
         """Reports of keepers; other reports are left to the cluster."""

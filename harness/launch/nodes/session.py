@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import secrets
 import sys
 import threading
@@ -14,7 +13,6 @@ from concurrent.futures import TimeoutError as LateError
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.fault.base import Need
@@ -49,7 +47,6 @@ EVERY_S = 0.2
 """How long one turn waits: an arm that begins waits for no more than that."""
 LIMIT_S = 60.0
 """For a turn to end, which takes so long only where this process gets no processor."""
-R = TypeVar("R")
 
 
 @contextmanager
@@ -71,19 +68,10 @@ def nodes_session(
     home = RemoveTree(path=free_home(run.root.resolve()), inside=run.root.resolve())
     record = ledger.will(home)
     most = max(cell.scenario.topology.nodes for cell in cells)
-    platform = make(PlatformNeeds(run=run, cells=cells, nodes=most, needs=needs, will=ledger.will))
+    wanted = PlatformNeeds(run=run, cells=cells, nodes=most, needs=needs, will=ledger.will)
+    platform = make(wanted)
     try:
-        session = NodesSession(
-            platform,
-            home.path,
-            nodes=most,
-            keeps_store=Need.STORE_PROCESS in needs,
-            refusals=run.root / REFUSALS,
-            cells=cells,
-            token=token,
-            port=port,
-            ready_s=ready_s,
-        )
+        session = NodesSession(platform, wanted, home.path, token=token, port=port, ready_s=ready_s)
         try:
             yield session
         finally:
@@ -104,39 +92,35 @@ def free_home(root: Path) -> Path:
 
 class NodesSession:
     """Implements ``harness.launch.launcher.Session``. ``home``: directory for the agents' files,
-    shared by all nodes; ``keeps_store``: run the key-value store as a separate process here;
-    ``refusals``: file for refused connections and the reasons; ``cells``: of the run; ``token``,
-    ``port``, ``ready_s``: see ``nodes_session``. Raises InfrastructureError.
+    shared by all nodes; ``token``, ``port``, ``ready_s``: see ``nodes_session``. Raises
+    InfrastructureError.
     """
 
     def __init__(
         self,
         platform: Platform,
+        wanted: PlatformNeeds,
         home: Path,
         *,
-        nodes: int,
-        keeps_store: bool,
-        refusals: Path,
-        cells: Sequence[Cell] = (),
         token: bytes | None = None,
         port: int = 0,
         ready_s: float = READY_LIMIT_S,
     ) -> None:
         self.platform = platform
-        self._recipe = recipe(cells)
+        self._recipe = recipe(wanted.cells)
         self._home = home
         token = token or secrets.token_bytes(32)
         self._ready_s = ready_s
         self._token_file = _write_token(home, token)
-        self._refusals = refusals
+        self._refusals = wanted.run.root / REFUSALS
         self._played = False
         self.fleet = Fleet(token=token, host=platform.host, port=port, refused=self._note_refusal)
         self.zygote: ForkServer | None = None
-        if keeps_store:
+        if Need.STORE_PROCESS in wanted.needs:  # a process of this machine keeps the store
             become_subreaper()
             self.zygote = ForkServer(self._recipe.entry, ("torch",), rank_environment())
-        self.renewal = Renewal(platform, self._begin, nodes=nodes)
-        for node in range(nodes):
+        self.renewal = Renewal(platform, self._begin, nodes=wanted.nodes)
+        for node in range(wanted.nodes):
             self.renewal.start(node)
         self.meanwhile: list[FleetReport] = []
         """What happened between two arms, for the next one."""
@@ -191,28 +175,20 @@ class NodesSession:
     def _begin(self, node: int) -> None:
         host, port = self.fleet.address
         like = self._recipe
-        address = self.platform.address(node)
+        options = {
+            "coordinator": f"{host}:{port}",
+            "node": node,
+            "address": self.platform.address(node),
+            "token-file": self._token_file,
+            "scratch": self._told(node),
+            "boot": boot_id(),
+            "entry": like.entry,
+            "cold": like.cold,
+        }
         command = [
-            sys.executable,
-            "-m",
-            "trainchaos.recovery.nodes.serve",
-            "--coordinator",
-            f"{host}:{port}",
-            "--node",
-            str(node),
-            "--address",
-            address,
-            "--token-file",
-            str(self._token_file),
-            "--scratch",
-            str(self._told(node)),
-            "--boot",
-            boot_id(),
-            "--entry",
-            like.entry,
-            "--cold",
-            like.cold,
-            *(word for name in like.modules for word in ("--module", name)),
+            *(sys.executable, "-m", "trainchaos.recovery.nodes.serve"),
+            *(f"--{name}={value}" for name, value in options.items()),
+            *(f"--module={name}" for name in like.modules),
         ]
         self.platform.start(node, command, {"OMP_NUM_THREADS": "1"})
 
@@ -253,11 +229,8 @@ def _write_token(home: Path, token: bytes) -> Path:
     path = home / "token"
     try:
         home.mkdir(mode=0o700)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, token.hex().encode() + b"\n")
-        finally:
-            os.close(fd)
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(f"{token.hex()}\n")
     except OSError as error:
         raise InfrastructureError(
             f"cannot write {path}: {error.strerror}", hint="free disk space"
@@ -329,7 +302,7 @@ class Renewal:
         self._starter.shutdown(wait=True, cancel_futures=True)
 
 
-class Tending(Generic[R]):
+class Tending:
     """Keeps agents in contact while no arm of theirs is played: other cells may take longer than
     the lease after which an agent takes its coordinator for lost.
 
@@ -337,11 +310,11 @@ class Tending(Generic[R]):
     its own between ``begin`` and ``end``, and by nobody else meanwhile.
     """
 
-    def __init__(self, turn: Callable[[float], Sequence[R]]) -> None:
+    def __init__(self, turn: Callable[[float], Sequence[FleetReport]]) -> None:
         self._turn = turn
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._happened: list[R] = []
+        self._happened: list[FleetReport] = []
         self._error: Exception | None = None
 
     def begin(self) -> None:
@@ -351,7 +324,7 @@ class Tending(Generic[R]):
             self._thread = threading.Thread(target=self._run, name="tend-nodes", daemon=True)
             self._thread.start()
 
-    def end(self) -> list[R]:
+    def end(self) -> list[FleetReport]:
         """Stop, and return what happened since the last call, in order. Raises what a turn has
         raised, and InfrastructureError where a turn does not end.
         """

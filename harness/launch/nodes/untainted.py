@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.launch import devices
-from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.places.seats import Tainted, shortage, tainted_places
-from trainchaos.harness.launch.rank_setup import strategy_for, strategy_of
-from trainchaos.recovery.health.quarantine import TooFewPlaces, names_of, taints_now
+from trainchaos.harness.launch.rank_setup import strategy_for
+from trainchaos.recovery.health.quarantine import names_of, taints_now
 
 
 def tainted_here(places: Mapping[int, Sequence[str]]) -> Tainted:
@@ -39,13 +38,3 @@ def lacks_untainted(cell: Cell) -> str | None:
     here, _ = devices.placement(workload, gpus, spares)
     places = dict.fromkeys(range(topology.nodes), here)
     return shortage(cell, tainted_here(places), places, spares=spares)
-
-
-def refuse_shortage(
-    setup: ArmSetup, tainted: Tainted, places: Mapping[int, Sequence[str]]
-) -> Tainted:
-    """``tainted`` of an arm's nodes. Raises TooFewPlaces if its processes have no place."""
-    lacks = shortage(setup.cell, tainted, places, spares=strategy_of(setup).spares_wanted)
-    if lacks is not None:
-        raise TooFewPlaces(lacks)
-    return tainted

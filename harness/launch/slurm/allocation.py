@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pydantic import BaseModel, Field
+
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.host.slurm_commands import Commands
 from trainchaos.recovery.health.quarantine import WHAT_TO_DO, against, listed
 from trainchaos.recovery.health.taint import Taint
 
 HOW = "chaos plan --sbatch SCENARIO | sbatch submits a job that runs it"
+
+
+class AllocationOptions(BaseModel):
+    """What a batch script requests besides nodes: parameters of launcher ``slurm``, which describes
+    them.
+    """
+
+    partition: str = ""
+    account: str = ""
+    gpus_per_node: int = Field(default=0, ge=0, le=64)
+    cpus_per_node: int = Field(default=0, ge=0, le=1024)
+    reserve_nodes: int = Field(default=0, ge=0, le=1000)
+    grace_s: int = Field(default=60, ge=1, le=65535)
+    extra: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +54,12 @@ def allocation(environment: Mapping[str, str], slurm: Commands) -> Allocation | 
                 " has from Slurm"
             ),
         )
-    if _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
+    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         raise InfrastructureError(
             "srun has started chaos several times, once for each task",
             hint="start it once, without srun: it starts an agent on each node by itself",
         )
-    restarts = _number(environment, "SLURM_RESTART_COUNT", 0)
+    restarts = int(environment.get("SLURM_RESTART_COUNT", 0))
     return Allocation(job=job, hosts=slurm.hostnames(nodelist), restarts=restarts)
 
 
@@ -54,42 +71,26 @@ def without_tainted(
     return replace(found, hosts=tuple(host for host in found.hosts if host not in bad)), bad
 
 
-def too_few_untainted(found: Allocation, taints: Sequence[Taint], wanted: int) -> str | None:
-    """As ``too_few``; or why an allocation is too small without its tainted hosts."""
-    left, bad = without_tainted(found, taints)
-    if len(found.hosts) < wanted or len(left.hosts) >= wanted:
-        return too_few(found, wanted)
+def too_few(found: Allocation, wanted: int, taints: Sequence[Taint] = ()) -> str | None:
+    """Why an allocation, or what of it is not tainted, is too small, with a hint; None if it is
+    large enough.
+    """
+    have, (left, bad) = len(found.hosts), without_tainted(found, taints)
+    wants = f"the scenario wants {_nodes(wanted)} (spare ones included)"
+    if have < wanted:
+        return (
+            f"{wants}, allocation {found.job} has {have} ({', '.join(found.hosts)}): ask for them"
+            f" with --nodes={wanted}; {HOW}"
+        )
+    if len(left.hosts) >= wanted:
+        return None
     met = [taint for each in bad.values() for taint in each]
     return (
-        f"the scenario wants {_nodes(wanted)} (spare ones included), and of allocation {found.job}"
-        f" {len(left.hosts)} of {len(found.hosts)} are not tainted: {listed(met)}; ask for others"
-        f" (chaos plan --sbatch excludes what is tainted), or {WHAT_TO_DO}"
-    )
-
-
-def too_few(found: Allocation, wanted: int) -> str | None:
-    """Why an allocation is too small, with a hint; None if it is large enough."""
-    have = len(found.hosts)
-    if have >= wanted:
-        return None
-    return (
-        f"the scenario wants {_nodes(wanted)} (spare ones included), allocation {found.job} has"
-        f" {have} ({', '.join(found.hosts)}): ask for them with --nodes={wanted}; {HOW}"
+        f"{wants}, and of allocation {found.job} {len(left.hosts)} of {have} are not tainted:"
+        f" {listed(met)}; ask for others (chaos plan --sbatch excludes what is tainted), or"
+        f" {WHAT_TO_DO}"
     )
 
 
 def _nodes(number: int) -> str:
     return f"{number} node{'' if number == 1 else 's'}"
-
-
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    try:
-        return int(environment.get(name, default))
-    except ValueError:
-        raise InfrastructureError(
-            f"{name} is {environment[name]!r}, not a number",
-            hint=(
-                "run chaos in the shell of the batch script or of salloc, with the environment it"
-                " has from Slurm"
-            ),
-        ) from None

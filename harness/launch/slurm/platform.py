@@ -15,8 +15,7 @@ from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.host.slurm_commands import Commands
-from trainchaos.harness.launch.launcher import LinkControl
-from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.launch.nodes.platform import FewActs, Platform, PlatformNeeds
 from trainchaos.harness.launch.slurm.allocation import Allocation, too_few
 from trainchaos.harness.launch.slurm.step import SlurmStep
 from trainchaos.harness.launch.slurm.watch import AllocationWatch
@@ -28,15 +27,15 @@ BYE_LIMIT_S = 2.0
 PROBE_PORT = 9  # never sent to: it only makes the kernel choose a route
 
 
-class SlurmPlatform:
-    """Implements ``harness.launch.nodes.platform.Platform``.
+class SlurmPlatform(FewActs, Platform):
+    """Supplies nodes, and ends one: a job can only end its own work there.
 
     A node of the scenario is a host of the allocation. The remaining hosts wait in reserve; one of
     them takes over the number of a node whose host is lost. Once the agents run, the controller is
     needed only to start another step. ``found``: without its ``tainted`` hosts.
     """
 
-    emulates = ""
+    who = "a Slurm job"
 
     def __init__(
         self,
@@ -51,6 +50,7 @@ class SlurmPlatform:
         short = too_few(found, wanted.nodes)
         if short:
             raise InfrastructureError(short)
+        self.machines = self
         self._found = found
         self._slurm = slurm
         self._wanted = wanted
@@ -81,20 +81,6 @@ class SlurmPlatform:
             said = self._drain_host(bad, f"tainted: {taints[0].reason}")
             if said:
                 print(said, file=sys.stderr)
-
-    @property
-    def machines(self) -> SlurmMachines:
-        """Ends nodes."""
-        return SlurmMachines(self)
-
-    @property
-    def links(self) -> LinkControl | None:
-        """None: a job cannot shape the cluster's network."""
-        return None
-
-    def address(self, node: int) -> str:
-        """Empty: the agent finds its address."""
-        return ""
 
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start a step on the node's host, or on another host if that one is lost."""
@@ -285,53 +271,6 @@ class SlurmPlatform:
                 f"  it was requeued (restart {self._found.restarts}): this run begins anew"
             )
         print("\n".join(lines), file=sys.stderr)
-
-
-class SlurmMachines:
-    """Implements ``harness.launch.launcher.MachineControl``: a job can only end its own work on a
-    node.
-    """
-
-    can_pause = False  # a signal to a step need not reach all that runs in it
-
-    def __init__(self, platform: SlurmPlatform) -> None:
-        self._platform = platform
-
-    def kill(self, node: int) -> Mapping[str, Any]:
-        """Kill its step."""
-        return self._platform.kill(node)
-
-    def seen(self, node: int) -> Mapping[str, Any]:
-        """Slurm's and srun's view of the node."""
-        return self._platform.seen(node)
-
-    def pause(self, node: int) -> None:
-        """Raises OSError: a job cannot do that."""
-        raise _never("stop a node")
-
-    def resume(self, node: int) -> None:
-        """Nothing to undo."""
-
-    def limit_memory(self, node: int, spare_mib: int | None) -> None:
-        """Raises OSError, except to lift a limit."""
-        if spare_mib is not None:
-            raise _never("limit a node's memory")
-
-    def limit_cores(self, node: int, cores: float | None) -> None:
-        """Raises OSError, except to lift a limit."""
-        if cores is not None:
-            raise _never("limit a node's processor time")
-
-    def isolate(self, node: int, *, outward: bool = True, inward: bool = True) -> None:
-        """Raises OSError: a job cannot do that."""
-        raise _never("cut a node off")
-
-    def rejoin(self, node: int) -> None:
-        """Nothing to undo."""
-
-
-def _never(what: str) -> OSError:
-    return OSError(f"a Slurm job cannot {what}")
 
 
 def _way_to(address: str) -> str:

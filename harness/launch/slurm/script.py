@@ -1,22 +1,21 @@
-"""The batch script that requests a scenario's nodes from Slurm and runs it there."""
+"""The batch script that requests a scenario's nodes from Slurm and runs it there. Its text is
+``script.sh.j2``.
+"""
 
 from __future__ import annotations
 
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainchaos.chaos import plugins
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.planning.planview import RunPlan
-from trainchaos.chaos.scenario.model import Scenario
 from trainchaos.harness.host.slurm_commands import Commands, installed
-from trainchaos.harness.launch.launcher import Launcher
-from trainchaos.harness.launch.requirements import refuse_impossible
+from trainchaos.harness.launch.slurm.allocation import AllocationOptions
+from trainchaos.harness.launch.submitted import filled, largest_under, options_again
 from trainchaos.recovery.health.quarantine import same_host, taints_now
 from trainchaos.recovery.health.taint import Taint
 
@@ -26,45 +25,29 @@ LEAST_S = 600.0
 DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllocationOptions:
-    """What the script requests besides nodes; each field is the parameter of the same name of
-    launcher ``slurm``.
-    """
-
-    partition: str = ""
-    account: str = ""
-    gpus_per_node: int = 0
-    cpus_per_node: int = 0
-    reserve_nodes: int = 0
-    grace_s: int = 60
-    extra: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-
-
 def script_of(planned: RunPlan, path: Path, choices: Mapping[str, Any]) -> str:
     """The script for a planned run. ``choices``: options to pass on to ``chaos run``, by name.
 
     Raises ScenarioError if a fault needs something that a Slurm job cannot do.
     """
-    launcher = plugins.load(plugins.LAUNCHERS, Launcher)["slurm"]()
-    for each in planned.cells:
-        spec = each.cell.scenario.launcher.model_copy(update={"kind": "slurm"})
-        scenario = each.cell.scenario.model_copy(update={"launcher": spec})
-        refuse_impossible(each.cell.model_copy(update={"scenario": scenario}), launcher)
-    cells = [each.cell.scenario for each in planned.cells]
-    largest = max(cells, key=lambda cell: cell.launcher.nodes)
-    taints = taints_now()
-    params = largest.launcher.params if largest.launcher.kind == "slurm" else {}
-    known = {field.name for field in fields(AllocationOptions)}
-    return batch_script(
-        largest,
-        AllocationOptions(**{name: value for name, value in params.items() if name in known}),
-        nodes=largest.launcher.nodes,
-        estimate_s=planned.estimate_s,
-        directory=Path.cwd(),
-        command=["run", str(path), *_options_again(largest, choices)],
-        exclude=excluded(taints, _known_hosts()) if taints else (),
+    largest, asked = largest_under(planned, "slurm")
+    assert isinstance(asked, AllocationOptions)
+    taints, nodes = taints_now(), largest.launcher.nodes
+    own = [option.partition("=")[2] for option in asked.extra if option.startswith("--exclude=")]
+    file = choices.get("taints")
+    avoiding = () if file is None else ("--taints", str(file.absolute()))
+    again = ["run", str(path), *options_again(largest, "slurm", choices), *avoiding]
+    return filled(
+        Path(__file__).with_name("script.sh.j2"),
+        name=largest.name,
+        asked=asked,
+        nodes=nodes,
+        spare=sum(not largest.topology.ranks_on(node) for node in range(nodes)),
+        cpus=asked.cpus_per_node or largest.topology.ranks_per_node,
+        limit=_limit(planned.estimate_s),
+        exclude=[*(excluded(taints, _known_hosts()) if taints else ()), *own],
+        directory=shlex.quote(str(Path.cwd())),
+        command=shlex.join([sys.executable, "-m", "trainchaos", *again]),
     )
 
 
@@ -87,95 +70,6 @@ def _known_hosts() -> tuple[str, ...] | None:
         return Commands().known()
     except InfrastructureError:
         return None
-
-
-def _options_again(scenario: Scenario, choices: Mapping[str, Any]) -> Iterator[str]:
-    for value in choices.get("sets", ()):
-        yield from ("--set", value)
-    if scenario.launcher.kind != "slurm" or choices.get("launcher"):
-        yield from ("--launcher", "slurm")
-    for name in ("seed", "repeat"):
-        if choices.get(name) is not None:
-            yield from (f"--{name}", str(choices[name]))
-    if choices.get("taints") is not None:
-        yield from ("--taints", str(choices["taints"].absolute()))
-    for cell in choices.get("only", ()):
-        yield from ("--cell", cell)
-
-
-def batch_script(
-    scenario: Scenario,
-    asked: AllocationOptions,
-    *,
-    nodes: int,
-    estimate_s: float,
-    command: Sequence[str],
-    directory: Path,
-    exclude: Sequence[str] = (),
-) -> str:
-    """The script.
-
-    ``nodes``: the maximum over the cells, including spare nodes; ``estimate_s``: expected seconds
-    of the whole run; ``command``: what follows ``chaos``; ``directory``: where it runs, on a file
-    system that all nodes share; ``exclude``: hosts that the job must not get.
-    """
-    spare = sum(not scenario.topology.ranks_on(node) for node in range(scenario.launcher.nodes))
-    options = [
-        *_options(scenario, asked, nodes, estimate_s),
-        *_excluding(asked, exclude),
-        # last, so that the user's option overrides ours
-        *(each for each in asked.extra if not each.startswith("--exclude=")),
-    ]
-    about = f"{nodes} node{'s' if nodes > 1 else ''}"
-    about += f", {spare} of them spare" if spare else ""
-    about += f", and {asked.reserve_nodes} in reserve" if asked.reserve_nodes else ""
-    lines = [
-        "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in options),
-        (
-            f"# {scenario.name}: {about}. Submit it with sbatch; the directory below has to be on a"
-            " shared file system."
-        ),
-        "set -e",
-        f"cd {shlex.quote(str(directory))}",
-        *asked.setup,
-        (
-            "# exec: the signal that Slurm sends before the end then reaches chaos, which heals and"
-            " writes its verdict."
-        ),
-        f"exec {shlex.join([sys.executable, '-m', 'trainchaos', *command])}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _options(
-    scenario: Scenario, asked: AllocationOptions, nodes: int, estimate_s: float
-) -> Iterator[str]:
-    cpus = asked.cpus_per_node or scenario.topology.ranks_per_node
-    yield f"--job-name=chaos-{scenario.name}"
-    yield f"--nodes={nodes + asked.reserve_nodes}"
-    yield "--ntasks-per-node=1"
-    yield f"--cpus-per-task={cpus}"
-    if asked.gpus_per_node:
-        yield f"--gpus-per-node={asked.gpus_per_node}"
-    yield "--no-kill"  # the loss of a node is under test: the job must continue
-    yield f"--signal=B:TERM@{asked.grace_s}"
-    yield f"--time={_limit(estimate_s)}"
-    yield "--output=%x-%j.out"
-    yield "--open-mode=append"  # a requeued job continues the same file
-    if asked.partition:
-        yield f"--partition={asked.partition}"
-    if asked.account:
-        yield f"--account={asked.account}"
-
-
-def _excluding(asked: AllocationOptions, exclude: Sequence[str]) -> Iterator[str]:
-    """One option for hosts that are tainted and those that the user excludes: sbatch takes only the
-    last of several.
-    """
-    own = [option.partition("=")[2] for option in asked.extra if option.startswith("--exclude=")]
-    if exclude or own:
-        yield f"--exclude={','.join([*exclude, *own])}"
 
 
 def _limit(estimate_s: float) -> str:

@@ -31,18 +31,16 @@ class AllocationWatch:
         hosts: Sequence[str],
         *,
         name: str,
-        every_s: float = EVERY_S,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slurm = slurm
         self._job = job
         self._hosts = hosts
         self._name = name
-        self._every_s = every_s
         self._clock_s = clock_s
         self._nodes: Mapping[str, SlurmNodeState] = {}
         self._of_job: SlurmJob | None = SlurmJob(state="RUNNING")
-        self._looked_s = -every_s
+        self._looked_s = -EVERY_S
         # silent nodes: time of the first and the last query
         self._doubted: dict[str, tuple[float, float]] = {}
         self._dead: dict[str, str] = {}
@@ -59,7 +57,7 @@ class AllocationWatch:
         now_s = self._clock_s()
         if silent:
             since_s, last_s = self._doubted.get(host, (now_s, now_s))
-            fresh = now_s - last_s > 2 * self._every_s
+            fresh = now_s - last_s > 2 * EVERY_S
             self._doubted[host] = (now_s if fresh else since_s, now_s)
         self.ask()
         job, node = self._of_job, self._nodes.get(host)
@@ -76,7 +74,7 @@ class AllocationWatch:
 
     def ask(self) -> bool:
         """Make the thread look if the last look is too old; returns whether it will."""
-        due = self._clock_s() - self._looked_s >= self._every_s
+        due = self._clock_s() - self._looked_s >= EVERY_S
         if due:
             self._asked.set()
         return due
@@ -109,7 +107,7 @@ class AllocationWatch:
         """
         now_s = self._clock_s()
         for host, (since_s, last_s) in list(self._doubted.items()):
-            if now_s - last_s > 2 * self._every_s:
+            if now_s - last_s > 2 * EVERY_S:
                 del self._doubted[host]  # no longer queried
             elif now_s - since_s >= TRIED_AFTER_S and host not in self._dead:
                 why = self._slurm.unreachable(self._job, host, name=self._name)

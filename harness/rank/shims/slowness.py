@@ -86,7 +86,7 @@ class Slowness:
             return "nothing: there are no control groups here"
         used, wall = time.process_time() - self._since[0], time.monotonic() - self._since[1]
         share = min(1.0, used / max(wall, 1e-3)) / factor
-        self._groups.limit_cpu(self._process, share)
+        self._groups.limit_cores([self._process], share)
         return f"quota of {share:.3f} cores"
 
     def _compete_on_gpu(self, factor: float) -> str:

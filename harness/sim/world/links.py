@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainchaos.chaos.fault.targets import LinkShape
+from trainchaos.harness.launch.launcher import LinkControl
 from trainchaos.harness.launch.links.shaping import OPEN, RTO_S, SEGMENT_BYTES, Pacer
 from trainchaos.harness.sim.world.clock import NS_PER_S, Clock
 
@@ -16,7 +17,7 @@ ROUND_TRIP_S = 0.0001
 MBIT_PER_S = 10_000.0
 
 
-class SimLinks:
+class SimLinks(LinkControl):
     """Implements ``harness.launch.launcher.LinkControl``. Collectives go around a ring of ranks, as
     in gloo: a message in one direction and its answer in the other. So a link shaped in either
     direction slows its neighbours.
@@ -27,14 +28,6 @@ class SimLinks:
         self._random = random.Random(f"{seed}/links")
         self._rules: dict[Link, Pacer] = {}
         self._probes: list[Mapping[str, Any]] = []
-
-    def refuses(self, link: Link) -> str | None:
-        """None: every link can be shaped."""
-        return None
-
-    def over(self, link: Link) -> Link:
-        """The link itself."""
-        return link
 
     def shape(self, links: Sequence[Link], shape: LinkShape) -> str:
         """Shape the links from now on."""

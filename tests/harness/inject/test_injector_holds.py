@@ -26,7 +26,7 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.inject.injector import Injector
 from trainchaos.harness.inject.occurrence import LET_GO, NOT_HELD, NOT_THERE
 from trainchaos.harness.launch.launcher import ArmSetup
-from trainchaos.harness.launch.rank_setup import RankEnvironment, rank_config
+from trainchaos.harness.launch.rank_setup import rank_config
 from trainchaos.harness.launch.recipe import recipe
 from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.harness.rank.fault_agent import FaultAgent
@@ -510,10 +510,15 @@ def test_a_rank_is_told_at_its_birth_which_faults_may_act_in_it(arm: Any, tmp_pa
     setup = ArmSetup(
         id=arm, cell=cell, repeat=0, arm=arm, seed=1, run=RunDirectory(tmp_path), data=data
     )
-    environment = RankEnvironment(
-        events=tmp_path, logs=tmp_path, device="cpu:0", exchange=Exchange("gloo")
+    config = rank_config(
+        setup,
+        name="w0",
+        role="worker",
+        events=tmp_path,
+        logs=tmp_path,
+        device="cpu:0",
+        exchange=Exchange("gloo"),
     )
-    config = rank_config(setup, environment, name="w0", role="worker")
     assert config.faults == (("disk-full", "straggler") if arm == "faulted" else ())
     assert {"trainchaos.chaos.faults.disk_full", "trainchaos.chaos.faults.straggler"} <= set(
         recipe([cell]).modules

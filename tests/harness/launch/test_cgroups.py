@@ -39,7 +39,7 @@ def child() -> int:  # type: ignore[misc]
 @needs_groups
 def test_a_quota_throttles_and_its_removal_puts_the_process_back(child: int) -> None:
     control = CgroupControl(f"test {os.getpid()}", lambda _: child)
-    control.limit_cpu("w0", 0.1)
+    control.limit_cores(["w0"], 0.1)
     try:
         deadline = time.monotonic() + LIMIT_S
         while not control.throttled("w0"):

@@ -20,7 +20,7 @@ from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch import devices
 from trainchaos.harness.launch.devices import DeviceBoard, on_node, slots, torch_name
 from trainchaos.harness.launch.launcher import ArmSetup
-from trainchaos.harness.launch.rank_setup import RankEnvironment, rank_config
+from trainchaos.harness.launch.rank_setup import rank_config
 from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.recovery import run as run_module
 from trainchaos.recovery.cli.options import UsageError
@@ -108,10 +108,15 @@ def test_a_built_in_workload_s_ranks_are_on_the_device_over_the_exchange_of_thei
         run=RunDirectory(tmp_path),
         data=DataInfo(path=tmp_path, samples=64, digest="", about=""),
     )
-    environment = RankEnvironment(
-        events=tmp_path, logs=tmp_path, device=places[0], exchange=exchange
+    config = rank_config(
+        setup,
+        name="w0",
+        role="worker",
+        events=tmp_path,
+        logs=tmp_path,
+        device=places[0],
+        exchange=exchange,
     )
-    config = rank_config(setup, environment, name="w0", role="worker")
     job = JobConfig.model_validate(config.job)
     assert (job.backend, job.shared_gpus) == exchange
     assert job.device == config.device == ("cuda:0" if gpus else "cpu")

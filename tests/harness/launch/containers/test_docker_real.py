@@ -29,8 +29,9 @@ from trainchaos.chaos.fault.base import Need
 from trainchaos.harness.host import processes
 from trainchaos.harness.host.container_engine import connect, engine_url
 from trainchaos.harness.host.rundir import RunDirectory
-from trainchaos.harness.launch.containers.image import software
-from trainchaos.harness.launch.containers.platform import DockerPlatform, Settings
+from trainchaos.harness.launch.containers.image import interpreter_places, software
+from trainchaos.harness.launch.containers.platform import DockerPlatform
+from trainchaos.harness.launch.containers.settings import Settings
 from trainchaos.harness.launch.nodes.platform import PlatformNeeds
 from trainchaos.harness.run import heal
 from trainchaos.harness.undo.containers import RemoveContainers
@@ -55,7 +56,8 @@ from pathlib import Path
 from trainchaos.harness.run import heal
 from trainchaos.harness.host import processes
 from trainchaos.harness.host.container_engine import connect
-from trainchaos.harness.launch.containers.platform import DockerPlatform, Settings
+from trainchaos.harness.launch.containers.platform import DockerPlatform
+from trainchaos.harness.launch.containers.settings import Settings
 from trainchaos.harness.launch.nodes.platform import PlatformNeeds
 from trainchaos.harness.host.rundir import RunDirectory
 run = RunDirectory(Path(sys.argv[1]))
@@ -76,7 +78,8 @@ from pathlib import Path
 from trainchaos.chaos.fault.base import Need
 from trainchaos.harness.run import heal
 from trainchaos.harness.launch.containers.inside import ByEngine
-from trainchaos.harness.launch.containers.platform import DockerPlatform, Settings
+from trainchaos.harness.launch.containers.platform import DockerPlatform
+from trainchaos.harness.launch.containers.settings import Settings
 from trainchaos.harness.launch.nodes.platform import PlatformNeeds
 from trainchaos.harness.host.rundir import RunDirectory
 assert os.geteuid() != 0
@@ -282,7 +285,11 @@ def test_an_image_that_cannot_be_used(
 
 def test_an_image_of_the_user_with_its_own_python(engine: Any, tmp_path: Path) -> None:
     name = image_of(engine, secrets.token_hex(4), {})
-    mounts = [place for place in software() if place not in ("/bin", "/lib", "/lib64", "/sbin")]
+    mounts = [
+        place
+        for place in software(interpreter_places())
+        if place not in ("/bin", "/lib", "/lib64", "/sbin")
+    ]
     try:
         with nodes_of(tmp_path / "run", image=name, python=sys.executable, mounts=mounts) as nodes:
             assert nodes.start(0) == nodes.platform.address(0)

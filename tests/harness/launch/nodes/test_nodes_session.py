@@ -24,9 +24,9 @@ from trainchaos.chaos.scenario.model import Cell, LauncherSpec, RecoverySpec, Sc
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import Stopped
 from trainchaos.harness.launch.nodes import session
-from trainchaos.harness.launch.nodes.cluster import places, refuse_ways_around
+from trainchaos.harness.launch.nodes.cluster import places
 from trainchaos.harness.launch.nodes.loopback import LoopbackPlatform
-from trainchaos.harness.launch.nodes.platform import PlatformNeeds
+from trainchaos.harness.launch.nodes.platform import Platform, PlatformNeeds
 from trainchaos.harness.launch.nodes.session import REFUSALS, NodesSession, Renewal, nodes_session
 from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger, read_open
@@ -40,20 +40,14 @@ from trainchaos.recovery.transport import progress_counters
 from trainchaos.recovery.transport.event_ring import RingWriter
 
 
-class FakePlatform:
+class FakePlatform(Platform):
     """Says what the test says of its nodes."""
 
-    emulates = ""
     host = "127.0.0.1"
-    machines = None
-    links = None
 
     def __init__(self, *, replaceable: bool = True) -> None:
         self.why: dict[int, str] = {}
         self._replaceable = replaceable
-
-    def address(self, node: int) -> str:
-        return ""
 
     def start(self, node: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Nobody dials."""
@@ -64,100 +58,66 @@ class FakePlatform:
     def gone(self, node: int) -> str | None:
         return self.why.get(node)
 
-    def drain(self, node: int, reason: str) -> str | None:
-        return None
-
     def close(self) -> Sequence[str]:
         return []
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes need not wait before they begin anew."""
-    monkeypatch.setattr(session, "AGAIN_AFTER_S", 0.0)
-
-
-def begun_twice(platform: FakePlatform, act: Callable[[Renewal], None]) -> list[int]:
-    """Nodes that began after ``act``, of two that are there."""
-    begun: list[int] = []
-    made = Renewal(platform, begun.append, nodes=2)
+@pytest.mark.parametrize(
+    ("after_s", "replaceable", "steps", "begun"),
+    [
+        pytest.param(
+            0.0,
+            True,
+            [("gone", 1), ("look",), ("lost", 1), ("look",), ("await_begun", 1), ("look",)],
+            [1],
+            id="it is lost and gone: once",
+        ),
+        pytest.param(0.0, True, [("lost", 0), ("at_once",)], [], id="it is only unreachable"),
+        pytest.param(
+            0.0,
+            True,
+            [("lost", 0), ("back", 0), ("gone", 0), ("at_once",)],
+            [],
+            id="it came back",
+        ),
+        pytest.param(
+            0.0, False, [("gone", 0), ("lost", 0), ("at_once",)], [], id="there is no other machine"
+        ),
+        pytest.param(
+            600.0, True, [("gone", 0), ("lost", 0), ("look",)], [], id="the others recover first"
+        ),
+        pytest.param(
+            600.0, True, [("gone", 0), ("lost", 0), ("at_once",)], [0], id="an arm waits for it"
+        ),
+    ],
+)
+def test_which_nodes_begin_anew(
+    after_s: float,
+    replaceable: bool,
+    steps: list[tuple[Any, ...]],
+    begun: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "AGAIN_AFTER_S", after_s)
+    platform, anew = FakePlatform(replaceable=replaceable), list[int]()
+    made = Renewal(platform, anew.append, nodes=2)
+    others: dict[str, Callable[..., Any]] = {
+        "gone": lambda node: platform.why.update({node: "it burned"}),
+        "at_once": lambda: made.look(at_once=True),
+        "await_begun": lambda node: made.await_begun(node, limit_s=LIMIT_S),
+    }
     try:
         for node in range(2):
             made.start(node)
             made.await_begun(node, limit_s=LIMIT_S)
-        begun.clear()
-        act(made)
+        anew.clear()
+        for act, *nodes in steps:
+            (others.get(act) or getattr(made, act))(*nodes)
         for node in range(2):
             made.await_begun(node, limit_s=LIMIT_S)
     finally:
         made.close()
-    return begun
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_node_begins_anew_when_it_is_lost_and_gone_and_only_once() -> None:
-    platform = FakePlatform()
-
-    def act(made: Renewal) -> None:
-        platform.why[1] = "it burned"
-        made.look()
-        made.lost(1)
-        made.look()
-        made.await_begun(1, limit_s=LIMIT_S)
-        made.look()
-
-    assert begun_twice(platform, act) == [1]
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_node_that_is_only_unreachable_is_waited_for() -> None:
-    def act(made: Renewal) -> None:
-        made.lost(0)
-        made.look(at_once=True)
-
-    assert begun_twice(FakePlatform(), act) == []
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_node_that_came_back_does_not_begin_anew() -> None:
-    platform = FakePlatform()
-
-    def act(made: Renewal) -> None:
-        made.lost(0)
-        made.back(0)
-        platform.why[0] = "it burned"
-        made.look(at_once=True)
-
-    assert begun_twice(platform, act) == []
-
-
-@pytest.mark.usefixtures("at_once")
-def test_where_there_is_no_other_machine_nobody_begins_anew() -> None:
-    platform = FakePlatform(replaceable=False)
-
-    def act(made: Renewal) -> None:
-        platform.why[0] = "it burned"
-        made.lost(0)
-        made.look(at_once=True)
-
-    assert begun_twice(platform, act) == []
-
-
-def test_the_others_recover_first() -> None:
-    platform = FakePlatform()
-
-    def act(made: Renewal) -> None:
-        platform.why[0] = "it burned"
-        made.lost(0)
-        made.look()
-        made.await_begun(0, limit_s=LIMIT_S)
-        made.look(at_once=at_once)
-        made.await_begun(0, limit_s=LIMIT_S)
-
-    at_once = False
-    assert begun_twice(platform, act) == []
-    at_once = True
-    assert begun_twice(platform, act) == [0]
+    assert anew == begun
 
 
 def test_what_keeps_a_node_from_beginning_is_told_to_whoever_waits_for_it() -> None:
@@ -304,16 +264,9 @@ def test_what_no_process_can_stand_for_is_refused(platform: LoopbackPlatform) ->
         platform.machines.kill(7)
 
 
-def test_too_many_nodes_and_a_command_that_is_not_there_are_said(
-    platform: LoopbackPlatform, wanted: PlatformNeeds
-) -> None:
+def test_a_command_that_is_not_there_is_said(platform: LoopbackPlatform) -> None:
     with pytest.raises(InfrastructureError, match="cannot start the agent of node 0: No such file"):
         platform.start(0, ["/nowhere/python"], {})
-    many = PlatformNeeds(
-        run=wanted.run, cells=[], nodes=1_000_000, needs=frozenset(), will=wanted.will
-    )
-    with pytest.raises(InfrastructureError, match="there are addresses for 62500"):
-        LoopbackPlatform(many)
 
 
 # ---- a session
@@ -356,7 +309,7 @@ def test_an_agent_that_cannot_run_is_named_with_its_last_words_and_nothing_is_le
 ) -> None:
     run = RunDirectory(tmp_path)
     run.make_arm("arm")
-    OwnCommand.code = "import sys; sys.exit('no torch here') if '1' in sys.argv[1:] else input()"
+    OwnCommand.code = "import sys; sys.exit('no torch here') if '--node=1' in sys.argv else input()"
     setup: Any = SimpleNamespace(cell=cell, id="arm", run=run)
     with nodes_session([cell], run, OwnCommand) as session:
         token = tmp_path / "agents" / "token"
@@ -379,13 +332,11 @@ def test_a_node_with_another_torch_is_refused() -> None:
 
 def session_of_one(folder: Path) -> NodesSession:
     """Of one node, which never comes."""
-    return NodesSession(
-        FakePlatform(),
-        folder / "agents",
-        nodes=1,
-        keeps_store=False,
-        refusals=folder / REFUSALS,
+    run = RunDirectory(folder)
+    wanted = PlatformNeeds(
+        run=run, cells=[], nodes=1, needs=frozenset(), will=Ledger(run.ledger).will
     )
+    return NodesSession(FakePlatform(), wanted, folder / "agents")
 
 
 def test_a_run_that_is_told_to_end_waits_for_no_node(tmp_path: Path) -> None:
@@ -457,13 +408,3 @@ def test_each_process_has_a_gpu_of_its_node_or_they_share_and_talk_through_gloo(
     assert dealt("cpu", two, (), ()) == (slots, Exchange("gloo"))
     with pytest.raises(InfrastructureError, match=r"node 1 \(h\) has no CUDA device"):
         dealt("cuda", two, (), two)
-
-
-def test_nodes_that_would_go_around_the_link_proxy_are_named() -> None:
-    known = {0: info_of(0)}
-    refuse_ways_around("127.0.0.0", known)
-    for host in ("127.0.0.1", "127.0.0.2", "::1"):
-        with pytest.raises(
-            InfrastructureError, match=rf"proxy is at {host}, and node 0 at 127\.0\.0\.1"
-        ):
-            refuse_ways_around(host, known)

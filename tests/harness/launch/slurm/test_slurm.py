@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
@@ -20,7 +21,6 @@ from trainchaos.harness.host.slurm_facts import facts
 from trainchaos.harness.launch.slurm.allocation import (
     allocation,
     too_few,
-    too_few_untainted,
     without_tainted,
 )
 from trainchaos.harness.launch.slurm.script import excluded
@@ -72,7 +72,6 @@ def test_outside_of_an_allocation_there_is_none() -> None:
     [
         ({"SLURM_JOB_ID": "12"}, "SLURM_JOB_NODELIST is not set"),
         ({**INSIDE, "SLURM_STEP_NUM_TASKS": "3"}, "started chaos several times"),
-        ({**INSIDE, "SLURM_RESTART_COUNT": "a few"}, "SLURM_RESTART_COUNT"),
     ],
 )
 def test_an_allocation_that_nothing_can_be_run_in_is_refused(
@@ -135,20 +134,17 @@ def test_tainted_hosts_of_an_allocation_are_left_out() -> None:
     assert found is not None
     left, bad = without_tainted(found, tainted("n2.example.com", "n3/cuda:0", "1"))
     assert left.hosts == ("n1", "n3") and list(bad) == ["n2"]
-    assert too_few_untainted(found, tainted("n2"), 2) is None
-    said = too_few_untainted(found, tainted("n2"), 3) or ""
+    assert too_few(found, 2, tainted("n2")) is None
+    said = too_few(found, 3, tainted("n2")) or ""
     assert "of allocation 12 2 of 3 are not tainted: n2 (XID 79)" in said
-    assert too_few_untainted(found, tainted("n2"), 4) == too_few(found, 4)
-    assert too_few_untainted(found, [], 3) is None
+    assert too_few(found, 4, tainted("n2")) == too_few(found, 4)
 
 
 def test_a_job_excludes_tainted_nodes_by_the_names_that_slurm_has() -> None:
     taints = tainted("n2.example.com", "elsewhere", "n3/cuda:0", "1")
     assert excluded(taints, ["n1", "n2", "n3"]) == ("n2",)
     assert excluded(taints, None) == ("n2.example.com", "elsewhere"), "a number names no host"
-    slurm = FakeSlurm(
-        {"scontrol --oneliner show node": "NodeName=n1 A=b\nNodeName=n2 State=IDLE\n"}
-    )
+    slurm = FakeSlurm({SHOW_NODE: "NodeName=n1 A=b\nNodeName=n2 State=IDLE\n"})
     assert Commands(slurm).known() == ("n1", "n2")
 
 
@@ -221,59 +217,37 @@ def test_a_step_is_not_subject_to_the_batch_scripts_own_options() -> None:
 
 RUNNING = "JobId=12 JobState=RUNNING Reason=None NodeList=n[1-3]\n"
 NODES = "NodeName=n1 State=ALLOCATED\nNodeName=n2 State=DOWN Reason=Not responding [slurm@x]\n"
+SHOW_JOB, SHOW_NODE = "scontrol --oneliner show job", "scontrol --oneliner show node"
 
 
-def test_the_watch_tells_lost_nodes_and_a_lost_job() -> None:
-    fake = FakeSlurm(
-        {"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES}
-    )
-    watch = AllocationWatch(Commands(fake), "12", ["n1", "n2"], name="chaos-try")
-    try:
-        watch.look()
-        assert watch.lost("n1") is None
-        assert watch.lost("n2") == "Slurm says that n2 is DOWN (Not responding)"
-        fake.answers["scontrol --oneliner show job"] = (
-            "JobId=12 JobState=PREEMPTED Reason=Preempted\n"
-        )
-        watch.look()
-        assert watch.lost("n1") == "the allocation is over: job 12 is PREEMPTED (Preempted)"
-        assert watch.over()
-    finally:
-        watch.close()
-
-
-def test_the_watch_keeps_what_it_knows_while_the_controller_is_away() -> None:
-    fake = FakeSlurm(
-        {"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES}
-    )
-    watch = AllocationWatch(Commands(fake), "12", ["n1", "n2"], name="chaos-try")
-    try:
-        watch.look()
-        fake.answers["scontrol --oneliner show job"] = SILENCE
-        with pytest.raises(ControllerSilent):
-            watch.look()
-        assert not watch.over()
-        assert watch.lost("n1") is None
-        assert watch.lost("n2")
-    finally:
-        watch.close()
-
-
-def test_the_controller_is_asked_at_most_once_a_second_however_often_somebody_asks() -> None:
-    now_s = [100.0]
-    fake = FakeSlurm(
-        {"scontrol --oneliner show job": RUNNING, "scontrol --oneliner show node": NODES}
-    )
+@contextmanager
+def watching(fake: FakeSlurm, now_s: list[float]) -> Iterator[AllocationWatch]:
+    """A watch that has looked once, whose clock is ``now_s``."""
     watch = AllocationWatch(
         Commands(fake), "12", ["n1", "n2"], name="chaos-try", clock_s=lambda: now_s[0]
     )
     try:
         watch.look()
-        assert not any(watch.ask() for _ in range(1000))
-        now_s[0] += 1.0
-        assert watch.ask()
+        yield watch
     finally:
         watch.close()
+
+
+def test_the_watch_tells_lost_nodes_and_a_lost_job_and_keeps_both_while_nobody_answers() -> None:
+    fake, now_s = FakeSlurm({SHOW_JOB: RUNNING, SHOW_NODE: NODES}), [100.0]
+    with watching(fake, now_s) as watch:
+        assert not any(watch.ask() for _ in range(1000)), "the controller is asked once a second"
+        fake.answers[SHOW_JOB] = SILENCE
+        with pytest.raises(ControllerSilent):
+            watch.look()
+        assert watch.lost("n1") is None and not watch.over()
+        assert watch.lost("n2") == "Slurm says that n2 is DOWN (Not responding)"
+        fake.answers[SHOW_JOB] = "JobId=12 JobState=PREEMPTED Reason=Preempted\n"
+        watch.look()
+        assert watch.lost("n1") == "the allocation is over: job 12 is PREEMPTED (Preempted)"
+        assert watch.over()
+        now_s[0] += 1.0
+        assert watch.ask()
 
 
 @pytest.mark.parametrize(
@@ -288,32 +262,22 @@ def test_the_controller_is_asked_at_most_once_a_second_however_often_somebody_as
     ],
 )
 def test_a_silent_node_is_tried_after_a_while_and_only_then(answer: Ran, why: str | None) -> None:
-    now_s = [100.0]
     shown = "NodeName=n1 State=ALLOCATED\nNodeName=n2 State=ALLOCATED\n"
-    fake = FakeSlurm(
-        {
-            "scontrol --oneliner show job": RUNNING,
-            "scontrol --oneliner show node": shown,
-            "srun": answer,
-        }
-    )
-    watch = AllocationWatch(
-        Commands(fake), "12", ["n1", "n2"], name="chaos-try", every_s=1.0, clock_s=lambda: now_s[0]
-    )
-    watch.close()  # the test looks in the thread's place
-    watch.look()
-    for passed_s in (0.0, 1.0, 2.0):
-        now_s[0] = 100.0 + passed_s
-        assert watch.lost("n1", silent=True) is None
+    fake, now_s = FakeSlurm({SHOW_JOB: RUNNING, SHOW_NODE: shown, "srun": answer}), [100.0]
+    with watching(fake, now_s) as watch:
+        watch.close()  # the test looks in the thread's place
+        for passed_s in (0.0, 1.0, 2.0):
+            now_s[0] = 100.0 + passed_s
+            assert watch.lost("n1", silent=True) is None
+            watch.try_doubted()
+        assert not any(line.startswith("srun") for line in fake.asked)
+        now_s[0] = 103.5
+        watch.lost("n1", silent=True)
         watch.try_doubted()
-    assert not any(line.startswith("srun") for line in fake.asked)
-    now_s[0] = 103.5
-    watch.lost("n1", silent=True)
-    watch.try_doubted()
-    assert (watch.lost("n1", silent=True) or "").startswith(why or "")
-    assert watch.usable("n1") is (why is None)
-    assert watch.lost("n2", silent=True) is None
-    assert sum(line.startswith("srun") for line in fake.asked) == 1
+        assert (watch.lost("n1", silent=True) or "").startswith(why or "")
+        assert watch.usable("n1") is (why is None)
+        assert watch.lost("n2", silent=True) is None
+        assert sum(line.startswith("srun") for line in fake.asked) == 1
 
 
 def test_the_facts_of_a_run_name_its_job_and_that_it_was_requeued() -> None:
@@ -332,8 +296,8 @@ def test_only_the_runs_own_steps_are_cancelled(monkeypatch: pytest.MonkeyPatch) 
         f"12.3|n2|{mine}n1.0",
     ]
     shown = {
-        "scontrol --oneliner show job 12": RUNNING,
-        "scontrol --oneliner show node": "NodeName=n1 State=IDLE\n",
+        f"{SHOW_JOB} 12": RUNNING,
+        SHOW_NODE: "NodeName=n1 State=IDLE\n",
     }
     fake = FakeSlurm({**HOSTS, **shown})
 
@@ -366,8 +330,8 @@ def test_a_step_on_a_node_that_has_left_the_job_holds_nobody_up(
         **HOSTS,
         "squeue": f"12.3|n7|{mine}n1.0",
         "scancel": Ran(code=1, err="odd"),
-        "scontrol --oneliner show job 12": RUNNING,
-        "scontrol --oneliner show node": "NodeName=n7 State=IDLE\n",
+        f"{SHOW_JOB} 12": RUNNING,
+        SHOW_NODE: "NodeName=n7 State=IDLE\n",
     }
     monkeypatch.setattr("trainchaos.harness.undo.slurm.run_command", FakeSlurm(answers))
     monkeypatch.delenv("SLURM_CONF", raising=False)

@@ -7,8 +7,7 @@ from statistics import median
 from typing import Any
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.aftermath import Occurrence
-from trainchaos.chaos.fault.base import Landed
+from trainchaos.chaos.fault.base import Landed, Occurrence
 from trainchaos.chaos.fault.witness import commits_timed
 
 

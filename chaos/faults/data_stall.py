@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.aftermath import Occurrence
-from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Where
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
 from trainchaos.chaos.fault.targets import RankTarget
 from trainchaos.chaos.fault.witness import commits_timed
 

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Occurrence
-from trainchaos.chaos.fault.base import Fault, Landed, Need, Where
+from trainchaos.chaos.fault.base import Fault, Landed, Need, Occurrence, Where
 from trainchaos.chaos.fault.targets import StorageTarget
 from trainchaos.chaos.fault.witness import refused_write
 

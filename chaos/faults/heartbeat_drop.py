@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.aftermath import Occurrence
-from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Where
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Occurrence, Where
 from trainchaos.chaos.fault.targets import RankTarget
 
 

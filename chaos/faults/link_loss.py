@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Occurrence
-from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Where
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
 from trainchaos.chaos.fault.links import collectives_s, probed
 from trainchaos.chaos.fault.targets import LinkShape, LinkTarget
 

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Occurrence
-from trainchaos.chaos.fault.base import Fault, Landed, Need, Where
+from trainchaos.chaos.fault.base import Fault, Landed, Need, Occurrence, Where
 from trainchaos.chaos.fault.targets import NodeTarget
 from trainchaos.chaos.fault.witness import commits_timed, effects_of
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Occurrence
-from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Where
+from trainchaos.chaos.fault.base import Fault, Fidelity, Landed, Need, Occurrence, Where
 from trainchaos.chaos.fault.links import stood_still
 from trainchaos.chaos.fault.targets import LinkShape, LinkTarget
 

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.chaos.fault.aftermath import Occurrence
-from trainchaos.chaos.fault.base import Fault, Landed, Where
+from trainchaos.chaos.fault.base import Fault, Landed, Occurrence, Where
 from trainchaos.chaos.fault.targets import RankTarget
 
 

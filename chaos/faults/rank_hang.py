@@ -9,8 +9,7 @@ from pydantic import Field
 
 from trainchaos.chaos.beacon import HANG_LIMIT_S
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Occurrence
-from trainchaos.chaos.fault.base import Fidelity, Landed, Need
+from trainchaos.chaos.fault.base import Fidelity, Landed, Need, Occurrence
 from trainchaos.chaos.fault.hold import HoldsTraining
 from trainchaos.chaos.fault.targets import RankTarget
 from trainchaos.chaos.fault.witness import hung_by_script

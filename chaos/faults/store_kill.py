@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trainchaos.chaos.events.log import Event
-from trainchaos.chaos.fault.aftermath import Occurrence
-from trainchaos.chaos.fault.base import Fault, Landed, Need, Where
+from trainchaos.chaos.fault.base import Fault, Landed, Need, Occurrence, Where
 from trainchaos.chaos.fault.targets import StoreTarget
 from trainchaos.chaos.fault.witness import effects
 

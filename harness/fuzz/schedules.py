@@ -74,7 +74,6 @@ class Schedules(Subject[Tree]):
         return find_in(case, played) or self._unsteady(case, played)
 
     def smaller(self, case: Tree) -> Iterator[Tree]:
-        """See ``smaller_than``."""
         return smaller_than(case)
 
     def described(self, find: Find, case: Tree, how: str) -> Find:

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.judge.results import Results
 from trainchaos.harness.run.runner import run_scenario

@@ -28,6 +28,7 @@ from trainchaos.chaos.commands.shared.options import (
     SCENARIO,
     SET,
     TAINTS,
+    build_catalogue,
     complete_cell,
     complete_launcher,
     seal_options,
@@ -255,30 +256,6 @@ def schema() -> None:
     from trainchaos.chaos.scenario.schema import scenario_schema
 
     say_json(scenario_schema(build_catalogue()))
-
-
-def build_catalogue() -> Catalogue:
-    """Everything a scenario may name, from the modules of the plugin packages. Does not import
-    torch.
-    """
-    from trainchaos.chaos import plugins
-    from trainchaos.chaos.fault.base import Fault
-    from trainchaos.chaos.scenario.catalogue import Catalogue
-    from trainchaos.harness.judge.checkers import NAMES
-    from trainchaos.harness.judge.measure.measure import METRICS
-    from trainchaos.harness.launch.launcher import Launcher
-    from trainchaos.harness.launch.workload import Workload
-    from trainchaos.recovery.policy.strategy import Strategy
-
-    return Catalogue(
-        faults=plugins.load(plugins.FAULTS, Fault),
-        strategies=plugins.load(plugins.STRATEGIES, Strategy),
-        launchers=plugins.load(plugins.LAUNCHERS, Launcher),
-        workloads=plugins.load(plugins.WORKLOADS, Workload),
-        metrics={name: metric.unit for name, metric in METRICS.items()},
-        checkers=frozenset(NAMES),
-        per_arm=frozenset(name for name, metric in METRICS.items() if metric.per == "arm"),
-    )
 
 
 for _command in all_commands():

@@ -33,7 +33,7 @@ from benchmarks.adaptive.table import (
     too_far_behind,
     with_interval,
 )
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.events.log import read_log
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.fuzz.play.child import tied

@@ -208,7 +208,7 @@ def _stored(paths: list[Path], options: dict[str, Any]) -> None:
 
 
 def _play(what: tuple[Path, ...], options: dict[str, Any]) -> int:
-    from trainchaos.chaos.cli import build_catalogue
+    from trainchaos.chaos.commands.shared.options import build_catalogue
     from trainchaos.harness.compare.environments.environments import stacks
     from trainchaos.harness.compare.plan.directory import Directory
     from trainchaos.harness.compare.prepare import prepare

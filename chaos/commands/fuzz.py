@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from trainchaos.chaos import errors
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.commands.shared.quantities import span
 from trainchaos.chaos.commands.shared.say import say
 
@@ -89,8 +90,6 @@ def fuzz(
     from trainchaos.harness.fuzz.workers import search
 
     if worker is not None:
-        from trainchaos.chaos.cli import build_catalogue
-
         work(build_catalogue(), **json.loads(worker))
         return errors.EXIT_PASS
 

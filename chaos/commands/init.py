@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from trainchaos.chaos import errors
-from trainchaos.chaos.commands.shared.options import PATH
+from trainchaos.chaos.commands.shared.options import PATH, build_catalogue
 from trainchaos.chaos.commands.shared.quantities import span
 from trainchaos.chaos.commands.shared.say import say
 
@@ -84,7 +84,6 @@ def _draft(
     steps: int | None,
     env: tuple[str, ...],
 ) -> int:
-    from trainchaos.chaos.cli import build_catalogue
     from trainchaos.chaos.loading.load import load
     from trainchaos.harness.draft.draft import draft, target_of
     from trainchaos.harness.draft.text import shown
@@ -121,7 +120,6 @@ def _draft(
 
 
 def _tighten(run: Path, out: Path | None, force: bool) -> int:
-    from trainchaos.chaos.cli import build_catalogue
     from trainchaos.chaos.loading.load import load
     from trainchaos.harness.draft.tighten import tighten
 

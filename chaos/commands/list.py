@@ -72,7 +72,7 @@ def entries(kind: str) -> list[ListingEntry]:
 
 
 def _plugins(kind: str) -> list[ListingEntry]:
-    from trainchaos.chaos.cli import build_catalogue
+    from trainchaos.chaos.commands.shared.options import build_catalogue
     from trainchaos.chaos.planning import listing
 
     catalogue = build_catalogue()

@@ -21,7 +21,7 @@ def try_progress(scenario: Path, log: Path, sets: tuple[str, ...]) -> int:
 
     Exit code 1: it finds no step, or what it finds cannot be the steps of this workload.
     """
-    from trainchaos.chaos.cli import build_catalogue
+    from trainchaos.chaos.commands.shared.options import build_catalogue
     from trainchaos.chaos.loading.load import load
     from trainchaos.harness.script.listen.trial import lines_of, try_lines
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from trainchaos.chaos.events.kinds import Kind
 
 if TYPE_CHECKING:
-    from trainchaos.chaos.events.log import Event
+    from trainchaos.chaos.events.event import Event
 
 DRIFT = 200e-6  # seconds per second
 

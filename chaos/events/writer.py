@@ -5,22 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainchaos.chaos import disk
 from trainchaos.chaos.errors import DISK_TAKES_NOTHING, LogError
 from trainchaos.chaos.events.event import Event, require_keys
 from trainchaos.chaos.events.kinds import Kind
 
-if TYPE_CHECKING:
-    from trainchaos.chaos.events.log import ActorLog
-
 
 class EventWriter:
-    """Appends one actor's events to ``directory/<actor>.jsonl``; thread-safe. ``after``: the log
-    left there by an earlier writer, to continue (from ``read_actor``); its torn last line is cut
+    """Appends one actor's events to ``directory/<actor>.jsonl``; thread-safe. ``after``: the events
+    left there by an earlier writer, to go on after (of ``read_actor``); a torn last line is cut
     off. ``reserve``: bytes to reserve for this file, if the file system can: they take its lines
     when the disk is full.
 
@@ -38,11 +35,11 @@ class EventWriter:
         actor: str,
         clock_ns: Callable[[], int],
         *,
-        after: ActorLog | None = None,
+        after: Sequence[Event] | None = None,
         reserve: int = 0,
     ) -> None:
         self.actor = actor
-        self.last_seq = after.events[-1].seq if after is not None and after.events else -1
+        self.last_seq = after[-1].seq if after else -1
         self.generation = 0
         self._one = threading.Lock()  # a checkpoint saved in the background writes events too
         self._clock_ns = clock_ns

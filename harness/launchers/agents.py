@@ -12,8 +12,8 @@ from trainchaos.chaos.fault.base import Need
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import Launcher
+from trainchaos.harness.launch.nodes.cluster import NodesSession, nodes_session
 from trainchaos.harness.launch.nodes.loopback import LoopbackPlatform
-from trainchaos.harness.launch.nodes.session import NodesSession, nodes_session
 from trainchaos.harness.launch.nodes.untainted import lacks_untainted
 from trainchaos.harness.launch.storage import lacks_mount
 

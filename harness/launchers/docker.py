@@ -62,7 +62,7 @@ class Docker(Settings, Launcher):
 
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
         """Make the network and start a container for each node."""
-        from trainchaos.harness.launch.nodes.session import nodes_session
+        from trainchaos.harness.launch.nodes.cluster import nodes_session
 
         return nodes_session(cells, run, self._platform)
 

@@ -50,7 +50,7 @@ class Remote(Launcher):
         """Wait for the agents; they serve the whole run. Raises ScenarioError for a token that
         cannot be used.
         """
-        from trainchaos.harness.launch.nodes.session import nodes_session
+        from trainchaos.harness.launch.nodes.cluster import nodes_session
         from trainchaos.recovery.nodes.serve import read_token
 
         token = read_token(Path(self._told(self.token_file, TOKEN_FILE, "token_file")))

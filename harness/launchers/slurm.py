@@ -47,7 +47,7 @@ class Slurm(AllocationOptions, Launcher):
 
     def session(self, cells: Sequence[Cell], run: RunDirectory) -> AbstractContextManager[Session]:
         """An agent on each node for the whole run."""
-        from trainchaos.harness.launch.nodes.session import nodes_session
+        from trainchaos.harness.launch.nodes.cluster import nodes_session
 
         return nodes_session(cells, run, self._platform)
 

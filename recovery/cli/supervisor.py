@@ -79,9 +79,9 @@ class Supervisor:
         self._log_room = LogRoom(
             folders, spec.log_limit_bytes, takeover.processes if takeover is not None else None
         )
-        log = takeover.log if takeover is not None else None
+        after = takeover.log.events if takeover is not None else None
         self._writer = EventWriter(
-            spec.events, ORCHESTRATOR, time.monotonic_ns, after=log, reserve=LOG_RESERVE
+            spec.events, ORCHESTRATOR, time.monotonic_ns, after=after, reserve=LOG_RESERVE
         )
         self._processes = JobProcesses(host, self._log_room, takeover, self.now_s, self._write)
         self._care = PlaceCare(

@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 
 from tests.support.fakes.fake_catalogue import CATALOGUE
 from trainchaos.chaos import cli
+from trainchaos.chaos.commands.shared import options
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.scenario.schema import scenario_schema
 
@@ -43,7 +44,8 @@ Invoke = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def chaos(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
     """Runs a command line with the fake catalogue: exit code, standard output, standard error."""
-    monkeypatch.setattr(cli, "build_catalogue", lambda: CATALOGUE)
+    for module in (cli, options):
+        monkeypatch.setattr(module, "build_catalogue", lambda: CATALOGUE)
 
     def invoke(*argv: object) -> tuple[int, str, str]:
         code = cli.invoke([str(arg) for arg in argv])

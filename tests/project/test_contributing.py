@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 import tests.faultcases
 from tests.support.fault_fakes import OCCURRENCE, FaultCase
 from trainchaos.chaos import faults, plugins
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.fault.base import Fault
 from trainchaos.harness.fuzz.play.oracle import find_in
 from trainchaos.harness.fuzz.play.play import SimPlayer

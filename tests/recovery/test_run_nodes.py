@@ -295,7 +295,9 @@ def test_a_log_goes_on_after_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "events" / f"{ORCHESTRATOR}.jsonl"
     with path.open("a") as stream:
         stream.write('{"kind":"torn')
-    writer = EventWriter(tmp_path / "events", ORCHESTRATOR, lambda: 6, after=read_actor(path))
+    writer = EventWriter(
+        tmp_path / "events", ORCHESTRATOR, lambda: 6, after=read_actor(path).events
+    )
     writer.close()
     log = read_actor(path)
     assert [event.seq for event in log.events] == [0, 1] and log.ended and not log.problems

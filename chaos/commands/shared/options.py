@@ -6,12 +6,15 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem, split_arg_string
 
 from trainchaos.chaos.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from trainchaos.chaos.scenario.catalogue import Catalogue
 
 PATH: click.Path = click.Path(path_type=Path)
 RUNS_DIRECTORY = Path("runs")
@@ -147,13 +150,36 @@ def complete_stack(
     ]
 
 
+def build_catalogue() -> Catalogue:
+    """Everything a scenario may name, from the modules of the plugin packages. Does not import
+    torch.
+    """
+    from trainchaos.chaos import plugins
+    from trainchaos.chaos.fault.base import Fault
+    from trainchaos.chaos.scenario.catalogue import Catalogue
+    from trainchaos.harness.judge.checkers import NAMES
+    from trainchaos.harness.judge.measure.measure import METRICS
+    from trainchaos.harness.launch.launcher import Launcher
+    from trainchaos.harness.launch.workload import Workload
+    from trainchaos.recovery.policy.strategy import Strategy
+
+    return Catalogue(
+        faults=plugins.load(plugins.FAULTS, Fault),
+        strategies=plugins.load(plugins.STRATEGIES, Strategy),
+        launchers=plugins.load(plugins.LAUNCHERS, Launcher),
+        workloads=plugins.load(plugins.WORKLOADS, Workload),
+        metrics={name: metric.unit for name, metric in METRICS.items()},
+        checkers=frozenset(NAMES),
+        per_arm=frozenset(name for name, metric in METRICS.items() if metric.per == "arm"),
+    )
+
+
 def complete_cell(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The cells of the scenario on the same command line. It is not parsed while the value of
     ``--cell`` is missing, so its words are searched.
     """
-    from trainchaos.chaos.cli import build_catalogue
     from trainchaos.chaos.errors import ScenarioError
     from trainchaos.chaos.loading.load import load
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -305,3 +306,16 @@ class History:
         numbers, highest = self._waters
         place = bisect_right(numbers, last_generation)
         return highest[place - 1] if place else 0
+
+
+def owners(worked: Iterable[Generation], done: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Step -> number of the generation whose run of it no later generation discarded."""
+    steps: dict[int, list[int]] = defaultdict(list)
+    for number, step in done:
+        steps[number].append(step)
+    owner: dict[int, int] = {}
+    for generation in worked:
+        resume = generation.resume_step or 0
+        owner = {step: number for step, number in owner.items() if step <= resume}
+        owner.update((step, generation.number) for step in steps[generation.number])
+    return owner

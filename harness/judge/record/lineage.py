@@ -35,7 +35,9 @@ from trainchaos.harness.judge.record.history import (
     Lines,
     RunInfo,
     StepRun,
+    owners,
 )
+from trainchaos.harness.judge.record.observed import observed_history
 
 _BySteps = dict[int, dict[int, list[Event]]]
 """Generation -> step -> events of it, in time order."""
@@ -54,8 +56,6 @@ def _history(log: Log) -> History:
             hint="the harness died before the arm began; run it again",
         )
     if started.data.get("observed"):
-        from trainchaos.harness.judge.record.observed import observed_history
-
         return observed_history(log, _info(started.data))
     finished = log.first(Kind.RUN_FINISHED)
     end_ns = finished.time_ns if finished else max(event.time_ns for event in log.events)
@@ -216,7 +216,7 @@ def _step_runs(
         following = worked[position + 1] if position + 1 < len(worked) else None
         cursor = generation.stated_ns or generation.ready_ns or generation.started_ns
         for step in steps:
-            done = Lines(sorted(commits[number][step], key=_rank), COMMITS)
+            done = Lines(sorted(commits[number][step], key=lambda e: e.data["rank"]), COMMITS)
             end = max(done.times)
             committed = _job_commit(members, following, step, done.actors, end)
             run = StepRun(
@@ -233,23 +233,6 @@ def _step_runs(
             runs.append(run)
             cursor = max(cursor, end)
     return tuple(runs)
-
-
-def owners(worked: Iterable[Generation], done: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Step -> number of the generation whose run of it no later generation discarded."""
-    steps: dict[int, list[int]] = defaultdict(list)
-    for number, step in done:
-        steps[number].append(step)
-    owner: dict[int, int] = {}
-    for generation in worked:
-        resume = generation.resume_step or 0
-        owner = {step: number for step, number in owner.items() if step <= resume}
-        owner.update((step, generation.number) for step in steps[generation.number])
-    return owner
-
-
-def _rank(event: Event) -> Any:
-    return event.data["rank"]
 
 
 def _job_commit(

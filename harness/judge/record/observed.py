@@ -32,8 +32,8 @@ from trainchaos.harness.judge.record.history import (
     Lines,
     RunInfo,
     StepRun,
+    owners,
 )
-from trainchaos.harness.judge.record.lineage import owners
 
 MOST_BETWEEN = 10_000
 MOST_STEPS = 40_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.loading.load import load
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.loading.load import LoadedScenario, load
 from trainchaos.chaos.planning.planview import headline, plan_run
 from trainchaos.harness.compare.plan.plan import family_of

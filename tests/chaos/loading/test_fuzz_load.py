@@ -23,7 +23,8 @@ from tests.support.fakes.fake_catalogue import CATALOGUE
 from tests.support.search import reading
 from tests.support.search.reading import MOST_GROWN, Reader, Reading, flaws_of
 from trainchaos.chaos import cli
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared import options
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading import checks
 from trainchaos.chaos.loading.load import load
@@ -423,7 +424,8 @@ def test_any_override(
 def test_chaos_validate_says_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every: int
 ) -> None:
-    monkeypatch.setattr(cli, "build_catalogue", lambda: CATALOGUE)
+    for module in (cli, options):
+        monkeypatch.setattr(module, "build_catalogue", lambda: CATALOGUE)
     path = tmp_path / "s.yaml"
     for loc in PLACES[::every]:
         for value in ([[]], {"x": {}}, "${vars.n}", "\u0085"):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.costs import processor_s
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import NewerVersion
 from trainchaos.chaos.events.log import LOG_VERSION
 from trainchaos.chaos.loading.load import load

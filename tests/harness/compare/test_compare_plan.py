@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pytest
 
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import InfrastructureError, LogError, NoRun, ScenarioError
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.compare import prepare

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.loading.load import LoadedScenario, load
 from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress
 from trainchaos.chaos.scenario.workload import WorkloadSpec

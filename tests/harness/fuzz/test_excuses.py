@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.mutations.tape import Tape
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.fuzz.play import unlanded
 from trainchaos.harness.fuzz.play.excuses import _no_node_left

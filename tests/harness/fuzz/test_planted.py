@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.planted import PAGE, RESULTS, merged, read, summary
 from tests.support.search.planted import PLANTED, sought
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.harness.fuzz.play.oracle import find_in
 from trainchaos.harness.fuzz.play.play import SimPlayer
 

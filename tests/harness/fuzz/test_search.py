@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from tests.support.logs import Script
 from tests.support.search import defects
 from tests.support.search.fuzzed import assert_all_drawn, refusals
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.fault.base import Where
 from trainchaos.chaos.loading.builtin import NO_SCENARIOS

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from tests.support.running import readable
 from tests.support.search.fuzzed import KILL, LIMIT_S, tree_of
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.harness.fuzz.play import child, leftovers, real
 from trainchaos.harness.fuzz.play.child import child_program, ends, tail_of
 from trainchaos.harness.fuzz.play.leftovers import MARK, MachineBefore, clean, left_by, marked

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.search.fuzzed import fails
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.fuzz.draw import draw

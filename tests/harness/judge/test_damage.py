@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutations.bases import ARMS, base, evidence_of
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import LogError
 from trainchaos.chaos.events.event import Event
 from trainchaos.chaos.events.kinds import Kind

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.load import load
 from trainchaos.chaos.planning.planview import as_text, plan_run

@@ -15,7 +15,7 @@ import pytest
 from tests.harness.script.test_script import command, events, run, write
 from tests.harness.script.test_script_observer import COMMAND, Job, S
 from tests.harness.script.test_script_sustained import incident_of, inject
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.loading.load import load

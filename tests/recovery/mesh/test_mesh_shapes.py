@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.load import load
 from trainchaos.recovery.cli.options import mesh_of

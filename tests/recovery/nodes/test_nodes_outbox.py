@@ -19,13 +19,12 @@ from trainchaos.recovery.nodes.link.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
     TOGETHER,
-    Heard,
     Ping,
     Signal,
     Tell,
 )
 from trainchaos.recovery.transport.stream import MessageError, packed
-from trainchaos.recovery.transport.wire import Abort, Extra, Join, LeaveOut, Message, Parked, Stop
+from trainchaos.recovery.transport.wire import Abort, Extra, Join, LeaveOut, Message, Stop
 
 KEYS = Keys(sending=b"s", receiving=b"r")
 
@@ -76,17 +75,6 @@ def test_one_decision_to_all_processes_of_a_node_is_one_line() -> None:
     assert line.messages() == [(f"w{rank}", Abort(generation=7)) for rank in range(64)]
     outbox.confirmed(1)
     assert not outbox.waits
-
-
-def test_the_same_answer_of_all_ranks_of_a_node_is_one_line() -> None:
-    parked = Parked(generation=7, step=41, valid=True, why="aborted")
-    said = [(f"w{rank}", parked) for rank in range(8)]
-    one, two = linked()
-    for line in Heard.of(said):
-        two.put(line)
-    two.flush()
-    (parcel,) = one.take()
-    assert parcel.frame.messages() == said
 
 
 def test_a_line_is_no_longer_than_it_may_be() -> None:

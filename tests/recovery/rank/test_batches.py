@@ -227,7 +227,7 @@ faults: []
 
 @pytest.fixture
 def load_text(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
-    from trainchaos.chaos.cli import build_catalogue
+    from trainchaos.chaos.commands.shared.options import build_catalogue
     from trainchaos.chaos.loading.load import load
 
     def loaded(text: str) -> Any:

@@ -40,7 +40,7 @@ def trees(drawn: int) -> dict[str, Any]:
 
 def play(names: Path) -> None:
     """Print a line of JSON for each scenario: its name, and the lines of its logs."""
-    from trainchaos.chaos.cli import build_catalogue
+    from trainchaos.chaos.commands.shared.options import build_catalogue
     from trainchaos.harness.fuzz.play.play import SimPlayer
 
     player = SimPlayer(catalogue=build_catalogue())

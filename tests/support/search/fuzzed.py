@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.fuzz.draw import draw

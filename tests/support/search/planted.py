@@ -17,7 +17,7 @@ from unittest.mock import patch
 from msgspec import structs
 
 from tests.support.search import defects
-from trainchaos.chaos.cli import build_catalogue
+from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.harness.fuzz.draw.draw import Tree, World
 from trainchaos.harness.fuzz.draw.stories import STORIES, Story
 from trainchaos.harness.fuzz.play.oracle import find_in

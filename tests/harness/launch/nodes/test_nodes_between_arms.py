@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.harness.launch.nodes.test_nodes_session import SLEEPS, platform, until, wanted
+from trainchaos.harness.launch.nodes.cluster import NodesSession
 from trainchaos.harness.launch.nodes.loopback import LoopbackPlatform
-from trainchaos.harness.launch.nodes.session import NodesSession
 
 __all__ = ["platform", "wanted"]  # fixtures
 pytestmark = pytest.mark.real

@@ -23,11 +23,16 @@ from trainchaos.chaos.events.log import EventWriter, Kind, read_actor
 from trainchaos.chaos.scenario.model import Cell, LauncherSpec, RecoverySpec, Scenario, WorkloadSpec
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import Stopped
-from trainchaos.harness.launch.nodes import session
-from trainchaos.harness.launch.nodes.cluster import places
+from trainchaos.harness.launch.nodes import cluster
+from trainchaos.harness.launch.nodes.cluster import (
+    REFUSALS,
+    NodesSession,
+    Renewal,
+    nodes_session,
+    places,
+)
 from trainchaos.harness.launch.nodes.loopback import LoopbackPlatform
 from trainchaos.harness.launch.nodes.platform import Platform, PlatformNeeds
-from trainchaos.harness.launch.nodes.session import REFUSALS, NodesSession, Renewal, nodes_session
 from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger, read_open
 from trainchaos.recovery.nodes.coordinator.loss import TakenAway
@@ -98,7 +103,7 @@ def test_which_nodes_begin_anew(
     begun: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "AGAIN_AFTER_S", after_s)
+    monkeypatch.setattr(cluster, "AGAIN_AFTER_S", after_s)
     platform, anew = FakePlatform(replaceable=replaceable), list[int]()
     made = Renewal(platform, anew.append, nodes=2)
     others: dict[str, Callable[..., Any]] = {

@@ -11,8 +11,8 @@ from tests.harness.launch.nodes.test_nodes_session import cell, until
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.host.rundir import RunDirectory
+from trainchaos.harness.launch.nodes.cluster import Tending, nodes_session
 from trainchaos.harness.launch.nodes.loopback import LoopbackPlatform
-from trainchaos.harness.launch.nodes.session import Tending, nodes_session
 from trainchaos.recovery.nodes.coordinator.node_state import ClockMeasured, NodeJoined
 
 __all__ = ["cell"]  # a fixture

@@ -49,10 +49,8 @@ def join(rank: int) -> Join:
 
 
 def test_pieces_of_what_is_left_out_are_counted_as_long_as_they_are() -> None:
-    pieces = [
-        LeaveOut(after=4096 * n, samples=list(range(10**8, 10**8 + 4096)), since=[10**6] * 4096)
-        for n in range(80)
-    ]
+    samples, since = list(range(10**8, 10**8 + 4096)), [10**6] * 4096
+    pieces = [LeaveOut(after=4096 * n, samples=samples, since=since) for n in range(80)]
     lines = list(Tell.of(("w0", piece) for piece in pieces))
     assert [message for line in lines for _, message in line.messages()] == pieces
     assert len(lines) > 1 and all(len(packed(line)) < 1.1 * TOGETHER for line in lines)
@@ -75,14 +73,6 @@ def test_one_decision_to_all_processes_of_a_node_is_one_line() -> None:
     assert line.messages() == [(f"w{rank}", Abort(generation=7)) for rank in range(64)]
     outbox.confirmed(1)
     assert not outbox.waits
-
-
-def test_a_line_is_no_longer_than_it_may_be() -> None:
-    text = "x" * 100_000
-    letters = [("w0", Extra(topic=str(n), payload={"text": text + str(n)})) for n in range(40)]
-    lines = list(Tell.of(letters))
-    assert [letter for line in lines for letter in line.messages()] == letters
-    assert len(lines) == 4 and all(len(packed(line)) < 1.1 * TOGETHER for line in lines)
 
 
 def test_the_order_is_kept_between_messages_and_all_else() -> None:

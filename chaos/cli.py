@@ -371,7 +371,7 @@ def _show(
     from trainchaos.reports.outlets.terminal import summary
 
     if form == "json":
-        say(results.model_dump_json(indent=2))
+        say_json(results)
         return
     wide = columns.width_of(sys.stdout)
     text = summary(results, directory, gated=gated, width=None if quiet else wide)

@@ -18,7 +18,7 @@ from trainchaos.chaos.commands.shared.options import (
     seal_options,
     together,
 )
-from trainchaos.chaos.commands.shared.say import say, say_lines
+from trainchaos.chaos.commands.shared.say import say, say_json, say_lines
 
 if TYPE_CHECKING:
     from trainchaos.harness.gating.baseline import Baseline
@@ -184,7 +184,7 @@ def _say(decided: GateResult, source: str, *, form: str, quiet: bool, err: bool)
     from trainchaos.harness.gating.gate import as_text
 
     if form == "json":
-        say(decided.model_dump_json(indent=2), err=err)
+        say_json(decided, err=err)
         return
     first, *others = as_text(decided, source).split("\n")
     say(first, err=err)
@@ -319,7 +319,7 @@ def show(file: Path, form: str) -> None:
     from trainchaos.harness.gating.baseline import load
 
     found = load(file)
-    say(found.model_dump_json(indent=2) if form == "json" else _as_text(found))
+    say_json(found) if form == "json" else say(_as_text(found))
 
 
 def _as_text(found: Baseline) -> str:

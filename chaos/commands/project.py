@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from trainchaos.chaos import columns
 from trainchaos.chaos.commands.shared.options import FORMAT
 from trainchaos.chaos.commands.shared.projection import options
-from trainchaos.chaos.commands.shared.say import say
+from trainchaos.chaos.commands.shared.say import say, say_json
 
 if TYPE_CHECKING:
     from trainchaos.harness.projection.result import Projected, Projection
@@ -85,7 +85,7 @@ def project(form: str, quiet: bool, into: Path, **choices: Any) -> None:
         found = found.model_copy(update={"compared": compared, "cautions": cautions})
     page.write(found, into)
     if form == "json":
-        say(found.model_dump_json(indent=2))
+        say_json(found)
     else:
         for line in lines(found):
             say(line)

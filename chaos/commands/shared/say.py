@@ -1,12 +1,11 @@
-"""Prints text, tables and JSON without terminal control sequences, whatever the names in them
-contain.
-"""
+"""Prints text, tables and JSON without control sequences, whatever the names in them contain."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import click
 
@@ -19,9 +18,10 @@ def say(text: str, *, err: bool = False, nl: bool = True) -> None:
     click.echo(visible(text), err=err, nl=nl)
 
 
-def say_json(tree: object) -> None:
-    """Print plain values as indented JSON."""
-    say(json.dumps(tree, indent=2))
+def say_json(tree: Any, *, err: bool = False) -> None:
+    """Print plain values, or a model, as indented JSON, in ASCII."""
+    plain = json.loads(tree.model_dump_json()) if hasattr(tree, "model_dump_json") else tree
+    say(json.dumps(plain, indent=2), err=err)
 
 
 def say_table(rows: Sequence[Sequence[str]]) -> None:

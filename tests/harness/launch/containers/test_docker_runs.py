@@ -68,8 +68,6 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_nothing_is_left(
     runs = tmp_path / "runs"
     assert decided(scenario(tmp_path, steps=40, faults=LOSS), runs) == 0
     run = RunDirectory((runs / "nodes" / "latest").resolve())
-    results = json.loads(run.results.read_text())
-    assert results["verdict"] == "pass"
     assert {event["data"]["node"] for event in events(run, "node_joined")} >= {0, 1, 2}
     assert [event["data"]["node"] for event in events(run, "node_lost")] == [1]
     addresses = {event["data"]["address"] for event in events(run, "node_joined")}

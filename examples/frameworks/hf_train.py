@@ -1,6 +1,7 @@
 """Hugging Face Trainer under torchrun."""
 
 import torch
+import torch.distributed as dist
 from common import BATCH, CHECKPOINTS, SAVE_EVERY, STEPS, Samples, model
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -46,6 +47,8 @@ def main() -> None:
     )
     last = get_last_checkpoint(str(CHECKPOINTS)) if CHECKPOINTS.exists() else None
     trainer.train(resume_from_checkpoint=last)
+    if dist.is_initialized():  # else a thread of gloo may abort the process as Python ends
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from benchmarks.attribution.exam import UNFAULTED, ExamError, Incident, Keyed
+from trainchaos.chaos.stats import clopper_pearson
 from trainchaos.harness.explain.diagnosis import DiagnosedIncident
-from trainchaos.harness.judge.measure.reliability import clopper_pearson
 
 EARLY_S = 0.25
 """An answer may be so much earlier than the fault: a fault's ranks hold at their point before it

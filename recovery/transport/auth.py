@@ -1,7 +1,8 @@
 """Two ends of a connection prove to each other that they know the same secret, without sending it.
 
 Challenge and response, HMAC-SHA256 over two fresh random numbers, so that a recorded exchange
-cannot be replayed. Everything ends within a bound, however slow the other side is.
+cannot be replayed. Everything ends within a bound, however slow the other side is. These messages
+have no kind, and stay as they are: another version of the protocols after them is refused by name.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from msgspec import Meta
 from trainchaos.recovery.transport.stream import (
     Closed,
     Incoming,
-    Message,
     MessageError,
+    Record,
     packed,
     parser,
     receive,
@@ -52,19 +53,19 @@ _Nonce = Annotated[str, Meta(min_length=32, max_length=128)]
 _T = TypeVar("_T")
 
 
-class _Challenge(Message):
+class _Challenge(Record, omit_defaults=True):
     version: int
     nonce: _Nonce
 
 
-class _Response(Message):
+class _Response(Record, omit_defaults=True):
     version: int
     nonce: _Nonce
     mac: str
     node: Annotated[int, Meta(ge=0)] | None = None
 
 
-class _Answer(Message):
+class _Answer(Record, omit_defaults=True):
     mac: str
 
 

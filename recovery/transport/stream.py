@@ -1,7 +1,7 @@
 """Messages over stream sockets: a length, and a JSON document that says of which kind it is.
 
-Every conversation of the recovery stack is of this form; each protocol module only lists its
-messages. Typed, bounded in size, and nothing is unpickled.
+Supervisor and ranks, coordinator and agents, keepers, live spares and the link proxy speak it; each
+protocol module only lists its messages. Typed, bounded in size, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def framed(document: bytes) -> bytes:
     return LENGTH.pack(len(document)) + document
 
 
-def packed(message: Message) -> bytes:
+def packed(message: Record) -> bytes:
     """A message as it is sent."""
     return framed(encoded(message))
 

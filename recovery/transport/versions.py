@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 
-FORMAT = 4  # of messages and of state copies
+FORMAT = 5  # of messages and of state copies
 
 
 def versions(*, torch: str, backend: str, dtype: str) -> dict[str, str]:

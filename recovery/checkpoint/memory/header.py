@@ -13,7 +13,7 @@ from msgspec import Meta
 from trainchaos.recovery.checkpoint.files import pieces
 from trainchaos.recovery.transport.stream import Record
 
-VERSION = 2  # of messages and headers
+VERSION = 3  # of messages and headers
 PIECE_BYTES = 4 << 20  # as on disk: small enough for a cache, large enough for speed
 MAX_STEP = 10**12
 _PREFIX = "memory-"

@@ -29,7 +29,6 @@ __all__ = [
     "Admitting",
     "AuthenticationFailed",
     "Keys",
-    "MessageError",
     "Seal",
     "TokenRefused",
     "admitted",

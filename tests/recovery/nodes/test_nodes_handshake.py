@@ -493,7 +493,7 @@ def test_a_made_up_node_is_no_number_of_one(
     listener: tuple[AgentListener, list[str]], node: str
 ) -> None:
     nonce = "0" * 64
-    body = f'{{"type":"_Response","version":{VERSION},"nonce":"{nonce}","mac":"","node":{node}}}'
+    body = f'{{"version":{VERSION},"nonce":"{nonce}","mac":"","node":{node}}}'
     with socket.create_connection(listener[0].address, timeout=LIMIT_S) as sock:
         sock.sendall(framed(body.encode()))
         until(lambda: bool(listener[1]))
@@ -512,7 +512,7 @@ def test_another_version_is_not_told_what_it_may_not_know() -> None:
         auth._send(left, packed(auth._Challenge(version=VERSION - 1, nonce="0" * 64)), until_s)
         said = receive(left, json.loads, LONGEST, until_s)
         thread.join(LIMIT_S)
-    assert said.keys() == {"type", "version", "nonce", "mac"}
+    assert said.keys() == {"version", "nonce", "mac"}
 
 
 def test_whoever_does_not_say_hello_first_is_turned_away(

@@ -1,8 +1,7 @@
 """Two ends of a connection prove to each other that they know the same secret, without sending it.
 
-Challenge and response, HMAC-SHA256 over two fresh random numbers, so that a recorded exchange
-cannot be replayed, within a bound however slow the other side is. These messages have no kind and
-stay as they are: another version of the protocol after them is refused by name.
+Challenge and response, HMAC-SHA256 over two fresh random numbers, against replay, within a bound.
+These messages have no kind and never change: another version is refused by name.
 """
 
 from __future__ import annotations

@@ -43,6 +43,9 @@ class Kind(ABC):
 
     def __init__(self, me: Self, timeout: timedelta = LIMIT) -> None:
         self.me, self.timeout = me, timeout
+        self.store = nameless(
+            partial(dist.TCPStore, LOOPBACK, me.port, is_master=False, timeout=LIMIT)
+        )
 
     @staticmethod
     @abstractmethod
@@ -55,7 +58,7 @@ class Kind(ABC):
 
     @abstractmethod
     def sum(self) -> Seen:
-        """One all-reduce. Raises RuntimeError or GenerationLost when it fails."""
+        """An all-reduce. Raises RuntimeError or GenerationLost when it fails."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -66,9 +69,18 @@ class Kind(ABC):
         """Of the collectives of groups that are joined from now on."""
 
     def meet(self, number: int, members: Sequence[int] = EVERYONE) -> Seen:
-        """``join`` and ``sum``."""
+        """``join`` and ``sum``, until all have their sum: who leaves before breaks it for the
+        others (in a job the supervisor sees to it).
+        """
         self.join(number, members)
-        return self.sum()
+        sum_seen = self.sum()
+        self.store.set(f"met/{number}/{self.me.rank}", "")
+        self.await_met(number, members)
+        return sum_seen
+
+    def await_met(self, number: int, members: Sequence[int]) -> None:
+        """Wait until these have their sum."""
+        self.store.wait([f"met/{number}/{rank}" for rank in members])
 
 
 class Ours(Kind):
@@ -126,9 +138,6 @@ class Reconfigured(Kind):
         self.at = torch.device(self.device, me.rank) if self.device == "cuda" else self.device
         if self.device == "cuda":
             torch.cuda.set_device(self.at)
-        self.store = nameless(
-            partial(dist.TCPStore, LOOPBACK, me.port, is_master=False, timeout=LIMIT)
-        )
         c10d.init_process_group(
             self.backend,
             store=dist.PrefixStore("group", self.store),
@@ -260,10 +269,21 @@ def test_late_join(kind: type[Kind]) -> None:
 
 
 def merge(kind: type[Kind], me: Self) -> list[Seen]:
-    """Two groups become one, and that two others."""
+    """One alone and two together, then all, then two together and one alone. A later group forgets
+    the keys of earlier ones, so that it begins when these have met.
+    """
     group = kind(me)
-    found = [group.meet(1, [0]) if me.rank == 0 else group.meet(2, [1, 2]), group.meet(3)]
-    return [*found, group.meet(4, [0, 1]) if me.rank < 2 else group.meet(5, [2])]
+    if me.rank == 0:
+        seen_by_me = [group.meet(1, [0])]
+    else:
+        group.await_met(1, [0])
+        seen_by_me = [group.meet(2, [1, 2])]
+    group.await_met(2, [1, 2])
+    seen_by_me.append(group.meet(3))
+    if me.rank < 2:
+        return [*seen_by_me, group.meet(4, [0, 1])]
+    group.await_met(4, [0, 1])
+    return [*seen_by_me, group.meet(5, [2])]
 
 
 def test_merge_and_split(kind: type[Kind]) -> None:

@@ -52,18 +52,24 @@ def pages(root: Path) -> dict[str, str]:
 
 
 def rendered(register: Register, blocks: str) -> tuple[dict[str, str], list[str]]:
-    """The text of each block, by name; and values of the register that none of them states. Raises
-    ScenarioError at a block that asks for what the register does not have.
+    """The text of each block, by name; and values of the register that neither a block nor the
+    site's table states. Raises ScenarioError at a block that asks for what the register does not
+    have.
     """
     known = {id: figure for id, _, figure in register.every()}
-    unstated = {(id, name) for id, figure in known.items() for name in figure.values}
+    unstated = {
+        (id, name)
+        for id, measurement, figure in register.every()
+        for name in figure.values
+        if name in figure.also or not _is_tabled(measurement, figure)
+    }
 
     def figure(id: str, name: str = "median") -> str:
         unstated.discard((id, name))
         return str(known[id].n) if name == "n" else known[id].values[name]
 
     environment = Environment(undefined=StrictUndefined, autoescape=False)
-    environment.globals |= {"f": figure, "table": table(register)}
+    environment.globals["f"] = figure
     texts = {}
     for name, text in BLOCK.findall(blocks):
         try:
@@ -108,7 +114,7 @@ def table(register: Register) -> str:
         _row(measurement, figure)
         for measurement in valid
         for figure in measurement.figures
-        if figure.metric == "recovery" and not _alone(measurement)
+        if _is_tabled(measurement, figure) and not _alone(measurement)
     ]
     rows.sort(key=lambda row: row[:2])
     rows += [row for measurement in valid if _alone(measurement) for row in _folded(measurement)]
@@ -116,6 +122,10 @@ def table(register: Register) -> str:
     lines = [f"- {name}: {what}" for name, what in register.machines.items() if name in used]
     marked = [head, ["---"] * len(head), *rows]
     return "\n".join([*("| " + " | ".join(row) + " |" for row in marked), "", *lines])
+
+
+def _is_tabled(measurement: Measurement, figure: Figure) -> bool:
+    return figure.metric == "recovery" and not measurement.superseded_by
 
 
 def _alone(measurement: Measurement) -> bool:

@@ -17,6 +17,8 @@ from mkdocs.structure.files import File, Files
 
 from benchmarks import planted
 from benchmarks.adaptive import table as sweep
+from benchmarks.published import check as published
+from benchmarks.published import register
 from tests.mutations.page import listed
 from tests.mutations.tables import all_mutations
 from trainchaos.chaos.cli import cli
@@ -52,6 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     _add(files, config, "reference/mutations.md", _mutations())
     _add(files, config, "reference/adaptive-sweep.md", _sweep())
     _add(files, config, "reference/planted.md", _planted())
+    _add(files, config, "reference/recovery-times.md", _recovery_times())
     computed = metrics.page("computed.md.j2").replace("<", "&lt;")
     _add(files, config, "reference/computed.md", computed)
     for name in AT_THE_TOP:
@@ -159,6 +162,18 @@ def _sweep() -> str:
         " more), and the paired ratio of adaptive to the fixed strategy with the best median;"
         " [adaptive](../adaptive.md) says what was played.\n\n"
         + sweep.table(sweep.gathered(json.loads(line) for line in lines))
+        + "\n"
+    )
+
+
+def _recovery_times() -> str:
+    return (
+        "# Every recovery time\n\nThe time from the fault to the first new step, of every"
+        " measurement of [the register](../performance.md). Compare only values of one session:"
+        " steps, distance to the last checkpoint, machine and load differ. If a row has a date"
+        " alone, the commit was not recorded. `hang-stopped`: a rank stopped by SIGSTOP; `tuned`,"
+        " `default`: settings of `chaos compare`.\n\n"
+        + published.table(register.load(ROOT / published.REGISTER))
         + "\n"
     )
 

@@ -127,10 +127,13 @@ def test_a_block_that_is_not_where_it_should_be_is_named(
 
 
 def test_an_entry_that_no_page_states_fails(tmp_path: Path) -> None:
-    more = f"{SMALL}      - {{of: warm, fault: kill, n: 6, median: 0.5, spread: [0.4, 0.6]}}\n"
-    found = published.problems(loaded(tmp_path, more), IN_WORDS, {"README.md": PAGE})
-    assert found == [
-        f"no page states {name} of six/warm/kill" for name in ("high", "low", "median")
+    row = "      - {of: warm, fault: kill, n: 6, median: 0.5, spread: [0.4, 0.6]"
+    tabled = loaded(tmp_path, f"{SMALL}{row}}}\n")
+    assert published.problems(tabled, IN_WORDS, {"README.md": PAGE}) == []
+    other = loaded(tmp_path, f"{SMALL}{row}, metric: goodput, also: {{at most: 0.7}}}}\n")
+    assert published.problems(other, IN_WORDS, {"README.md": PAGE}) == [
+        f"no page states {name} of six/warm/kill/goodput"
+        for name in ("at most", "high", "low", "median")
     ]
 
 

@@ -50,19 +50,6 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 @cache
-def handlers(tree: ast.Module) -> list[ast.ExceptHandler]:
-    """Every ``except``."""
-    found: list[ast.ExceptHandler] = []
-    todo: list[ast.AST] = [tree]
-    while todo:
-        for child in statements(todo.pop()):
-            todo.append(child)
-            if isinstance(child, ast.ExceptHandler):
-                found.append(child)
-    return sorted(found, key=lambda one: one.lineno)
-
-
-@cache
 def calls(tree: ast.Module) -> list[ast.Call]:
     """Every call."""
     return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]

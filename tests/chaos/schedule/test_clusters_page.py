@@ -28,11 +28,9 @@ def test_there_is_a_recipe_for_each() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=["docker", "slurm", "remote"])
-def test_parameters_are_read_and_the_rest_of_them_is_there(block: str) -> None:
+def test_parameters_are_read(block: str) -> None:
     spec = LauncherSpec.model_validate(YAML(typ="safe", pure=True).load(block)["launcher"])
-    launcher = LAUNCHERS[spec.kind]
-    launcher(**spec.params)
-    assert set(spec.params) == set(launcher.model_fields), "each parameter is shown"
+    LAUNCHERS[spec.kind](**spec.params)
 
 
 def test_commands_name_files_and_options_that_are_there() -> None:

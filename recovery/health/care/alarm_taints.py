@@ -15,8 +15,7 @@ from trainchaos.chaos.errors import ChaosError
 from trainchaos.recovery.health.credible import announced
 from trainchaos.recovery.health.readings.reports import HealthReport
 from trainchaos.recovery.health.readings.signs import Sign
-from trainchaos.recovery.health.taint import MAX_TEXT, made
-from trainchaos.recovery.health.taints import TaintList
+from trainchaos.recovery.health.taints import MAX_TEXT, TaintList, made
 
 CLOSE_LIMIT_S = 5.0
 """For what is still to be written at the end. Writing takes milliseconds unless another holds the

@@ -105,4 +105,4 @@ def test_a_list_that_cannot_be_written_is_said(
     taints.heard(LOST, "host-a", "cuda:1")
     taints.close()
     ((place, by, why),) = taints.take()
-    assert (place, by) == ("host-a/cuda:1", "alarm") and "taint 1: is a mapping" in why
+    assert (place, by) == ("host-a/cuda:1", "alarm") and "taint 1: Input should be" in why

@@ -27,7 +27,7 @@ from trainchaos.recovery.cli.processes import FEW_ASKED, JobProcesses
 from trainchaos.recovery.cli.takeover_log import UNWRITTEN, TakeoverLog, read_takeover_log
 from trainchaos.recovery.detection.paced_look import REST, PacedLook
 from trainchaos.recovery.detection.silence import MAX_LOOK_S, PollTime, max_look_s
-from trainchaos.recovery.health.quarantine import names_of
+from trainchaos.recovery.health.taints import names_of
 from trainchaos.recovery.nodes.coordinator import pings
 from trainchaos.recovery.nodes.coordinator.connections import Connections
 from trainchaos.recovery.nodes.coordinator.datapath import DataPath, Furthest

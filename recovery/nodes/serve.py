@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError, ScenarioError
-from trainchaos.recovery.health.care.place_check import check_command
+from trainchaos.recovery.health.checks import check_command
 from trainchaos.recovery.nodes.agent.agent import NodeAgent
 from trainchaos.recovery.nodes.agent.agent_config import LEASE_S, AgentConfig
 from trainchaos.recovery.nodes.coordinator.software import versions

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainchaos.recovery.health.care.place_check import PlaceChecks
-from trainchaos.recovery.health.machine import machine_service
+from trainchaos.recovery.health.checks import PlaceChecks
+from trainchaos.recovery.health.service import machine_service
 from trainchaos.recovery.nodes.agent.agent_config import AgentConfig
 from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
 from trainchaos.recovery.nodes.agent.beats import Beats, PressureWatch

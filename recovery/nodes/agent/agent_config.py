@@ -19,7 +19,7 @@ class AgentConfig:
     ``coordinator_boot``: boot id of its machine: if it is this machine's too, memory that ranks
     share with their agent lies in files, so that nothing they wrote is lost with the node;
     ``reports``: a file to which monitors of the node append health reports; ``check``: the program
-    that finds out whether a place is fit (``recovery.health.care.place_check.PlaceChecks``).
+    that finds out whether a place is fit (``recovery.health.checks.PlaceChecks``).
     """
 
     coordinator: tuple[str, int]

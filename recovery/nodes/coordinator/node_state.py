@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from trainchaos.chaos.errors import InfrastructureError
-from trainchaos.recovery.health.readings.signs import Sign
+from trainchaos.recovery.health.signs import Sign
 from trainchaos.recovery.nodes.coordinator.loss import How
 from trainchaos.recovery.nodes.coordinator.outbox import Outbox
 from trainchaos.recovery.nodes.link.clock import ClockWatch, Offset
@@ -85,7 +85,7 @@ class NodeFound:
 @dataclass(frozen=True, kw_only=True)
 class NodeChecked:
     """A node's agent has found out whether a device, as torch names it there, is fit
-    (``recovery.health.care.place_check.Answer``).
+    (``recovery.health.checks.Answer``).
     """
 
     node: int

@@ -207,9 +207,9 @@ def test_ranks_and_replacements_avoid_tainted_places_while_there_are_others() ->
     for _ in range(4):
         arm.spawn("worker", "warm")
     assert nodes.started == [(2, "cpu:0@n2")] * 2 + [(1, "cpu:1@n1")] * 2
-    arm.avoid(devices=["cpu:0@n2"])
+    arm.reputation.announce((None, "cpu:0@n2"))
     arm.spawn("worker", "warm")
-    arm.avoid()
+    arm.reputation.trust((2, "cpu:0@n2"), fit=True)
     arm.spawn("worker", "warm")
     assert {node for node, _ in nodes.started} == {1, 2}
     assert (1, "cpu:0@n1") not in nodes.started, "a warning that ends lifts no taint"

@@ -345,13 +345,13 @@ class PlaceCare:
             return
         self._tainted.add((place, why))
         reason = _printable(why)[:MAX_TEXT]
-        now = datetime.now(UTC)
-        fields = {**where, "reason": reason, "by": by, "since": now, "evidence": evidence}
+        since = datetime.now(UTC)
+        fields = {**where, "reason": reason, "by": by, "since": since, "evidence": evidence}
 
         def write() -> None:
             failed = ""
             try:
-                taints.add(made(fields), now)
+                taints.add(made(fields), since)
             except ChaosError as error:
                 failed = str(error)
             self._written.append((place, by, failed))

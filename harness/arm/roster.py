@@ -77,8 +77,10 @@ class Roster:
     def _start(self, role: str, mode: str) -> tuple[str, int, int, str]:
         why = "no node has a device that it may use"
         failed: set[int] = set()
-        first, until_ns = True, self._scene.now_ns() + int(PATIENCE_S * 1e9)
-        bad = {node for node in self._cluster.usable() if self.reputation.spurns(node)}
+        now_ns = self._scene.now_ns()
+        first, until_ns = True, now_ns + int(PATIENCE_S * 1e9)
+        spurns = self.reputation.spurns
+        bad = {node for node in self._cluster.usable() if spurns(node, now_ns / 1e9)}
         while True:
             # A process that seemed not to start may still begin late: its name is not used again.
             name = f"{'s' if role == 'spare' else 'w'}{self._count}"

@@ -92,14 +92,15 @@ class Reputation:
         """Whether its values are not to be trusted, as far as is known."""
         return spot in self._doubted or _means(self._distrusted, spot)
 
-    def keeps_failing(self, place: Where) -> bool:
+    def keeps_failing(self, place: Where, now_s: float | None = None) -> bool:
         """Whether processes failed there again and again, the last a short while ago."""
-        failures = self._failures.get(place)
-        return failures is not None and self._now_s() < self.ROW.again_s(failures)
+        if (failures := self._failures.get(place)) is None:
+            return False
+        return (self._now_s() if now_s is None else now_s) < self.ROW.again_s(failures)
 
-    def spurns(self, node: int) -> bool:
-        """Whether a node as a whole is about to fail, or keeps failing."""
-        return (node, None) in self._announced or self.keeps_failing((node, None))
+    def spurns(self, node: int, now_s: float) -> bool:
+        """Whether a node as a whole is about to fail, or processes keep failing there."""
+        return (node, None) in self._announced or self.keeps_failing((node, None), now_s)
 
     def avoids(self, spot: Spot) -> bool:
         """Whether a process should start elsewhere, if it can."""

@@ -334,13 +334,10 @@ def test_nobody_waits_for_a_list_that_another_holds_and_what_cannot_be_written_i
 
 
 def test_a_node_on_which_processes_keep_failing_is_spurned() -> None:
-    now_s = 0.0
-    seen = Reputation(lambda: now_s)
+    seen = Reputation(lambda: 0.0)
     for failed_s in (0.0, 10.0, 20.0):
-        assert not seen.spurns(1)
+        assert not seen.spurns(1, failed_s)
         seen.failed((1, None), failed_s)
-    assert seen.spurns(1) and not seen.spurns(0)
-    now_s = 81.0
-    assert not seen.spurns(1)
+    assert seen.spurns(1, 20.0) and not seen.spurns(0, 20.0) and not seen.spurns(1, 81.0)
     seen.announce((1, None))
-    assert seen.spurns(1) and seen.avoids((1, "cuda:0")) and not seen.avoids((0, "cuda:0"))
+    assert seen.spurns(1, 81.0) and seen.avoids((1, "cuda:0")) and not seen.avoids((0, "cuda:0"))

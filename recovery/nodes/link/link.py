@@ -89,6 +89,10 @@ class Link:
             return []
         except BrokenPipeError as error:  # it closed, and we wrote to it since
             raise Closed("the other side closed the connection") from error
+        return self.took(data)
+
+    def took(self, data: bytes) -> list[Parcel[Any]]:
+        """The frames that are complete with these bytes; as ``take``."""
         if not data:
             raise Closed("the other side closed the connection")
         self.received_bytes += len(data)

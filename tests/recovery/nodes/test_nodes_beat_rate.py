@@ -11,7 +11,7 @@ import pytest
 from tests.recovery.nodes.test_nodes_fleet import MARK, TOKEN, Clock, Puppet, Stage
 from trainchaos.recovery.cli.options import parser, timing_of
 from trainchaos.recovery.detection.hangs import HangDetector, HangLimits
-from trainchaos.recovery.nodes.agent.beats import Beats
+from trainchaos.recovery.nodes.agent.agent_processes import Beats
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.link.beat_rate import (

@@ -18,35 +18,7 @@ from statistics import median
 
 from trainchaos.chaos import beacon
 from trainchaos.harness.script.points import Points
-from trainchaos.recovery.health.monitor import Monitor
-from trainchaos.recovery.health.readings.reports import ReportFile
-from trainchaos.recovery.health.sources.host import HostSource
-from trainchaos.recovery.health.sources.job import JobSource
-from trainchaos.recovery.health.sources.reported import ReportedSource
 from trainchaos.recovery.process.pressure import MOST_RANKS, PressureReader
-
-RANKS, STEPS_A_SECOND = 8, 25
-PHASES = ("data", "forward", "backward", "collective", "optimizer")
-
-
-def health(folder: Path) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A second of steps of 8 ranks; and a read of them, of the host and of reports."""
-    job = JobSource()
-    monitor = Monitor(
-        sources=[HostSource(disks={"data": folder}), job, ReportedSource(ReportFile(folder / "h"))]
-    )
-    step = {"samples": 8, "loss": 1.0, "grad_norm": 1.0, "seconds": dict.fromkeys(PHASES, 0.01)}
-    second = 0
-
-    def train() -> None:
-        nonlocal second
-        second += 1
-        for number in range(STEPS_A_SECOND):
-            for rank in range(RANKS):
-                at_s = second + number / STEPS_A_SECOND
-                job.committed({**step, "rank": rank}, second * STEPS_A_SECOND + number, at_s)
-
-    return train, lambda: monitor.poll(float(second))
 
 
 def main() -> None:
@@ -64,19 +36,15 @@ def main() -> None:
             "RANK": "0",
         }
         reader, pids = PressureReader(), {f"w{n}": os.getpid() for n in range(MOST_RANKS)}
-        train, read = health(folder)
         acts: dict[str, Callable[[], object]] = {
             "`beacon.step`": lambda: beacon.step(1, loss=0.5, samples=16),
             "`beacon.point`, nothing armed": lambda: beacon.point("optimizer", 7),
             f"a reading of processors, {MOST_RANKS} ranks": lambda: reader.read(pids),
-            f"a read of health, {RANKS} ranks at {STEPS_A_SECOND} steps a second": read,
         }
         print(f"| n = {repeats} | median | least |\n| --- | --- | --- |")
         for words, act in acts.items():
             took_us = []
             for _ in range(repeats):
-                if act is read:
-                    train()
                 began_ns = time.thread_time_ns()
                 act()
                 took_us.append((time.thread_time_ns() - began_ns) / 1e3)

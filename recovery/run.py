@@ -50,13 +50,10 @@ from trainchaos.recovery.cli.options import (
 from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost
 from trainchaos.recovery.cli.supervisor import Supervisor
 from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
-from trainchaos.recovery.health.care.place_care import Care
-from trainchaos.recovery.health.care.place_check import Checker, PlaceChecks, check_command
-from trainchaos.recovery.health.machine import machine_service
-from trainchaos.recovery.health.quarantine import TooFewPlaces, taints_now
-from trainchaos.recovery.health.service import HealthService
-from trainchaos.recovery.health.taint import TaintError
-from trainchaos.recovery.health.taints import TaintList
+from trainchaos.recovery.health.checks import Checker, PlaceChecks, check_command
+from trainchaos.recovery.health.reputation import Care
+from trainchaos.recovery.health.service import HealthService, machine_service
+from trainchaos.recovery.health.taints import TaintError, TaintList, TooFewPlaces, taints_now
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.serve import read_token

@@ -18,10 +18,9 @@ from statistics import median
 
 from msgspec import structs
 
-from trainchaos.recovery.nodes.coordinator.outbox import Outbox
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.handshake import Keys
-from trainchaos.recovery.nodes.link.link import Link, Post
+from trainchaos.recovery.nodes.link.link import Link, Outbox, Post
 from trainchaos.recovery.transport.wire import Abort, Join, Joined, Message, Parked
 
 ROUNDS = 1500

@@ -9,16 +9,20 @@ from benchmarks.health import streams
 from benchmarks.health.noise import Rng, Weather
 from benchmarks.health.streams import RANKS, Plant, Poll
 from trainchaos.recovery.health.detectors.base import Alarm, Detector
-from trainchaos.recovery.health.detectors.digest import DigestDetector
-from trainchaos.recovery.health.detectors.ecc import EccDetector
-from trainchaos.recovery.health.detectors.gradient import gradient_spike
-from trainchaos.recovery.health.detectors.hang import HangDetector
-from trainchaos.recovery.health.detectors.idle import IdleDetector
-from trainchaos.recovery.health.detectors.link import LinkDetector
-from trainchaos.recovery.health.detectors.loss import loss_spike
-from trainchaos.recovery.health.detectors.straggler import StragglerDetector
-from trainchaos.recovery.health.detectors.thermal import ThermalDetector
-from trainchaos.recovery.health.detectors.throughput import ThroughputDetector
+from trainchaos.recovery.health.detectors.devices import (
+    EccDetector,
+    IdleDetector,
+    LinkDetector,
+    ThermalDetector,
+)
+from trainchaos.recovery.health.detectors.job import (
+    DigestDetector,
+    HangDetector,
+    StragglerDetector,
+    ThroughputDetector,
+    gradient_spike,
+    loss_spike,
+)
 
 Stream = Callable[[Rng, Weather, int, Plant | None], Iterator[Poll]]
 

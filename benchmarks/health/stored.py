@@ -10,17 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from trainchaos.chaos.events.log import Kind, Log, read_log
 from trainchaos.recovery.health.detectors.base import Alarm, Detector
-from trainchaos.recovery.health.detectors.digest import DigestDetector
-from trainchaos.recovery.health.detectors.gradient import gradient_spike
-from trainchaos.recovery.health.detectors.hang import HangDetector
-from trainchaos.recovery.health.detectors.loss import loss_spike
-from trainchaos.recovery.health.detectors.straggler import StragglerDetector
-from trainchaos.recovery.health.detectors.throughput import ThroughputDetector
-from trainchaos.recovery.health.readings.reading import Reading
-from trainchaos.recovery.health.sources.job import JobSource
+from trainchaos.recovery.health.detectors.job import (
+    DigestDetector,
+    HangDetector,
+    StragglerDetector,
+    ThroughputDetector,
+    gradient_spike,
+    loss_spike,
+)
+from trainchaos.recovery.health.readings import Place, Reading
 
 NS = 1e9
 POLL_S = 0.1
@@ -47,22 +49,42 @@ class Played:
 
 def readings_of(log: Log) -> Iterator[tuple[Sequence[Reading], float]]:
     """What ranks said, in polls of 0.1 s, by the time of the log."""
-    job = JobSource()
+    held: list[Reading] = []
+    last: dict[Place, tuple[int, float]] = {}
     due_s = min((event.time_ns for event in log.events), default=0) / NS + POLL_S
     for event in log.events:
-        time_s = event.time_ns / NS
+        time_s, step, data = event.time_ns / NS, event.step, event.data
         while time_s > due_s:
-            yield job.read(due_s), due_s
-            due_s += POLL_S
-        if event.kind is Kind.STEP_COMMITTED and event.step is not None:
-            job.committed(event.data, event.step, time_s)
-        elif event.kind is Kind.STEP_REPORTED and event.step is not None:
-            # A beacon tells the loss of the rank's own samples, and its step.
-            job.committed({"seconds": {}, **event.data}, event.step, time_s)
-        elif event.kind is Kind.STATE_DIGEST:
-            text = f"{event.data['parameters']} {event.data['optimizer']}"
-            job.feed(event.data["rank"], "digest", 0.0, "hex", time_s, event.step, text)
-    yield job.read(due_s), due_s
+            yield held, due_s
+            held, due_s = [], due_s + POLL_S
+        if step is None or type(data.get("rank")) is not int:
+            continue
+        where = Place(data["rank"])
+        if event.kind is Kind.STATE_DIGEST:
+            text = f"{data['parameters']} {data['optimizer']}"
+            held.append(Reading(where, "digest", 0.0, "hex", time_s, step, text))
+        elif event.kind in (Kind.STEP_COMMITTED, Kind.STEP_REPORTED):
+            before, last[where] = last.get(where), (step, time_s)
+            for metric, value in _values(data, step, time_s, before):
+                held.append(Reading(where, metric, value, "", time_s, step))
+    yield held, due_s
+
+
+def _values(
+    data: Mapping[str, Any], step: int, time_s: float, before: tuple[int, float] | None
+) -> Iterator[tuple[str, float]]:
+    """Metrics of a step, of those that are there: a beacon tells the loss of the rank's own
+    samples, and its step.
+    """
+    yield "committed", float(step)
+    took = data.get("seconds", {})
+    if own := [took[phase] for phase in ("forward", "backward", "optimizer") if phase in took]:
+        yield "compute", float(sum(own))
+    for metric, key in (("loss", "loss"), ("gradient_norm", "grad_norm")):
+        if isinstance(data.get(key), int | float):
+            yield metric, float(data[key])
+    if before is not None and step == before[0] + 1 and time_s > before[1] and "samples" in data:
+        yield "throughput", data["samples"] / (time_s - before[1])
 
 
 def alarms_of(log: Log) -> dict[str, list[tuple[Alarm, float]]]:

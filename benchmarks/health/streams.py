@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy
 
 from benchmarks.health.noise import Rng, Weather, kept, positive, related_noise
-from trainchaos.recovery.health.readings.reading import JOB, Place, Reading
+from trainchaos.recovery.health.readings import JOB, Place, Reading
 
 STEP_S = 0.04
 POLL_S = 1.0

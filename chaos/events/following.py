@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from trainchaos.chaos.events.log import Event
+from trainchaos.chaos.events.log import Event, Tail
 
 
 class SharedTail:
@@ -41,21 +40,14 @@ class EventLogTail:
     """Follows one actor's growing file; an incomplete last line waits for the next read."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        self._tail = Tail(path)
 
     def read(self) -> list[Event]:
         """Events written since the last call; none if the file does not exist yet. Raises LogError
         on a line that is not an event.
         """
         try:
-            if os.stat(self._path).st_size == self._offset:
-                return []  # most reads find nothing new and cost only this
-            with open(self._path, "rb") as stream:
-                stream.seek(self._offset)
-                data = stream.read()
+            whole = self._tail.read()
         except FileNotFoundError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
         return [Event.from_line(line) for line in whole.decode().splitlines()]

@@ -25,6 +25,7 @@ from trainchaos.chaos.events.budget import Budget, FileProblems
 from trainchaos.chaos.events.clocks import Clocks
 from trainchaos.chaos.events.event import Event, require_keys
 from trainchaos.chaos.events.kinds import Kind
+from trainchaos.chaos.events.tail import Tail
 from trainchaos.chaos.events.writer import EventWriter
 from trainchaos.chaos.files import open_regular
 
@@ -35,6 +36,7 @@ __all__ = [
     "EventWriter",
     "Kind",
     "Log",
+    "Tail",
     "make_log",
     "read_actor",
     "read_log",

@@ -18,7 +18,7 @@ class HealthEvent(Fault):
     detectors of devices: temperature, corrected ECC errors, link bandwidth, utilisation. Emulated:
     the device itself is healthy.
 
-    One that announces a failure (``recovery.health.credible``) warns the job: the strategy moves
+    One that announces a failure (``recovery.health.signs``) warns the job: the strategy moves
     the rank to a spare or saves a checkpoint. Another one is only recorded.
 
     ``what``: kind of event, or what is read. ``code``: number of the XID (79: fallen off the bus,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from trainchaos.chaos.scenario.fault import FaultSpec
-from trainchaos.recovery.health.readings.reading import Place, Problem, Reading
+from trainchaos.recovery.health.readings import Place, Problem, Reading
 
 PAST_S = 4400.0
 """Read before the arm began, as a machine's monitor has: ``ecc-acceleration`` wants an hour before
@@ -43,7 +43,7 @@ METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "utilisation": ("utilisation", "%"),
     }
 )
-"""What a fault changes -> the metric of ``recovery.health.sources.nvml`` and its unit."""
+"""What a fault changes -> the metric of ``recovery.health.nvml`` and its unit."""
 
 
 class Changed(NamedTuple):

@@ -17,7 +17,7 @@ from trainchaos.harness.launch.launcher import (
     StoreControl,
 )
 from trainchaos.harness.undo.ledger import Ledger
-from trainchaos.recovery.health.readings.reports import ReportFile
+from trainchaos.recovery.health.signs import ReportFile
 from trainchaos.recovery.transport.wire import Message
 
 

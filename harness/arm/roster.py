@@ -4,7 +4,7 @@ which are alive.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from trainchaos.chaos.errors import NoPlaceLeft
 from trainchaos.chaos.events.log import Kind
@@ -12,8 +12,8 @@ from trainchaos.harness.arm.fault_context import Scene
 from trainchaos.harness.arm.placement import Placement
 from trainchaos.harness.launch.devices import DeviceBoard
 from trainchaos.harness.launch.launcher import Cluster, Exited, Leftovers
-from trainchaos.recovery.health.care.place_check import Spot
-from trainchaos.recovery.policy.backoff import Reputation
+from trainchaos.recovery.health.checks import Spot
+from trainchaos.recovery.health.reputation import Reputation
 
 PATIENCE_S = (
     # with nodes that do not answer and are not given up: a busy machine takes seconds, a network
@@ -34,18 +34,20 @@ class Roster:
         self._pids: dict[str, int] = {}
         self._exited: set[str] = set()
         self._undo: dict[str, str] = {}  # process -> its record in the ledger
-        self._board = DeviceBoard(cluster.places_on, range(topology.nodes))
+        self.reputation = Reputation(lambda: scene.now_ns() / 1e9)
         self._tainted = cluster.tainted
-        self._board.avoid(self._tainted.devices)
+        self._board = DeviceBoard(
+            cluster.places_on,
+            range(topology.nodes),
+            tainted=self._tainted.devices,
+            reputation=self.reputation,
+        )
         self._placement = Placement(topology, spares=spares, room=self._tainted.room)
-        self._reputation = Reputation()
-        self._failing: frozenset[int] = frozenset()
         self._count = 0
         self.asked_ns: dict[str, int] = {}
         self.device_of = self._board.device_of
         self.refuse_device = self._board.refuse
         self.accept_device = self._board.accept
-        self.distrust, self.doubt = self._board.distrust, self._board.doubt
         self.node_of = self._placement.node_of
 
     def spawn(self, role: str, mode: str) -> str:
@@ -77,9 +79,8 @@ class Roster:
         failed: set[int] = set()
         now_ns = self._scene.now_ns()
         first, until_ns = True, now_ns + int(PATIENCE_S * 1e9)
-        bad = self._failing | {
-            node for node in self._cluster.usable() if self._reputation.avoids(node, now_ns / 1e9)
-        }
+        spurns = self.reputation.spurns
+        bad = {node for node in self._cluster.usable() if spurns(node, now_ns / 1e9)}
         while True:
             # A process that seemed not to start may still begin late: its name is not used again.
             name = f"{'s' if role == 'spare' else 'w'}{self._count}"
@@ -106,18 +107,16 @@ class Roster:
             hint="give the run more nodes, or a spare one",
         )
 
-    def avoid(self, *, nodes: Collection[int] = (), devices: Collection[str] = ()) -> None:
-        """From now on start processes on these nodes and devices, which are about to fail, only
-        where there are no others; as on those that are tainted.
-        """
-        self._failing = frozenset(nodes)
-        self._board.avoid(self._tainted.devices.union(devices))
+    def distrust(self, process: str) -> None:
+        """A process's device gave wrong values."""
+        if (device := self.device_of(process)) is not None:
+            self.reputation.distrust((None, device))
 
     def note_exit(self, report: Exited) -> int:
         """Record that the exit is known; returns the pid that the process had."""
         self._exited.add(report.process)
         if report.process not in self.asked_ns and report.exit_code != 0:
-            self._reputation.failed(self.node_of(report.process), self._scene.now_ns() / 1e9)
+            self.reputation.failed((self.node_of(report.process), None))
         return self._pids[report.process]
 
     def spot_of(self, name: str) -> Spot | None:

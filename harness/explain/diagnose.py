@@ -16,7 +16,7 @@ from trainchaos.harness.explain.diagnosis import CauseClass, DiagnosedIncident, 
 from trainchaos.harness.explain.pace import slownesses
 from trainchaos.harness.explain.scene import Scene, silence_s
 from trainchaos.harness.explain.strip import strip
-from trainchaos.recovery.health.credible import entry_of
+from trainchaos.recovery.health.signs import entry_of
 from trainchaos.recovery.playbook.book import by_signal, match_text
 from trainchaos.recovery.playbook.entry import Action, Cause, Entry, Owner
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Callable, Collection, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from trainchaos.chaos.scenario.model import Cell, WorkloadSpec
 from trainchaos.harness.host.slurm_facts import facts
 from trainchaos.harness.launch.capabilities import unmet
-from trainchaos.recovery.health.care.place_check import Spot
+from trainchaos.recovery.health.reputation import Reputation
 from trainchaos.recovery.policy.jobconfig import Exchange, exchange_of
 
 ON_NODE = "@n"
@@ -79,18 +80,22 @@ def on_node(place: str, node: int) -> str:
 
 class DeviceBoard:
     """Tracks which process is on which device, and which devices are refused. ``places_on``: names
-    of a node's devices; one name is always the same device.
+    of a node's devices; one name is always the same device; ``tainted``: some of them.
     """
 
     def __init__(
-        self, places_on: Callable[[int], Sequence[str]], nodes: Collection[int] = (0,)
+        self,
+        places_on: Callable[[int], Sequence[str]],
+        nodes: Collection[int] = (0,),
+        *,
+        tainted: Collection[str] = (),
+        reputation: Reputation | None = None,
     ) -> None:
         self._places_on = places_on
         self._nodes = nodes
         self._refused: set[str] = set()
-        self._avoided: frozenset[str] = frozenset()
-        self._distrusted: set[str] = set()
-        self._doubted: Callable[[Spot], bool] = lambda spot: False
+        self._tainted = tainted
+        self._reputation = reputation or Reputation(time.monotonic)
         self._device_of: dict[str, str] = {}
 
     def takes(self, node: int) -> bool:
@@ -98,19 +103,19 @@ class DeviceBoard:
         return bool(self._free(node))
 
     def assign(self, process: str, living: Collection[str], node: int = 0) -> str:
-        """The device for a process about to start on a node: of those not refused, and not avoided
-        where there are others, the one with the fewest living processes, the first of equals, so
-        that a replacement gets the lost rank's device. One that is distrusted or doubted comes
-        last, but a GPU is not shared for that, since NCCL refuses two ranks on one.
+        """The device for a process about to start on a node: of those not refused, and neither
+        tainted nor about to fail where there are others, the one with the fewest living processes,
+        the first of equals, so that a replacement gets the lost rank's device. One that is suspect
+        comes last, but a GPU is not shared for that, since NCCL refuses two ranks on one.
         """
         taken = [device for name, device in self._device_of.items() if name in living]
         free = self._free(node)
         device = min(
             free,
             key=lambda place: (
-                place in self._avoided,
+                place in self._tainted or self._reputation.about_to_fail((node, place)),
                 taken.count(place) if place.startswith("cuda") else 0,
-                self._suspect(node, place),
+                self._reputation.suspect((node, place)),
                 taken.count(place),
                 free.index(place),
             ),
@@ -133,29 +138,9 @@ class DeviceBoard:
         self._refused.add(device)
         return device
 
-    def avoid(self, devices: Collection[str]) -> None:
-        """Use these devices from now on only where a node has no others."""
-        self._avoided = frozenset(devices)
-
-    def distrust(self, process: str) -> None:
-        """A process's device gave wrong values: use it from now on only where a node has no other,
-        or no other GPU that is free.
-        """
-        if process in self._device_of:
-            self._distrusted.add(self._device_of[process])
-
-    def doubt(self, doubted: Callable[[Spot], bool]) -> None:
-        """As ``distrust``, of nodes and devices that are ``doubted``, each time they are asked
-        for.
-        """
-        self._doubted = doubted
-
     def distrusts(self, node: int) -> bool:
-        """Whether each device that a node has left gave wrong values, or is doubted."""
-        return all(self._suspect(node, place) for place in self._free(node))
-
-    def _suspect(self, node: int, place: str) -> bool:
-        return place in self._distrusted or self._doubted((node, place))
+        """Whether each device that a node has left is suspect."""
+        return all(self._reputation.suspect((node, place)) for place in self._free(node))
 
     def accept(self, process: str) -> None:
         """Admit new processes on its device again."""

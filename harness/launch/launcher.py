@@ -26,8 +26,8 @@ from trainchaos.harness.launch.places.seats import Tainted
 from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.harness.undo.base import Undo
 from trainchaos.recovery.checkpoint.memory.keepers import KeeperStarted
-from trainchaos.recovery.health.care.place_check import Checker
-from trainchaos.recovery.health.readings.signs import Sign
+from trainchaos.recovery.health.checks import Checker
+from trainchaos.recovery.health.signs import Sign
 from trainchaos.recovery.process.local import Exited, MessageReceived, Report
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark

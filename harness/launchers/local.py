@@ -28,10 +28,10 @@ from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import KillProcess, KillSession
 from trainchaos.recovery.checkpoint.memory.keeper_host import LocalKeeperHost
-from trainchaos.recovery.health.care.place_check import PlaceChecks, check_command
-from trainchaos.recovery.health.machine import machine_service
-from trainchaos.recovery.health.quarantine import names_of
-from trainchaos.recovery.health.readings.signs import Sign
+from trainchaos.recovery.health.checks import PlaceChecks, check_command
+from trainchaos.recovery.health.service import machine_service
+from trainchaos.recovery.health.signs import Sign
+from trainchaos.recovery.health.taints import names_of
 from trainchaos.recovery.process.local import start_store
 from trainchaos.recovery.process.node import Node
 

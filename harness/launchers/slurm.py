@@ -23,7 +23,7 @@ from trainchaos.harness.launch.slurm.allocation import (
     without_tainted,
 )
 from trainchaos.harness.launch.slurm.platform import SlurmPlatform
-from trainchaos.recovery.health.quarantine import taints_now
+from trainchaos.recovery.health.taints import taints_now
 
 
 class Slurm(AllocationOptions, Launcher):

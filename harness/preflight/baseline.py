@@ -16,7 +16,7 @@ from trainchaos.chaos.errors import EXIT_USAGE, ChaosError
 from trainchaos.chaos.files import read_model, reason
 from trainchaos.harness.launch.devices import cuda_devices, processor
 from trainchaos.harness.preflight.checks.findings import Rate
-from trainchaos.recovery.health.statistics.robust import median
+from trainchaos.recovery.health.estimates import median
 
 REPEATS = 5
 """Of a baseline: a prediction limit of fewer is wide (Student's t at 4 degrees of freedom is 8.6 at

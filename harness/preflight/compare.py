@@ -11,7 +11,7 @@ from trainchaos.chaos.stats import student_quantile
 from trainchaos.harness.preflight.baseline import Baseline
 from trainchaos.harness.preflight.checks.bounds import FALSE_ALARMS, log, slow_among
 from trainchaos.harness.preflight.checks.findings import HOST, Finding, Rate
-from trainchaos.recovery.health.statistics.robust import median
+from trainchaos.recovery.health.estimates import median
 
 BASELINE_FLOOR = 0.10
 """Share below the baseline that is left alone, as the detector ``slow-link`` does."""

@@ -12,13 +12,12 @@ from trainchaos.harness.arm.fault_context import RecordEvent
 from trainchaos.harness.launch.launcher import ArmSetup, Cluster
 from trainchaos.harness.run.coordinator import Coordinator
 from trainchaos.harness.run.scene import BuiltInScene
-from trainchaos.recovery.health.care.place_care import NOT_OF_A_PLACE, Care, PlaceCare
-from trainchaos.recovery.health.care.place_check import Answer, Checker
+from trainchaos.recovery.health.checks import Answer, Checker
 from trainchaos.recovery.health.job_watch import job_service
-from trainchaos.recovery.health.readings.signs import Sign, event_of
+from trainchaos.recovery.health.reputation import NOT_OF_A_PLACE, Care, PlaceCare
 from trainchaos.recovery.health.service import HealthService, device_detectors
+from trainchaos.recovery.health.signs import Sign, event_of
 from trainchaos.recovery.health.taints import TaintList, taints_path
-from trainchaos.recovery.health.warnings import PlaceWarnings
 
 NS = 1e9
 
@@ -50,7 +49,6 @@ class ArmHealth:
     ) -> None:
         spec = setup.cell.scenario.workload
         self._cluster, self._scene, self._record = cluster, scene, record
-        self._warnings = PlaceWarnings(scene)
         # Both are told of faults and read by the orchestrator's own thread.
         self._devices = HealthService(
             [scene.devices] if scene.devices.reads else [],
@@ -63,10 +61,10 @@ class ArmHealth:
         self._care = PlaceCare(
             Care(checker=checker, taints=TaintList(taints_path()) if real else None),
             scene.roster,
+            scene.roster.reputation,
             record,
             lambda: cluster.now_ns() / NS,
             cluster.taint_name,
-            fit=lambda node, device: self._warnings.lift(device),
         )
         self._job, _ = job_service(
             setup.run.events(setup.id),
@@ -90,11 +88,9 @@ class ArmHealth:
         for sign in self._found():
             kind, data = event_of(sign)
             self._record(kind, **data)
-            self._warnings.heard(sign)
             holder = None if sign.rank is None else self._scene.process_of(sign.rank)
             self._care.heard(sign, holder)
-        self._care.look()
-        self._warnings.tell(coordinator.supervise)
+        self._care.look(coordinator.supervise)
 
     def close(self) -> None:
         """End the threads, and checks of places. Safe to repeat."""

@@ -31,7 +31,7 @@ from trainchaos.harness.run.arm_health import ArmHealth
 from trainchaos.harness.run.coordinator import Coordinator
 from trainchaos.harness.run.scene import BuiltInScene
 from trainchaos.harness.run.timeouts import timing_of
-from trainchaos.recovery.health.quarantine import about
+from trainchaos.recovery.health.taints import about
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.process.local import Dying
 from trainchaos.recovery.process.stacks import STACK_SIGNAL, keep

@@ -22,7 +22,7 @@ from trainchaos.harness.launch.launcher import (
 )
 from trainchaos.harness.run.coordinator import Coordinator
 from trainchaos.harness.undo.ledger import Ledger
-from trainchaos.recovery.health.readings.reports import ReportFile
+from trainchaos.recovery.health.signs import ReportFile
 from trainchaos.recovery.supervise.controller import Controller
 
 _T = TypeVar("_T")
@@ -54,11 +54,7 @@ class BuiltInScene:
         self.roster = Roster(self, cluster, spares=spares)
         self.keepers = KeeperTracker(self, cluster)
         self.node_of, self.device_of = self.roster.node_of, self.roster.device_of
-        self.living, self.gone, self.avoid = (
-            self.roster.living,
-            self.roster.gone,
-            self.roster.avoid,
-        )
+        self.living, self.gone = self.roster.living, self.roster.gone
         self.devices = EmulatedDevices(
             emulated(setup.cell.scenario.faults),
             setup.cell.scenario.workload.ranks,

@@ -24,8 +24,8 @@ from trainchaos.harness.sim.world.settings import MS, RankConfig, Timings
 from trainchaos.harness.sim.world.storage import SimStorage
 from trainchaos.harness.sim.world.store import SimStore
 from trainchaos.harness.undo.base import Undo
-from trainchaos.recovery.health.care.place_check import Answer, Spot
-from trainchaos.recovery.health.readings.signs import Sign
+from trainchaos.recovery.health.checks import Answer, Spot
+from trainchaos.recovery.health.signs import Sign
 from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.process.starvation import Pulse

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainchaos.recovery.cli.process_host import ProcessPlacement
-from trainchaos.recovery.health.quarantine import (
+from trainchaos.recovery.health.taints import (
     WHAT_TO_DO,
+    Taint,
     TooFewPlaces,
     about,
-    against,
     listed,
     names_of,
 )
-from trainchaos.recovery.health.taint import Taint
 
 
 class AvoidedPlaces:
@@ -76,9 +75,7 @@ class AvoidedPlaces:
         return bool(self._note(self._names.get(spot.node, ()), spot.device))
 
     def _note(self, names: Sequence[str], device: str | None = None) -> tuple[Taint, ...]:
-        if not self._taints:  # as with most jobs, which ask for each place of thousands of nodes
-            return ()
-        found = against(self._taints, names, device)
+        found = tuple(taint for taint in self._taints if taint.means(names, device))
         self._met += [taint for taint in found if taint not in self._met]
         return found
 

@@ -15,8 +15,7 @@ from trainchaos.recovery.cli.process_host import (
     Remote,
 )
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
-from trainchaos.recovery.health.care.place_care import NOT_OF_A_PLACE
-from trainchaos.recovery.policy.backoff import Reputation
+from trainchaos.recovery.health.reputation import NOT_OF_A_PLACE, Reputation
 from trainchaos.recovery.process.logroom import LogRoom
 from trainchaos.recovery.rank.script import ScriptConfig
 
@@ -65,14 +64,12 @@ class JobProcesses:
         left = takeover.processes if takeover is not None else {}
         self.pids = {name: entry.pid for name, entry in left.items() if not entry.gone}
         self._spots = {name: (left[name].node, left[name].device) for name in self.pids}
-        self._reputation = Reputation()
+        self.reputation = Reputation(now_s)
         for left_by, cause, time_s in takeover.failures if takeover is not None else ():
             if cause not in NOT_OF_A_PLACE:
-                self._reputation.failed((left_by.node, left_by.device), time_s)
-        self._fails: Callable[[int, str], bool] = lambda node, device: False
-        wrong = takeover.replaced_for_values if takeover is not None else ()
-        self._distrusted = {(process.node, process.device) for process in wrong}
-        self._doubted: Callable[[tuple[int, str]], bool] = lambda spot: False
+                self.reputation.failed((left_by.node, left_by.device), time_s)
+        for left_by in takeover.replaced_for_values if takeover is not None else ():
+            self.reputation.distrust((left_by.node, left_by.device))
         self._count = takeover.names if takeover is not None else 0
         self._ordered: LeastTaken | None = None  # until then, or something changes
         self._ordered_until_s = 0.0
@@ -180,7 +177,7 @@ class JobProcesses:
             left = [spot for spot in self._host.spots() if spot.node not in self._failed]
             taken = [self._spots[other] for other in self.pids]
             taken += [(spot.node, spot.device) for _, spot in self._asked]
-            self._ordered = LeastTaken(left, taken, self._avoids)
+            self._ordered = LeastTaken(left, taken, self.reputation.avoids)
             # a small job, for which it costs nothing, orders them anew for each start, and a large
             # one is not to spend its time on it
             took_s = self._now_s() - now_s
@@ -191,27 +188,25 @@ class JobProcesses:
     def failed(self, name: str | None) -> None:
         """A process failed at its spot, which is avoided for a while."""
         if name is not None and name in self._spots:
-            self._reputation.failed(self._spots[name], self._now_s())
+            self.reputation.failed(self._spots[name])
             self._ordered = None
+
+    def living(self) -> list[str]:
+        """Processes whose exit is not recorded."""
+        return list(self.pids)
+
+    def gone(self, process: str) -> bool:
+        """Whether its exit is recorded."""
+        return process not in self.pids
 
     def spot_of(self, name: str) -> tuple[int, str] | None:
         """Node and device of a process whose exit is not answered yet."""
         return self._spots.get(name)
 
-    def avoid(self, fails: Callable[[int, str], bool]) -> None:
-        """Start processes only where there is no other place at spots that are about to fail.
-        ``fails``: whether a node and device are.
-        """
-        self._fails, self._ordered = fails, None
-
-    def doubt(self, doubted: Callable[[tuple[int, str]], bool]) -> None:
-        """As ``avoid``, of spots (node and device) that are suspect."""
-        self._doubted, self._ordered = doubted, None
-
     def distrust(self, name: str) -> None:
-        """A process is replaced for its values: as ``avoid``, of its spot, from now on."""
+        """A process is replaced for its values."""
         if name in self._spots:
-            self._distrusted.add(self._spots[name])
+            self.reputation.distrust(self._spots[name])
 
     def spots_in_use(self) -> set[tuple[int, str]]:
         """Node and device of each process whose exit is not answered yet."""
@@ -225,7 +220,3 @@ class JobProcesses:
     def forget(self, name: str) -> None:
         """Its exit was answered as well."""
         self._spots.pop(name, None)
-
-    def _avoids(self, spot: tuple[int, str]) -> bool:
-        known = self._fails(*spot) or self._doubted(spot) or spot in self._distrusted
-        return known or self._reputation.avoids(spot, self._now_s())

@@ -21,7 +21,7 @@ from trainchaos.recovery.cli.process_host import LocalProcessHost, ProcessHost, 
 from trainchaos.recovery.cli.processes import JobProcesses
 from trainchaos.recovery.cli.takeover_log import TakeoverLog
 from trainchaos.recovery.detection.paced_look import PacedLook
-from trainchaos.recovery.health.care.place_care import NO_CARE, NOT_OF_A_PLACE, Care, PlaceCare
+from trainchaos.recovery.health.reputation import NO_CARE, NOT_OF_A_PLACE, Care, PlaceCare
 from trainchaos.recovery.health.service import HealthService
 from trainchaos.recovery.nodes.coordinator.node_events import event_of
 from trainchaos.recovery.nodes.coordinator.node_state import NodeFound
@@ -85,7 +85,12 @@ class Supervisor:
         )
         self._processes = JobProcesses(host, self._log_room, takeover, self.now_s, self._write)
         self._care = PlaceCare(
-            care, self._processes, self._write, self.now_s, self._avoided.name_of
+            care,
+            self._processes,
+            self._processes.reputation,
+            self._write,
+            self.now_s,
+            self._avoided.name_of,
         )
         self._keepers = JobKeepers(spec, self._log_room, self._write)
         self._errors: dict[str, str] = {}
@@ -103,9 +108,7 @@ class Supervisor:
                 store_port=port,
                 timing=timing,
             )
-            self._health = JobHealth(
-                self._processes, self.controller, health, self._write, spec, self._care
-            )
+            self._health = JobHealth(self.controller, health, self._write, spec, self._care)
         except BaseException:
             host.close()
             raise
@@ -180,7 +183,7 @@ class Supervisor:
             down_s=round(self.now_s() - takeover.since_ns / 1e9, 6),
             events=len(takeover.log.events),
         )
-        self._health.recall(takeover.log.events)
+        self._care.recall(takeover.log.events)
         self.controller.adopt(known, self._first_state)
 
     def _turn(self) -> None:
@@ -205,7 +208,6 @@ class Supervisor:
                     self._health.heard(report.sign)
         self._keepers.look()
         self._health.look()
-        self._care.look()
         self._look.take(self._tick, len(self.controller.members))
         self._clear_logs()
         if self._stop.signum:

@@ -1,7 +1,8 @@
 """The detectors of a job's own readings, as its supervisor runs them.
 
 They begin anew with each generation: its ranks, their number and the step that it resumes from
-change what is usual. Their alarms tell a person, and move nothing (``recovery.health.credible``).
+change what is usual. Their alarms tell a person, and move nothing
+(``recovery.health.signs.announced``).
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from pathlib import Path
 
 from trainchaos.recovery.detection.pace import HangLimits
 from trainchaos.recovery.health.detectors.base import RATE, STEP_S, Alarm, Detector
-from trainchaos.recovery.health.detectors.digest import DigestDetector
-from trainchaos.recovery.health.detectors.gradient import gradient_spike
-from trainchaos.recovery.health.detectors.hang import HangDetector
-from trainchaos.recovery.health.detectors.loss import loss_spike
-from trainchaos.recovery.health.detectors.straggler import StragglerDetector
-from trainchaos.recovery.health.detectors.throughput import ThroughputDetector
-from trainchaos.recovery.health.readings.reading import Place, Reading
+from trainchaos.recovery.health.detectors.job import (
+    DigestDetector,
+    HangDetector,
+    StragglerDetector,
+    ThroughputDetector,
+    gradient_spike,
+    loss_spike,
+)
+from trainchaos.recovery.health.estimates import median
+from trainchaos.recovery.health.rank_logs import HOLD_S, RankLogs
+from trainchaos.recovery.health.readings import Place, Reading
 from trainchaos.recovery.health.service import HealthService
-from trainchaos.recovery.health.sources.rank_logs import HOLD_S, RankLogs, steps_of
-from trainchaos.recovery.health.statistics.robust import median
 
 LEARNED = 12
 """Reads of a rank from which the step time is learned, each the mean of the steps of a second."""
@@ -71,35 +74,28 @@ class JobDetectors:
         self._early: list[Reading] = []
         self._took: deque[float] = deque(maxlen=LEARNED)
         self._last: dict[Place, tuple[int, float]] = {}
-        self._digests = DigestDetector(shards=_ShardOf(self._shards))
-        self._quiet()
-
-    def _quiet(self) -> None:
-        """Silence so far is explained, and is none to learn from."""
+        self._digests = DigestDetector(shard_of=lambda rank: rank % self._shards)
         self._hang = HangDetector(limits=SILENCE)
         self._busy: set[Place] = set()
 
     def _judge(self, readings: Sequence[Reading], now_s: float) -> list[Alarm]:
         found = [*self._digests.look(readings, now_s), *self._silence(readings, now_s)]
-        if self._detectors:
-            for one in self._detectors:
-                found += one.look(readings, now_s)
-            return found
-        self._learn(readings)
-        self._early += readings
-        if len(self._took) < LEARNED:
-            return found
-        step_s = max(SHORTEST_S, median(self._took))
-        often_s = min(STEP_S, step_s / SLACK)
-        self._detectors = [
-            StragglerDetector(step_s=step_s),
-            ThroughputDetector(step_s=step_s),
-            gradient_spike(step_s=often_s),
-            loss_spike(step_s=often_s),
-        ]
-        early, self._early = self._early, []
-        for one in self._detectors:
-            found += one.look(early, now_s)
+        if not self._detectors:
+            self._learn(readings)
+            self._early += readings
+            if len(self._took) < LEARNED:
+                return found
+            step_s = max(SHORTEST_S, median(self._took))
+            often_s = min(STEP_S, step_s / SLACK)
+            self._detectors = [
+                StragglerDetector(step_s=step_s),
+                ThroughputDetector(step_s=step_s),
+                gradient_spike(often_s),
+                loss_spike(often_s),
+            ]
+            readings, self._early = self._early, []
+        for detector in self._detectors:
+            found += detector.look(readings, now_s)
         return found
 
     def _learn(self, readings: Sequence[Reading]) -> None:
@@ -114,33 +110,22 @@ class JobDetectors:
                     self._took.append(took_s)
 
     def _silence(self, readings: Sequence[Reading], now_s: float) -> list[Alarm]:
+        """After a silence that a rank explained, and the job's end, there is none to learn from."""
         found: list[Alarm] = []
+        over = False
         for reading in readings:
-            if reading.metric == "busy":
-                if reading.value > 0.0:
-                    self._busy.add(reading.where)
-                elif reading.where in self._busy:
-                    self._busy.discard(reading.where)
-                    if not self._busy:
-                        self._quiet()
-            elif reading.metric == "committed" and not self._busy:
-                found += self._hang.look([reading], reading.time_s)
-        if self.steps and any(step >= self.steps for step in steps_of(readings)):
-            self._hang = HangDetector(limits=SILENCE)
+            if reading.metric == "busy" and reading.value > 0.0:
+                self._busy.add(reading.where)
+            elif reading.metric == "busy" and reading.where in self._busy:
+                self._busy.discard(reading.where)
+                self._hang = self._hang if self._busy else HangDetector(limits=SILENCE)
+            elif reading.metric == "committed":
+                over |= 0 < self.steps <= (reading.step or 0)
+                if not self._busy:
+                    found += self._hang.look([reading], reading.time_s)
+        if over:
             self._busy = {Place()}  # for good: nothing is committed any more
         return found if self._busy else [*found, *self._hang.look([], now_s)]
-
-
-class _ShardOf(dict[int, int]):
-    """Rank -> the shard that it holds, of any rank."""
-
-    def __init__(self, shards: int) -> None:
-        super().__init__()
-        self._shards = shards
-
-    def get(self, rank: int, default: object = None) -> int:  # type: ignore[override]
-        """The shard."""
-        return rank % self._shards
 
 
 def job_service(

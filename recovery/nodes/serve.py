@@ -17,9 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from trainchaos.chaos.errors import EXIT_USAGE, ChaosError, InfrastructureError, ScenarioError
-from trainchaos.recovery.health.care.place_check import check_command
-from trainchaos.recovery.nodes.agent.agent import NodeAgent
-from trainchaos.recovery.nodes.agent.agent_config import LEASE_S, AgentConfig
+from trainchaos.recovery.health.checks import check_command
+from trainchaos.recovery.nodes.agent.agent import LEASE_S, AgentConfig, NodeAgent
 from trainchaos.recovery.nodes.coordinator.software import versions
 from trainchaos.recovery.nodes.link.files import refuse_shared
 from trainchaos.recovery.process.node import LaunchRecipe, script_recipe

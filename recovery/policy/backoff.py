@@ -8,14 +8,12 @@ are.
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 SOUND_S = 300.0  # a process that lived for this long was started successfully
 MOMENT_S = 1.0  # within which the processes of one node end
 MAX_DOUBLINGS = 30
-REMEMBERED = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,23 +44,3 @@ class BackoffSchedule:
             wait_s = min(self.most_s, self.first_s * 2**over) if over >= 0 else 0.0
             last_s = time_s
         return last_s + wait_s if wait_s else -math.inf
-
-
-class Reputation:
-    """Which places, such as nodes or devices, to avoid for a while, because processes failed there
-    again and again.
-    """
-
-    ROW = BackoffSchedule(free=2, first_s=60.0, most_s=3600.0)
-
-    def __init__(self) -> None:
-        self._failures: dict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
-
-    def failed(self, place: Hashable, now_s: float) -> None:
-        """A process failed there."""
-        self._failures[place].append(now_s)
-
-    def avoids(self, place: Hashable, now_s: float) -> bool:
-        """Whether to start nothing there as long as other places exist."""
-        failures = self._failures.get(place)
-        return failures is not None and now_s < self.ROW.again_s(failures)

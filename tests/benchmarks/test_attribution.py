@@ -34,7 +34,7 @@ from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.fault.base import Fault
 from trainchaos.harness.explain.diagnose import diagnose
 from trainchaos.harness.explain.diagnosis import CauseClass, DiagnosedIncident, Layer
-from trainchaos.recovery.health.credible import failing
+from trainchaos.recovery.health.signs import entry_of
 from trainchaos.recovery.playbook.entry import Action
 
 RANKS = 4
@@ -61,8 +61,8 @@ def test_a_truth_with_several_answers_says_why(name: str) -> None:
 
 def test_a_device_is_told_to_fail_where_the_health_source_is_believed() -> None:
     for one in CATALOGUE.kind["health-event"]:
-        fails = bool(failing(one.params["what"], one.params["code"]))
-        assert one.truth == ("device" if fails else "device-warning")
+        entry = entry_of(one.params["what"], one.params["code"])
+        assert one.truth == ("device" if entry is not None and entry.move else "device-warning")
 
 
 # --- questions

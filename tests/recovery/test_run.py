@@ -21,7 +21,7 @@ from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.results import Results
 from trainchaos.recovery import run as command
-from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
+from trainchaos.recovery.health.signs import HealthReport, ReportFile
 from trainchaos.recovery.health.taints import TaintList
 from trainchaos.recovery.policy import strategies
 from trainchaos.recovery.policy.strategy import Strategy

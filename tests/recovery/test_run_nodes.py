@@ -21,7 +21,7 @@ from trainchaos.chaos.errors import InfrastructureError, LogError
 from trainchaos.chaos.events.log import ORCHESTRATOR, EventWriter, Kind, read_actor
 from trainchaos.recovery.cli.process_host import ProcessPlacement, least_taken
 from trainchaos.recovery.cli.takeover_log import lock, read_takeover_log
-from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
+from trainchaos.recovery.health.signs import HealthReport, ReportFile
 from trainchaos.recovery.health.taints import TaintList
 from trainchaos.recovery.nodes.link.clock import boot_id
 

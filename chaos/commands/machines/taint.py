@@ -132,7 +132,7 @@ def add(
 
     Nothing changes if the list has it already with the same reason, evidence and expiry.
     """
-    from trainchaos.recovery.health.taint import made, of_place
+    from trainchaos.recovery.health.taints import made, of_place
 
     now = _now()
     expiry = None if expires is None else _expiry(expires, now)
@@ -230,7 +230,7 @@ def _propose(runs: Sequence[Path], false_alarm: float, form: str) -> None:
 
 
 def _of_lemon(one: Lemon, now: datetime, expiry: Any) -> Taint:
-    from trainchaos.recovery.health.taint import made, of_place
+    from trainchaos.recovery.health.taints import made, of_place
 
     return made(
         {
@@ -280,7 +280,7 @@ def _evidence(words: Sequence[str]) -> str | dict[str, Any]:
 
 
 def _until(each: Taint, now: datetime) -> str:
-    from trainchaos.recovery.health.taint import written
+    from trainchaos.recovery.health.taints import written
 
     if each.expiry is None:
         return "until cleared"
@@ -288,7 +288,7 @@ def _until(each: Taint, now: datetime) -> str:
 
 
 def _row(each: Taint, now: datetime) -> tuple[str, ...]:
-    from trainchaos.recovery.health.taint import written
+    from trainchaos.recovery.health.taints import written
 
     evidence = each.evidence
     if not isinstance(evidence, str):

@@ -12,7 +12,7 @@ from trainchaos.harness.arm.emulated_devices import METRICS, Changed, EmulatedDe
 from trainchaos.harness.arm.fault_context import Scene
 from trainchaos.harness.inject.sites import MissingTarget, OccurrenceTarget
 from trainchaos.harness.inject.sites.process import miss_rank
-from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
+from trainchaos.recovery.health.signs import HealthReport, ReportFile
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import RemoveTree
 from trainchaos.recovery.checkpoint.memory.keeper import KeeperConfig
-from trainchaos.recovery.health.quarantine import TooFewPlaces, names_of
-from trainchaos.recovery.health.readings.signs import Sign
+from trainchaos.recovery.health.signs import Sign
+from trainchaos.recovery.health.taints import TooFewPlaces, names_of
 from trainchaos.recovery.nodes.coordinator import node_events
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet, NodeGone
 from trainchaos.recovery.nodes.coordinator.node_state import (

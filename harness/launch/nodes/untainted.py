@@ -9,7 +9,7 @@ from trainchaos.chaos.scenario.model import Cell
 from trainchaos.harness.launch import devices
 from trainchaos.harness.launch.places.seats import Tainted, shortage, tainted_places
 from trainchaos.harness.launch.rank_setup import strategy_for
-from trainchaos.recovery.health.quarantine import names_of, taints_now
+from trainchaos.recovery.health.taints import names_of, taints_now
 
 
 def tainted_here(places: Mapping[int, Sequence[str]]) -> Tainted:

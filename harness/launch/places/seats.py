@@ -11,8 +11,7 @@ from types import MappingProxyType
 
 from trainchaos.chaos.scenario.model import Cell
 from trainchaos.chaos.scenario.topology import Topology
-from trainchaos.recovery.health.quarantine import WHAT_TO_DO, against, listed
-from trainchaos.recovery.health.taint import Taint
+from trainchaos.recovery.health.taints import WHAT_TO_DO, Taint, listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +55,15 @@ def tainted_places(
     nodes, devices, meant = set[int](), set[str](), dict[int, Taint]()
     room = dict[int, int]()
     for node, there in places.items():
-        of_node = against(taints, names[node])
-        of_devices = {
-            place: [
-                each
-                for each in against(taints, names[node], torch_place(place))
-                if each.device is not None
-            ]
-            for place in there
-        }
-        meant |= {taints.index(each): each for each in of_node}
-        meant |= {taints.index(each): each for one in of_devices.values() for each in one}
-        bad = {place for place, found in of_devices.items() if found}
+        bad, whole = set[str](), False
+        for index, taint in enumerate(taints):
+            its = {p for p in there if taint.device and taint.means(names[node], torch_place(p))}
+            of_node = taint.means(names[node])
+            bad, whole = bad | its, whole or of_node
+            if its or of_node:
+                meant[index] = taint
         devices |= bad
-        if of_node or (there and bad.issuperset(there)):
+        if whole or (there and bad.issuperset(there)):
             nodes.add(node)
             room[node] = 0
         elif bad and any(place.startswith("cuda") for place in there):

@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.harness.host.slurm_commands import Commands
-from trainchaos.recovery.health.quarantine import WHAT_TO_DO, against, listed
-from trainchaos.recovery.health.taint import Taint
+from trainchaos.recovery.health.taints import WHAT_TO_DO, Taint, listed
 
 HOW = "chaos plan --sbatch SCENARIO | sbatch submits a job that runs it"
 
@@ -67,7 +66,8 @@ def without_tainted(
     found: Allocation, taints: Sequence[Taint]
 ) -> tuple[Allocation, dict[str, tuple[Taint, ...]]]:
     """The allocation without its tainted hosts, and the taints of each of those."""
-    bad = {host: met for host in found.hosts if (met := against(taints, [host]))}
+    bad = {host: tuple(each for each in taints if each.means([host])) for host in found.hosts}
+    bad = {host: met for host, met in bad.items() if met}
     return replace(found, hosts=tuple(host for host in found.hosts if host not in bad)), bad
 
 

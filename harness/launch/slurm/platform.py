@@ -20,7 +20,7 @@ from trainchaos.harness.launch.slurm.allocation import Allocation, too_few
 from trainchaos.harness.launch.slurm.step import SlurmStep
 from trainchaos.harness.launch.slurm.watch import AllocationWatch
 from trainchaos.harness.undo.slurm import CancelSteps
-from trainchaos.recovery.health.taint import Taint
+from trainchaos.recovery.health.taints import Taint
 from trainchaos.recovery.nodes.coordinator.loss import TakenAway
 
 BYE_LIMIT_S = 2.0

@@ -16,8 +16,7 @@ from trainchaos.chaos.planning.planview import RunPlan
 from trainchaos.harness.host.slurm_commands import Commands, installed
 from trainchaos.harness.launch.slurm.allocation import AllocationOptions
 from trainchaos.harness.launch.submitted import filled, largest_under, options_again
-from trainchaos.recovery.health.quarantine import same_host, taints_now
-from trainchaos.recovery.health.taint import Taint
+from trainchaos.recovery.health.taints import Taint, same_host, taints_now
 
 SLACK = 3.0
 """Factor of the time limit over the estimate, which is accurate to a factor of two."""

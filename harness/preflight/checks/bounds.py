@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from trainchaos.chaos.stats import student_quantile
-from trainchaos.recovery.health.statistics.robust import NU, median, spread
+from trainchaos.recovery.health.estimates import NU, median, spread
 
 FALSE_ALARMS = 0.01
 """Probability that a preflight of a healthy machine finds something slow, over all comparisons of

@@ -22,7 +22,7 @@ from trainchaos.harness.preflight.checks.check import (
 )
 from trainchaos.harness.preflight.checks.findings import Finding, Rate
 from trainchaos.harness.preflight.checks.product import CPU_SIZE, CUDA_SIZE, factors, multiply
-from trainchaos.recovery.health.statistics.robust import median
+from trainchaos.recovery.health.estimates import median
 
 SLICE_S = 0.04
 LEAST_SLICES, MOST_SLICES = 3, 5000

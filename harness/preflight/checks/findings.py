@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from trainchaos.chaos import errors
-from trainchaos.recovery.health.taint import MAX_TEXT, Taint
+from trainchaos.recovery.health.taints import MAX_TEXT, Taint
 
 State = Literal["fit", "unfit", "unmeasured"]
 HOST = "host"

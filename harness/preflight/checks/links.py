@@ -35,7 +35,7 @@ from trainchaos.harness.preflight.checks.check import (
 )
 from trainchaos.harness.preflight.checks.findings import ALL, JOIN, Finding, Rate
 from trainchaos.harness.preflight.checks.store import connect
-from trainchaos.recovery.health.statistics.robust import median
+from trainchaos.recovery.health.estimates import median
 
 PAIR_BYTES = 4 << 20
 CUDA_BYTES = 64 << 20

@@ -1,3 +1,1 @@
-"""What looks wrong in health readings: a detector a file, each with a stated rate of false alarms
-(``recovery.health.detectors.base.Detector``). Pure.
-"""
+"""What looks wrong in readings: detectors, each with a stated rate of false alarms. Pure."""

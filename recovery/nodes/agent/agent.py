@@ -12,27 +12,27 @@ import os
 import secrets
 import select
 import time
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainchaos.recovery.health.care.place_check import PlaceChecks
-from trainchaos.recovery.health.machine import machine_service
-from trainchaos.recovery.nodes.agent.agent_config import AgentConfig
-from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses
-from trainchaos.recovery.nodes.agent.beats import Beats, PressureWatch
+from trainchaos.recovery.health.checks import PlaceChecks
+from trainchaos.recovery.health.service import machine_service
+from trainchaos.recovery.nodes.agent.agent_processes import AgentProcesses, Beats, PressureWatch
 from trainchaos.recovery.nodes.agent.dialer import Dialer
-from trainchaos.recovery.nodes.agent.rejections import Rejections
-from trainchaos.recovery.nodes.agent.strays import Strays
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.files import refuse_shared
 from trainchaos.recovery.nodes.link.link import FULL, Link, Post
 from trainchaos.recovery.process import processes
+from trainchaos.recovery.process.node import LaunchRecipe
 from trainchaos.recovery.process.output import say
-from trainchaos.recovery.transport.stream import MessageError
+from trainchaos.recovery.transport.stream import Message, MessageError
 
+LEASE_S = 120.0
 IDLE_BEAT_S = 0.5  # with no processes
 MAX_KEPT = 200_000  # messages that wait for a coordinator that is away
 OLD_COORDINATOR_S = 1.0
@@ -40,6 +40,36 @@ SILENT_PINGS = 3.0
 """Pings that may be missing: a cut network may keep a dead connection open for long."""
 # between two turns: after a longer gap the agent slept, and the coordinator was not silent
 ASLEEP_S = 1.0
+STRAYS_EVERY_S = 2.0
+REJECTED_SOONEST_S, REJECTED_LATEST_S = 0.05, 1.0
+"""Until a coordinator that did not admit this agent is dialled again, ever more slowly. The agent
+does not end at once: it may be the successor of one whose connection still counts as alive.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """Configuration of an agent. ``coordinator``: its address; ``address``: of this node, "": the
+    one from which it reaches the coordinator; ``scratch``: directory for event logs and outputs;
+    ``lease_s``: how long it continues without a coordinator; ``devices``: as torch names them;
+    ``coordinator_boot``: boot id of its machine: if it is this machine's too, memory that ranks
+    share with their agent lies in files, so that nothing they wrote is lost with the node;
+    ``reports``: a file to which monitors of the node append health reports; ``check``: the program
+    that finds out whether a place is fit (``recovery.health.checks.PlaceChecks``).
+    """
+
+    coordinator: tuple[str, int]
+    node: int
+    address: str
+    token: bytes
+    scratch: Path
+    recipe: LaunchRecipe
+    lease_s: float = LEASE_S
+    coordinator_boot: str = ""
+    devices: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    reports: Path | None = None
+    check: Sequence[str] = ()
 
 
 class NodeAgent:
@@ -66,12 +96,13 @@ class NodeAgent:
         self._ended = ""
         self.abandoned = False  # its lease has run out
         self.rejected = False  # and no coordinator has ever admitted it, though one was there
+        self._why_rejected, self._pause_s = "", 0.0
         self._warned = False
         self._wake, self._waker = os.pipe()
         for fd in (self._wake, self._waker):
             os.set_blocking(fd, False)
-        self._strays = Strays()
-        self._rejections = Rejections(self._say)
+        self._strays: set[int] = set()
+        self._strays_due_s = 0.0
         self._read: list[Path] = []  # files of arms that are over
         self._pressure = PressureWatch()
         self._health = machine_service(config.devices, reports=config.reports, notify=self._ring)
@@ -129,14 +160,16 @@ class NodeAgent:
         for fd in (self._processes.fileno(), self._wake, self._dialer.fileno()):
             poll.register(fd, select.POLLIN)
         if self._link is not None:
-            poll.register(
-                self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.waiting else 0)
-            )
+            more = select.POLLOUT if self._link.waiting else 0
+            poll.register(self._link.fileno(), select.POLLIN | more)
         due_s = self._looked_s + (LEAST_S if self._processes.pids else IDLE_BEAT_S)
         poll.poll(max(0.0, due_s - time.monotonic()) * 1000)
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
-        self._hear()
+        reports = self._processes.reports()
+        if reports:
+            self._beat(time.monotonic(), at_once=True)  # the coordinator reads the marks next
+        self._processes.tell_of(reports)
         self._say_hello()
         self._obey()
         self._tell_of_warning()
@@ -148,7 +181,8 @@ class NodeAgent:
             if self._keeps_up and not self._post.unsent:
                 self._processes.forward()
             self._beat(now_s)
-            self._press(now_s)
+            if self._keeps_up:
+                self._put(self._pressure.due(self._processes.ranks(), now_s))
         self._send()
         self._look_around(now_s)
 
@@ -157,28 +191,15 @@ class NodeAgent:
         """Whether a coordinator is connected and keeps up with what is sent."""
         return self._welcome and self._link is not None and self._link.waiting < FULL
 
-    def _hear(self) -> None:
-        reports = self._processes.reports()
-        if reports:
-            # the coordinator reads the marks next
-            self._beat(time.monotonic(), at_once=True)
-        self._processes.tell_of(reports)
+    def _put(self, frame: Message | None) -> None:
+        """Send what may be lost."""
+        if frame is not None and self._link is not None:
+            self._link.put(frame, got=self._post.received)
 
     def _beat(self, now_s: float, *, at_once: bool = False) -> None:
         """Send what changed. Dropped when the coordinator does not keep up."""
-        if not self._keeps_up or self._link is None:
-            return
-        beat = self._beats.due(self._processes, now_s, at_once=at_once)
-        if beat is not None:
-            self._link.put(beat, got=self._post.received)
-
-    def _press(self, now_s: float) -> None:
-        """Report CPU pressure of the ranks; dropped when the coordinator does not keep up."""
-        if not self._keeps_up or self._link is None:
-            return
-        pressed = self._pressure.due(self._processes.ranks(), now_s)
-        if pressed is not None:
-            self._link.put(pressed, got=self._post.received)
+        if self._keeps_up:
+            self._put(self._beats.due(self._processes, now_s, at_once=at_once))
 
     def _show(self) -> None:
         """Show that the agent is alive while something takes long on this machine."""
@@ -198,8 +219,9 @@ class NodeAgent:
             self._lose(str(error))
 
     def _look_around(self, now_s: float) -> None:
-        ours = {*self._processes.pids.values(), self._server.process.pid, *self._checks.pids}
-        self._strays.reap(now_s, ours)
+        self._reap_strays(
+            now_s, {*self._processes.pids.values(), self._server.process.pid, *self._checks.pids}
+        )
         if now_s > self._turned_s + ASLEEP_S:  # this process slept
             self._heard_s = now_s
         self._turned_s = now_s
@@ -212,9 +234,25 @@ class NodeAgent:
         if self._post.full:
             self.end(f"{MAX_KEPT} messages wait for a coordinator that does not take them")
 
+    def _reap_strays(self, now_s: float, ours: Collection[int]) -> None:
+        """Now and again, orphans of its processes, which become children of this process. ``ours``:
+        children that others wait for. A child that is seen ended twice is an orphan.
+        """
+        if now_s < self._strays_due_s:
+            return
+        self._strays_due_s = now_s + STRAYS_EVERY_S
+        ended = ["Z", str(os.getpid())]
+        found = {
+            pid for pid, fields in processes.everybody() if fields[:2] == ended and pid not in ours
+        }
+        for pid in found & self._strays:
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+        self._strays = found
+
     def _give_up(self) -> None:
         """The lease has run out."""
-        why = "the token was refused" if self._dialer.refused else self._rejections.why
+        why = "the token was refused" if self._dialer.refused else self._why_rejected
         self.abandoned, self.rejected = True, bool(why) and not self._epoch
         lease = f"for {self._config.lease_s:g} s"
         self.end(f"not admitted {lease}: {why}" if why else f"the coordinator was away {lease}")
@@ -235,20 +273,21 @@ class NodeAgent:
         self._link = link
         self._heard_s = time.monotonic()
         config = self._config
-        hello = protocol.Hello(
-            node=config.node,
-            incarnation=self._incarnation,
-            epoch=self._epoch,
-            host=os.uname().nodename,
-            boot=boot_id(),
-            address=config.address or link.address,
-            devices=config.devices,
-            scratch=str(config.scratch),
-            processes=dict(self._processes.pids),
-            versions=dict(config.versions),
-            lease_s=config.lease_s,
+        self._put(
+            protocol.Hello(
+                node=config.node,
+                incarnation=self._incarnation,
+                epoch=self._epoch,
+                host=os.uname().nodename,
+                boot=boot_id(),
+                address=config.address or link.address,
+                devices=config.devices,
+                scratch=str(config.scratch),
+                processes=dict(self._processes.pids),
+                versions=dict(config.versions),
+                lease_s=config.lease_s,
+            )
         )
-        link.put(hello, got=self._post.received)
 
     def _obey(self) -> None:
         if self._link is None:
@@ -280,13 +319,11 @@ class NodeAgent:
         if welcome.coordinator != self._coordinator:
             self._coordinator = welcome.coordinator
             self._post.renumber()
-            for (
-                ended
-                # the previous coordinator may have died before it recorded the exit
-            ) in self._processes.ended:
+            # the previous coordinator may have died before it recorded the exits
+            for ended in self._processes.ended:
                 self._post.add(ended)
         self._welcome = True
-        self._rejections.admitted()
+        self._why_rejected, self._pause_s = "", 0.0
         self._post.reconnected()
         self._beat_s, self._ping_s = welcome.beat_s, welcome.ping_s
         self._beats = Beats(self._beat_s)  # this coordinator may know nothing
@@ -301,35 +338,33 @@ class NodeAgent:
             case protocol.Signal():
                 self._processes.signal(frame.process, frame.signum)
             case protocol.Ping():
-                self._answer(frame)
+                received_ns = time.monotonic_ns()
+                self._put(
+                    protocol.Pong(
+                        sent_ns=frame.sent_ns,
+                        received_ns=received_ns,
+                        answered_ns=time.monotonic_ns(),
+                    )
+                )
             case protocol.Check():
                 self._checks.begin((self._config.node, frame.device))
             case protocol.Clear():
-                self._clear()
+                left = self._processes.clear()
+                self._read += self._processes.files()
+                self._reset()
+                self._post.add(protocol.Cleared(left=left))
             case protocol.Fence():
                 self._say("given up by the coordinator: everything here is killed, and begins anew")
                 self._processes.clear()
                 self._lose("")
                 self._begin()
             case protocol.Refused():
-                self._rejections.turned_away(frame.why)
+                if frame.why != self._why_rejected:
+                    self._why_rejected = frame.why
+                    self._say(f"turned away by the coordinator, and dials again: {frame.why}")
                 self._lose("")
             case protocol.Bye():
                 self.end("the run is over")
-
-    def _answer(self, ping: protocol.Ping) -> None:
-        received_ns = time.monotonic_ns()
-        if self._link is not None:
-            pong = protocol.Pong(
-                sent_ns=ping.sent_ns, received_ns=received_ns, answered_ns=time.monotonic_ns()
-            )
-            self._link.put(pong, got=self._post.received)
-
-    def _clear(self) -> None:
-        left = self._processes.clear()
-        self._read += self._processes.files()
-        self._reset()
-        self._post.add(protocol.Cleared(left=left))
 
     def _lose(self, why: str, after_s: float = 0.0) -> None:
         """Drop the connection. Only the end of this process closes one in order."""
@@ -339,8 +374,9 @@ class NodeAgent:
         self._link = None
         if self._welcome:
             self._away_s = time.monotonic()
-        else:
-            after_s = max(after_s, self._rejections.pause_s())
+        else:  # the connection came to nothing
+            after_s = max(after_s, self._pause_s)
+            self._pause_s = min(REJECTED_LATEST_S, max(REJECTED_SOONEST_S, 2 * self._pause_s))
         self._welcome = False
         if why:
             self._say(f"the connection to the coordinator ended: {why}")

@@ -1,4 +1,6 @@
-"""The processes of one node: turns what happens to them into messages for the coordinator."""
+"""The processes of one node: what happens to them, and how far they are, as messages for the
+coordinator.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from functools import partial
 from pathlib import Path
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.nodes.link import protocol
+from trainchaos.recovery.nodes.link.beat_rate import LEAST_S, QUIET
 from trainchaos.recovery.nodes.link.files import FileTail
 from trainchaos.recovery.nodes.link.link import Post
 from trainchaos.recovery.nodes.link.protocol import MarkWords
 from trainchaos.recovery.process.forkserver import ForkServer
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived, Report
 from trainchaos.recovery.process.node import LaunchRecipe, Node
+from trainchaos.recovery.process.pressure import EVERY_S as PRESSURE_EVERY_S
+from trainchaos.recovery.process.pressure import PressureReader
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.transport.progress_counters import PHASES, Mark
 from trainchaos.recovery.transport.wire import Message
@@ -48,8 +53,9 @@ class AgentProcesses:
         named: bool = False,
     ) -> None:
         self._node = Node(server, recipe, named=named)
-        self._post = post
-        self._scratch = scratch
+        self._post, self._scratch = post, scratch
+        self.fileno = self._node.fileno
+        """Readable when ``reports`` has something."""
         self._tails: dict[str, list[FileTail]] = {}
         self._ranks: set[str] = set()
         self._spoken: set[str] = set()
@@ -57,10 +63,6 @@ class AgentProcesses:
         self._asked: dict[str, str] = {}  # for their stacks: what they had written at the last look
         self.pids: dict[str, int] = {}
         self.ended: deque[protocol.Ended] = deque(maxlen=KEPT_ENDED)
-
-    def fileno(self) -> int:
-        """Readable when ``reports`` has something."""
-        return self._node.fileno()
 
     def reports(self) -> list[Report]:
         """What happened since the last call."""
@@ -199,17 +201,13 @@ class AgentProcesses:
         follow; this object cannot be used afterwards.
         """
         left = self._node.close()
-        self.forward_rest()
+        for name in self.pids:
+            self._send_files(name, last=True)
         return left
 
     def files(self) -> list[Path]:
         """All files that its processes wrote here and that were, or have to be, sent."""
         return [tail.path for tails in self._tails.values() for tail in tails]
-
-    def forward_rest(self) -> None:
-        """Send the rest of all files; they are complete."""
-        for name in self.pids:
-            self._send_files(name, last=True)
 
     def _send_files(self, name: str, *, last: bool = False) -> None:
         for tail in self._tails[name]:
@@ -236,3 +234,56 @@ def _words(mark: Mark) -> MarkWords:
         mark.last_seq,
         mark.busy_s,
     )
+
+
+class Beats:
+    """The marks and states reported last, so that only changes are sent. Make a new one for a
+    coordinator that may know nothing. ``beat_s``: what it said.
+    """
+
+    def __init__(self, beat_s: float = LEAST_S) -> None:
+        self._beat_s = beat_s
+        self._marks: Mapping[str, MarkWords] = {}
+        self._states: Mapping[str, str] = {}
+        self._sent_s = 0.0
+
+    def due(
+        self, processes: AgentProcesses, now_s: float, *, at_once: bool
+    ) -> protocol.Beat | None:
+        """What to send now; with no change, only when nothing was sent for QUIET times
+        as long. ``at_once``: a change does not wait.
+        """
+        marks, states = processes.marks(), processes.states()
+        moved = {name: mark for name, mark in marks.items() if self._marks.get(name) != mark}
+        turned = {name: state for name, state in states.items() if self._states.get(name) != state}
+        changed = bool(moved) or any(
+            "t" in (turned[name] + self._states.get(name, "")).lower() for name in turned
+        )
+        due_s = self._sent_s + self._beat_s * (1 if changed else QUIET)
+        if now_s < due_s and not (changed and at_once):
+            return None
+        self._marks, self._states, self._sent_s = marks, states, now_s
+        return protocol.Beat(
+            time_ns=time.monotonic_ns(),
+            marks=moved,
+            states=turned,
+            pulses=dict(processes.pulses()),
+        )
+
+
+class PressureWatch:
+    """How short of CPU the ranks of the node are, read every PRESSURE_EVERY_S."""
+
+    def __init__(self) -> None:
+        self._reader = PressureReader()
+        self._due_s = 0.0
+
+    def due(self, pids: Mapping[str, int], now_s: float) -> protocol.Pressed | None:
+        """What to send now, if anything. ``pids``: of the ranks, by name."""
+        if now_s < self._due_s or not pids:
+            return None
+        self._due_s = now_s + PRESSURE_EVERY_S
+        found = self._reader.read(pids)
+        if found is None:
+            return None
+        return protocol.Pressed(time_ns=time.monotonic_ns(), **asdict(found))

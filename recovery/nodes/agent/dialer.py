@@ -39,13 +39,12 @@ class Dialer:
         source: str,
         say: Callable[[str], None],
     ) -> None:
-        self._address = address
-        self._token = token
-        self._node = node
+        self._address, self._token, self._node = address, token, node
+        # For other addresses the route to the coordinator need not be that of the ranks, and
+        # answers must come back by it.
+        self._source = (source, 0) if source.startswith("127.") else None
         self.refused = False
-        self._source = source
-        self._say = say
-        self._said = ""
+        self._say, self._said = say, ""
         self._found: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ending = threading.Event()
@@ -88,7 +87,11 @@ class Dialer:
                 link = self._connect()
             except (AuthenticationFailed, OSError) as error:
                 self.refused = isinstance(error, TokenRefused)
-                self._tell(str(error) or type(error).__name__)
+                what = str(error) or type(error).__name__
+                if what != self._said:
+                    self._said = what
+                    at = f"{self._address[0]}:{self._address[1]}"
+                    self._say(f"no way to the coordinator at {at} yet: {what}")
             else:
                 self._said, self.refused = "", False
                 self._found.put(link)
@@ -98,21 +101,11 @@ class Dialer:
             pause_s = min(LATEST_S, pause_s * 2)
 
     def _connect(self) -> Link:
-        # For other addresses the route to the coordinator need not be that of the ranks, and
-        # answers must come back by it.
-        source = (self._source, 0) if self._source.startswith("127.") else None
         sock = socket.create_connection(
-            self._address, timeout=CONNECT_LIMIT_S, source_address=source
+            self._address, timeout=CONNECT_LIMIT_S, source_address=self._source
         )
         try:
             return Link(sock, handshake.enter(sock, self._token, node=self._node), FROM_COORDINATOR)
         except BaseException:
             sock.close()
             raise
-
-    def _tell(self, what: str) -> None:
-        if what != self._said:
-            self._said = what
-            self._say(
-                f"no way to the coordinator at {self._address[0]}:{self._address[1]} yet: {what}"
-            )

@@ -1,4 +1,5 @@
-"""A coordinator's connections to the agents of its nodes: which are present, missing or lost.
+"""A coordinator's connections to the agents of its nodes: who is admitted, and which nodes are
+present, missing or lost.
 
 Only the wait itself blocks. A silent node is lost when the platform says so, or as
 ``recovery.nodes.coordinator.loss`` judges. An agent that was given up is fenced when it comes back.
@@ -7,15 +8,17 @@ Only the wait itself blocks. A silent node is lost when the platform says so, or
 from __future__ import annotations
 
 import math
+import secrets
+import signal as signals
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from trainchaos.chaos.errors import InfrastructureError
 from trainchaos.recovery.detection.paced_look import PacedLook
-from trainchaos.recovery.nodes.coordinator import pings
-from trainchaos.recovery.nodes.coordinator.admission import Admission
+from trainchaos.recovery.nodes.coordinator.listener import AgentListener
 from trainchaos.recovery.nodes.coordinator.loss import Absence, FleetLimits, How, TakenAway, judge
 from trainchaos.recovery.nodes.coordinator.node_events import told_of
 from trainchaos.recovery.nodes.coordinator.node_state import (
@@ -23,14 +26,16 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
     FleetReport,
     NodeGone,
     NodeInfo,
+    NodeJoined,
     NodeLost,
     NodeState,
 )
 from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from trainchaos.recovery.nodes.coordinator.switchboard import Switchboard
-from trainchaos.recovery.nodes.link import protocol
-from trainchaos.recovery.nodes.link.beat_rate import late_s
+from trainchaos.recovery.nodes.link import beat_rate, protocol
 from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.nodes.link.link import Link, Parcel
+from trainchaos.recovery.process.output import say
 from trainchaos.recovery.transport.stream import Closed, MessageError
 
 ASLEEP_S = 1.0  # between two turns: a longer gap was our own, and no node counts as silent for it
@@ -38,57 +43,48 @@ AWAY_S = 2.0  # between two turns: agents may have hung up, and connect again
 # after its own absence a coordinator knows within this time which connections had ended
 NOTICED_S = 0.25
 LOOK_S = 0.01  # while a connection is missing
+MOST_SLEPT_S = 1.0
+MAX_REFUSALS = 100
+SHOWN_REFUSALS = 3
 
 
 class Connections:
-    """One connection per node. ``processes``: those of the nodes; ``reports``: what happens to
-    nodes is appended there; for the rest see ``Fleet``. Raises InfrastructureError.
+    """One connection per node, to agents that know ``token`` and dial ``host`` and ``port`` (0 for
+    any). ``refused``: called with the address of a rejected agent and the reason; ``epoch``: higher
+    than that of any coordinator before. Raises InfrastructureError when it cannot listen.
     """
 
     def __init__(
         self,
-        processes: RemoteProcesses,
-        reports: list[FleetReport],
         *,
         token: bytes,
-        address: tuple[str, int],
-        clock_ns: Callable[[], int],
-        limits: FleetLimits,
-        refused: Callable[[str], None] | None,
-        epoch: int,
+        host: str,
+        port: int = 0,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        limits: FleetLimits = FleetLimits(),
+        refused: Callable[[str], None] | None = None,
+        epoch: int = 1,
     ) -> None:
         self.states: dict[int, NodeState] = {}
-        self._processes = processes
-        self._reports = reports
-        self._clock_ns = clock_ns
-        self._limits, self._late_ns = limits, int(late_s(limits.beat_s) * 1e9)
-        self._every_ns = int(limits.ping_s * 1e9)
+        self._reports: list[FleetReport] = []
+        self._processes = RemoteProcesses(self._reports, clock_ns)
+        self._clock_ns, self._limits = clock_ns, limits
+        self._late_ns = int(beat_rate.late_s(limits.beat_s) * 1e9)
+        self._ping_ns = int(limits.ping_s * 1e9)
         self._boot = boot_id()
-        self._gone: Callable[[int], str | None] = _unknown
+        self._gone: Callable[[int], str | None] = lambda node: None
         self._board = Switchboard()
         self._missing: set[int] = set()  # nodes that are not connected, or silent
         self.turned_ns = clock_ns()  # when it listened last
         self._away_ns = (0, 0)  # since when, until when
         self._alone = (-1, False)  # at what time, whether no node was heard then
-        self._admission = Admission(
-            self.states,
-            processes,
-            reports,
-            token=token,
-            address=address,
-            epoch=epoch,
-            limits=limits,
-            clock_ns=clock_ns,
-            refused=refused,
-            give_up=self.give_up,
-            heard=self.is_heard,
-            board=self._board,
-        )
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """The address that agents connect to."""
-        return self._admission.address
+        self._token, self._epoch, self._id = token, epoch, secrets.token_hex(8)
+        self._log = refused or (lambda text: say(f"turned away: {text}", who="fleet"))
+        self._refusals: deque[tuple[int | None, str]] = deque(maxlen=MAX_REFUSALS)
+        self.address = (host, port)
+        """That agents connect to."""
+        self._listener: AgentListener | None = None
+        self._listen()
 
     # ---- nodes
 
@@ -122,7 +118,7 @@ class Connections:
                 waited_s = limit_s - max(0.0, until_s - time.monotonic())
                 raise InfrastructureError(
                     f"not all nodes are there after {waited_s:.1f} s:"
-                    f" {self._admission.why_missing(missing, lost)}",
+                    f" {self._why_missing(missing, lost)}",
                     hint=(
                         f"an agent has to reach {self.address[0]}:{self.address[1]}; see what the"
                         " nodes' agents say"
@@ -138,6 +134,10 @@ class Connections:
             for node, state in sorted(self.states.items())
         }
 
+    def present(self) -> list[NodeState]:
+        """Nodes whose agent is connected."""
+        return [state for state in self.states.values() if self._is_there(state.node)]
+
     def traffic(self) -> Mapping[int, tuple[int, int]]:
         """Bytes sent to each node's agent and received from it."""
         return {node: state.bytes_total() for node, state in self.states.items()}
@@ -150,14 +150,19 @@ class Connections:
         if state.lost:
             return
         state.lost = why
-        self._fence(state)
+        if state.link is not None:
+            _say_last(state.link, protocol.Fence())
+            state.hang_up()
         taken_away = isinstance(why, TakenAway)
         self._reports.append(NodeLost(node=node, why=why, taken_away=taken_away))
         self._processes.lose(node)
 
     def away(self) -> None:
         """The coordinator is lost: it stops listening, and all connections end."""
-        self._admission.close()
+        if self._listener is not None:
+            self._board.listens(None)
+            self._listener.close()
+            self._listener = None
         self.flush_all()
         for state in self.states.values():
             state.hang_up()
@@ -167,7 +172,8 @@ class Connections:
 
     def back(self) -> None:
         """Another coordinator has started, at the same address. Raises InfrastructureError."""
-        self._admission.reopen()
+        self._epoch += 1
+        self._listen()
         now_ns = self._clock_ns()
         self._away_ns = (0, now_ns)
         for state in self.states.values():
@@ -183,8 +189,9 @@ class Connections:
         ready, dialled = self._board.wait(min(timeout_s, self._due_s()))
         for state in ready:
             self._read(state)
-        if dialled:
-            self._admission.admit()
+        if dialled and self._listener is not None:
+            for link, parcel in self._listener.enter():
+                self._admit(link, parcel)
         now_ns = self._clock_ns()
         if (gap_ns := now_ns - self.turned_ns) > ASLEEP_S * 1e9:  # the gap was ours
             for state in self.states.values():
@@ -198,7 +205,7 @@ class Connections:
 
     def _to_look_after(self, now_ns: int) -> list[NodeState]:
         """Nodes that are missing or silent, at each turn; the others where something is due."""
-        if not self._admission.open:
+        if self._listener is None:
             return []
         nodes = set(self._board.due(now_ns)) | self._missing
         self._missing = {
@@ -213,27 +220,43 @@ class Connections:
 
     def _due_s(self) -> float:
         """How long nothing has to be done unless a message comes."""
-        now_ns, due_s = self._clock_ns(), pings.EVERY_NS / 1e9
-        if not self._admission.open:
+        due_s = MOST_SLEPT_S
+        if self._listener is None:
             return due_s
         if (next_ns := self._board.next_ns) is not None:
-            due_s = min(due_s, (next_ns - now_ns) / 1e9)
+            due_s = min(due_s, (next_ns - self._clock_ns()) / 1e9)
         if any(self.states[node].link is None for node in self._missing):
             due_s = min(due_s, LOOK_S)
         return max(0.0, due_s)
 
     def _read(self, state: NodeState) -> None:
         try:
-            parcels = state.link.take() if state.link is not None else []
-            for parcel in parcels:
+            for parcel in state.link.take() if state.link is not None else ():
                 state.silent_ns, state.asked = self._clock_ns(), False
                 if state.post.accept(parcel):
                     self._handle(state, parcel.frame)
         except MessageError as error:
-            self._admission.note(f"node {state.node} at {state.hello.address}: {error}", state.node)
+            self._refuse(f"node {state.node} at {state.hello.address}: {error}", state.node)
             self._miss(state, "reset")
         except OSError as error:
             self._miss(state, "closed" if isinstance(error, Closed) else "reset")
+
+    def _handle(self, state: NodeState, frame: Any) -> None:
+        match frame:
+            case protocol.Pong():
+                told = state.pings >= beat_rate.FIRST_PINGS
+                measured = state.answered(frame, self._clock_ns(), told=told)
+                if measured is not None:
+                    at = {"offset_ns": measured.offset_ns, "bound_ns": measured.bound_ns}
+                    self._reports.append(ClockMeasured(node=state.node, **at))
+            case protocol.Cleared():
+                state.cleared = frame.left
+            case protocol.Pressed():
+                state.feels(frame, self._clock_ns(), self._boot)
+            case protocol.Warned() | protocol.Found() | protocol.Checked():
+                self._reports += told_of(state.node, frame)
+            case _:
+                self._processes.handle(state, frame)
 
     def _miss(self, state: NodeState, how: How) -> None:
         """The connection of a node has ended."""
@@ -247,7 +270,9 @@ class Connections:
             return
         if state.link is not None and now_ns >= state.ping_due_ns:
             state.pings += 1
-            state.ping_due_ns = pings.next_ns(state.node, state.pings, now_ns, self._every_ns)
+            state.ping_due_ns = beat_rate.next_ping_ns(
+                state.node, state.pings, now_ns, self._ping_ns
+            )
             state.link.put(protocol.Ping(sent_ns=self._clock_ns()), got=state.post.received)
             self._board.stir(state)
         missed = self._misses(state, now_ns)
@@ -263,14 +288,18 @@ class Connections:
             verdict, why = judge(self._absence(state, now_ns), self._limits)
             if verdict == "lost":
                 self.give_up(state.node, why)
-            elif verdict == "dying":
-                self._warn(state)
+            elif verdict == "dying":  # most likely its agent was killed, and its processes with it
+                for process in self._processes.of(state.node):
+                    state.reported_dying = True
+                    self._processes.warn_of(process)
 
     def _absence(self, state: NodeState, now_ns: int) -> Absence:
         since_ns, until_ns = self._away_ns
         ended = state.link is None
         if ended and now_ns - state.left_ns < self._late_ns:  # steps done before are still reported
             state.pace = self._processes.pace(state.node)
+        if self._alone[0] != now_ns:  # found out once for all that are missing at that time
+            self._alone = now_ns, not any(self.is_heard(other) for other in self.states.values())
         wanted_ns = max(state.wanted_ns, state.silent_ns) if state.wanted else now_ns
         return Absence(
             how=(state.how or "reset") if ended else "",
@@ -280,63 +309,14 @@ class Connections:
             trains=ended and self._processes.trains(state.node),
             wanted_s=(now_ns - wanted_ns) / 1e9,
             ours=since_ns < state.left_ns <= until_ns + NOTICED_S * 1e9,
-            alone=self._is_alone(now_ns),
+            alone=self._alone[1],
             lease_s=state.hello.lease_s,
         )
 
-    def _is_alone(self, now_ns: int) -> bool:
-        """Whether no node at all is heard, found out once for all that are missing at that time."""
-        if self._alone[0] != now_ns:
-            self._alone = now_ns, not any(self.is_heard(other) for other in self.states.values())
-        return self._alone[1]
-
     def is_heard(self, state: NodeState) -> bool:
         """Whether its agent is connected and sent something lately."""
-        return (
-            state.link is not None
-            and not state.lost
-            and self.silent_s(state) <= self._limits.silence_s
-        )
-
-    def _warn(self, state: NodeState) -> None:
-        """Report all processes of a node as dying: most likely its agent was killed, and they with
-        it.
-        """
-        for process in self._processes.of(state.node):
-            state.reported_dying = True
-            self._processes.warn_of(process)
-
-    def _handle(self, state: NodeState, frame: Any) -> None:
-        match frame:
-            case protocol.Pong():
-                offset = state.answered(frame, self._clock_ns(), told=state.pings >= pings.FIRST)
-                if offset is not None:
-                    self._reports.append(
-                        ClockMeasured(
-                            node=state.node, offset_ns=offset.offset_ns, bound_ns=offset.bound_ns
-                        )
-                    )
-            case protocol.Cleared():
-                state.cleared = frame.left
-            case protocol.Pressed():
-                state.feels(frame, self._clock_ns(), self._boot)
-            case protocol.Warned() | protocol.Found() | protocol.Checked():
-                self._reports += told_of(state.node, frame)
-            case _:
-                self._processes.handle(state, frame)
-
-    def _fence(self, state: NodeState) -> None:
-        if state.link is not None:
-            state.link.put(protocol.Fence())
-            with suppress(OSError):
-                state.link.flush()
-            state.hang_up()
-
-    # ---- helpers
-
-    def present(self) -> list[NodeState]:
-        """Nodes whose agent is connected."""
-        return [state for state in self.states.values() if self._is_there(state.node)]
+        there = state.link is not None and not state.lost
+        return there and self.silent_s(state) <= self._limits.silence_s
 
     def _is_there(self, node: int) -> bool:
         state = self.states.get(node)
@@ -394,6 +374,105 @@ class Connections:
             more = bool(state.link.waiting or state.post.unsent)
             self._board.awaits_room(state, more=more)
 
+    # ---- who is admitted
 
-def _unknown(node: int) -> str | None:
-    return None
+    def _listen(self) -> None:
+        def stranger(why: str, node: int | None) -> None:
+            if (node, why) not in self._refusals:  # once however often it dials
+                self._refuse(why, node)
+
+        try:
+            self._listener = AgentListener(self.address, self._token, refused=stranger)
+        except OSError as error:
+            raise InfrastructureError(
+                f"cannot listen for the nodes' agents at {self.address[0]}: {error.strerror}",
+                hint="name an address of this machine that the nodes reach",
+            ) from error
+        self.address = self._listener.address
+        self._board.listens(self._listener.fileno())
+
+    def _refuse(self, why: str, node: int | None) -> None:
+        """Note a rejected agent, and the reason. ``node``: the one that it claims to be."""
+        self._refusals.append((node, why))
+        self._log(why)
+
+    def _why_missing(self, missing: Sequence[int], lost: Mapping[int, str]) -> str:
+        """Why each of some nodes is not there, and who else was rejected. ``lost``: why some are
+        known not to exist. Refusals of a node count until an agent is admitted there.
+        """
+        refusals = list(self._refusals)
+        refused = {node: f"its agent was turned away: {why}" for node, why in refusals}
+        what = "; ".join(
+            f"node {n}: {lost.get(n) or refused.get(n) or 'its agent has not dialled'}"
+            for n in missing
+        )
+        others = "; ".join([why for n, why in refusals if n not in missing][-SHOWN_REFUSALS:])
+        return f"{what} (turned away: {others})" if others else what
+
+    def _admit(self, link: Link, parcel: Parcel) -> None:
+        hello: protocol.Hello = parcel.frame
+        state = self.states.get(hello.node)
+        known = state is not None and state.hello.incarnation == hello.incarnation
+        why = ""
+        if hello.epoch > self._epoch:
+            why = f"it has obeyed a coordinator of epoch {hello.epoch}, this is {self._epoch}"
+        elif state is not None and not known and self.is_heard(state):
+            at = f"{state.hello.address} ({state.hello.host})"
+            why = f"node {hello.node} has an agent already, at {at}"
+        if why:
+            refusal = f"an agent for node {hello.node} at {hello.address}: {why}"
+            if (hello.node, refusal) not in self._refusals:
+                self._refuse(refusal, hello.node)
+            _say_last(link, protocol.Refused(why=why))
+            link.close()
+        elif known and state is not None:
+            if not state.lost and state.reported_dying:
+                why = "its connection was lost, and its processes counted as dead"
+                self.give_up(state.node, why)
+            self._again(state, link, parcel)
+        elif hello.processes and not self._processes.inherited:  # of an unknown coordinator
+            _say_last(link, protocol.Fence())
+            link.close()
+        else:
+            if state is not None and not state.lost:
+                self.give_up(state.node, "another agent has taken its place")
+            self._join(link, hello)
+
+    def _again(self, state: NodeState, link: Link, parcel: Parcel) -> None:
+        """A known agent has connected again."""
+        if state.lost:
+            _say_last(link, protocol.Fence())
+            link.close()
+            return
+        state.hang_up()
+        state.post.accept(parcel)
+        state.link, state.how, state.left_ns, state.silent_ns = link, "", 0, self._clock_ns()
+        link.put(self._welcome(), got=state.post.received)
+        state.post.reconnected()
+        self._board.connected(state)
+
+    def _join(self, link: Link, hello: protocol.Hello) -> None:
+        now_ns, node = self._clock_ns(), hello.node
+        state = NodeState(node=node, hello=hello, link=link, silent_ns=now_ns, ping_due_ns=now_ns)
+        self.states[node] = state
+        for refusal in [each for each in list(self._refusals) if each[0] == node]:
+            self._refusals.remove(refusal)
+        link.put(self._welcome())
+        self._board.connected(state)
+        ours = {process.name for process in self._processes.of(node)}
+        for stranger in hello.processes.keys() - ours:
+            state.post.add(protocol.Signal(process=stranger, signum=signals.SIGKILL))
+        self._reports.append(NodeJoined(node=node, info=state.info(now_ns, heard_ns=now_ns)))
+
+    def _welcome(self) -> protocol.Welcome:
+        limits = self._limits
+        return protocol.Welcome(
+            epoch=self._epoch, coordinator=self._id, beat_s=limits.beat_s, ping_s=limits.ping_s
+        )
+
+
+def _say_last(link: Link, frame: protocol.Fence | protocol.Refused) -> None:
+    """Send a connection's last message, as far as it takes it at once."""
+    link.put(frame)
+    with suppress(OSError):
+        link.flush()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import signal as signals
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from trainchaos.recovery.nodes.coordinator.node_state import (
     NodeWarned,
     NotKept,
 )
-from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
 from trainchaos.recovery.nodes.link import protocol
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
 from trainchaos.recovery.process.pressure import PressureReading
@@ -64,69 +63,29 @@ NEEDED = (Join, Abort, Stop, Inquiry)
 """Messages that a decision waits for."""
 
 
-class Fleet:
-    """Processes by name, whatever node they are on, and the nodes.
+class Fleet(Connections):
+    """Processes by name, whatever node they are on, and the nodes."""
 
-    ``host``, ``port`` (0 for any): where agents that know ``token`` connect; ``refused``: called
-    with the address of a rejected agent and the reason; ``epoch``: higher than that of any
-    coordinator before. Raises InfrastructureError when it cannot listen.
-    """
-
-    def __init__(
-        self,
-        *,
-        token: bytes,
-        host: str,
-        port: int = 0,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-        limits: FleetLimits = FleetLimits(),
-        refused: Callable[[str], None] | None = None,
-        epoch: int = 1,
-    ) -> None:
-        self._clock_ns = clock_ns
-        self._limits = limits
-        self._stale_ns = limits.stale_s * limits.beat_s / LEAST_S * 1e9
-        self._reports: list[FleetReport] = []
-        self._processes = RemoteProcesses(self._reports, clock_ns)
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._stale_ns = self._limits.stale_s * self._limits.beat_s / LEAST_S * 1e9
         self._serves_ns = 0  # when there is a turn between two processes that are asked for
         self._asked: dict[str, NodeState] = {}  # processes that were asked for, and of whom
-        self._connections = Connections(
-            self._processes,
-            self._reports,
-            token=token,
-            address=(host, port),
-            clock_ns=clock_ns,
-            limits=limits,
-            refused=refused,
-            epoch=epoch,
-        )
-        self.await_nodes = self._connections.await_nodes
-        self.nodes = self._connections.nodes
-        self.present = self._connections.present
-        self.traffic = self._connections.traffic
-        self.give_up = self._connections.give_up
-        self.away = self._connections.away
         self.mark = self._processes.mark
         """The last progress mark received of a process, on our clock; readable after its death."""
-        self.back = self._connections.back
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """The address that agents connect to."""
-        return self._connections.address
 
     def close(self) -> dict[int, str]:
         """End every agent; returns what could not be removed, as ``Children.close``: pids are of
         their nodes.
         """
         left = self.begin("", None)
-        states = self._connections.states
-        for state in states.values():
+        states = self.states.values()
+        for state in states:
             state.post.add(protocol.Bye())
         until_s = time.monotonic() + BYE_LIMIT_S
         # The agents hang up. If this side did with unread data from them, they would miss it.
-        while any(s.link is not None for s in states.values()) and time.monotonic() < until_s:
-            self._connections.turn(LOOK_S)
+        while any(s.link is not None for s in states) and time.monotonic() < until_s:
+            self.turn(LOOK_S)
         self.away()
         return left
 
@@ -137,18 +96,18 @@ class Fleet:
         ``directory``. Returns what could not be ended: pid (of its node) -> name. ``arm``: name of
         the one that begins, for people.
         """
-        there = self._connections.present()
+        there = self.present()
         for state in there:
             state.cleared = None
             state.want(self._clock_ns())
             state.post.put(protocol.Clear(), needed=True)
         until_s = time.monotonic() + self._limits.clear_s
         while any(b.cleared is None and not b.lost for b in there) and time.monotonic() < until_s:
-            self._connections.turn(LOOK_S)
+            self.turn(LOOK_S)
         left = {pid: name for state in there for pid, name in (state.cleared or {}).items()}
         late = {b.node for b in there if b.cleared is None and not b.lost}
         left |= self._processes.unended(late)
-        for state in self._connections.states.values():
+        for state in self.states.values():
             state.pressed = None  # of exited processes
         self._processes.begin(directory)
         return left
@@ -177,20 +136,17 @@ class Fleet:
         calls of this. ``config``: for its entry; ``log``: its event log, relative to the directory
         of ``begin``, "" for none. Raises NodeGone.
         """
-        connections = self._connections
         begun_ns = self._clock_ns()
-        if begun_ns > max(self._serves_ns, connections.turned_ns + SERVED_NS):
-            connections.turn(0.0)
+        if begun_ns > max(self._serves_ns, self.turned_ns + SERVED_NS):
+            self.turn(0.0)
             ended_ns = self._clock_ns()
             self._serves_ns = ended_ns + max(SERVED_NS, ended_ns - begun_ns)
-        state = connections.reachable(node)
+        state = self.reachable(node)
         patience_s = self._limits.pass_s
-        if connections.silent_s(state) > patience_s:
+        if self.silent_s(state) > patience_s:
             state.want(self._clock_ns())
             state.asked = True
-            connections.until(
-                state, lambda: connections.is_heard(state), patience_s, f"{name} is not asked for"
-            )
+            self.until(state, lambda: self.is_heard(state), patience_s, f"{name} is not asked for")
         self._processes.add(name, node)
         text = json.dumps(config, separators=(",", ":"))
         start = protocol.Start(
@@ -208,7 +164,7 @@ class Fleet:
         if process is None:
             raise NodeGone(node, f"it was lost before it had started {name}")
         try:
-            self._connections.until(
+            self.until(
                 state,
                 lambda: bool(process.pid or process.error),
                 self._limits.start_s,
@@ -247,15 +203,15 @@ class Fleet:
             if signum == STACK_SIGNAL:
                 self._processes.asked(name)
             state.post.add(protocol.Signal(process=name, signum=signum))
-            self._connections.flush(state)
+            self.flush(state)
 
     def check(self, node: int, device: str) -> None:
         """Have a node's agent find out whether a device, as torch names it there, is fit;
         ``NodeChecked`` follows, unless the node is lost. Raises NodeGone.
         """
-        state = self._connections.reachable(node)
+        state = self.reachable(node)
         state.post.add(protocol.Check(device=device))
-        self._connections.flush(state)
+        self.flush(state)
 
     def os_state(self, name: str) -> str:
         """The last process state received, as the kernel reports it, X when it has exited; "?"
@@ -264,12 +220,10 @@ class Fleet:
         process = self._processes.living(name)
         if process is None:
             return "X"
-        state = self._connections.states.get(process.node)
+        state = self.states.get(process.node)
         if state is None or state.link is None:
             return "?"
-        return (
-            "?" if self._connections.turned_ns - state.beat_ns > self._stale_ns else process.state
-        )
+        return "?" if self.turned_ns - state.beat_ns > self._stale_ns else process.state
 
     def pulse(self, name: str) -> Pulse:
         """How much CPU time it got, by the last report."""
@@ -285,7 +239,7 @@ class Fleet:
         """Node -> its last reading of CPU pressure, and when that was made, on our clock."""
         return {
             node: state.pressed
-            for node, state in self._connections.states.items()
+            for node, state in self.states.items()
             if state.pressed and not state.lost
         }
 
@@ -297,7 +251,7 @@ class Fleet:
         until_s = time.monotonic() + timeout_s
         while True:
             left_s = until_s - time.monotonic()
-            self._connections.turn(0.0 if self._reports else max(0.0, left_s))
+            self.turn(0.0 if self._reports else max(0.0, left_s))
             if self._reports or left_s <= 0:
                 reports = self._reports[:]
                 self._reports.clear()
@@ -308,5 +262,5 @@ class Fleet:
         process = self._processes.living(name)
         if process is None:
             return None
-        state = self._connections.states[process.node]
+        state = self.states[process.node]
         return None if state.lost else state

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.health.readings.signs import Sign
-from trainchaos.recovery.health.readings.signs import event_of as sign_event
+from trainchaos.recovery.health.signs import Sign
+from trainchaos.recovery.health.signs import event_of as sign_event
 from trainchaos.recovery.nodes.coordinator.node_state import (
     ClockMeasured,
     NodeChecked,

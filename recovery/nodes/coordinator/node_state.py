@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from trainchaos.chaos.errors import InfrastructureError
-from trainchaos.recovery.health.readings.signs import Sign
+from trainchaos.recovery.health.signs import Sign
 from trainchaos.recovery.nodes.coordinator.loss import How
-from trainchaos.recovery.nodes.coordinator.outbox import Outbox
 from trainchaos.recovery.nodes.link.clock import ClockWatch, Offset
-from trainchaos.recovery.nodes.link.link import Link
+from trainchaos.recovery.nodes.link.link import Link, Outbox
 from trainchaos.recovery.nodes.link.protocol import Hello, MarkWords, Pong, Pressed
 from trainchaos.recovery.process.local import Dying, Exited, MessageReceived
 from trainchaos.recovery.process.pressure import PressureReading
@@ -85,7 +84,7 @@ class NodeFound:
 @dataclass(frozen=True, kw_only=True)
 class NodeChecked:
     """A node's agent has found out whether a device, as torch names it there, is fit
-    (``recovery.health.care.place_check.Answer``).
+    (``recovery.health.checks.Answer``).
     """
 
     node: int
@@ -203,11 +202,6 @@ class NodeState:
         offset: Offset | None = self.clock.offset(now_ns) if self.hello.boot != boot else None
         return theirs_ns - offset.offset_ns if offset is not None and theirs_ns else theirs_ns
 
-    def known_ns(self, theirs_ns: int, now_ns: int, boot: str) -> int | None:
-        """The same; None as long as its clock is not known."""
-        known = self.hello.boot == boot or self.clock.offset(now_ns) is not None
-        return self.ours_ns(theirs_ns, now_ns, boot) if known else None
-
     def marks(self, all_words: Iterable[MarkWords], now_ns: int, boot: str) -> Iterator[Mark]:
         """Progress marks, their times on our clock. Raises IndexError for an unknown phase."""
         # once for all of them: the clock's offset is the best of many measurements
@@ -229,25 +223,22 @@ class NodeState:
         """Its agent has answered a ping: what is new of its clock, and is to be reported. ``told``:
         whether anything may be.
         """
+        sent_ns, received_ns, answered_ns = pong.sent_ns, pong.received_ns, pong.answered_ns
         self.clock.answered(
-            sent_ns=pong.sent_ns,
-            received_ns=pong.received_ns,
-            answered_ns=pong.answered_ns,
-            back_ns=now_ns,
+            sent_ns=sent_ns, received_ns=received_ns, answered_ns=answered_ns, back_ns=now_ns
         )
         return self.clock.changed(now_ns) if told else None
 
     def feels(self, pressed: Pressed, now_ns: int, boot: str) -> None:
         """Its agent has reported how short of CPU it is; unread as long as its clock is unknown."""
-        read_ns = self.known_ns(pressed.time_ns, now_ns, boot)
-        if read_ns is not None:
+        if self.hello.boot == boot or self.clock.offset(now_ns) is not None:
             reading = PressureReading(
                 cpus=pressed.cpus,
                 some_s=pressed.some_s,
                 steal_s=pressed.steal_s,
                 ranks=pressed.ranks,
             )
-            self.pressed = (read_ns, reading)
+            self.pressed = self.ours_ns(pressed.time_ns, now_ns, boot), reading
 
     def want(self, now_ns: int) -> None:
         """Note that the job cannot continue without it."""

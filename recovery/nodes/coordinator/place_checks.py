@@ -1,5 +1,5 @@
 """Whether places of nodes are fit, asked of their agents; implements
-``recovery.health.care.place_check.Checker``.
+``recovery.health.checks.Checker``.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from trainchaos.recovery.health.care.place_check import LIMIT_S, Answer, Spot
+from trainchaos.recovery.health.checks import LIMIT_S, Answer, Spot
 from trainchaos.recovery.nodes.coordinator.node_state import (
     FleetReport,
     NodeChecked,

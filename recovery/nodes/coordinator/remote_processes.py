@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 import signal as signals
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainchaos.recovery.nodes.coordinator.datapath import DataPath, Furthest
-from trainchaos.recovery.nodes.coordinator.loss import Data
+from trainchaos.recovery.nodes.coordinator.loss import MOVED_STEPS, PROOF_S, Data
 from trainchaos.recovery.nodes.coordinator.node_state import (
     FleetReport,
     NodeState,
@@ -24,8 +24,17 @@ from trainchaos.recovery.process.stacks import MOST_READ
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import NEVER, Mark
 from trainchaos.recovery.transport.stream import MessageError
+from trainchaos.recovery.transport.wire import Parked
 
 KEPT_GONE = 1024  # processes
+Reach = tuple[int, int]
+"""Generation, and steps committed."""
+NOWHERE: Reach = (0, 0)
+NO_GENERATION = -1
+
+
+def _reach(process: RemoteProcess) -> Reach:
+    return process.mark.generation, process.mark.committed
 
 
 class RemoteProcesses:
@@ -46,14 +55,19 @@ class RemoteProcesses:
         self.living: Callable[[str], RemoteProcess | None] = self._living.get
         """A process whose exit has not been reported yet."""
         self._gone: dict[str, RemoteProcess] = {}  # the oldest first
-        self._paths = DataPath()
-        self._furthest = Furthest()
+        # node -> when the connections of one of its ranks failed last
+        self._failed_ns: dict[int, int] = {}
+        self._on: dict[int, dict[str, RemoteProcess]] = {}  # node -> its living processes
+        self._reach: dict[int, Reach] = {}  # node -> that of its furthest process
+        self._two: list[tuple[Reach, int]] | None = None  # the furthest nodes; None: not known
         self.inherited = False
 
     def begin(self, directory: Path | None) -> None:
         """Forget all of them; files of the processes to come are written below ``directory``."""
         self._living.clear()
-        self._furthest.clear()
+        self._on.clear()
+        self._reach.clear()
+        self._two = None
         self._gone.clear()
         self._reports[:] = [
             r for r in self._reports if not isinstance(r, MessageReceived | Dying | Exited)
@@ -71,7 +85,8 @@ class RemoteProcesses:
     def add(self, name: str, node: int, pid: int = 0) -> RemoteProcess:
         """Add one that is being started, or lives."""
         process = self._living[name] = RemoteProcess(name=name, node=node, pid=pid)
-        self._furthest.add(process)
+        self._on.setdefault(node, {})[name] = process
+        self._moved(process)
         return process
 
     def known(self, name: str) -> RemoteProcess | None:
@@ -85,7 +100,7 @@ class RemoteProcesses:
 
     def of(self, node: int) -> list[RemoteProcess]:
         """The processes of a node that were started and have not ended."""
-        return [process for process in self._furthest.on(node) if process.pid]
+        return [process for process in self._on.get(node, {}).values() if process.pid]
 
     def unended(self, nodes: set[int]) -> dict[int, str]:
         """Pid -> name of those of some nodes that have not ended, or are being started."""
@@ -111,7 +126,10 @@ class RemoteProcesses:
         """It has exited."""
         process.gone = True
         self._living.pop(process.name, None)
-        self._furthest.remove(process)
+        there = self._on.get(process.node, {})
+        there.pop(process.name, None)
+        self._reach[process.node] = max(map(_reach, there.values()), default=NOWHERE)
+        self._two = None
         self._gone[process.name] = process
         while len(self._gone) > KEPT_GONE:
             oldest = next(iter(self._gone))
@@ -130,7 +148,8 @@ class RemoteProcesses:
             case protocol.Heard():
                 for name, message in frame.messages():
                     if self._of(state, name) is not None:
-                        self._paths.heard(state.node, message, self._clock_ns())
+                        if isinstance(message, Parked) and message.why == "failed":
+                            self._failed_ns[state.node] = self._clock_ns()
                         self._reports.append(MessageReceived(process=name, message=message))
             case protocol.Started() | protocol.Sinking() | protocol.Stacks() | protocol.Ended():
                 process = self._living.get(frame.process)
@@ -156,13 +175,19 @@ class RemoteProcesses:
         for name, mark in zip(beat.marks, self._marks(state, beat.marks.values()), strict=True):
             if (process := self._of(state, name)) is not None:
                 process.mark = mark
-                self._furthest.moved(process)
+                self._moved(process)
         for name, letter in beat.states.items():
             if (process := self._of(state, name)) is not None:
                 process.state = letter
         for name, pulse in beat.pulses.items():
             if (process := self._of(state, name)) is not None:
                 process.pulse = Pulse(*pulse)
+
+    def _moved(self, process: RemoteProcess) -> None:
+        """Its mark is another one. Within a node no mark goes back but by a new generation."""
+        reach = _reach(process)
+        if reach > self._reach.get(process.node, NOWHERE):
+            self._reach[process.node], self._two = reach, None
 
     def _of(self, state: NodeState, name: str) -> RemoteProcess | None:
         """A process, if it lives on that node."""
@@ -202,14 +227,30 @@ class RemoteProcesses:
     # ---- whether a node is alive
 
     def pace(self, node: int) -> int:
-        """How far ranks of other nodes have come."""
-        return self._paths.pace(node, self._furthest.beside(node))
+        """The furthest step that a rank of another node has committed in the newest generation."""
+        two, newest = self._furthest()
+        steps = (step for (generation, step), n in two if n != node and generation == newest)
+        return max(steps, default=0)
 
     def trains(self, node: int) -> bool:
-        """Whether a node has ranks in the current generation."""
-        return self._paths.trains(node, self._furthest.beside(node))
+        """Whether a node has ranks in the newest generation."""
+        return self._reach.get(node, NOWHERE)[0] == self._furthest()[1]
 
     def data(self, state: NodeState) -> Data:
-        """What the ranks of other nodes have shown about a node since its connection ended."""
-        people = self._furthest.beside(state.node)
-        return self._paths.since(state.node, state.left_ns, state.pace, people)
+        """What the ranks of other nodes have shown about a silent node since its connection ended:
+        no rank commits a step without that node's ranks.
+        """
+        others = (ns for other, ns in self._failed_ns.items() if other != state.node)
+        if any(abs(ns - state.left_ns) <= PROOF_S * 1e9 for ns in others):
+            return "failed"
+        moved = self.pace(state.node) >= state.pace + MOVED_STEPS
+        return "lives" if moved and self.trains(state.node) else "unknown"
+
+    def _furthest(self) -> tuple[list[tuple[Reach, int]], int]:
+        """The two nodes that are furthest, and the newest generation: of thousands of processes,
+        nothing else is looked at.
+        """
+        if self._two is None:
+            self._two = heapq.nlargest(2, ((reach, node) for node, reach in self._reach.items()))
+        newest = self._two[0][0][0] if self._two else 0
+        return self._two, newest or NO_GENERATION

@@ -5,10 +5,11 @@ that a turn costs as much as there is to do, however many nodes there are.
 from __future__ import annotations
 
 import heapq
-import select
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from selectors import EVENT_READ, EVENT_WRITE, EpollSelector
 
 from trainchaos.recovery.nodes.coordinator.node_state import NodeState
 
@@ -17,35 +18,31 @@ class Switchboard:
     """The connections of all nodes, kept between turns."""
 
     def __init__(self) -> None:
-        self._made: select.epoll | None = None
-        self._fds: dict[int, NodeState] = {}
-        self._sends: set[int] = set()  # descriptors that are awaited to take more
+        self._selector: EpollSelector | None = None
         self._stirred: dict[int, NodeState] = {}
-        self._dialled: int | None = None
+        self._listens: int | None = None
         self._agenda: list[tuple[int, int]] = []  # when, node
         self._due_ns: dict[int, int] = {}
 
     # ---- connections
 
-    @property
-    def _epoll(self) -> select.epoll:
-        if self._made is None:
-            self._made = select.epoll()
-        return self._made
+    def _open(self) -> EpollSelector:
+        self._selector = self._selector or EpollSelector()
+        return self._selector
 
     def close(self) -> None:
         """Let go of the descriptor, once there is no connection; ``listens`` makes another."""
-        if self._made is not None:
-            self._made.close()
-            self._made = None
+        if self._selector is not None:
+            self._selector.close()
+            self._selector = None
 
     def listens(self, fd: int | None) -> None:
         """Wait for this descriptor as well, in place of the one before; None: no more."""
-        if self._dialled is not None:
-            self._forget(self._dialled)
-        self._dialled = fd
+        if self._listens is not None:
+            self._forget(self._listens)
+        self._listens = fd
         if fd is not None:
-            self._epoll.register(fd, select.EPOLLIN)
+            self._open().register(fd, EVENT_READ)
 
     def connected(self, state: NodeState) -> None:
         """A node has a new connection, may have something to send over it, and is to be looked
@@ -54,9 +51,8 @@ class Switchboard:
         if state.link is None:
             return
         fd = state.link.fileno()
-        self._fds[fd] = state
-        self._epoll.register(fd, select.EPOLLIN)
-        state.on_hang_up = partial(self._hung_up, fd)
+        self._open().register(fd, EVENT_READ, state)
+        state.on_hang_up = partial(self._forget, fd)
         state.post.on_put = partial(self.stir, state)
         self.stir(state)
         self.look_at(state, 0)
@@ -71,18 +67,14 @@ class Switchboard:
         return stirred.values()
 
     def awaits_room(self, state: NodeState, *, more: bool) -> None:
-        """Whether a node's connection did not take all, so that ``wait`` returns it once it does.
+        """Whether a node's connection did not take all, so that ``wait`` stirs it once it does.
         ``more``: it did not.
         """
         if state.link is None:
             return
-        fd = state.link.fileno()
-        if more and fd not in self._sends:
-            self._sends.add(fd)
-            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
-        elif not more and fd in self._sends:
-            self._sends.discard(fd)
-            self._epoll.modify(fd, select.EPOLLIN)
+        fd, wanted = state.link.fileno(), EVENT_READ | (EVENT_WRITE if more else 0)
+        if self._open().get_key(fd).events != wanted:
+            self._open().modify(fd, wanted, state)
 
     def wait(self, timeout_s: float) -> tuple[list[NodeState], bool]:
         """Wait until something comes, at most so long: nodes from which something came, and whether
@@ -90,30 +82,24 @@ class Switchboard:
         """
         read: list[NodeState] = []
         dialled = False
-        if self._made is None:
-            select.select((), (), (), timeout_s)
+        if self._selector is None:
+            time.sleep(timeout_s)
             return read, dialled
-        for fd, events in self._epoll.poll(timeout_s, max(64, len(self._fds) + 1)):
-            state = self._fds.get(fd)
-            if state is None:
-                dialled |= fd == self._dialled
+        for key, events in self._selector.select(timeout_s):
+            if key.data is None:
+                dialled = True
                 continue
-            if events & select.EPOLLOUT:
-                self.stir(state)
-            if events & ~select.EPOLLOUT:
-                read.append(state)
+            if events & EVENT_WRITE:
+                self.stir(key.data)
+            if events & EVENT_READ:
+                read.append(key.data)
         return read, dialled
-
-    def _hung_up(self, fd: int) -> None:
-        if self._fds.pop(fd, None) is not None:
-            self._sends.discard(fd)
-            self._forget(fd)
 
     def _forget(self, fd: int) -> None:
         """Closing would do, unless a process that was forked meanwhile holds a copy."""
-        if self._made is not None:
-            with suppress(OSError, ValueError):
-                self._made.unregister(fd)
+        if self._selector is not None:
+            with suppress(KeyError):
+                self._selector.unregister(fd)
 
     # ---- what is due
 

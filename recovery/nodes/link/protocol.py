@@ -15,8 +15,7 @@ from typing import Annotated, Generic, Literal, Self, TypeVar
 import msgspec
 from msgspec import Meta, field
 
-from trainchaos.recovery.health.readings.reports import HealthReport
-from trainchaos.recovery.health.readings.signs import HealthAlarm, Sign
+from trainchaos.recovery.health.signs import HealthAlarm, HealthReport, Sign
 from trainchaos.recovery.nodes.link.beat_rate import LEAST_S
 from trainchaos.recovery.transport.stream import Message, Record, encoded, parser
 from trainchaos.recovery.transport.wire import ANY_MESSAGE
@@ -204,7 +203,7 @@ class Found(Message):
 
 
 class Checked(Message):
-    """The answer to ``Check`` (``recovery.health.care.place_check.Answer``)."""
+    """The answer to ``Check`` (``recovery.health.checks.Answer``)."""
 
     device: str
     fit: bool | None

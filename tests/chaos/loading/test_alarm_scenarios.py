@@ -15,16 +15,20 @@ from trainchaos.chaos.scenario.fault import Alarm as Name
 from trainchaos.harness.judge.checkers import ALARMS
 from trainchaos.harness.judge.results import Results
 from trainchaos.recovery.health.detectors.base import Alarm
-from trainchaos.recovery.health.detectors.digest import DigestDetector
-from trainchaos.recovery.health.detectors.ecc import EccDetector
-from trainchaos.recovery.health.detectors.hang import HangDetector
-from trainchaos.recovery.health.detectors.idle import IdleDetector
-from trainchaos.recovery.health.detectors.link import LinkDetector
-from trainchaos.recovery.health.detectors.spike import SpikeDetector
-from trainchaos.recovery.health.detectors.straggler import StragglerDetector
-from trainchaos.recovery.health.detectors.thermal import ThermalDetector
-from trainchaos.recovery.health.detectors.throughput import ThroughputDetector
-from trainchaos.recovery.health.readings.reading import Place, Reading
+from trainchaos.recovery.health.detectors.devices import (
+    EccDetector,
+    IdleDetector,
+    LinkDetector,
+    ThermalDetector,
+)
+from trainchaos.recovery.health.detectors.job import (
+    DigestDetector,
+    HangDetector,
+    SpikeDetector,
+    StragglerDetector,
+    ThroughputDetector,
+)
+from trainchaos.recovery.health.readings import Place, Reading
 
 DETECTORS = {
     "digest-mismatch": DigestDetector,

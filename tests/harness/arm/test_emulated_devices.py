@@ -8,9 +8,8 @@ import pytest
 
 from trainchaos.harness.arm import emulated_devices
 from trainchaos.harness.arm.emulated_devices import METRICS, PAST_S, Changed, EmulatedDevices
-from trainchaos.recovery.health.monitor import Monitor
-from trainchaos.recovery.health.readings.reading import Place, Reading
-from trainchaos.recovery.health.service import device_detectors
+from trainchaos.recovery.health.readings import Place, Reading
+from trainchaos.recovery.health.service import HealthService, device_detectors
 
 
 def devices(
@@ -85,8 +84,9 @@ def test_only_what_a_fault_hit_reads_otherwise(
 @pytest.mark.slow
 def test_devices_that_are_well_raise_no_alarm_for_an_hour() -> None:
     made, detectors = devices(), device_detectors()
-    monitor, alarms = Monitor(sources=[made]), []
-    for second in range(3600):
-        readings = monitor.poll(5000.0 + second)
-        alarms += [one for each in detectors for one in each.look(readings, 5000.0 + second)]
-    assert alarms == []
+    now_s = 5000.0
+    service = HealthService([made], detectors, clock_s=lambda: now_s)
+    for _ in range(3600):
+        service.look()
+        now_s += 1.0
+    assert service.take() == []

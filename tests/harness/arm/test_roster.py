@@ -20,6 +20,7 @@ from trainchaos.harness.launch.launcher import Exited, Leftovers
 from trainchaos.harness.launch.places.seats import UNTAINTED
 from trainchaos.recovery.checkpoint.memory.keeper import TOPIC, KeeperConfig
 from trainchaos.recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
+from trainchaos.recovery.health.reputation import Reputation
 from trainchaos.recovery.process.local import MessageReceived, Report
 from trainchaos.recovery.transport.wire import Extra, Message
 
@@ -98,7 +99,7 @@ def test_a_place_that_is_about_to_fail_is_used_only_where_there_is_no_other(
 ) -> None:
     roster.spawn("worker", "warm")
     roster.spawn("worker", "warm")
-    roster.avoid(nodes={0})
+    roster.reputation.announce((0, None))
     roster.note_exit(Exited(process="w0", exit_code=None, signal=9, time_ns=0))
     roster.spawn("worker", "warm")
     assert nodes.started[-1] == ("w2", 1, "cpu:0@n1"), "though node 0 lacks a process"
@@ -107,36 +108,42 @@ def test_a_place_that_is_about_to_fail_is_used_only_where_there_is_no_other(
     assert nodes.started[-1][1] == 0
 
 
-def test_a_device_that_is_about_to_fail_is_used_only_where_a_node_has_no_other() -> None:
-    board = DeviceBoard(lambda _: ["cuda:0", "cuda:1"])
-    board.avoid(["cuda:0"])
+@pytest.fixture
+def reputation() -> Reputation:
+    return Reputation(lambda: 0.0)
+
+
+def test_a_device_that_is_about_to_fail_is_used_only_where_a_node_has_no_other(
+    reputation: Reputation,
+) -> None:
+    board = DeviceBoard(lambda _: ["cuda:0", "cuda:1"], reputation=reputation)
+    reputation.announce((None, "cuda:0"))
     assert [board.assign(name, ["a", "b", "c"]) for name in "abc"] == ["cuda:1"] * 3
     board.refuse("a")
     assert board.assign("d", []) == "cuda:0"
 
 
-def test_a_device_that_gave_wrong_values_comes_last_and_no_gpu_is_shared_for_that() -> None:
-    board = DeviceBoard(lambda _: ["cpu:0", "cpu:1"])
-    board.assign("a", ["a"])
-    board.distrust("a")
+def test_a_device_that_gave_wrong_values_comes_last_and_no_gpu_is_shared_for_that(
+    reputation: Reputation,
+) -> None:
+    reputation.distrust((None, "cpu:0"))
+    reputation.distrust((None, "cuda:0"))
+    board = DeviceBoard(lambda _: ["cpu:0", "cpu:1"], reputation=reputation)
     assert [board.assign(name, ["b", "c"]) for name in "bc"] == ["cpu:1"] * 2
     board.refuse("b")
     assert board.assign("d", []) == "cpu:0", "there is no other"
-    gpus = DeviceBoard(lambda _: ["cuda:0", "cuda:1"])
-    gpus.assign("a", ["a"])
-    gpus.distrust("a")
+    gpus = DeviceBoard(lambda _: ["cuda:0", "cuda:1"], reputation=reputation)
     assert [gpus.assign(name, ["b", "c"]) for name in "bc"] == ["cuda:1", "cuda:0"]
-    gpus.distrust("unknown")
 
 
-def test_a_device_that_is_doubted_comes_last_as_long_as_it_is() -> None:
-    board, doubted = DeviceBoard(lambda _: ["cpu:0", "cpu:1"]), {(0, "cpu:0")}
-    board.doubt(doubted.__contains__)
+def test_a_device_that_is_doubted_comes_last_as_long_as_it_is(reputation: Reputation) -> None:
+    board = DeviceBoard(lambda _: ["cpu:0", "cpu:1"], reputation=reputation)
+    reputation.doubt((0, "cpu:0"))
     assert [board.assign(name, ["a", "b"]) for name in "ab"] == ["cpu:1"] * 2
     assert not board.distrusts(0)
-    doubted.add((0, "cpu:1"))
+    reputation.doubt((0, "cpu:1"))
     assert board.distrusts(0) and not board.distrusts(1), "of that node"
-    doubted.clear()
+    reputation.trust((0, "cpu:0"), fit=True)
     assert board.assign("c", ["a", "b"]) == "cpu:0"
 
 

@@ -16,7 +16,7 @@ from trainchaos.harness.launch.cgroups import CgroupControl, lacks_cgroup
 from trainchaos.harness.launch.nodes.cluster import NodesCluster
 from trainchaos.harness.launchers.local import LocalCluster
 from trainchaos.harness.rank.shims.slowness import Slowness, _gpu_work
-from trainchaos.recovery.health.readings.reports import HealthReport, ReportFile
+from trainchaos.recovery.health.signs import HealthReport, ReportFile
 
 needs_groups = pytest.mark.skipif(
     lacks_cgroup() is not None, reason=f"no control groups: {lacks_cgroup()}"

@@ -27,8 +27,7 @@ from trainchaos.harness.preflight.checks.check import Answer, Asking, Task
 from trainchaos.harness.preflight.checks.findings import HOST, Finding, Findings, Rate, as_taints
 from trainchaos.harness.preflight.preflight import FULL, fit
 from trainchaos.harness.preflight.worker import ALL_CHECKS
-from trainchaos.recovery.health.taint import MAX_TEXT
-from trainchaos.recovery.health.taints import TaintList
+from trainchaos.recovery.health.taints import MAX_TEXT, TaintList
 
 NAMES = [f"cpu:{i}" for i in range(4)]
 Spoil = Callable[[str, str, Task, dict[str, Any]], "dict[str, Any] | Answer"]

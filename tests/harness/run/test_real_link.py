@@ -125,6 +125,6 @@ def test_nothing_in_the_recovery_stack_depends_on_the_wall_clock() -> None:
         "wall_ns=time.time_ns()",
         'f"recovery-{datetime.now(UTC)',
         "return known.active(datetime.now(UTC))",  # a taint expires at a time of the calendar
-        "now: Callable[[], datetime] = lambda: datetime.now(UTC)",  # and begins at one
+        "since = datetime.now(UTC)",  # and begins at one
     )
     assert all(any(allowed in line for allowed in for_people) for line in lines.values()), lines

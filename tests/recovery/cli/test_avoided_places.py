@@ -17,9 +17,7 @@ from tests.support.running import EPOCHS, RECOVERABLE, ROOT, kill
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
 from trainchaos.recovery.cli.avoided_places import AvoidedPlaces
 from trainchaos.recovery.cli.process_host import ProcessPlacement
-from trainchaos.recovery.health.quarantine import TooFewPlaces
-from trainchaos.recovery.health.taint import Taint, made, of_place
-from trainchaos.recovery.health.taints import TaintList
+from trainchaos.recovery.health.taints import Taint, TaintList, TooFewPlaces, made, of_place
 
 NOW = datetime.now(UTC)
 HERE = socket.gethostname()
@@ -105,7 +103,7 @@ def test_a_job_of_this_machine_says_so_before_it_starts(
 def test_a_list_that_is_none_starts_no_job(tmp_path: Path) -> None:
     (tmp_path / "taints.yaml").write_text("version: 1\ntaints: [3]\n")
     done = supervised(tmp_path, "--taints", tmp_path / "taints.yaml", RECOVERABLE, EPOCHS)
-    assert done.returncode == 2 and "taints.yaml:2: taint 1: is a mapping" in done.stderr
+    assert done.returncode == 2 and "taints.yaml:2: taint 1: Input should be" in done.stderr
     done = supervised(tmp_path, "--taints", "typo", RECOVERABLE, EPOCHS)
     assert done.returncode == 2 and "typo: no such list" in done.stderr
 

@@ -20,8 +20,7 @@ from trainchaos.recovery.cli.process_host import ProcessPlacement
 from trainchaos.recovery.cli.supervisor import LOG_RESERVE, Supervisor
 from trainchaos.recovery.cli.takeover_log import read_takeover_log
 from trainchaos.recovery.detection.paced_look import PacedLook
-from trainchaos.recovery.health.readings.reports import HealthReport
-from trainchaos.recovery.health.readings.signs import HealthAlarm
+from trainchaos.recovery.health.signs import HealthAlarm, HealthReport
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.policy.jobconfig import LOOPBACK, Exchange
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica

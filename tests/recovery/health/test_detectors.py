@@ -10,17 +10,21 @@ import pytest
 
 from trainchaos.recovery.detection.pace import HangLimits
 from trainchaos.recovery.health.detectors.base import Alarm, Detector, tail
-from trainchaos.recovery.health.detectors.digest import DigestDetector
-from trainchaos.recovery.health.detectors.ecc import EccDetector
-from trainchaos.recovery.health.detectors.gradient import gradient_spike
-from trainchaos.recovery.health.detectors.hang import HangDetector
-from trainchaos.recovery.health.detectors.idle import IdleDetector
-from trainchaos.recovery.health.detectors.link import LinkDetector
-from trainchaos.recovery.health.detectors.loss import loss_spike
-from trainchaos.recovery.health.detectors.straggler import StragglerDetector
-from trainchaos.recovery.health.detectors.thermal import ThermalDetector
-from trainchaos.recovery.health.detectors.throughput import ThroughputDetector
-from trainchaos.recovery.health.readings.reading import JOB, Place, Reading
+from trainchaos.recovery.health.detectors.devices import (
+    EccDetector,
+    IdleDetector,
+    LinkDetector,
+    ThermalDetector,
+)
+from trainchaos.recovery.health.detectors.job import (
+    DigestDetector,
+    HangDetector,
+    StragglerDetector,
+    ThroughputDetector,
+    gradient_spike,
+    loss_spike,
+)
+from trainchaos.recovery.health.readings import JOB, Place, Reading
 
 STEP_S = 0.04
 ALL: Sequence[Callable[[], Detector]] = (
@@ -303,10 +307,12 @@ def test_who_differs_from_most_is_named(steps: list[str], named: list[int | None
 
 
 def test_shards_are_compared_with_their_like_only() -> None:
-    halves = {0: 0, 1: 1, 2: 0, 3: 1, 4: 0, 5: 1}
-    detector = DigestDetector(shards=halves)
+    detector = DigestDetector(shard_of=lambda rank: rank % 2)
     assert play(detector, digests(*["ababab"] * 5)) == []
-    alarms = play(DigestDetector(shards=halves), digests("ababab", "ababab", "ababac", "ababab"))
+    alarms = play(
+        DigestDetector(shard_of=lambda rank: rank % 2),
+        digests("ababab", "ababab", "ababac", "ababab"),
+    )
     assert [one.where.rank for one in alarms] == [5]
 
 
@@ -339,8 +345,6 @@ def test_a_job_without_any_commit_is_named_as_a_whole_and_one_that_goes_on_is_we
     late = [Reading(Place(rank), "committed", 50.0, "", 9.0, 50) for rank in range(4)]
     assert detector.look(late, 9.0) == []
     assert [one.where for one in detector.look([], 11.5)] == [JOB]
-    detector.left(Place(0))
-    detector.left(Place(99))
 
 
 def test_the_share_of_a_decision_in_the_rate() -> None:

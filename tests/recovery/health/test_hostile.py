@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.recovery.health.test_detectors import ALL, METRICS
 from trainchaos.recovery.health.detectors.base import Alarm, Detector
-from trainchaos.recovery.health.readings.reading import JOB, Place, Reading
+from trainchaos.recovery.health.readings import JOB, Place, Reading
 
 MAKES = pytest.mark.parametrize("make", ALL, ids=lambda make: make().what)
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)

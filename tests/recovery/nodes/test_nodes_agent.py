@@ -349,7 +349,7 @@ def test_an_agent_that_nobody_vouches_for_is_lost_when_it_does_not_come_back(
         yard.fleet.await_nodes([0], limit_s=LIMIT_S, gone=lambda node: None)
         # It has nothing unread when it is killed: with that, its kernel resets the connection,
         # which proves nothing.
-        yard.fleet._connections.states[0].ping_due_ns = sys.maxsize
+        yard.fleet.states[0].ping_due_ns = sys.maxsize
         yard.order("w0", "say")
         yard.until_kind(MessageReceived)
         yard.agents[0].signal(signal.SIGKILL)
@@ -408,7 +408,7 @@ def cut_again_and_again(yard: Yard) -> None:
             for r in yard.fleet.wait(0.001)
             if isinstance(r, MessageReceived)
         ]
-        link = yard.fleet._connections.states[0].link
+        link = yard.fleet.states[0].link
         if link is not None:
             with suppress(OSError):  # it was cut, and that was not noticed yet
                 link._sock.shutdown(socket.SHUT_RDWR)
@@ -513,11 +513,11 @@ def test_a_coordinator_that_is_silent_is_dialled_again(yard: Yard) -> None:
     yard.fleet.begin("arm", yard.folder)
     pid = yard.spawn("w0", 0)
     ready(yard, "w0")
-    before = yard.fleet._connections.states[0].link
+    before = yard.fleet.states[0].link
     yard.agents[0].log.write_text("")
     # nobody turns here meanwhile
     eventually(lambda: "nothing came for 3 s" in yard.agents[0].said())
-    yard.until(lambda _: yard.fleet._connections.states[0].link is not before)
+    yard.until(lambda _: yard.fleet.states[0].link is not before)
     yard.await_nodes(0)
     yard.order("w0", "say")
     reports = yard.until_kind(MessageReceived)
@@ -806,7 +806,7 @@ def test_another_coordinator_is_told_what_waits_from_its_own_first_message_on(ya
     pid = yard.spawn("w0", 0)
     ready(yard, "w0")
     yard.order("w0", "exit", 3)
-    yard.fleet._connections.flush_all()
+    yard.fleet.flush_all()
     yard.fleet.away()
     eventually(lambda: processes.state(pid) == "X")
     with socket.create_server(yard.fleet.address) as listener:

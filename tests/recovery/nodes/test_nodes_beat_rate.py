@@ -11,17 +11,18 @@ import pytest
 from tests.recovery.nodes.test_nodes_fleet import MARK, TOKEN, Clock, Puppet, Stage
 from trainchaos.recovery.cli.options import parser, timing_of
 from trainchaos.recovery.detection.hangs import HangDetector, HangLimits
-from trainchaos.recovery.nodes.agent.beats import Beats
-from trainchaos.recovery.nodes.coordinator import pings
+from trainchaos.recovery.nodes.agent.agent_processes import Beats
 from trainchaos.recovery.nodes.coordinator.fleet import Fleet
 from trainchaos.recovery.nodes.coordinator.loss import FleetLimits
 from trainchaos.recovery.nodes.link.beat_rate import (
+    FIRST_PINGS,
     LEAST_S,
     MOST_A_SECOND,
     MOST_PINGS_A_SECOND,
     QUIET,
     beat_s,
     late_s,
+    next_ping_ns,
 )
 from trainchaos.recovery.nodes.link.protocol import Beat, Start, Welcome
 from trainchaos.recovery.transport.progress_counters import Mark
@@ -88,7 +89,7 @@ def test_pings_of_all_nodes_together_are_bounded_and_silence_is_longer(nodes: in
         assert (limits.ping_s, limits.silence_s) == (few.ping_s, few.silence_s)
     assert limits.silence_s / limits.ping_s == few.silence_s / few.ping_s
     now_ns, every_ns = 10**15, int(limits.ping_s * 1e9)
-    due = [pings.next_ns(node, pings.FIRST, now_ns, every_ns) - now_ns for node in range(4096)]
+    due = [next_ping_ns(node, FIRST_PINGS, now_ns, every_ns) - now_ns for node in range(4096)]
     assert min(due) > 0 and 0.9 * every_ns < max(due) <= every_ns
 
 

@@ -325,13 +325,13 @@ def test_nothing_is_asked_of_a_silent_node_and_another_can_be_soon(
     stage.passes(0.9)
     stage.passes(0.9)
     stage.clock.now_ns += SECOND
-    waited, until = [], stage.fleet._connections.until
+    waited, until = [], stage.fleet.until
 
     def noted(state: NodeState, done: Callable[[], bool], limit_s: float, what: str) -> None:
         waited.append(limit_s)
         until(state, done, limit_s, what)
 
-    monkeypatch.setattr(stage.fleet._connections, "until", noted)
+    monkeypatch.setattr(stage.fleet, "until", noted)
     with pytest.raises(NodeGone, match=r"has not answered for 2\.\d s: w0 is not asked for"):
         stage.fleet.spawn("w0", 0, {}, mode="warm", log="")
     assert waited == [FleetLimits().pass_s]
@@ -352,14 +352,14 @@ def test_a_connection_that_the_kernel_gives_up_is_only_missed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.spawn(stage.join())
-    link = stage.fleet._connections.states[0].link
+    link = stage.fleet.states[0].link
     assert link is not None
 
     def take() -> list[Any]:
         raise TimeoutError(110, "Connection timed out")
 
     monkeypatch.setattr(link, "take", take)
-    stage.fleet._connections._read(stage.fleet._connections.states[0])
+    stage.fleet._read(stage.fleet.states[0])
     assert not stage.fleet.nodes()[0].connected and stage.passes(1.0) == []
 
 

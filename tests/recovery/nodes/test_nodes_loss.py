@@ -4,11 +4,12 @@ as arguments.
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from trainchaos.recovery.nodes.coordinator.datapath import DataPath
 from trainchaos.recovery.nodes.coordinator.loss import (
     LEASE_GRACE_S,
     Absence,
@@ -17,8 +18,11 @@ from trainchaos.recovery.nodes.coordinator.loss import (
     How,
     judge,
 )
-from trainchaos.recovery.nodes.coordinator.node_state import RemoteProcess
-from trainchaos.recovery.transport.progress_counters import Mark
+from trainchaos.recovery.nodes.coordinator.node_state import NodeState
+from trainchaos.recovery.nodes.coordinator.remote_processes import RemoteProcesses
+from trainchaos.recovery.nodes.link.clock import boot_id
+from trainchaos.recovery.nodes.link.protocol import Beat, Heard, Hello
+from trainchaos.recovery.transport.progress_counters import PHASES
 from trainchaos.recovery.transport.wire import Parked
 
 LIMITS = FleetLimits()
@@ -99,20 +103,34 @@ def test_who_hung_up_on_a_coordinator_that_stood_still_has_longer() -> None:
 
 # ---- what ranks of other nodes show
 
-PARKED = Parked(generation=1, step=7, valid=True, why="failed")
 
+class Ranks:
+    """Processes that agents tell of, on a clock of the test's."""
 
-def rank(name: str, node: int, committed: int, generation: int = 1) -> RemoteProcess:
-    mark = Mark(
-        generation=generation,
-        step=committed + 1,
-        phase="collective",
-        collective=1,
-        time_ns=1,
-        committed=committed,
-        last_seq=1,
-    )
-    return RemoteProcess(name=name, node=node, pid=1, mark=mark)
+    def __init__(self) -> None:
+        self.now_ns = 100 * SECOND
+        self.known = RemoteProcesses([], lambda: self.now_ns)
+        self.nodes = {node: self.state(node) for node in range(5)}
+
+    def state(self, node: int) -> NodeState:
+        common: Any = {"incarnation": "a", "epoch": 0, "host": "h", "address": ""}
+        hello = Hello(node=node, boot=boot_id(), **common)
+        return NodeState(node=node, hello=hello, left_ns=self.now_ns, pace=7)
+
+    def at(self, name: str, node: int, committed: int, generation: int = 1) -> None:
+        if not self.known.living(name):
+            self.known.add(name, node, 1)
+        mark = (generation, committed + 1, PHASES.index("collective"), 1, 1, committed, 1, 0.0)
+        self.known.handle(self.nodes[node], Beat(time_ns=1, marks={name: mark}, states={}))
+
+    def parks(self, name: str, node: int, why: str, after_s: float = 0.0) -> None:
+        self.now_ns += int(after_s * SECOND)
+        parked = Parked(generation=1, step=7, valid=True, why=why)
+        for frame in Heard.of([(name, parked)]):
+            self.known.handle(self.nodes[node], frame)
+
+    def data(self, node: int) -> Data:
+        return self.known.data(self.nodes[node])
 
 
 @pytest.mark.parametrize(
@@ -121,24 +139,58 @@ def rank(name: str, node: int, committed: int, generation: int = 1) -> RemotePro
 def test_a_failure_explains_the_end_of_a_connection_of_that_moment(
     after_s: float, found: Data
 ) -> None:
-    path, ended_ns = DataPath(), 100 * SECOND
-    path.heard(0, PARKED, ended_ns + int(after_s * SECOND))
-    assert path.since(1, ended_ns, 7, []) == found
-    assert path.since(0, ended_ns, 7, []) == "unknown", "one's own is no proof"
+    ranks = Ranks()
+    ranks.at("w0", 0, 6)
+    ranks.parks("w0", 0, "failed", after_s)
+    assert ranks.data(1) == found
+    assert ranks.data(0) == "unknown", "one's own is no proof"
 
 
 def test_ranks_of_others_that_get_on_prove_that_a_nodes_ranks_live() -> None:
-    path = DataPath()
-    path.heard(0, Parked(generation=1, step=7, valid=True, why="pause"), 100 * SECOND)
+    ranks = Ranks()
+    ranks.at("w1", 1, 6)
+    ranks.at("w0", 0, 6)
+    ranks.parks("w0", 0, "pause")
     for committed, found in ((7, "unknown"), (8, "unknown"), (9, "lives")):
-        people = [rank("w0", 0, committed), rank("w1", 1, 6)]
-        assert path.since(1, 100 * SECOND, 7, people) == found
-    idle = [rank("w0", 0, 20), rank("s1", 1, 0, generation=0)]
-    assert path.since(1, 100 * SECOND, 7, idle) == "unknown", "nobody needs a spare for a step"
-    assert not path.trains(1, idle) and path.trains(0, idle)
+        ranks.at("w0", 0, committed)
+        assert ranks.data(1) == found
+    idle = Ranks()
+    idle.at("w0", 0, 20)
+    idle.at("s1", 1, 0, generation=0)
+    assert idle.data(1) == "unknown", "nobody needs a spare for a step"
+    assert not idle.known.trains(1) and idle.known.trains(0)
 
 
 def test_steps_of_an_older_generation_prove_nothing() -> None:
-    people = [rank("w0", 0, 50, generation=2), rank("w1", 1, 6, generation=1)]
-    assert DataPath().since(1, 100 * SECOND, 7, people) == "unknown"
-    assert DataPath.pace(1, [rank("w0", 0, 9), rank("w2", 0, 5), rank("w1", 1, 12)]) == 9
+    ranks = Ranks()
+    ranks.at("w0", 0, 50, generation=2)
+    ranks.at("w1", 1, 6, generation=1)
+    assert ranks.data(1) == "unknown"
+
+
+def test_the_two_furthest_nodes_tell_what_all_processes_would() -> None:
+    draw, ranks = random.Random(7), Ranks()
+    living: dict[str, tuple[int, int, int]] = {}  # generation, committed, node
+    for turn in range(600):
+        act = draw.random()
+        name = f"w{turn}" if act < 0.3 or not living else draw.choice(sorted(living))
+        if name not in living:
+            living[name] = draw.randrange(3), draw.randrange(4), draw.randrange(5)
+        elif act < 0.5:
+            del living[name]
+            process = ranks.known.living(name)
+            assert process is not None
+            ranks.known.forget(process)
+        else:
+            generation, committed, node = living[name]
+            living[name] = generation + draw.randrange(2), committed + 1, node
+        if name in living:
+            ranks.at(name, living[name][2], living[name][1], living[name][0])
+        newest = max((generation for generation, _, _ in living.values()), default=0)
+        for node in range(5):
+            there = {name for name, (_, _, its) in living.items() if its == node}
+            assert {process.name for process in ranks.known.of(node)} == there
+            ahead = [c for g, c, its in living.values() if its != node and g == newest > 0]
+            assert ranks.known.pace(node) == max(ahead, default=0)
+            trains = newest > 0 and any(living[name][0] == newest for name in there)
+            assert ranks.known.trains(node) == trains

@@ -5,7 +5,6 @@ to do, not with the nodes.
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,16 +26,13 @@ from trainchaos.recovery.cli.processes import FEW_ASKED, JobProcesses
 from trainchaos.recovery.cli.takeover_log import UNWRITTEN, TakeoverLog, read_takeover_log
 from trainchaos.recovery.detection.paced_look import REST, PacedLook
 from trainchaos.recovery.detection.silence import MAX_LOOK_S, PollTime, max_look_s
-from trainchaos.recovery.health.quarantine import names_of
-from trainchaos.recovery.nodes.coordinator import pings
+from trainchaos.recovery.health.taints import names_of
 from trainchaos.recovery.nodes.coordinator.connections import Connections
-from trainchaos.recovery.nodes.coordinator.datapath import DataPath, Furthest
 from trainchaos.recovery.nodes.coordinator.fleet import SERVED_NS, Fleet
-from trainchaos.recovery.nodes.coordinator.node_state import RemoteProcess
 from trainchaos.recovery.nodes.coordinator.software import refuse_other, versions
+from trainchaos.recovery.nodes.link.beat_rate import FIRST_EVERY_NS, FIRST_PINGS, next_ping_ns
 from trainchaos.recovery.nodes.link.clock import boot_id
 from trainchaos.recovery.nodes.link.protocol import Beat, Start
-from trainchaos.recovery.transport.progress_counters import NEVER
 
 NODES = 12
 
@@ -82,47 +78,14 @@ def test_pings_are_spread_over_the_second_and_stay_so_when_all_come_late() -> No
     nodes, now_ns = 2048, 10**15
     for late_ns in (0, 1_900_000_000, 300_000_000):
         now_ns += late_ns
-        due = [pings.next_ns(node, pings.FIRST, now_ns) - now_ns for node in range(nodes)]
-        assert all(0 < each <= pings.EVERY_NS for each in due), "an agent waits no longer"
+        due = [next_ping_ns(node, FIRST_PINGS, now_ns) - now_ns for node in range(nodes)]
+        assert all(0 < each <= 1_000_000_000 for each in due), "an agent waits no longer"
         windows = Counter(each // 10_000_000 for each in due)
         assert max(windows.values()) <= 1.5 * nodes / 100, "in 10 ms not many more than a hundredth"
-    one = pings.next_ns(7, pings.FIRST, now_ns)
-    assert pings.next_ns(7, pings.FIRST, one) == one + pings.EVERY_NS
-    assert pings.next_ns(7, pings.FIRST, one + 40_000_000) == one + pings.EVERY_NS
-    assert pings.next_ns(7, 1, now_ns) == now_ns + pings.FIRST_EVERY_NS
-
-
-def rank(name: str, node: int, generation: int, committed: int) -> RemoteProcess:
-    mark = NEVER._replace(generation=generation, committed=committed)
-    return RemoteProcess(name=name, node=node, pid=1, mark=mark)
-
-
-def test_the_furthest_tell_what_all_processes_would() -> None:
-    draw, path = random.Random(7), DataPath()
-    furthest, living = Furthest(), dict[str, RemoteProcess]()
-    for turn in range(600):
-        act = draw.random()
-        if act < 0.3 or not living:
-            process = rank(f"w{turn}", draw.randrange(5), draw.randrange(3), draw.randrange(4))
-            living[process.name] = process
-            furthest.add(process)
-        elif act < 0.5:
-            process = living.pop(draw.choice(sorted(living)))
-            process.gone = True
-            furthest.remove(process)
-        else:
-            process = living[draw.choice(sorted(living))]
-            mark = process.mark
-            further = rank("", 0, mark.generation + draw.randrange(2), mark.committed + 1)
-            process.mark = further.mark
-            furthest.moved(process)
-        for node in range(5):
-            few, all_of_them = furthest.beside(node), list(living.values())
-            assert path.pace(node, few) == path.pace(node, all_of_them)
-            assert path.trains(node, few) == path.trains(node, all_of_them)
-            assert len(few) <= 3
-            there = {p.name for p in living.values() if p.node == node}
-            assert {p.name for p in furthest.on(node)} == there
+    one = next_ping_ns(7, FIRST_PINGS, now_ns)
+    assert next_ping_ns(7, FIRST_PINGS, one) == one + 1_000_000_000
+    assert next_ping_ns(7, FIRST_PINGS, one + 40_000_000) == one + 1_000_000_000
+    assert next_ping_ns(7, 1, now_ns) == now_ns + FIRST_EVERY_NS
 
 
 def spots(nodes: int, each: int, device: str = "cpu") -> list[ProcessPlacement]:

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from trainchaos.recovery.nodes.coordinator.outbox import Outbox
 from trainchaos.recovery.nodes.link.handshake import Keys
-from trainchaos.recovery.nodes.link.link import Link, Post
+from trainchaos.recovery.nodes.link.link import Link, Outbox, Post
 from trainchaos.recovery.nodes.link.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,

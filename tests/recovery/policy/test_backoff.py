@@ -20,8 +20,9 @@ from trainchaos.chaos.scenario.topology import Topology
 from trainchaos.harness.arm.placement import Placement
 from trainchaos.harness.launchers.sim import Sim
 from trainchaos.recovery.cli.process_host import ProcessPlacement, least_taken
+from trainchaos.recovery.health.reputation import Reputation
 from trainchaos.recovery.policy import fallback
-from trainchaos.recovery.policy.backoff import BackoffSchedule, Reputation
+from trainchaos.recovery.policy.backoff import BackoffSchedule
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica
 from trainchaos.recovery.policy.strategies.hot_spare import HotSpare
 from trainchaos.recovery.policy.strategy import Cause, Failure, Spawn
@@ -168,16 +169,20 @@ def test_the_history_is_bounded_and_keeps_what_counts() -> None:
 
 
 def test_a_place_that_keeps_failing_is_avoided_for_a_while() -> None:
-    seen = Reputation()
+    now_s, spot = 11.0, (1, "cpu")
+    seen = Reputation(lambda: now_s)
     for time_s in (0.0, 0.1, 0.2, 10.0):
-        seen.failed(1, time_s)
-    assert not seen.avoids(1, 11.0) and not seen.avoids(0, 11.0), "twice may be chance"
-    seen.failed(1, 20.0)
-    assert seen.avoids(1, 79.0) and not seen.avoids(1, 81.0)
-    seen.failed(1, 82.0)
-    assert seen.avoids(1, 82.0 + 119.0) and not seen.avoids(1, 82.0 + 121.0), "the longer the row"
-    seen.failed(1, DAY_S)
-    assert not seen.avoids(1, DAY_S)
+        seen.failed(spot, time_s)
+    assert not seen.avoids(spot) and not seen.avoids((0, "cpu")), "twice may be chance"
+    for failed_s, avoided_s in ((20.0, 60.0), (82.0, 120.0)):  # the longer, the longer the row
+        seen.failed(spot, failed_s)
+        now_s = failed_s + avoided_s - 1
+        assert seen.avoids(spot)
+        now_s += 2
+        assert not seen.avoids(spot)
+    now_s = DAY_S
+    seen.failed(spot)
+    assert not seen.avoids(spot)
 
 
 def test_a_replacement_is_not_placed_where_others_keep_failing() -> None:

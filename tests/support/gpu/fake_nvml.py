@@ -9,16 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-FIELD_IDS = {
-    "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": 38,
-    "NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": 45,
-    "NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": 52,
-    "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": 59,
-    "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX": 138,
-    "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX": 139,
-    "NVML_FI_DEV_PCIE_COUNT_TX_BYTES": 197,
-    "NVML_FI_DEV_PCIE_COUNT_RX_BYTES": 198,
-}
+FIELD_IDS = {"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX": 138}
 
 
 class NVMLError(Exception):
@@ -82,12 +73,8 @@ class FakeNvml:
             "NVML_MEMORY_ERROR_TYPE_CORRECTED": 0,
             "NVML_MEMORY_ERROR_TYPE_UNCORRECTED": 1,
             "NVML_VOLATILE_ECC": 0,
-            "NVML_AGGREGATE_ECC": 1,
             "NVML_TEMPERATURE_GPU": 0,
-            "NVML_TEMPERATURE_THRESHOLD_SHUTDOWN": 0,
             "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN": 1,
-            "NVML_CLOCK_SM": 1,
-            "NVML_CLOCK_MEM": 2,
             "nvmlEventTypeXidCriticalError": 8,
             "nvmlEventTypeDoubleBitEccError": 2,
             **FIELD_IDS,
@@ -100,11 +87,6 @@ class FakeNvml:
             "nvmlDeviceGetRemappedRows": (1, 0, 0, 0),
             "nvmlDeviceGetTemperature": 54,
             "nvmlDeviceGetTemperatureThreshold": 87,
-            "nvmlDeviceGetPowerUsage": 312_000,
-            "nvmlDeviceGetEnforcedPowerLimit": 700_000,
-            "nvmlDeviceGetClockInfo": 1980,
-            "nvmlDeviceGetCurrentClocksEventReasons": 4,
-            "nvmlDeviceGetPcieReplayCounter": 0,
             "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=41),
             "nvmlDeviceGetSupportedEventTypes": 8 | 2,
             "nvmlDeviceRegisterEvents": None,

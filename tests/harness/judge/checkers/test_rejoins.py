@@ -20,8 +20,8 @@ from trainchaos.harness.judge.checkers.faults.rejoins import rejoins
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.launch.devices import DeviceBoard
 from trainchaos.harness.sim.cluster import SimChecks
-from trainchaos.recovery.health.care.place_check import Answer, Spot
-from trainchaos.recovery.health.care.suspect_places import SuspectPlaces
+from trainchaos.recovery.health.checks import Answer, Spot
+from trainchaos.recovery.health.reputation import SuspectPlaces
 
 STEPS = 300
 """Fewer than the scenarios have: there is time enough for the checks."""

@@ -28,9 +28,7 @@ from trainchaos.harness.launch.places.seats import (
     shortage,
     tainted_places,
 )
-from trainchaos.recovery.health.quarantine import against, names_of, same_host
-from trainchaos.recovery.health.taint import Taint, made, of_place
-from trainchaos.recovery.health.taints import TaintList
+from trainchaos.recovery.health.taints import Taint, TaintList, made, names_of, of_place, same_host
 
 NOW = datetime.now(UTC)
 HERE = socket.gethostname()
@@ -88,9 +86,9 @@ def test_a_number_means_a_node_only_where_its_host_does_not() -> None:
 
 def test_a_node_taints_its_devices_and_a_device_nothing_else() -> None:
     node, device = taint("a"), taint("b/cuda:1")
-    assert against([node, device], ["a"], "cuda:0") == (node,)
-    assert against([node, device], ["b"], "cuda:1") == (device,)
-    assert against([node, device], ["b"]) == against([node, device], ["b"], "cuda:0") == ()
+    assert node.means(["a"], "cuda:0") and not device.means(["a"], "cuda:1")
+    assert device.means(["b"], "cuda:1")
+    assert not device.means(["b"]) and not device.means(["b"], "cuda:0")
 
 
 # ---- seats
@@ -209,9 +207,9 @@ def test_ranks_and_replacements_avoid_tainted_places_while_there_are_others() ->
     for _ in range(4):
         arm.spawn("worker", "warm")
     assert nodes.started == [(2, "cpu:0@n2")] * 2 + [(1, "cpu:1@n1")] * 2
-    arm.avoid(devices=["cpu:0@n2"])
+    arm.reputation.announce((None, "cpu:0@n2"))
     arm.spawn("worker", "warm")
-    arm.avoid()
+    arm.reputation.trust((2, "cpu:0@n2"), fit=True)
     arm.spawn("worker", "warm")
     assert {node for node, _ in nodes.started} == {1, 2}
     assert (1, "cpu:0@n1") not in nodes.started, "a warning that ends lifts no taint"
@@ -307,7 +305,7 @@ def test_a_malformed_list_stops_a_run_before_it_begins(
     path.write_text("version: 1\ntaints: 3\n")
     runs = ["--runs", str(tmp_path / "runs")]
     assert invoke(["run", scenario, "--taints", str(path), *runs]) == 2
-    assert f"{path}:2: taints: is a list" in capsys.readouterr().err
+    assert f"{path}:2: taints: Input should be a valid list" in capsys.readouterr().err
     assert invoke(["run", scenario, "--taints", str(tmp_path / "typo"), *runs]) == 2
     assert "no such list" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

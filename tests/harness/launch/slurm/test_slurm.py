@@ -27,7 +27,7 @@ from trainchaos.harness.launch.slurm.script import excluded
 from trainchaos.harness.launch.slurm.step import step_environment
 from trainchaos.harness.launch.slurm.watch import AllocationWatch
 from trainchaos.harness.undo.slurm import CancelSteps
-from trainchaos.recovery.health.taint import Taint, made, of_place
+from trainchaos.recovery.health.taints import Taint, made, of_place
 
 INSIDE = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
 

@@ -26,7 +26,7 @@ from trainchaos.harness.launch.slurm.allocation import allocation, without_taint
 from trainchaos.harness.launch.slurm.platform import SlurmPlatform
 from trainchaos.harness.run import heal
 from trainchaos.harness.undo.ledger import Ledger
-from trainchaos.recovery.health.taint import Taint, made
+from trainchaos.recovery.health.taints import Taint, made
 
 pytestmark = [pytest.mark.real, pytest.mark.slurm]
 

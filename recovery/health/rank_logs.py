@@ -7,12 +7,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
-from trainchaos.recovery.health.readings.reading import JOB, Place, Problem, Problems, Reading
+from trainchaos.chaos.events.log import ORCHESTRATOR, Kind, Tail
+from trainchaos.recovery.health.readings import JOB, Place, Problem, Problems, Reading
 
 MOST_BYTES = 1 << 20
 """Read of a file at once: a step takes about 800 bytes, so this is 1300 steps of a rank."""
@@ -39,11 +38,9 @@ _WANTED = {
 }
 
 
-@dataclass(kw_only=True)
-class _File:
-    """``offset``: read up to there; ``shift_s``: what brings its clock to the reader's."""
+class _File(Tail):
+    """``shift_s``: what brings its clock to the reader's."""
 
-    offset: int
     shift_s: float | None = None
 
 
@@ -61,11 +58,12 @@ class _Said(NamedTuple):
 
 
 class RankLogs:
-    """What the detectors of a job need, from the logs in a directory, in the metrics of
-    ``recovery.health.sources.job``: each rank's ``compute``, and once a step what all ranks know
-    alike (``loss``, ``gradient_norm``, ``throughput``, of the place ``JOB``). Beside them
+    """What the detectors of a job need, from the logs in a directory: each rank's own ``compute``,
+    s (forward, backward, optimizer), and once a step what all ranks know alike (``loss``,
+    ``gradient_norm``, ``throughput``, samples/s, of the place ``JOB``). Beside them
     ``generation`` where a new one begins, ``digest`` (of the parameters) and ``busy`` (seconds that
-    a rank says it may be, 0: no more); and at the end of each read ``committed``, each rank's last.
+    a rank says it may be, 0: no more); and at the end of each read ``committed``, each rank's last
+    step.
 
     Sorted by time; a line that comes more than ``HOLD_S`` late is left out. Logs that exist already
     are read from their present end on. Readers of growing files never wait for a writer.
@@ -75,7 +73,7 @@ class RankLogs:
 
     def __init__(self, events: Path) -> None:
         self._events = events
-        self._files = {name: _File(offset=size) for name, size in self._there()}
+        self._files = {name: _File(events / name, size) for name, size in self._there()}
         self._places: dict[int, Place] = {}
         self._lead = (0, 0.0)  # the last step told for the job, and when it was committed
         self._done: dict[Place, tuple[int, float]] = {}
@@ -88,7 +86,7 @@ class RankLogs:
         """What ranks have written since, ``HOLD_S`` later. ``now_s``: on the clock of the logs."""
         there = self._there()
         # a log that was deleted is forgotten: there is one of each process that the job ever had
-        self._files = {name: self._files.get(name) or _File(offset=0) for name, _ in there}
+        self._files = {n: self._files.get(n) or _File(self._events / n) for n, _ in there}
         grown = [(name, file) for name, size in there if size > (file := self._files[name]).offset]
         most = max(LEAST_STEPS, min(MOST_STEPS, MOST_READ // max(1, len(grown))))
         whole = True
@@ -128,14 +126,10 @@ class RankLogs:
         before; returns whether the next one still has to be. ``most``: steps of the rank itself.
         """
         try:
-            with open(self._events / name, "rb") as stream:
-                stream.seek(file.offset)
-                data = stream.read(MOST_BYTES)
+            read = file.read(MOST_BYTES)
         except OSError as error:
             self._problems.note("log", name, error)
             return whole
-        read = data[: data.rfind(b"\n") + 1]
-        file.offset += len(read) or (len(data) if len(data) == MOST_BYTES else 0)
         text = read.decode(errors="replace")  # json would guess the encoding of each line anew
         lines = [(kind, line) for line in text.split("\n") if (kind := _kind(line)) is not None]
         steps = sum(kind is Kind.STEP_COMMITTED for kind, _ in lines)
@@ -222,10 +216,3 @@ def _kind(line: str) -> Kind | None:
 
 def _when(said: _Said) -> tuple[float, int]:
     return said.time_s, said.generation
-
-
-def steps_of(readings: Sequence[Reading]) -> Iterator[int]:
-    """The steps that ranks committed."""
-    for reading in readings:
-        if reading.metric == "committed" and reading.step is not None:
-            yield reading.step

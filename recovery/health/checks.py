@@ -61,6 +61,12 @@ def check_command() -> tuple[str, ...]:
     return (sys.executable, "-m", PROGRAM, "--parent", str(os.getpid()))
 
 
+class _Check(NamedTuple):
+    spot: Spot
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+
+
 class PlaceChecks:
     """Checks places of this machine, one after the other, since each takes a core and memory beside
     the job. ``command``: called with the device, as torch names it, as last argument; prints a
@@ -74,30 +80,30 @@ class PlaceChecks:
         self._command, self._now_s = command, now_s
         self._due: deque[Spot] = deque()
         self._answers: list[Answer] = []
-        self._spot: Spot | None = None  # that is being checked
-        self._process: subprocess.Popen[bytes] | None = None
-        self._output: IO[bytes] | None = None
+        self._check: _Check | None = None
         self._taken_s = self._looked_s = 0.0
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The program's process, if one runs."""
-        return () if self._process is None else (self._process.pid,)
+        return () if self._check is None else (self._check.process.pid,)
 
     def begin(self, spot: Spot) -> None:
         self._due.append(spot)
 
     def take(self) -> Sequence[Answer]:
         """See ``Checker``; begins the next check where none runs."""
-        if self._process is not None:
+        if self._check is not None:
             now_s = self._now_s()
             self._taken_s += min(now_s - self._looked_s, MOST_LOOK_S)
             self._looked_s = now_s
-            # An answer that is there counts, even if nobody looked for it in time.
-            ended = _ended(self._process)
+            # An answer that is there counts, even if nobody looked for it in time. Who has ended
+            # stays to be reaped, so that its group keeps its number.
+            pid, flags = self._check.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+            ended = os.waitid(os.P_PID, pid, flags) is not None
             if ended or self._taken_s > LIMIT_S:
-                self._over(self._process, late=not ended)
-        while self._process is None and self._due:
+                self._over(self._check, late=not ended)
+        while self._check is None and self._due:
             self._start(self._due.popleft())
         answers, self._answers = self._answers, []
         return answers
@@ -105,78 +111,62 @@ class PlaceChecks:
     def close(self) -> None:
         self._due.clear()
         self._answers = []
-        if self._process is not None:
-            _end(self._process)
-        self._rest()
+        if self._check is not None:
+            self._end(self._check)
 
     def _start(self, spot: Spot) -> None:
-        self._spot, self._taken_s, self._looked_s = spot, 0.0, self._now_s()
+        self._taken_s, self._looked_s = 0.0, self._now_s()
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - held as long as the program runs
         try:
-            self._output = _new_file()
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [*self._command, spot[1].partition("@")[0]],
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
+                stdout=output,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
         except OSError as error:
-            self._answer(None, [f"cannot be checked: {error.strerror}"])
+            output.close()
+            self._answers.append(Answer(spot, None, f"cannot be checked: {error.strerror}"))
+        else:
+            self._check = _Check(spot, process, output)
 
-    def _over(self, process: subprocess.Popen[bytes], *, late: bool) -> None:
-        stopped = processes.state(process.pid) in STOPPED
-        _end(process)
+    def _over(self, check: _Check, *, late: bool) -> None:
+        stopped = processes.state(check.process.pid) in STOPPED
+        check.output.seek(0)
+        text = check.output.read(MOST_OUTPUT).decode(errors="replace")
+        self._end(check)
         if late:
             # A device that does not answer is what the check looks for; a stopped check asks none.
-            why = f"no answer within {LIMIT_S:g} s"
-            more = ": its check was stopped" if stopped else ""
-            self._answer(None if stopped else False, [why + more])
+            said = f"no answer within {LIMIT_S:g} s" + (
+                ": its check was stopped" if stopped else ""
+            )
+            self._answers.append(Answer(check.spot, None if stopped else False, said))
             return
-        assert self._output is not None
-        self._output.seek(0)
-        found = _found(self._output.read(MOST_OUTPUT).decode(errors="replace").splitlines())
+        found = _found(text.splitlines())
         if found is None:
-            self._answer(None, [f"its check ended with {process.returncode}"])
-            return
-        said, fit = found.get("said"), found.get("fit")
-        words = [str(one) for one in said] if isinstance(said, list) else []
-        self._answer(fit if isinstance(fit, bool) else None, words)
+            found = {"said": [f"its check ended with {check.process.returncode}"]}
+        fit, words = found.get("fit"), found.get("said")
+        said = "; ".join(map(str, words)) if isinstance(words, list) else ""
+        self._answers.append(
+            Answer(check.spot, fit if isinstance(fit, bool) else None, said[:1000])
+        )
 
-    def _answer(self, fit: bool | None, said: Sequence[str]) -> None:
-        assert self._spot is not None
-        self._answers.append(Answer(self._spot, fit, "; ".join(said)[:1000]))
-        self._rest()
-
-    def _rest(self) -> None:
-        if self._output is not None:
-            self._output.close()
-        self._spot = self._process = self._output = None
-
-
-def _new_file() -> IO[bytes]:
-    return tempfile.TemporaryFile()
+    def _end(self, check: _Check) -> None:
+        """Kill a program that is not reaped yet, and what is left of its group, and reap it."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(check.process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            check.process.wait(END_S)  # else the kernel waits for a device: it dies as that answers
+        check.output.close()
+        self._check = None
 
 
 def _found(lines: Sequence[str]) -> Mapping[str, Any] | None:
     """The last line that is an answer."""
     for line in reversed(lines):
-        try:
+        with suppress(ValueError, RecursionError):
             found = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, dict) and "fit" in found:
-            return found
+            if isinstance(found, dict) and "fit" in found:
+                return found
     return None
-
-
-def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a program has ended; it stays to be reaped, so that its group keeps its number."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program that is not reaped yet, and what is left of its group, and reap it."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(END_S)  # else the kernel waits for a device: it dies as that answers

@@ -1,9 +1,14 @@
-"""One measurement of one thing at one moment, and what could not be measured."""
+"""What health sources say: one measurement of one thing at one moment, and what could not be
+measured.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from trainchaos.recovery.health.signs import Sign
 
 
 class Place(NamedTuple):
@@ -62,8 +67,10 @@ class HealthSource(Protocol):
     def name(self) -> str:
         """For people, and for problems."""
 
-    def read(self, now_s: float) -> Sequence[Reading]:
-        """What can be read now; what cannot is left out, and becomes a problem."""
+    def read(self, now_s: float) -> Sequence[Reading | Sign]:
+        """What can be read now, and what a driver says itself; what cannot be read is left out, and
+        becomes a problem.
+        """
 
     def problems(self) -> Sequence[Problem]:
         """Those found since the last call, each once in the life of the source."""

@@ -1,1 +1,0 @@
-"""Thresholds from null models, and estimates that few wild values do not move. Pure."""

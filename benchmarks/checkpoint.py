@@ -26,9 +26,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from trainchaos.recovery.checkpoint import state_io as checkpointing
-from trainchaos.recovery.checkpoint.saves.background import Snapshot
-from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
+from trainchaos.recovery.checkpoint import restore, saves
+from trainchaos.recovery.checkpoint.background import Snapshot
+from trainchaos.recovery.checkpoint.chunks import chunks_of
 from trainchaos.recovery.state.state import TrainState
 
 BLOCK = 8 << 20
@@ -73,11 +73,11 @@ class CheckpointArms:
 
     def our_save(self) -> None:
         """Checksums, finite check, manifest, commit."""
-        checkpointing.save(self.state, self.directory / "ours", generation=1)
+        saves.save(self.state, self.directory / "ours", generation=1)
 
     def our_restore(self) -> None:
         """Verified before anything is touched."""
-        found = checkpointing.restore_newest(self.state, self.directory / "ours", _refused)
+        found = restore.restore_newest(self.state, self.directory / "ours", _refused)
         assert found is not None
 
     def dcp_save(self) -> None:
@@ -135,8 +135,7 @@ def blocking(state: TrainState, rounds: int) -> tuple[list[float], list[float]]:
             into.copy_(tensor)
 
     def ours() -> None:
-        _, chunks = checkpointing.order_of(state, Path("nowhere"), generation=1)
-        snapshot.take(chunks)
+        snapshot.take(saves.content_of(state).chunks)
 
     plain()
     acts: list[Callable[[], None]] = [plain, ours]

@@ -16,14 +16,17 @@ import os
 import signal
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 
 from benchmarks.checkpoint import state_of, timed
-from trainchaos.recovery.checkpoint.memory.client import KeeperClient
-from trainchaos.recovery.checkpoint.memory.keeper_host import LocalKeeperHost
-from trainchaos.recovery.checkpoint.memory.keepers import Keepers
-from trainchaos.recovery.checkpoint.memory_state import MemoryState
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint.memory.keepers import Keepers, LocalKeeperHost
+from trainchaos.recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
+from trainchaos.recovery.checkpoint.restore import restore_first
+from trainchaos.recovery.policy.interval import SaveSchedule
+from trainchaos.recovery.policy.jobconfig import InMemory
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.process.forkserver import start_cold
 from trainchaos.recovery.process.local import Exited, rank_environment
@@ -44,9 +47,16 @@ class MemoryArms:
         self.bytes = sum(t.numel() * t.element_size() for t in state.tensors().values())
         self.tensors = [t.detach() for t in state.tensors().values()]
         self.copies = [torch.empty_like(t).zero_() for t in self.tensors]
-        client = KeeperClient(keepers.socket_of(0))
-        self.memory = MemoryState(
-            state, client, job=JOB, seat="w0", check=_nothing, progress=_nothing
+        self.memory = MemoryCheckpointer(
+            InMemory(socket=keepers.socket_of(0), job=JOB, every=1),
+            state,
+            timetable=SaveSchedule(1, mtbf_s=None, now_s=0.0),
+            seat="w0",
+            write=self._write,
+            send=print,
+            check=_nothing,
+            progress=_nothing,
+            saves=_nothing,
         )
         self.kept_s: list[float] = []
 
@@ -58,23 +68,30 @@ class MemoryArms:
     def save(self) -> None:
         """The part of a save that blocks training."""
         self.state.step += 1
-        self.memory.save(generation=1, layout=ALONE, rank=0)
+        self._after_commit(asked=True)
+
+    def _after_commit(self, *, asked: bool) -> None:
+        self.memory.after_commit(self.state.step, rank=0, layout=ALONE, generation=1, asked=asked)
+
+    def _write(self, kind: Kind, /, **data: Any) -> None:
+        assert kind is not Kind.CHECKPOINT_FAILED and "alone" not in data, data
+        if kind is Kind.CHECKPOINT_COMMITTED:
+            self.kept_s.append(data["seconds"])
 
     def kept(self) -> None:
         """The rest of a save, timed separately."""
         assert self.memory.settle(120)
-        for saved in self.memory.results():
-            assert not saved.error and not saved.alone, saved
-            self.kept_s.append(saved.seconds)
+        self._after_commit(asked=False)
 
     def restore(self) -> None:
         """Restore the newest checkpoint, verified."""
-        newest = self.memory.candidates()[0]
-        assert newest.step == self.state.step
-        with self.memory.reading(newest, ALONE, 0) as reading:
-            reading.verify()
-            reading.load()
-            self.state.load_scalars(reading.scalars, reading.slots)
+        found = restore_first(
+            self.state,
+            self.memory.candidates(),
+            lambda candidate: self.memory.reading(candidate, ALONE, 0),
+            self.memory.refused,
+        )
+        assert found is not None and found.step == self.state.step
 
 
 def _nothing() -> None:

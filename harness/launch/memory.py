@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainchaos.harness.launch.launcher import ArmSetup
-from trainchaos.recovery.checkpoint.memory.keeper_host import KeeperHost
-from trainchaos.recovery.checkpoint.memory.keepers import Keepers
+from trainchaos.recovery.checkpoint.memory.keepers import KeeperHost, Keepers
 from trainchaos.recovery.policy.jobconfig import InMemory
 
 

@@ -27,7 +27,7 @@ from trainchaos.harness.launch.stores import StoreKeeper
 from trainchaos.harness.undo.base import Undo
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import KillProcess, KillSession
-from trainchaos.recovery.checkpoint.memory.keeper_host import LocalKeeperHost
+from trainchaos.recovery.checkpoint.memory.keepers import LocalKeeperHost
 from trainchaos.recovery.health.checks import PlaceChecks, check_command
 from trainchaos.recovery.health.service import machine_service
 from trainchaos.recovery.health.signs import Sign

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from trainchaos.chaos.errors import EXIT_FAIL, ChaosError
 from trainchaos.recovery.checkpoint import own
-from trainchaos.recovery.checkpoint import state_io as checkpointing
 from trainchaos.recovery.checkpoint.files import checkpoints
-from trainchaos.recovery.checkpoint.files.checkpoints import Disk
+from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, Disk
 from trainchaos.recovery.checkpoint.files.custody import Custody, writers
 from trainchaos.recovery.checkpoint.files.saving import Saving, WriteRankEvent
-from trainchaos.recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
+from trainchaos.recovery.checkpoint.memory_checkpointer import SETTLE_S, MemoryCheckpointer
+from trainchaos.recovery.checkpoint.restore import (
+    Candidate,
+    ChunkRestore,
+    prepared,
+    restore_first,
+)
 from trainchaos.recovery.checkpoint.save_writer import SaveWriter
-from trainchaos.recovery.checkpoint.together import restore_together
 from trainchaos.recovery.collectives.group import Group
 from trainchaos.recovery.policy.doubts import Doubt, in_doubt
 from trainchaos.recovery.policy.interval import Rewinds, SaveSchedules, Wanted, schedules
@@ -98,7 +103,6 @@ class Checkpointer:
                 timetable=self._schedules.memory,
                 clock_s=clock_s,
                 seat=config.process,
-                device=config.device,
                 write=write,
                 send=send,
                 check=check,
@@ -244,60 +248,68 @@ class Checkpointer:
         same checkpoint.
 
         With one shard it is called by rank 0. With several every rank of the group takes part, and
-        those of the first replica load: see ``recovery.checkpoint.together``. Raises what
-        ``restore_newest`` does.
+        those of the first replica load. Raises what ``restore_first`` does.
         """
         self._writer.settle()
+        if self._memory is not None:
+            self._memory.settle(SETTLE_S)
         self._custody.restoring()
-        name = self._restore(group, layout)
-        self._schedules.restored(self._clock_s())
-        if name is None:
-            self._state.own = {}
-        return name
-
-    def _restore(self, group: Group, layout: Layout) -> str | None:
-        """Restore from memory or disk, whichever is newer; memory where both have the same step."""
-        for candidate in self._memory.newest(group, layout) if self._memory is not None else ():
-            if in_doubt(
-                self._custody.choosing.doubts, generation=candidate.moment[0], step=candidate.step
-            ):
-                continue
-            newer = self._from_disk(group, layout, newer_than=candidate.moment)
-            if newer is not None:
-                return newer
-            if self._memory is not None and self._memory.restore(candidate, group, layout):
-                return candidate.name
-        return self._from_disk(group, layout, newer_than=None)
-
-    def _from_disk(
-        self, group: Group, layout: Layout, *, newer_than: tuple[int, int] | None
-    ) -> str | None:
-        directory, wanted = (
-            self._config.checkpoint_dir,
-            partial(self._custody.choosing.wanted, newer_than),
+        together = layout.shards > 1
+        found = restore_first(
+            self._state,
+            self._candidates() if not together or group.rank == 0 else (),
+            lambda candidate: self._prepare(candidate, layout, group.rank if together else 0),
+            self._refused,
+            group=group if together else None,
+            layout=layout,
+            device=self._config.device,
         )
-        if directory is None:
+        self._schedules.restored(self._clock_s())
+        if found is None:
+            self._state.own = {}
             return None
-        if layout.shards > 1:
-            found = restore_together(
-                self._state,
-                directory,
-                group,
-                layout,
-                self._custody.refused,
-                progress=self._progress,
-                device=self._config.device,
-                wanted=wanted,
-            )
+        if not found.shards and (not together or group.rank == 0):
+            checkpoints.note_verified(self._on_disk(found))
+        return found.name
+
+    def _candidates(self) -> list[Candidate]:
+        """What may be restored, from memory or disk, whichever is newer; memory where both have the
+        same step.
+        """
+        directory, choosing = self._config.checkpoint_dir, self._custody.choosing
+        disk = checkpoints.newest_first(directory) if directory is not None else []
+        found = list[Candidate]()
+
+        def add_from_disk(newer_than: tuple[int, int] | None) -> None:
+            wanted = [one for one in disk if choosing.wanted(newer_than, one)]
+            found.extend(Candidate(step=one.step) for one in wanted)
+            disk[:] = [one for one in disk if one not in wanted]
+
+        for candidate in self._memory.candidates() if self._memory is not None else ():
+            moment = candidate.generation, candidate.step
+            if not in_doubt(choosing.doubts, generation=moment[0], step=moment[1]):
+                add_from_disk(moment)
+                found.append(candidate)
+        add_from_disk(None)
+        return found
+
+    def _prepare(
+        self, candidate: Candidate, layout: Layout, rank: int
+    ) -> AbstractContextManager[ChunkRestore]:
+        if candidate.shards and self._memory is not None:
+            return self._memory.reading(candidate, layout, rank)
+        return nullcontext(prepared(self._state, self._on_disk(candidate), self._progress))
+
+    def _refused(self, candidate: Candidate, reason: str) -> None:
+        if candidate.shards and self._memory is not None:
+            self._memory.refused(candidate, reason)
         else:
-            found = checkpointing.restore_newest(
-                self._state,
-                directory,
-                self._custody.refused,
-                progress=self._progress,
-                wanted=wanted,
-            )
-        return found.name if found else None
+            self._custody.refused(self._on_disk(candidate), reason)
+
+    def _on_disk(self, candidate: Candidate) -> Checkpoint:
+        assert self._config.checkpoint_dir is not None
+        path = self._config.checkpoint_dir / checkpoints.name_of(candidate.step)
+        return Checkpoint(path=path, step=candidate.step)
 
     def close(self) -> None:
         """Finish what is under way, within END_S. A save that waits for its name, because this rank

@@ -1,36 +1,78 @@
-"""Checkpoints in memory, as the checkpointer uses them beside the disk: saving, how to report it,
-and which to restore. Every rank of the first replica saves its part; with one shard that is
-rank 0, since all hold the same.
+"""A rank's checkpoints in memory: a copy of its state in a buffer that the node's keeper holds as
+well. Every rank of the first replica saves its part; with one shard that is rank 0, since all hold
+the same.
+
+Training stands still only for the copy. Checksums, the check for non-finite values, the keeper and
+the copy on another node follow on a separate thread; the next save waits for them, so that an older
+checkpoint is never released before a newer one is as safe. An interval shorter than that takes
+slows training down: choose a longer one.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.checkpoint.files.checkpoints import first_line
-from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
-from trainchaos.recovery.checkpoint.files.saving import WriteRankEvent
+from trainchaos.recovery.checkpoint import saves
+from trainchaos.recovery.checkpoint.background import BackgroundWorker
+from trainchaos.recovery.checkpoint.chunks import (
+    Chunk,
+    await_copies,
+    chunks_of,
+    copy_into,
+    described,
+    first_not_finite,
+    placed,
+)
+from trainchaos.recovery.checkpoint.files import pieces
+from trainchaos.recovery.checkpoint.files.checkpoints import CorruptCheckpoint, first_line
+from trainchaos.recovery.checkpoint.files.saving import SaveOutcome, Saving, WriteRankEvent
 from trainchaos.recovery.checkpoint.memory.client import KeeperClient, KeeperError
-from trainchaos.recovery.checkpoint.memory.header import name_of
-from trainchaos.recovery.checkpoint.memory_reading import Candidate, MemoryReading
-from trainchaos.recovery.checkpoint.memory_state import MemorySave, MemoryState
-from trainchaos.recovery.checkpoint.saves.reading import CheckpointMismatch
-from trainchaos.recovery.checkpoint.together import votes
-from trainchaos.recovery.collectives.group import Group
+from trainchaos.recovery.checkpoint.memory.header import (
+    Header,
+    Key,
+    MemoryFile,
+    complete,
+    create,
+    name_of,
+    shards_at,
+)
+from trainchaos.recovery.checkpoint.restore import Candidate, ChunkRestore, reading_of
+from trainchaos.recovery.checkpoint.saves import CheckpointPart
 from trainchaos.recovery.policy.interval import SaveSchedule
 from trainchaos.recovery.policy.jobconfig import InMemory
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.state.strides import quiet
 from trainchaos.recovery.transport.wire import CheckpointNote
 
 PLACE = "memory"
-SETTLE_S = 10.0  # longest wait, before a restore, for a save that is under way
-_GOOD, _BAD, _MISMATCH = range(3)
+SETTLE_S = 10.0  # longest wait, before a restore or the end, for a save that is under way
+# the keeper of a lost node is replaced within milliseconds, on a busy machine within seconds
+CONNECT_S = 5.0
+MAX_BUFFERS = 4  # of which a keeper holds two or three; one more is being written
+
+
+@dataclass(kw_only=True)
+class _Buffer:
+    number: int
+    file: MemoryFile
+    memory: Tensor  # its bytes
+
+    def release(self) -> None:
+        self.memory = torch.empty(0)
+        self.file.close()
 
 
 class MemoryCheckpointer:
@@ -47,190 +89,270 @@ class MemoryCheckpointer:
         timetable: SaveSchedule,
         clock_s: Callable[[], float] = time.perf_counter,
         seat: str,
-        device: str,
         write: WriteRankEvent,
         send: Callable[[CheckpointNote], object],
         check: Callable[[], None],
         progress: Callable[[], None],
         saves: Callable[[], object],
     ) -> None:
+        self._job = config.job
+        self._state = state
         self._timetable = timetable
         self._clock_s = clock_s
-        self._saves = saves
-        self._state = state
-        self._device = device
+        self._seat = seat
         self._write = write
         self._send = send
-        client = KeeperClient(config.socket, check=check)
-        self._memory = MemoryState(
-            state, client, job=config.job, seat=seat, check=check, progress=progress
+        self._check = check
+        self._progress = progress
+        self._saves = saves
+        self._client = KeeperClient(config.socket, check=check)
+        self._saving = Saving(
+            write=write, send=self._note, clock_s=time.perf_counter, name_of=name_of
         )
-        self._part = {"place": PLACE, "shard": 0, "shards": 1}
         self._said = ""  # the last error, which is not shown to people repeatedly
+        self._worker = BackgroundWorker()
+        self._generation = 0  # of the save under way
+        self._buffers: dict[int, _Buffer] = {}  # those that the keeper or a reader holds
+        self._free: list[_Buffer] = []
+        self._size = 0  # bytes of a buffer
+        self._count = 0
+        self._lock = threading.Lock()
+
+    # ---- saves
 
     def after_commit(
         self, step: int, *, rank: int, layout: Layout, generation: int, asked: bool
     ) -> None:
-        """Save if ``asked`` for; waits for the copy alone. The outcome of earlier saves is reported
-        here too. A failed save is reported and never ends training. Raises what ``check`` raises.
+        """Save if ``asked`` for; waits for the save before, and for the copy. The outcome of
+        earlier saves is reported here too. A failed save is reported and never ends training.
+        Raises what ``check`` raises.
         """
         self._report(generation)
         if not asked or layout.replica_of(rank):
             return
         began_s = self._clock_s()
-        self._part = {"place": PLACE, "shard": layout.shard_of(rank), "shards": layout.shards}
+        shard, shards = layout.shard_of(rank), layout.shards
+        part: dict[str, Any] = {"place": PLACE, "shard": shard, "shards": shards}
         self._saves()
-        self._write(Kind.CHECKPOINT_SAVING, step=step, checkpoint=name_of(step), **self._part)
-        try:
-            self._memory.save(generation=generation, layout=layout, rank=rank)
-        except OSError as error:
-            self._failed(step, f"{type(error).__name__}: {first_line(error)}")
+        self._saving.begin(step, **part)
+        self.settle()
+        self._report(generation)
+        self._begin(Key(generation=generation, step=step, shard=shard, shards=shards), part)
         self._timetable.saved(began_s, self._clock_s() - began_s)
 
-    def newest(self, group: Group, layout: Layout) -> Iterator[Candidate]:
-        """Complete checkpoints, newest first. With several shards every rank of the group iterates
-        over them at the same time: rank 0 names each.
-        """
-        self._memory.settle(SETTLE_S)
-        first = layout.shards == 1 or group.rank == 0
-        found = iter(self._candidates() if first else ())
-        while True:
-            candidate = next(found, None)
-            if layout.shards > 1:
-                candidate = self._agreed(group, candidate)
-            if candidate is None:
-                return
-            yield candidate
-
-    def restore(self, candidate: Candidate, group: Group, layout: Layout) -> bool:
-        """Load a checkpoint; returns whether it was good. If not, live state is untouched on every
-        rank.
-
-        Called by the ranks that iterate over ``newest``; those of the first replica load. Raises
-        CheckpointMismatch.
-        """
-        rank = group.rank if layout.shards > 1 else 0  # else only rank 0 restores
-        if layout.replica_of(rank):
-            return self._all_good(group, layout, _GOOD)
-        with ExitStack() as stack:
-            vote, reading, mismatch = self._verified(stack, candidate, layout, rank)
-            good = self._all_good(group, layout, vote)
-            if mismatch is not None:
-                raise mismatch
-            if good and reading is not None:
-                reading.load()
-                self._state.load_scalars(reading.scalars, reading.slots)
-            return good
-
-    def _verified(
-        self, stack: ExitStack, candidate: Candidate, layout: Layout, rank: int
-    ) -> tuple[int, MemoryReading | None, CheckpointMismatch | None]:
-        """This rank's vote, with the part it is about to load."""
+    def _begin(self, key: Key, part: dict[str, Any]) -> None:
+        """Copy the state of the step just committed, and have it kept by another thread."""
+        began_s = time.perf_counter()
+        tensors = self._state.saved()
+        chunks = chunks_of(tensors, self._state.learned(tensors))
+        offsets, size = pieces.cut([chunk.bytes for chunk in chunks])
         try:
-            reading = stack.enter_context(self._memory.reading(candidate, layout, rank))
-            reading.verify()
-        except (KeeperError, CorruptCheckpoint) as error:
-            self._write(
-                Kind.CHECKPOINT_REFUSED,
-                step=candidate.step,
-                checkpoint=candidate.name,
-                reason=first_line(error),
-                place=PLACE,
+            buffer = self._buffer(size)
+        except OSError as error:
+            why = f"{type(error).__name__}: {first_line(error)}"
+            self._saving.report(replace(self._saving.failed(key.step, why, began_s), more=part))
+            return
+        with torch.no_grad():
+            copies = copy_into(buffer.memory, chunks, offsets, self._progress)
+            await_copies(chunks)
+        scalars = self._state.scalars()
+        blocked_s = time.perf_counter() - began_s
+        self._generation = key.generation
+
+        def keep() -> SaveOutcome:
+            outcome = self._keep(key, buffer, copies, offsets, scalars, began_s)
+            return replace(outcome, blocked_s=blocked_s, more={**part, **outcome.more})
+
+        self._worker.start(keep)
+
+    def _keep(
+        self,
+        key: Key,
+        buffer: _Buffer,
+        chunks: Sequence[Chunk],
+        offsets: Sequence[int],
+        scalars: dict[str, Any],
+        began_s: float,
+    ) -> SaveOutcome:
+        """On the other thread: check the copy, and offer it."""
+        outcome = self._saving.failed(key.step, "", began_s)
+        try:
+            bad = first_not_finite(chunks)
+            if bad is not None:
+                raise RuntimeError(f"the state is not finite ({bad}), so it is not saved")
+            data = buffer.file.data[: self._size]
+            header = Header(
+                job=self._job,
+                key=key,
+                bytes=len(data),
+                pieces=tuple(pieces.of_memory(data)),
+                tensors=placed(chunks, offsets, described(chunks)),
+                scalars=scalars,
+                seat=self._seat,
+                buffer=buffer.number,
             )
-            return _BAD, None, None
-        except CheckpointMismatch as error:
-            return _MISMATCH, None, error
-        return _GOOD, reading, None
+            kept = self._client.offer(header, buffer.file.fd)
+        except Exception as failure:  # reported; never ends training
+            self._give_back([buffer.number])
+            return replace(outcome, error=str(failure) or type(failure).__name__)
+        seconds = time.perf_counter() - began_s
+        more = {"copies": list(kept.copies), **({"alone": kept.alone} if kept.alone else {})}
+        with self._lock:
+            self._take_back(kept.released)
+            if not self._free and len(self._buffers) < MAX_BUFFERS:
+                with suppress(OSError):  # so that the next save need not wait for fresh memory
+                    self._free.append(self._make(quiet))
+        size = sum(chunk.bytes for chunk in chunks)
+        return replace(outcome, bytes=size, seconds=seconds, more=more)
+
+    def settle(self, limit_s: float = math.inf) -> bool:
+        """Wait for the save under way; returns whether it has ended. Raises what ``check``
+        raises.
+        """
+
+        def look() -> None:
+            self._check()
+            self._progress()
+
+        return self._worker.wait(limit_s, look=look)
+
+    def _report(self, generation: int) -> None:
+        outcome = self._worker.take()
+        # One of a past generation may exist or not: it is not relied on.
+        if outcome is not None and self._generation == generation:
+            self._saving.report(outcome)
+
+    def _note(self, note: CheckpointNote) -> None:
+        """People hear of a failure, once; the supervisor counts on none of these checkpoints."""
+        if note.state == "saving":
+            return
+        said, self._said = self._said, note.error[:40]
+        if self._said not in ("", said):
+            self._send(note)
+
+    # ---- restores
+
+    def candidates(self) -> list[Candidate]:
+        """Complete checkpoints, newest first."""
+        try:
+            listing = self._client.listing(connect_s=CONNECT_S)
+        except KeeperError as error:
+            self.refused(Candidate(step=0, shards=1), first_line(error), name=PLACE)
+            return []
+        keys = [key for held in listing.nodes.values() for key in held]
+        return [
+            Candidate(step=moment[1], generation=moment[0], shards=shards_at(keys, moment))
+            for moment in reversed(complete(keys))
+        ]
+
+    def refused(self, candidate: Candidate, reason: str, *, name: str = "") -> None:
+        """Report one that could not be used."""
+        self._write(
+            Kind.CHECKPOINT_REFUSED,
+            step=candidate.step,
+            checkpoint=name or candidate.name,
+            reason=reason,
+            place=PLACE,
+        )
+
+    @contextmanager
+    def reading(self, candidate: Candidate, layout: Layout, rank: int) -> Iterator[ChunkRestore]:
+        """This rank's part of a checkpoint: its own shard, or of as many as were saved by another
+        number of ranks all that it takes. Raises CorruptCheckpoint, CheckpointMismatch.
+        """
+        shard, shards = layout.shard_of(rank), candidate.shards
+        wanted = [shard] if shards == layout.shards else range(shards)
+        headers, parts, paths = list[Header](), list[CheckpointPart](), dict[str, Path]()
+        with ExitStack() as stack:
+            try:
+                for number in wanted:
+                    key = Key(
+                        generation=candidate.generation,
+                        step=candidate.step,
+                        shard=number,
+                        shards=shards,
+                    )
+                    header, fd = self._client.fetch(
+                        key, connect_s=CONNECT_S, progress=self._progress
+                    )
+                    stack.callback(os.close, fd)
+                    part = CheckpointPart(
+                        file=f"{key.label} in memory",
+                        pieces=list(header.pieces),
+                        tensors=header.tensors,
+                    )
+                    headers.append(header)
+                    parts.append(part)
+                    paths[part.file] = Path(f"/proc/self/fd/{fd}")
+            except KeeperError as error:
+                raise CorruptCheckpoint(first_line(error)) from error
+            files = {part.file: {"pieces": part.pieces} for part in parts}
+            scalars, tensors = headers[0].scalars, saves.joined(parts)
+            manifest = {"files": files, "scalars": scalars, "tensors": tensors}
+            yield reading_of(
+                self._state,
+                candidate.name,
+                manifest,
+                lambda file: lambda where: paths[file],
+                self._progress,
+            )
 
     def distrust(self, step: int, before: int) -> bool:
         """Have the keepers release what generations before ``before`` saved after ``step``; returns
         whether they have.
         """
         try:
-            for gone in self._memory.forget(step, before):
-                self._write(
-                    Kind.CHECKPOINT_DELETED, step=gone, checkpoint=name_of(gone), place=PLACE
-                )
+            gone = self._client.forget(step, before, connect_s=CONNECT_S)
         except KeeperError as error:
             self._write(
                 Kind.CHECKPOINT_KEPT, checkpoint=PLACE, error=first_line(error), place=PLACE
             )
             return False
+        for released in sorted({key.step for key in gone}):
+            self._write(
+                Kind.CHECKPOINT_DELETED, step=released, checkpoint=name_of(released), place=PLACE
+            )
         return True
 
     def close(self) -> None:
-        """Finish what is under way."""
-        self._memory.close()
-
-    def _all_good(self, group: Group, layout: Layout, vote: int) -> bool:
-        """Whether every rank can load its part. Raises CheckpointMismatch when that of another rank
-        does not fit.
+        """Finish what is under way, within SETTLE_S, and release all buffers and the connection to
+        the keeper.
         """
-        if layout.shards == 1:
-            return vote == _GOOD
-        given = votes(group, vote, self._device)
-        if _MISMATCH in given and vote != _MISMATCH:
-            raise CheckpointMismatch(
-                f"a checkpoint in memory does not fit rank {given.index(_MISMATCH)} of this job",
-                hint="its log says what differs",
-            )
-        return set(given) == {_GOOD}
+        self.settle(SETTLE_S)
+        self._client.close()
+        with self._lock:
+            self._release_all()
 
-    def _candidates(self) -> list[Candidate]:
-        try:
-            return self._memory.candidates()
-        except KeeperError as error:
-            self._write(
-                Kind.CHECKPOINT_REFUSED,
-                step=0,
-                checkpoint=PLACE,
-                reason=first_line(error),
-                place=PLACE,
-            )
-            return []
+    # ---- buffers
 
-    def _agreed(self, group: Group, candidate: Candidate | None) -> Candidate | None:
-        words = torch.full((3,), -1, dtype=torch.int64, device=self._device)
-        if group.rank == 0 and candidate is not None:
-            words = torch.tensor(
-                [*candidate.moment, candidate.shards], dtype=torch.int64, device=self._device
-            )
-        group.broadcast(words, 0)
-        generation, step, shards = (int(word) for word in group.read(words))
-        return None if step < 0 else Candidate(moment=(generation, step), shards=shards)
+    def _buffer(self, size: int) -> _Buffer:
+        """A buffer to write into, owned by this thread until it is offered. Raises OSError."""
+        with self._lock:
+            if size != self._size:
+                self._release_all()
+                self._size = size
+            # a keeper that has ended released its buffers without a message
+            while len(self._buffers) >= MAX_BUFFERS:
+                self._buffers.pop(min(self._buffers)).release()
+            buffer = self._free.pop() if self._free else self._make(self._progress)
+            self._buffers[buffer.number] = buffer
+            return buffer
 
-    def _report(self, generation: int) -> None:
-        for saved in self._memory.results():
-            # One of a past generation may exist or not: it is not relied on.
-            if saved.generation == generation:
-                self._tell(saved)
+    def _make(self, progress: Callable[[], None]) -> _Buffer:
+        file = create(self._size, name=self._seat, progress=progress)
+        self._count += 1
+        memory = torch.frombuffer(file.data, dtype=torch.uint8)
+        return _Buffer(number=self._count, file=file, memory=memory)
 
-    def _tell(self, saved: MemorySave) -> None:
-        if saved.error:
-            self._failed(saved.step, saved.error)
-            return
-        more = {"alone": saved.alone} if saved.alone else {}
-        self._write(
-            Kind.CHECKPOINT_COMMITTED,
-            step=saved.step,
-            checkpoint=name_of(saved.step),
-            bytes=saved.bytes,
-            seconds=round(saved.seconds, 6),
-            blocked_s=round(saved.blocked_s, 6),
-            copies=list(saved.copies),
-            **self._part,
-            **more,
-        )
-        self._said = ""
+    def _give_back(self, numbers: Sequence[int]) -> None:
+        with self._lock:
+            self._take_back(numbers)
 
-    def _failed(self, step: int, error: str) -> None:
-        self._write(
-            Kind.CHECKPOINT_FAILED, step=step, checkpoint=name_of(step), error=error, **self._part
-        )
-        if error[:40] != self._said:
-            self._said = error[:40]
-            self._send(
-                CheckpointNote(
-                    state="failed", checkpoint=name_of(step), step=step, error=error[:500]
-                )
-            )
+    def _take_back(self, numbers: Sequence[int]) -> None:
+        found = (self._buffers.pop(number, None) for number in numbers)
+        self._free += [buffer for buffer in found if buffer is not None]
+
+    def _release_all(self) -> None:
+        for buffer in (*self._free, *self._buffers.values()):
+            buffer.release()
+        self._free, self._buffers = [], {}

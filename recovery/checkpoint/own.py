@@ -17,7 +17,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from trainchaos.recovery.checkpoint.saves.chunks import OWN
+from trainchaos.recovery.checkpoint.chunks import OWN
 from trainchaos.recovery.collectives import peer
 from trainchaos.recovery.collectives.circle import Circle
 from trainchaos.recovery.policy.layout import Layout

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint import saves
+from trainchaos.recovery.checkpoint.background import BackgroundWorker, Snapshot
 from trainchaos.recovery.checkpoint.files import checkpoints
 from trainchaos.recovery.checkpoint.files.checkpoints import Disk
 from trainchaos.recovery.checkpoint.files.custody import agreement
 from trainchaos.recovery.checkpoint.files.fence import CheckpointFence
-from trainchaos.recovery.checkpoint.files.saving import SaveOutcome, Saving, pruned
-from trainchaos.recovery.checkpoint.saves.background import BackgroundWorker, Snapshot
-from trainchaos.recovery.checkpoint.saves.chunks import Chunk
-from trainchaos.recovery.checkpoint.saves.sharded import give_up
-from trainchaos.recovery.checkpoint.state_io import SaveOrder
+from trainchaos.recovery.checkpoint.files.retention import prune
+from trainchaos.recovery.checkpoint.files.saving import SaveOutcome, Saving
+from trainchaos.recovery.checkpoint.saves import Content, SaveOrder
 from trainchaos.recovery.collectives.group import GenerationLost
 from trainchaos.recovery.policy.interval import SaveSchedule
 from trainchaos.recovery.policy.jobconfig import JobConfig
@@ -83,13 +82,35 @@ class SaveWriter:
         """
         self._given_up, self._placed = threading.Event(), threading.Event()
         self._together, self._commits = writers > 1, rank == 0
-        order, chunks = self._order(directory, generation, rank, writers)
+        fence, given_up = self._fence, self._given_up
+        assert fence is not None  # set, because there is a directory
+
+        def check() -> None:
+            if given_up.is_set():
+                raise GenerationLost("the save was given up")
+
+        order = SaveOrder(
+            directory=directory,
+            generation=generation,
+            writer=rank,
+            writers=writers,
+            delta=self._config.saves.delta,
+            since=self.since,
+            job=self._config.job_id,
+            disk=self.on_disk,
+            check=check,
+            progress=self._progress,
+            enter=partial(fence.enter, generation, takes=rank == 0),
+            still=partial(fence.look, generation),
+            guard=self.guard,
+        )
+        content = saves.content_of(self._state, rank, writers)
         if self.background.busy:
-            self._not_saved(order, began_s, "the save before has not ended")
+            self._not_saved(order, content.step, began_s, "the save before has not ended")
         elif later:
-            self._save_later(order, chunks, began_s)
+            self._save_later(order, content, began_s, fence.tenure)
         else:
-            self._save_now(order, chunks, began_s)
+            self._save_now(order, content, began_s)
 
     def joined(self) -> None:
         """A new generation: what is written from now on belongs to it."""
@@ -120,33 +141,6 @@ class SaveWriter:
         if outcome is not None:
             self._saving.report(outcome, whole=self._commits)
 
-    def _order(
-        self, directory: Path, generation: int, rank: int, writers: int
-    ) -> tuple[SaveOrder, list[Chunk]]:
-        given_up, fence = self._given_up, self._fence
-        assert fence is not None  # set, because there is a directory
-
-        def check() -> None:
-            if given_up.is_set():
-                raise GenerationLost("the save was given up")
-
-        return checkpointing.order_of(
-            self._state,
-            directory,
-            generation=generation,
-            writer=rank,
-            writers=writers,
-            job=self._config.job_id,
-            delta_every=self._config.saves.delta,
-            disk=self.on_disk,
-            check=check,
-            since=self.since,
-            progress=self._progress,
-            enter=partial(fence.enter, generation, takes=rank == 0),
-            still=partial(fence.look, generation),
-            guard=self.guard,
-        )
-
     @contextmanager
     def guard(
         self,
@@ -166,7 +160,7 @@ class SaveWriter:
             if placed is not None:
                 placed.set()
 
-    def _save_now(self, order: SaveOrder, chunks: Sequence[Chunk], began_s: float) -> None:
+    def _save_now(self, order: SaveOrder, content: Content, began_s: float) -> None:
         given_up = order.check
 
         def check() -> None:
@@ -174,44 +168,46 @@ class SaveWriter:
             given_up()
             self._progress()
 
-        outcome = self._write_out(
-            replace(order, check=check), chunks, began_s, None, (GenerationLost,)
-        )
+        order = replace(order, check=check)
+        outcome = self._write_out(order, content, began_s, None, (GenerationLost,))
         self._timetable.saved(began_s, self._clock_s() - began_s)
         self._saving.report(outcome, whole=self._commits)
 
-    def _save_later(self, order: SaveOrder, chunks: Sequence[Chunk], began_s: float) -> None:
+    def _save_later(self, order: SaveOrder, content: Content, began_s: float, tenure: int) -> None:
         try:
-            copies = self._snapshot.take(chunks, self._progress)
+            copies = self._snapshot.take(content.chunks, self._progress)
         except (OSError, MemoryError, RuntimeError) as error:
-            self._not_saved(
-                order, began_s, f"no copy of the state: {checkpoints.first_line(error)}"
-            )
+            why = f"no copy of the state: {checkpoints.first_line(error)}"
+            self._not_saved(order, content.step, began_s, why)
             return
         blocked_s = self._clock_s() - began_s
         self._timetable.saved(began_s, blocked_s)
-        tenure = self._fence.tenure if self._fence is not None else None
-        guard = partial(
-            self.guard, waits=True, check=order.check, placed=self._placed, tenure=tenure
-        )
-        check, progress = self.background.seen_by(order.check), self.background.moved
-        order = replace(
-            order, disk=self._on_disk_later, progress=progress, check=check, guard=guard
-        )
-        self.background.start(lambda: self._write_out(order, copies, began_s, blocked_s, ()))
+        given_up, moved, placed = order.check, self.background.moved, self._placed
 
-    def _not_saved(self, order: SaveOrder, began_s: float, why: str) -> None:
+        def check() -> None:
+            moved()
+            given_up()
+
+        later = replace(
+            order,
+            disk=self._on_disk_later,
+            progress=moved,
+            check=check,
+            guard=partial(self.guard, waits=True, check=given_up, placed=placed, tenure=tenure),
+        )
+        copied = replace(content, chunks=copies)
+        self.background.start(lambda: self._write_out(later, copied, began_s, blocked_s, ()))
+
+    def _not_saved(self, order: SaveOrder, step: int, began_s: float, why: str) -> None:
         """The rank that commits reports a failed save; the others report to that rank."""
         if order.writer:
-            give_up(checkpointing.note_of(order, order.writer), why)
-        seconds = self._clock_s() - began_s
-        outcome = SaveOutcome(step=order.step, seconds=seconds, blocked_s=seconds, error=why)
-        self._saving.report(outcome, whole=self._commits)
+            saves.give_up(order, step, why)
+        self._saving.report(self._saving.failed(step, why, began_s), whole=self._commits)
 
     def _write_out(
         self,
         order: SaveOrder,
-        chunks: Sequence[Chunk],
+        content: Content,
         began_s: float,
         blocked_s: float | None,
         passes: tuple[type[BaseException], ...],
@@ -219,21 +215,20 @@ class SaveWriter:
         """Runs on any thread. A writer that does not commit leaves its failure to the rank that
         does.
         """
-        save = partial(checkpointing.write, order, chunks)
+        save = partial(saves.write, order, content)
         outcome = self._saving.tried(
-            order.step, save, since_s=began_s, passes=passes, blocked_s=blocked_s
+            content.step, save, since_s=began_s, passes=passes, blocked_s=blocked_s
         )
-        if outcome.saved is None:
+        if outcome.bytes is None:
             return outcome
-        self._written.add(outcome.saved[0].name)
+        self._written.add(outcome.name)
         config = self._config
-        agreed = agreement(
-            self._agreed(), every=config.verify_every, world=config.world, shards=config.shards
-        )
-        done = pruned(
+        done = prune(
             order.directory,
             config.checkpoint_keep,
-            agreed=agreed,
+            agreed=agreement(
+                self._agreed(), every=config.verify_every, world=config.world, shards=config.shards
+            ),
             recorded=self._written,
             disk=order.disk,
             progress=order.progress,

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.memory import ROLE
-from trainchaos.recovery.checkpoint.memory.keeper_host import LocalKeeperHost
-from trainchaos.recovery.checkpoint.memory.keepers import Keepers, KeeperStarted
+from trainchaos.recovery.checkpoint.memory.keepers import Keepers, KeeperStarted, LocalKeeperHost
 from trainchaos.recovery.cli.job_spec import JobSpec
 from trainchaos.recovery.cli.process_host import LocalProcessHost
 from trainchaos.recovery.policy.jobconfig import InMemory

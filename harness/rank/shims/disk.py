@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainchaos.chaos.fault.targets import DiskTrouble
-from trainchaos.recovery.checkpoint.files.manifest import MANIFEST
+from trainchaos.recovery.checkpoint.files.checkpoints import MANIFEST
 
 RECORD_SUFFIX = ".json"
 """Suffix of the record of a part of a checkpoint: the part's manifest."""

@@ -14,7 +14,7 @@ from trainchaos.harness.sim.rank.state import State
 from trainchaos.harness.sim.world.clock import NS_PER_S, Clock
 from trainchaos.harness.sim.world.settings import MS
 from trainchaos.recovery.checkpoint.memory.header import Key, Moment, complete, name_of, shards_at
-from trainchaos.recovery.checkpoint.memory.pulse import HUNG_S
+from trainchaos.recovery.checkpoint.memory.keepers import HUNG_S
 from trainchaos.recovery.policy.doubts import Doubt, in_doubt, together
 
 if TYPE_CHECKING:

@@ -372,7 +372,7 @@ class Attempt:
 
     def _parts_of_others(self) -> Generator[float | None, Any, dict[int, Any]]:
         """Wait for the other writers' parts, with signs of life; those ranks meanwhile continue
-        with the next step (``recovery.checkpoint.saves.sharded.gather``).
+        with the next step (``recovery.checkpoint.saves.gather``).
         """
         job = self._job
         assert job.group is not None

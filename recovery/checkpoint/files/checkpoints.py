@@ -1,5 +1,5 @@
-"""Checkpoints on disk: names, manifests, verification, retention. No torch here, so a supervisor
-can verify too.
+"""Checkpoints on disk: names, manifests, verification, lineage. No torch here, so a supervisor can
+verify too.
 
 A checkpoint is a directory ``step-00000050`` holding data files and ``manifest.json``, which lists
 the pieces of each file with their checksums (``recovery.checkpoint.files.pieces``) and carries a
@@ -25,30 +25,24 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from trainchaos.recovery.checkpoint.files import pieces
-from trainchaos.recovery.checkpoint.files.manifest import (
-    CHECKPOINT_NAME,
-    FORMAT,
-    MANIFEST,
-    REFUSED,
-    read,
-    sealed,
-    stream_of,
-)
 from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint, Piece
 from trainchaos.recovery.transport.atomic_rename import fsync_directory, put_in_place, remove
 
 __all__ = ["Checkpoint", "CorruptCheckpoint", "Disk"]
 
-_STAGING, TRASH, _REFUSAL = ".staging-", ".deleted-", ".refused-"
+MANIFEST, REFUSED = "manifest.json", "refused.json"
+FORMAT = 2
+TRASH = ".deleted-"
+_STAGING, _REFUSAL = ".staging-", ".refused-"
+_NAME = re.compile(r"^step-(\d{8})$")
 _WRITER = re.compile(rf"^{re.escape(_STAGING)}step-\d+-(\d+)-(\d+)$")
 
 MOST_KNOWN = 512  # manifests of which something is remembered
-_ORIGINS: dict[Any, Any] = {}
-_NEEDS: dict[Any, Any] = {}
 
 Disk = Callable[[str, Path], None]
 """Called before each operation of a save (mkdir, write, fsync, rename, delete); may raise OSError
@@ -59,6 +53,10 @@ Guard = Callable[[], AbstractContextManager[None]]
 """Around each rename: raises in a process that may not write (any more). See
 ``recovery.checkpoint.files.fence``.
 """
+
+
+def undisturbed(what: str, path: Path) -> None:
+    """A ``Disk`` that leaves all operations to the file system."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +77,106 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
+# ---- manifests
+
+
+def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Its manifest, whose own checksum and the names and sizes of whose files are checked; no data
+    is read. Raises CorruptCheckpoint.
+    """
+    directory = checkpoint.path
+    try:
+        raw = (directory / MANIFEST).read_bytes()
+        manifest = json.loads(raw)
+        files, step = dict(manifest["files"]), manifest["step"]
+    except FileNotFoundError:
+        raise CorruptCheckpoint("the manifest is missing") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptCheckpoint(f"the manifest cannot be read: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise CorruptCheckpoint(f"the manifest has format {manifest.get('format')!r}, not {FORMAT}")
+    mark = f'"self": "{manifest.get("self")}", '.encode()
+    if raw.count(mark) != 1 or _sum(raw.replace(mark, b"")) != manifest["self"]:
+        raise CorruptCheckpoint("the manifest does not match its own checksum")
+    if step != checkpoint.step:
+        raise CorruptCheckpoint(f"the manifest is of step {step}")
+    try:
+        # A reader that takes every data file of the directory would read those of no manifest.
+        extra = sorted(set(os.listdir(directory)) - {MANIFEST, REFUSED, *files})
+    except OSError as error:
+        raise CorruptCheckpoint(f"it cannot be read: {error.strerror}") from error
+    if extra:
+        raise CorruptCheckpoint(f"{extra[0]} is not in the manifest")
+    for name in files:
+        _verify_size(directory / name, files[name]["bytes"], stream_of(manifest, name))
+    return dict(manifest)
+
+
+def stream_of(manifest: Mapping[str, Any], name: str) -> list[Piece]:
+    """The pieces of a data file. Raises CorruptCheckpoint when they are no pieces."""
+    stream = pieces.parse(manifest["files"][name]["pieces"])
+    bad = next((p.where for p in stream if p.where and not _NAME.match(p.where)), None)
+    if bad is not None or "/" in name:
+        raise CorruptCheckpoint(
+            f"the manifest refers to {bad or name!r}, which is no checkpoint's file"
+        )
+    return stream
+
+
+def _verify_size(path: Path, size: int, stream: Sequence[Piece]) -> None:
+    """Check that the file has its size, and that its pieces cover each byte once."""
+    end = 0
+    for piece in sorted(p for p in stream if not p.where):
+        if piece.offset != end:
+            raise CorruptCheckpoint(f"the pieces of {path.name} do not meet at byte {end}")
+        end += piece.size
+    if end != size:
+        raise CorruptCheckpoint(f"the pieces of {path.name} are {end} bytes, not {size}")
+    try:
+        actual = path.stat().st_size
+    except FileNotFoundError:
+        raise CorruptCheckpoint(f"{path.name} is missing") from None
+    except OSError as error:
+        raise CorruptCheckpoint(f"{path.name} cannot be read: {error.strerror}") from error
+    if actual != size:
+        raise CorruptCheckpoint(f"{path.name} has {actual} bytes, not {size}")
+
+
+def sealed(manifest: Mapping[str, Any]) -> bytes:
+    """The manifest as text with its own checksum, ``self``. Its keys are sorted; what a value holds
+    stays in its order, which may matter to whoever registered it.
+    """
+    parts = {key: f'"{key}": {json.dumps(value)}' for key, value in manifest.items()}
+    parts.pop("self", None)
+    text = "{" + ", ".join(parts[key] for key in sorted(parts)) + "}"
+    parts["self"] = f'"self": "{_sum(text.encode())}"'
+    return ("{" + ", ".join(parts[key] for key in sorted(parts)) + "}").encode()
+
+
+def _sum(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def path_of(checkpoint: Checkpoint, name: str) -> Callable[[str], Path]:
+    """Path of the file with the pieces of ``name``: see
+    ``recovery.checkpoint.files.pieces.check``.
+    """
+    return lambda where: (checkpoint.path.parent / where if where else checkpoint.path) / name
+
+
+def verify(checkpoint: Checkpoint, progress: Callable[[], None] | None = None) -> dict[str, Any]:
+    """Check every piece of every file against the manifest and return the manifest. ``progress``:
+    called meanwhile. Raises CorruptCheckpoint.
+    """
+    manifest = manifest_of(checkpoint)
+    for name in manifest["files"]:
+        pieces.check(stream_of(manifest, name), name, path_of(checkpoint, name), progress=progress)
+    return manifest
+
+
+# ---- lineage
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class Origin:
     """Which job and generation saved a checkpoint. ``epoch``: number of the job in this directory;
@@ -94,22 +192,41 @@ class Origin:
 
 def origin_of(checkpoint: Checkpoint) -> Origin | None:
     """The origin by its manifest, which is not verified; None: it cannot be read."""
-    found = _once(_ORIGINS, checkpoint, _read_origin)
-    return found if isinstance(found, Origin) else None
+    facts = _facts(checkpoint)
+    return facts[0] if facts is not None else None
 
 
-def _read_origin(checkpoint: Checkpoint) -> Origin | None:
+def needed_by(checkpoint: Checkpoint) -> frozenset[str]:
+    """Names of the checkpoints that hold pieces of this one."""
+    facts = _facts(checkpoint)
+    # without a manifest nothing can bring it back
+    return facts[1] if facts is not None else frozenset()
+
+
+def _facts(checkpoint: Checkpoint) -> tuple[Origin, frozenset[str]] | None:
+    path = checkpoint.path / MANIFEST
     try:
-        manifest = json.loads((checkpoint.path / MANIFEST).read_bytes())
-        if "self" not in manifest:
-            return None
-        numbers = [
-            int(manifest.get(key, default)) for key, default in (("epoch", 0), ("generation", 0))
-        ]
-        since, job = int(manifest.get("since", -1)), str(manifest.get("job", ""))
-        return Origin(epoch=numbers[0], generation=numbers[1], since=since, job=job)
-    except (OSError, ValueError, TypeError, AttributeError):
+        stat = os.stat(path)
+        stamp = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+        return _read_facts(path, stamp)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
+
+
+@lru_cache(MOST_KNOWN)
+def _read_facts(path: Path, stamp: tuple[int, ...]) -> tuple[Origin, frozenset[str]]:
+    """Cached while the file is the same: each save asks for all of them."""
+    manifest = json.loads(path.read_bytes())
+    if "self" not in manifest:
+        raise ValueError("no manifest")
+    origin = Origin(
+        epoch=int(manifest.get("epoch", 0)),
+        generation=int(manifest.get("generation", 0)),
+        since=int(manifest.get("since", -1)),
+        job=str(manifest.get("job", "")),
+    )
+    streams = (entry["pieces"] for entry in manifest["files"].values())
+    return origin, frozenset(str(piece[0]) for stream in streams for piece in stream)
 
 
 def by_lineage(directory: Path) -> tuple[list[Checkpoint], list[Checkpoint]]:
@@ -118,7 +235,7 @@ def by_lineage(directory: Path) -> tuple[list[Checkpoint], list[Checkpoint]]:
     """
     if not directory.is_dir():
         return [], []
-    found = ((path, CHECKPOINT_NAME.match(path.name)) for path in directory.iterdir())
+    found = ((path, _NAME.match(path.name)) for path in directory.iterdir())
     known = [Checkpoint(path=path, step=int(match[1])) for path, match in found if match]
     origins = {checkpoint: origin_of(checkpoint) for checkpoint in known}
     newest = max((origin for origin in origins.values() if origin is not None), default=Origin())
@@ -143,6 +260,23 @@ def newest_first(directory: Path) -> list[Checkpoint]:
     return [*kept, *abandoned]
 
 
+def newest_good(
+    directory: Path,
+    refused: Callable[[Checkpoint, str], None],
+    wanted: Callable[[Checkpoint], bool] = lambda _: True,
+) -> tuple[Checkpoint, dict[str, Any]] | None:
+    """The newest checkpoint of those ``wanted`` that verifies, with its manifest.
+
+    Calls ``refused`` for each newer one that does not.
+    """
+    for checkpoint in filter(wanted, newest_first(directory)):
+        try:
+            return checkpoint, verify(checkpoint)
+        except CorruptCheckpoint as error:
+            refused(checkpoint, str(error))
+    return None
+
+
 def note_refused(checkpoint: Checkpoint, reason: str) -> None:
     """Leave a note in a checkpoint that did not verify: no delta is built on it, and it counts for
     nothing. It may verify later, if only this read failed. A disk that cannot store the note is not
@@ -163,43 +297,7 @@ def note_verified(checkpoint: Checkpoint) -> None:
         (checkpoint.path / REFUSED).unlink(missing_ok=True)
 
 
-def manifest_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """See ``manifest.read``. Raises CorruptCheckpoint."""
-    return read(checkpoint.path, checkpoint.step)
-
-
-def path_of(checkpoint: Checkpoint, name: str) -> Callable[[str], Path]:
-    """Path of the file with the pieces of ``name``: see
-    ``recovery.checkpoint.files.pieces.check``.
-    """
-    return lambda where: (checkpoint.path.parent / where if where else checkpoint.path) / name
-
-
-def verify(checkpoint: Checkpoint, progress: Callable[[], None] | None = None) -> dict[str, Any]:
-    """Check every piece of every file against the manifest and return the manifest. ``progress``:
-    called meanwhile. Raises CorruptCheckpoint.
-    """
-    manifest = manifest_of(checkpoint)
-    for name in manifest["files"]:
-        pieces.check(stream_of(manifest, name), path_of(checkpoint, name), progress=progress)
-    return manifest
-
-
-def newest_good(
-    directory: Path,
-    refused: Callable[[Checkpoint, str], None],
-    wanted: Callable[[Checkpoint], bool] = lambda _: True,
-) -> tuple[Checkpoint, dict[str, Any]] | None:
-    """The newest checkpoint of those ``wanted`` that verifies, with its manifest.
-
-    Calls ``refused`` for each newer one that does not.
-    """
-    for checkpoint in filter(wanted, newest_first(directory)):
-        try:
-            return checkpoint, verify(checkpoint)
-        except CorruptCheckpoint as error:
-            refused(checkpoint, str(error))
-    return None
+# ---- saves
 
 
 def staging_of(directory: Path, step: int, generation: int, epoch: int = 0) -> Path:
@@ -245,7 +343,7 @@ def commit(
     facts: Mapping[str, Any],
     *,
     streams: Mapping[str, Sequence[Piece]] | None = None,
-    disk: Disk | None = None,
+    disk: Disk = undisturbed,
     guard: Guard = nullcontext,
     progress: Callable[[], None] | None = None,
 ) -> tuple[Checkpoint, int]:
@@ -258,28 +356,29 @@ def commit(
     while that is deleted. Raises OSError when the disk refuses, and what ``guard`` raises; then
     nothing was committed.
     """
-    tell = disk or _silent
     files = {}
     total = 0
     for path in sorted(staging.iterdir()):
-        known = (streams or {}).get(path.name)
-        if known is None:
-            tell("fsync", path)
-            known = _seal_file(path)
-        size = sum(piece.size for piece in known if not piece.where)
-        files[path.name] = {"bytes": size, "pieces": pieces.dump(known)}
+        stream = (streams or {}).get(path.name)
+        if stream is None:
+            disk("fsync", path)
+            with open(path, "rb+") as opened:
+                os.fsync(opened.fileno())
+            stream = pieces.of_file(path)
+        size = sum(piece.size for piece in stream if not piece.where)
         total += size
+        files[path.name] = {"bytes": size, "pieces": stream}
     manifest: dict[str, Any] = {"format": FORMAT, "step": step, "files": files, **facts}
     manifest["checksum"] = pieces.ALGORITHM
-    write_durably(staging / MANIFEST, sealed(manifest), tell)
-    tell("fsync", staging)
+    write_durably(staging / MANIFEST, sealed(manifest), disk)
+    disk("fsync", staging)
     fsync_directory(staging)
     final, trash = directory / name_of(step), directory / f"{TRASH}{name_of(step)}"
-    tell("rename", final)
+    disk("rename", final)
     with guard():
         take_back = put_in_place(staging, final, trash)
     try:
-        tell("fsync", directory)
+        disk("fsync", directory)
         fsync_directory(directory)
     except OSError:
         with guard():
@@ -303,49 +402,3 @@ def write_durably(path: Path, data: bytes, disk: Disk) -> None:
 def first_line(error: BaseException) -> str:
     """What an error says, in one line that is never empty."""
     return (str(error).splitlines() or [""])[0] or type(error).__name__
-
-
-def _silent(what: str, path: Path) -> None:
-    """Ignores disk operations."""
-
-
-def needed_by(checkpoint: Checkpoint) -> frozenset[str]:
-    """Names of the checkpoints that hold pieces of this one."""
-    found = _once(_NEEDS, checkpoint, _read_needs)
-    # None: the manifest is unreadable, and nothing can bring it back
-    return frozenset() if found is None else frozenset(found)
-
-
-def _read_needs(checkpoint: Checkpoint) -> frozenset[str] | None:
-    try:
-        manifest = manifest_of(checkpoint)
-        return frozenset(
-            piece.where for name in manifest["files"] for piece in stream_of(manifest, name)
-        )
-    except CorruptCheckpoint:
-        return None
-
-
-def _once(known: dict[Any, Any], checkpoint: Checkpoint, read: Callable[[Checkpoint], Any]) -> Any:
-    """The result of ``read`` for a manifest, cached while the file is the same: each save asks for
-    all of them. None is not cached.
-    """
-    try:
-        stat = os.stat(checkpoint.path / MANIFEST)
-    except OSError:
-        return None
-    key = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
-    if key not in known:
-        found = read(checkpoint)
-        if found is None:
-            return None
-        if len(known) >= MOST_KNOWN:
-            known.clear()
-        known[key] = found
-    return known[key]
-
-
-def _seal_file(path: Path) -> list[Piece]:
-    with open(path, "rb+") as stream:
-        os.fsync(stream.fileno())
-    return pieces.of_file(path)

@@ -83,7 +83,7 @@ class Custody:
             self.choosing.doubts = tuple(doubts)
 
     def put_aside(
-        self, *, disk: Disk | None, guard: Guard, progress: Callable[[], None] | None = None
+        self, *, disk: Disk, guard: Guard, progress: Callable[[], None] | None = None
     ) -> None:
         """Set aside what is in doubt, and report to the supervisor when all of it is. What fails
         now is tried again at each save, and by the next generation.

@@ -12,14 +12,14 @@ system has no locks, the checks alone have to do.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from trainchaos.chaos.errors import EXIT_FAIL, ChaosError
 from trainchaos.recovery.checkpoint.files import checkpoints
@@ -28,6 +28,7 @@ FENCE, LOCK = "fence.json", ".fence.lock"
 LOCK_LIMIT_S = 2.0  # a writer that holds the lock for longer has stalled
 LOOK_S = 0.002
 MOST_PAST = 64  # jobs before this one that are remembered
+_LEFT = "this process has left its generation"
 
 
 class Fenced(ChaosError):
@@ -36,8 +37,7 @@ class Fenced(ChaosError):
     exit_code = EXIT_FAIL
 
 
-@dataclass(frozen=True, kw_only=True)
-class WriteRight:
+class WriteRight(msgspec.Struct, frozen=True, kw_only=True):
     """Content of the file. ``past``: jobs whose right is over."""
 
     epoch: int
@@ -58,7 +58,7 @@ class CheckpointFence:
         self._job = job
         self._mine: WriteRight | None = None
         self._changed = threading.Condition()
-        self._suspended = False
+        self.suspended = False  # it has left its generation, and has not joined another one yet
         self.tenure = 0  # counts how often this process stopped writing
 
     @property
@@ -66,49 +66,29 @@ class CheckpointFence:
         """Epoch of this job; None: unknown, as the right could not be taken or read."""
         return self._mine.epoch if self._mine is not None else None
 
-    @property
-    def suspended(self) -> bool:
-        """Whether this process has left its generation, and has not joined another one yet."""
-        return self._suspended
-
     def take(self, generation: int) -> None:
         """Become the writer. Raises Fenced when a newer writer exists, and OSError."""
         self._directory.mkdir(parents=True, exist_ok=True)
         with self._locked(patient=False):
             now = self._read()
             self._refuse_if_past(now, generation)
+            past = now.past if now is not None else ()
             if now is None:
-                mine = WriteRight(
-                    epoch=1 + self._newest_epoch(), generation=generation, job=self._job
-                )
+                epoch = 1 + self._newest_epoch()
             elif now.job == self._job and (self._job or now.generation < generation):
-                mine = WriteRight(
-                    epoch=now.epoch, generation=generation, job=now.job, past=now.past
-                )
+                epoch = now.epoch
             else:
-                past = (*now.past, *([now.job] if now.job else []))[-MOST_PAST:]
-                mine = WriteRight(
-                    epoch=now.epoch + 1, generation=generation, job=self._job, past=past
-                )
+                epoch = now.epoch + 1
+                past = (*past, *([now.job] if now.job else []))[-MOST_PAST:]
+            mine = WriteRight(epoch=epoch, generation=generation, job=self._job, past=past)
             self._write(mine)
         self._have(mine)
 
-    def see(self, generation: int) -> None:
-        """Write a part for the rank that has taken the right in this generation. Raises Fenced when
-        a newer writer has it, OSError when no rank has taken it.
-        """
-        now = self._read()
-        self._refuse_if_past(now, generation)
-        if now is None or now.generation != generation or now.job != self._job:
-            raise OSError(
-                f"rank 0 of generation {generation} has not taken {self._directory / FENCE}"
-            )
-        self._have(now)
-
     def enter(self, generation: int, *, takes: bool) -> int:
         """Called before the first byte of a save, by the rank that ``takes`` the right for all or
-        by one that writes a part; returns the epoch. A directory that somebody has removed is made
-        again, if its parent is there. Raises what ``take`` and ``see`` do.
+        by one that writes a part for it; returns the epoch. A directory that somebody has removed
+        is made again, if its parent is there. Raises Fenced when a newer writer has the right, and
+        OSError, also while no rank of this generation has taken it.
         """
         mine = self._mine
         if takes:
@@ -116,12 +96,18 @@ class CheckpointFence:
                 self._directory.mkdir(exist_ok=True)
         if mine is not None and mine.generation >= generation:
             self._check()
-        elif self._suspended:
-            raise Fenced("this process has left its generation")
+        elif self.suspended:
+            raise Fenced(_LEFT)
         elif takes:
             self.take(generation)
         else:
-            self.see(generation)
+            now = self._read()
+            self._refuse_if_past(now, generation)
+            if now is None or now.generation != generation or now.job != self._job:
+                raise OSError(
+                    f"rank 0 of generation {generation} has not taken {self._directory / FENCE}"
+                )
+            self._have(now)
         return self.epoch or 0
 
     def look(self, generation: int) -> None:
@@ -137,7 +123,7 @@ class CheckpointFence:
         it has taken the right again (a pending rename waits for that) or given up.
         """
         with self._changed:
-            self._suspended = True
+            self.suspended = True
 
     def give_up(self) -> None:
         """Stop writing, pending renames included, until this process takes the right anew."""
@@ -160,22 +146,22 @@ class CheckpointFence:
         while True:
             with self._locked(patient=True), self._changed:
                 if tenure not in (None, self.tenure):
-                    raise Fenced("this process has left its generation")
-                if not self._suspended:
+                    raise Fenced(_LEFT)
+                if not self.suspended:
                     self._check()
                     yield
                     return
             if not waits:
-                raise Fenced("this process has left its generation")
+                raise Fenced(_LEFT)
             with self._changed:
-                self._changed.wait_for(lambda: not self._suspended, timeout=0.05)
+                self._changed.wait_for(lambda: not self.suspended, timeout=0.05)
             if check is not None:
                 check()
 
     def _check(self) -> None:
         mine = self._mine
         if mine is None:
-            raise Fenced("this process may not write checkpoints: it has left its generation")
+            raise Fenced(_LEFT)
         now = self._read()
         if now is None:  # the file was deleted by a user or tool
             self._write(mine)
@@ -184,7 +170,7 @@ class CheckpointFence:
 
     def _have(self, mine: WriteRight | None) -> None:
         with self._changed:
-            self._mine, self._suspended = mine, False
+            self._mine, self.suspended = mine, False
             self._changed.notify_all()
 
     def _refuse_if_past(self, now: WriteRight | None, generation: int) -> None:
@@ -207,32 +193,17 @@ class CheckpointFence:
     def _read(self) -> WriteRight | None:
         """None: the file is missing, or is not a fence file."""
         try:
-            raw = json.loads((self._directory / FENCE).read_bytes())
-            past = tuple(str(job) for job in raw["past"])
-            return WriteRight(
-                epoch=int(raw["epoch"]),
-                generation=int(raw["generation"]),
-                job=str(raw["job"]),
-                past=past,
-            )
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError):
+            return msgspec.json.decode((self._directory / FENCE).read_bytes(), type=WriteRight)
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def _write(self, right: WriteRight) -> None:
         """Write the file whole or not at all. It is not synced: after a loss of power no older
         writer is left.
         """
-        told = {
-            "epoch": right.epoch,
-            "generation": right.generation,
-            "job": right.job,
-            "past": list(right.past),
-        }
         hidden = self._directory / f".fence-{os.getpid()}-{threading.get_ident()}"
         try:
-            hidden.write_text(json.dumps(told))
+            hidden.write_bytes(msgspec.json.encode(right))
             hidden.rename(self._directory / FENCE)
         finally:
             hidden.unlink(missing_ok=True)

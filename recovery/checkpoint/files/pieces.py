@@ -14,10 +14,11 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import xxhash
 
 LARGEST = 4 << 20  # bytes; what is read should still be in a cache when it is hashed
@@ -25,6 +26,8 @@ SMALLEST = 64 << 10  # bytes
 PIECES = 1024  # in a file, within these bounds: more make the manifest large, fewer a delta coarse
 ALIGN = 64  # tensors start at multiples of it, and pieces end there, so none splits a number
 ALGORITHM = "xxh3-128"
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CorruptCheckpoint(Exception):
@@ -37,8 +40,8 @@ class Piece(NamedTuple):
     """
 
     where: str
-    offset: int
-    size: int
+    offset: _Count
+    size: _Count
     sum: str
 
 
@@ -68,6 +71,14 @@ def piece_bytes(total: int) -> int:
     return min(-(-size // unit) * unit, LARGEST)
 
 
+def cut(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Place parts of so many bytes one after the other, aligned; returns their offsets and
+    the end.
+    """
+    ends = list(itertools.accumulate((-(-size // ALIGN) * ALIGN for size in sizes), initial=0))
+    return ends[:-1], ends[-1]
+
+
 def checksum(*parts: memoryview | bytes) -> str:
     """Of some bytes given in parts; hexadecimal."""
     if len(parts) == 1:
@@ -78,30 +89,20 @@ def checksum(*parts: memoryview | bytes) -> str:
     return digest.hexdigest()
 
 
-def dump(pieces: Sequence[Piece]) -> list[list[Any]]:
-    """For JSON."""
-    return [list(piece) for piece in pieces]
-
-
 def parse(raw: Any) -> list[Piece]:
-    """What ``dump`` made. Raises CorruptCheckpoint."""
+    """Pieces that were read from JSON. Raises CorruptCheckpoint."""
     try:
-        pieces = [Piece(*entry) for entry in raw]
-        sound = all(
-            isinstance(p.where, str)
-            and isinstance(p.sum, str)
-            and type(p.offset) is type(p.size) is int
-            and p.offset >= 0
-            and p.size >= 0
-            for p in pieces
-        )
-    except TypeError as error:
-        raise CorruptCheckpoint(f"the manifest cannot be read: {error}") from error
-    if not sound:
-        raise CorruptCheckpoint(
-            "the manifest cannot be read: a piece has no offset, size or checksum"
-        )
-    return pieces
+        return msgspec.convert(raw, list[Piece])
+    except msgspec.ValidationError as error:
+        raise CorruptCheckpoint(f"the manifest cannot be read: {error}") from None
+
+
+def of_memory(data: memoryview) -> Iterator[Piece]:
+    """Pieces of bytes in memory."""
+    size = piece_bytes(len(data))
+    for offset in range(0, len(data), size):
+        piece = data[offset : offset + size]
+        yield Piece("", offset, len(piece), checksum(piece))
 
 
 def of_file(path: Path) -> list[Piece]:
@@ -118,16 +119,17 @@ def of_file(path: Path) -> list[Piece]:
 
 def check(
     pieces: Sequence[Piece],
+    name: str,
     path_of: Callable[[str], Path],
     use: Use | None = None,
     *,
     threads: int | None = None,
     progress: Callable[[], None] | None = None,
 ) -> None:
-    """Read pieces, compare each with its checksum, and hand it to ``use``.
+    """Read pieces of the file ``name``, compare each with its checksum, and hand it to ``use``.
 
-    ``path_of``: a piece's ``where`` -> its file; ``progress``: called after each piece, and may
-    raise to end it.
+    ``path_of``: a piece's ``where`` -> where that file lies; ``progress``: called after each piece,
+    and may raise to end it.
 
     Of several that are wrong the first piece is named, whichever thread was faster: a failure stops
     those that read later ones. Raises CorruptCheckpoint, and whatever ``use`` and ``progress``
@@ -141,18 +143,22 @@ def check(
 
     def work(share: int) -> None:
         """One run of pieces per thread: the kernel reads ahead for sequential reads."""
-        numbers = range(len(pieces) * share // count, len(pieces) * (share + 1) // count)
-        with _Files(path_of) as files:
-            buffer = memoryview(bytearray(largest))
-            try:
-                for number in numbers:
-                    if any(failed < share for failed in list(errors)):
-                        return
-                    _check_one(files, pieces[number], number, buffer, use)
-                    if progress is not None:
-                        progress()
-            except BaseException as error:
-                errors[share] = error
+        buffer = memoryview(bytearray(largest))
+        opened: dict[str, int] = {}
+        try:
+            for number in range(len(pieces) * share // count, len(pieces) * (share + 1) // count):
+                if any(failed < share for failed in list(errors)):
+                    return
+                data = _verified(pieces[number], name, path_of, opened, buffer)
+                if use is not None:
+                    use(number, data)
+                if progress is not None:
+                    progress()
+        except BaseException as error:
+            errors[share] = error
+        finally:
+            for fd in opened.values():
+                os.close(fd)
 
     others = [
         threading.Thread(target=work, args=(n,), name=f"check-{n}", daemon=True)
@@ -167,56 +173,33 @@ def check(
         raise errors[min(errors)]
 
 
-class _Files:
-    """Open files of one thread."""
-
-    def __init__(self, path_of: Callable[[str], Path]) -> None:
-        self._path_of = path_of
-        self._open: dict[str, tuple[int, Path]] = {}
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for fd, _path in self._open.values():
-            os.close(fd)
-
-    def get(self, where: str) -> tuple[int, Path]:
-        """Descriptor and path. Raises OSError."""
-        if where not in self._open:
-            path = self._path_of(where)
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            self._open[where] = (fd, path)
-        return self._open[where]
-
-
-def _check_one(
-    files: _Files, piece: Piece, number: int, buffer: memoryview, use: Use | None
-) -> None:
+def _verified(
+    piece: Piece,
+    name: str,
+    path_of: Callable[[str], Path],
+    opened: dict[str, int],
+    buffer: memoryview,
+) -> memoryview:
+    called = f"{piece.where}/{name}" if piece.where else name
     try:
-        fd, path = files.get(piece.where)
+        fd = opened.get(piece.where)
+        if fd is None:
+            fd = opened[piece.where] = os.open(path_of(piece.where), os.O_RDONLY | os.O_CLOEXEC)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         length = _fill(fd, buffer[: piece.size], piece.offset)
-    except FileNotFoundError as error:
-        raise CorruptCheckpoint(f"{called(Path(error.filename), piece.where)} is missing") from None
+    except FileNotFoundError:
+        raise CorruptCheckpoint(f"{called} is missing") from None
     except OSError as error:
         raise CorruptCheckpoint(f"a data file cannot be read: {error.strerror}") from error
-    name = called(path, piece.where)
     if length < piece.size:
-        raise CorruptCheckpoint(f"{name} ends at byte {piece.offset + length}, within a piece")
+        raise CorruptCheckpoint(f"{called} ends at byte {piece.offset + length}, within a piece")
     found = checksum(buffer[:length])
     if found != piece.sum:
         raise CorruptCheckpoint(
-            f"{name} has checksum {found[:12]}, not {piece.sum[:12]}, "
+            f"{called} has checksum {found[:12]}, not {piece.sum[:12]}, "
             f"in bytes {piece.offset} to {piece.offset + piece.size}"
         )
-    if use is not None:
-        use(number, buffer[:length])
-
-
-def called(path: Path, where: str) -> str:
-    """A file's name for people: with its checkpoint, where that is another one."""
-    return f"{where}/{path.name}" if where else path.name
+    return buffer[:length]
 
 
 def _fill(fd: int, buffer: memoryview, offset: int) -> int:
@@ -228,11 +211,3 @@ def _fill(fd: int, buffer: memoryview, offset: int) -> int:
             break
         done += count
     return done
-
-
-def cut(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Place parts of so many bytes one after the other, aligned; returns their offsets and
-    the end.
-    """
-    ends = list(itertools.accumulate((-(-size // ALIGN) * ALIGN for size in sizes), initial=0))
-    return ends[:-1], ends[-1]

@@ -7,9 +7,9 @@ is given up for a missing one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,9 +20,9 @@ from trainchaos.recovery.checkpoint.files.checkpoints import (
     Guard,
     first_line,
     name_of,
+    undisturbed,
 )
-from trainchaos.recovery.checkpoint.files.fence import Fenced
-from trainchaos.recovery.checkpoint.files.retention import prune, set_aside
+from trainchaos.recovery.checkpoint.files.retention import Cleared, prune, set_aside
 from trainchaos.recovery.transport.wire import CheckpointNote
 
 
@@ -33,32 +33,26 @@ class WriteRankEvent(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pruned:
-    """What retention did. ``kept``: (checkpoint, reason) of those that the disk failed to delete,
-    None for all; ``left``: names of those that are to stay.
-    """
-
-    gone: tuple[Checkpoint, ...] = ()
-    left: tuple[str, ...] = ()
-    kept: tuple[tuple[Checkpoint | None, str], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class SaveOutcome:
-    """How a save ended. ``saved``: the checkpoint and its bytes, or None and ``error`` says why;
-    ``seconds``: it took; ``blocked_s``: training was held up.
+    """How a save ended. ``bytes``: of what was committed, None: nothing was, and ``error`` says
+    why, if this rank commits; ``seconds``: it took; ``blocked_s``: training was held up; ``more``:
+    facts for the event.
     """
 
     step: int
+    name: str
     seconds: float
     blocked_s: float
-    saved: tuple[Checkpoint, int] | None = None
+    bytes: int | None = None
     error: str = ""
-    pruned: Pruned | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+    pruned: Cleared | None = None
 
 
 class Saving:
-    """The saves of one rank. ``send``: to the supervisor; ``clock_s``: seconds, of any origin."""
+    """The saves of one rank in one place. ``send``: to the supervisor; ``clock_s``: seconds, of any
+    origin; ``name_of``: name of the checkpoint of a step.
+    """
 
     def __init__(
         self,
@@ -66,21 +60,23 @@ class Saving:
         write: WriteRankEvent,
         send: Callable[[CheckpointNote], object],
         clock_s: Callable[[], float],
+        name_of: Callable[[int], str] = name_of,
     ) -> None:
         self._write = write
         self._send = send
         self._clock_s = clock_s
+        self._name_of = name_of
 
-    def begin(self, step: int, *, whole: bool = True) -> float:
+    def begin(self, step: int, *, whole: bool = True, **more: Any) -> float:
         """Report that a save begins; returns the time. ``whole``: not only a part of one, which
-        another rank commits.
+        another rank commits; ``more``: facts for the event.
         """
-        name = name_of(step)
-        if not whole:
+        name = self._name_of(step)
+        if whole:
+            self._write(Kind.CHECKPOINT_SAVING, step=step, checkpoint=name, **more)
+            self._send(CheckpointNote(state="saving", checkpoint=name, step=step))
+        else:
             self._part(step, "begun", 0.0)
-            return self._clock_s()
-        self._write(Kind.CHECKPOINT_SAVING, step=step, checkpoint=name)
-        self._send(CheckpointNote(state="saving", checkpoint=name, step=step))
         return self._clock_s()
 
     def attempt(
@@ -97,7 +93,7 @@ class Saving:
         """
         outcome = self.tried(step, save, since_s=since_s, passes=passes)
         self.report(outcome)
-        return outcome.saved is not None
+        return outcome.bytes is not None
 
     def tried(
         self,
@@ -119,54 +115,64 @@ class Saving:
         except Exception as problem:
             error = f"{type(problem).__name__}: {first_line(problem)}"
         seconds = self._clock_s() - since_s
-        blocked_s = seconds if blocked_s is None else blocked_s
         return SaveOutcome(
-            step=step, seconds=seconds, blocked_s=blocked_s, saved=saved, error=error
+            step=step,
+            name=saved[0].name if saved is not None else self._name_of(step),
+            seconds=seconds,
+            blocked_s=seconds if blocked_s is None else blocked_s,
+            bytes=saved[1] if saved is not None else None,
+            error=error,
+        )
+
+    def failed(self, step: int, error: str, since_s: float) -> SaveOutcome:
+        """The outcome of a save that was not tried."""
+        seconds = self._clock_s() - since_s
+        return SaveOutcome(
+            step=step, name=self._name_of(step), seconds=seconds, blocked_s=seconds, error=error
         )
 
     def report(self, outcome: SaveOutcome, *, whole: bool = True) -> None:
         """Report how a save ended, and what retention did after it. ``whole``: see ``begin``."""
-        step, name = outcome.step, name_of(outcome.step)
+        step, name, error = outcome.step, outcome.name, outcome.error
         if not whole:
-            self._part(
-                step, "failed" if outcome.error else "written", outcome.seconds, outcome.error
-            )
+            self._part(step, "failed" if error else "written", outcome.seconds, error)
             return
-        if outcome.saved is None:
-            self._write(Kind.CHECKPOINT_FAILED, step=step, checkpoint=name, error=outcome.error)
+        if outcome.bytes is None:
+            self._write(
+                Kind.CHECKPOINT_FAILED, step=step, checkpoint=name, error=error, **outcome.more
+            )
             self._send(
-                CheckpointNote(
-                    state="failed", checkpoint=name, step=step, error=outcome.error[:500]
-                )
+                CheckpointNote(state="failed", checkpoint=name, step=step, error=error[:500])
             )
         else:
             self._write(
                 Kind.CHECKPOINT_COMMITTED,
                 step=step,
-                checkpoint=outcome.saved[0].name,
-                bytes=outcome.saved[1],
+                checkpoint=name,
+                bytes=outcome.bytes,
                 seconds=round(outcome.seconds, 6),
                 blocked_s=round(outcome.blocked_s, 6),
+                **outcome.more,
             )
             self._send(CheckpointNote(state="committed", checkpoint=name, step=step))
         if outcome.pruned is not None:
-            self._report_pruned(outcome.pruned)
+            self._report_cleared(outcome.pruned)
 
     def _part(self, step: int, state: str, seconds: float, error: str = "") -> None:
         self._write(
             Kind.CHECKPOINT_PART,
             step=step,
-            checkpoint=name_of(step),
+            checkpoint=self._name_of(step),
             state=state,
             seconds=round(seconds, 6),
             error=error,
         )
 
     def prune(self, directory: Path, keep: int, **more: Any) -> None:
-        """Delete what retention decides; what the disk fails to delete stays, and is reported.
-        ``more``: of ``recovery.checkpoint.files.retention.prune``.
+        """Delete what retention decides, and report it. ``more``: of
+        ``recovery.checkpoint.files.retention.prune``.
         """
-        self._report_pruned(pruned(directory, keep, **more))
+        self._report_cleared(prune(directory, keep, **more))
 
     def set_aside(
         self,
@@ -174,54 +180,26 @@ class Saving:
         in_doubt: Callable[[Checkpoint], bool],
         why: str,
         *,
-        disk: Disk | None = None,
+        disk: Disk = undisturbed,
         guard: Guard = nullcontext,
         progress: Callable[[], None] | None = None,
     ) -> bool:
         """Set aside checkpoints that may hold a corrupted state, and report it with ``why``.
         Returns whether all of them are.
         """
-        left = list[Checkpoint]()
+        done = set_aside(directory, in_doubt, disk=disk, guard=guard, progress=progress)
+        self._report_cleared(done, why)
+        return not done.kept
 
-        def refused(old: Checkpoint, error: str) -> None:
-            left.append(old)
-            self._write(Kind.CHECKPOINT_KEPT, step=old.step, checkpoint=old.name, error=error)
-
-        moved, gone = set_aside(
-            directory, in_doubt, refused=refused, disk=disk, guard=guard, progress=progress
-        )
-        for old in moved:
-            self._write(Kind.CHECKPOINT_SET_ASIDE, step=old.step, checkpoint=old.name, reason=why)
-        for name in gone:
-            self._write(Kind.CHECKPOINT_DELETED, checkpoint=name)
-        return not left
-
-    def _report_pruned(self, done: Pruned) -> None:
-        for old, why in done.kept:
-            if old is None:
-                self._write(Kind.CHECKPOINT_KEPT, checkpoint="", error=why)
-            else:
-                self._write(Kind.CHECKPOINT_KEPT, step=old.step, checkpoint=old.name, error=why)
-        for old in done.gone:
-            self._write(
-                Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name, left=list(done.left)
+    def _report_cleared(self, done: Cleared, why: str = "") -> None:
+        for old, error in done.kept:
+            about = (
+                {"checkpoint": ""} if old is None else {"step": old.step, "checkpoint": old.name}
             )
-
-
-def pruned(directory: Path, keep: int, **more: Any) -> Pruned:
-    """Delete what retention decides, without a report."""
-    kept: list[tuple[Checkpoint | None, str]] = []
-    left: list[str] = []
-    try:
-        gone = prune(
-            directory,
-            keep,
-            refused=lambda old, why: kept.append((old, why)),
-            stays=lambda names: left.extend(sorted(names)),
-            **more,
-        )
-    except Fenced:
-        return Pruned()  # another process decides what goes
-    except OSError as error:
-        return Pruned(kept=((None, first_line(error)),))
-    return Pruned(gone=tuple(gone), kept=tuple(kept), left=tuple(left))
+            self._write(Kind.CHECKPOINT_KEPT, **about, error=error)
+        for old in done.moved:
+            self._write(Kind.CHECKPOINT_SET_ASIDE, step=old.step, checkpoint=old.name, reason=why)
+        for old in done.gone:
+            self._write(Kind.CHECKPOINT_DELETED, step=old.step, checkpoint=old.name, left=done.left)
+        for name in done.gone_aside:
+            self._write(Kind.CHECKPOINT_DELETED, checkpoint=name)

@@ -2,10 +2,10 @@
 a copy of a peer node's.
 
 It outlives the ranks, so that a restart reads memory instead of a disk; whatever a lost node held,
-another one holds too. No torch here, and nothing is unpickled. ``header``: describes a piece of
-state; ``protocol``: messages; ``keeper_store``: the parts that a keeper holds; ``keeper``: the
-process; ``peers``: keepers among themselves; ``client``: a rank's side; ``keepers``: the
-supervisor's side; ``pulse``: which of them answer; ``keeper_host``: starts keepers.
+another one holds too. No torch here, and nothing is unpickled. ``header``: describes a part, and
+the file that it lies in; ``protocol``: messages; ``keeper_store``: the parts that a keeper holds;
+``keeper``: the process; ``peers``: keepers among themselves; ``client``: a rank's side;
+``keepers``: the supervisor's side.
 """
 
 ROLE = "keeper"

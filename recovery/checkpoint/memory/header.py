@@ -1,22 +1,30 @@
-"""Describes one part of a checkpoint in memory: its job, the layout of its tensors, the checksums
-of its bytes.
+"""One part of a checkpoint in memory: what its header says, and the anonymous file it lies in,
+which several processes share by a descriptor and which outlives the process that wrote it.
 """
 
 from __future__ import annotations
 
+import fcntl
+import mmap
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from trainchaos.recovery.checkpoint.files import pieces
+from trainchaos.recovery.checkpoint.files.pieces import Piece
 from trainchaos.recovery.transport.stream import Record
 
-VERSION = 3  # of messages and headers
-PIECE_BYTES = 4 << 20  # as on disk: small enough for a cache, large enough for speed
+VERSION = 4  # of messages and headers
 MAX_STEP = 10**12
+RANGE_BYTES = 32 << 20
 _PREFIX = "memory-"
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_MADV_POPULATE_WRITE = 23  # linux/mman.h, since 5.14
 
 Moment = tuple[int, int]
 """(generation, step): orders checkpoints. A later generation's checkpoint counts, whatever its
@@ -53,45 +61,37 @@ class Key(Record):
         return f"step {self.step} of generation {self.generation}{part}"
 
 
-class TensorPart(Record):
-    """One tensor, or this shard's part of it. ``shape``: of the whole tensor; ``start``, ``sizes``:
-    of the part in it, by dimension; ``offset``: of its bytes.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: tuple[int, ...]
-    sizes: tuple[int, ...]
-    offset: _Count
-    bytes: _Count
-
-
 class Header(Record, kw_only=True):
-    """``job``: the run it belongs to; ``bytes``: of the data; ``sums``: checksum of each
-    ``piece_bytes`` of it (XXH3-128: it finds corruption, not forgery); ``scalars``: the rest of the
-    state; ``seat``, ``buffer``: the process that owns the memory, and which of its buffers.
+    """``job``: the run it belongs to; ``bytes``: of the data; ``pieces``, ``tensors``, ``scalars``:
+    as the manifest of a checkpoint on disk has them; ``seat``, ``buffer``: the process that owns
+    the memory, and which of its buffers.
     """
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     job: str
     key: Key
     bytes: _Count
-    piece_bytes: Annotated[int, Meta(ge=1)] = PIECE_BYTES
-    sums: tuple[str, ...]
-    parts: tuple[TensorPart, ...]
+    pieces: tuple[Piece, ...]
+    tensors: dict[str, Any]
     scalars: dict[str, Any]
     seat: str
     buffer: _Count
 
     def __post_init__(self) -> None:
-        if len(self.sums) != -(-self.bytes // self.piece_bytes):
-            raise ValueError(f"{len(self.sums)} checksums for {self.bytes} bytes")
-        for part in self.parts:
-            if part.offset + part.bytes > self.bytes:
-                raise ValueError(f"{part.name} ends after the data")
-            if not len(part.shape) == len(part.start) == len(part.sizes):
-                raise ValueError(f"{part.name} has dimensions that do not fit together")
+        end = 0
+        for piece in self.pieces:
+            if piece.where or piece.offset != end:
+                raise ValueError(f"its pieces do not meet at byte {end}")
+            end += piece.size
+        if end != self.bytes:
+            raise ValueError(f"pieces of {end} bytes for {self.bytes}")
+
+    def mismatch(self, data: memoryview) -> str | None:
+        """Which bytes differ from their checksums, or None."""
+        for _, offset, size, digest in self.pieces:
+            if pieces.checksum(data[offset : offset + size]) != digest:
+                return f"bytes {offset} to {offset + size} do not match their checksum"
+        return None
 
 
 def name_of(step: int) -> str:
@@ -102,40 +102,6 @@ def name_of(step: int) -> str:
 def is_memory(checkpoint: str) -> bool:
     """Whether a name is one of ``name_of``."""
     return checkpoint.startswith(_PREFIX)
-
-
-def sums_of(
-    data: memoryview, piece_bytes: int = PIECE_BYTES, *, progress: Callable[[], None] | None = None
-) -> tuple[str, ...]:
-    """Checksums of the pieces of some bytes; ``progress`` is called after each."""
-    found = []
-    for start in range(0, len(data), piece_bytes):
-        found.append(pieces.checksum(data[start : start + piece_bytes]))
-        if progress is not None:
-            progress()
-    return tuple(found)
-
-
-def mismatch(
-    header: Header,
-    data: memoryview,
-    progress: Callable[[], None] | None = None,
-    *,
-    numbers: range | None = None,
-) -> str | None:
-    """Which bytes differ from the header's checksums, or None. ``numbers``: of the pieces to check,
-    default: all.
-    """
-    if len(data) < header.bytes:
-        return f"{len(data)} bytes, not {header.bytes}"
-    size = header.piece_bytes
-    for number in range(len(header.sums)) if numbers is None else numbers:
-        start, end = number * size, min((number + 1) * size, header.bytes)
-        if pieces.checksum(data[start:end]) != header.sums[number]:
-            return f"bytes {start} to {end} do not match their checksum"
-        if progress is not None:
-            progress()
-    return None
 
 
 def complete(keys: Iterable[Key], *, copies: int = 1) -> list[Moment]:
@@ -154,3 +120,51 @@ def complete(keys: Iterable[Key], *, copies: int = 1) -> list[Moment]:
 def shards_at(keys: Sequence[Key], moment: Moment) -> int:
     """Number of shards of the checkpoint of a moment."""
     return next(key.shards for key in keys if key.moment == moment)
+
+
+# ---- the file
+
+
+@dataclass(kw_only=True)
+class MemoryFile:
+    """``data``: all of it, mapped; ``fd``: ours to close."""
+
+    fd: int
+    data: memoryview
+
+    def close(self) -> None:
+        """Release the memory, unless another process holds the file; a mapping in use stays until
+        it is released.
+        """
+        with suppress(BufferError):  # a tensor still uses it
+            self.data.release()
+        os.close(self.fd)
+
+    def detach(self) -> int:
+        """Close the mapping and hand over the descriptor."""
+        self.data.release()
+        return self.fd
+
+
+def create(size: int, *, name: str, progress: Callable[[], None] = lambda: None) -> MemoryFile:
+    """A new file of so many bytes, at least one, that cannot change its size, with all of its
+    memory: the kernel provides it now, rather than page by page in a copy. ``progress``: called
+    every 32 MB. Raises OSError when there is no memory.
+
+    Its contents cannot be sealed: the buffers are used again, since fresh memory costs several
+    times a copy.
+    """
+    size = max(1, size)
+    fd = os.memfd_create(f"checkpoint-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        mapped = mmap.mmap(fd, size)
+        with suppress(OSError):  # an older kernel: page by page, then
+            for start in range(0, size, RANGE_BYTES):
+                mapped.madvise(_MADV_POPULATE_WRITE, start, min(RANGE_BYTES, size - start))
+                progress()
+        return MemoryFile(fd=fd, data=memoryview(mapped))
+    except BaseException:
+        os.close(fd)
+        raise

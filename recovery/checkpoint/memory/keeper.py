@@ -14,8 +14,9 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -23,11 +24,15 @@ from typing import Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainchaos.recovery.checkpoint.memory import KEPT, protocol
-from trainchaos.recovery.checkpoint.memory.accepting import MAX_CONNECTIONS, Acceptor
-from trainchaos.recovery.checkpoint.memory.announcing import Announcer
 from trainchaos.recovery.checkpoint.memory.header import Key
-from trainchaos.recovery.checkpoint.memory.keeper_store import KeeperStore, Refusal
-from trainchaos.recovery.checkpoint.memory.peers import ASK_LIMIT_S, Address, Peers, receive_part
+from trainchaos.recovery.checkpoint.memory.keeper_store import KeeperStore
+from trainchaos.recovery.checkpoint.memory.peers import (
+    ASK_LIMIT_S,
+    Address,
+    Announcer,
+    Peers,
+    receive_part,
+)
 from trainchaos.recovery.checkpoint.memory.protocol import (
     Ask,
     Coming,
@@ -40,6 +45,7 @@ from trainchaos.recovery.checkpoint.memory.protocol import (
     Notes,
     Offer,
     Put,
+    Refusal,
     Refused,
 )
 from trainchaos.recovery.process.output import say
@@ -56,8 +62,10 @@ PEERS_TOPIC = "peers"
 PULSE_TOPIC = "pulse"
 # bits of a version that count a keeper's notes; the bits above number the keeper
 NOTES_BITS = 40
-LOOK_MS = 60_000
+LOOK_S = 60.0
 CLOSE_LIMIT_S = 5.0
+MAX_CONNECTIONS = 512  # of ranks of its node, and as many of other keepers; more wait
+IDLE_S = 10.0  # after which a connection of another keeper is closed
 REQUEST_LIMIT_S = 10.0  # for one message to arrive whole, once it has begun
 
 
@@ -111,8 +119,8 @@ class Keeper:
         others = socket.create_server((config.host, 0), backlog=MAX_CONNECTIONS)
         self.port: int = others.getsockname()[1]
         self._acceptors = (
-            Acceptor(ranks, self._serve_rank, patient=False, say=self._say),
-            Acceptor(others, self._serve_peer, patient=True, say=self._say),
+            _Acceptor(ranks, self._serve_rank, self._say),
+            _Acceptor(others, self._serve_peer, self._say),
         )
 
     def know(self, addresses: dict[int, Address]) -> threading.Thread:
@@ -120,6 +128,7 @@ class Keeper:
         the successor what it lacks; the thread returned ends when that is done.
         """
         changed = self._peers.know(addresses)
+        self._announcer.forget(changed)
         for node in changed:
             with self._lock:
                 self._versions.pop(node, None)
@@ -138,15 +147,13 @@ class Keeper:
         self._announcer.close()
         for acceptor in self._acceptors:
             acceptor.stop()
-        for acceptor in self._acceptors:
-            acceptor.join(CLOSE_LIMIT_S)
 
     # ---- connections
 
     def _serve_rank(self, sock: socket.socket) -> None:
         if not protocol.same_user(sock):
             raise MessageError("a process of another user was turned away")
-        while _awaited(sock):
+        while _begins(sock, None):  # for as long as a rank trains between two requests
             got = protocol.receive_ask(sock, limit_s=REQUEST_LIMIT_S)
             if got is None:
                 return
@@ -157,9 +164,9 @@ class Keeper:
             if fd is not None:
                 os.close(fd)
             if isinstance(ask, Ask):
-                here = self._store.held()
-                held, lost = self._peers.held()
-                stream.send(sock, Held(nodes={self._config.node: here, **held}, lost=lost))
+                held, lost = self._peers.ask_all(ask)
+                here = {self._config.node: self._store.held()}
+                stream.send(sock, Held(nodes=here | held, lost=lost))
             elif isinstance(ask, Fetch):
                 self._hand_over(sock, ask.key)
             elif isinstance(ask, Forget):
@@ -170,7 +177,10 @@ class Keeper:
     def _serve_peer(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         protocol.admit(sock, self._token)
-        while (got := protocol.receive_ask(sock, limit_s=REQUEST_LIMIT_S)) is not None:
+        while _begins(sock, IDLE_S):
+            got = protocol.receive_ask(sock, limit_s=REQUEST_LIMIT_S)
+            if got is None:
+                return
             self._answer_peer(sock, got[0])
 
     def _answer_peer(self, sock: socket.socket, ask: Any) -> None:
@@ -183,7 +193,7 @@ class Keeper:
                 self._announcer.announce(note, note.on)
             stream.send(sock, self._kept())
         elif isinstance(ask, Ask):
-            stream.send(sock, Held(nodes={self._config.node: self._store.held()}))
+            stream.send(sock, Kept(held=self._store.held()))
         elif isinstance(ask, Forget):
             stream.send(sock, Kept(held=self._store.forget(ask.step, ask.before)))
         elif isinstance(ask, Fetch):
@@ -243,7 +253,7 @@ class Keeper:
         """Send a copy to another node, and announce it; returns which nodes hold one, or why none
         does.
         """
-        successor = self._peers.successor() if self._config.replicate else None
+        successor = self._successor()
         copies: tuple[int, ...] = ()
         alone = ""
         if successor is not None:
@@ -260,12 +270,16 @@ class Keeper:
         self._announce([node for node in self._peers.ring() if node != successor])
         return copies, alone
 
+    def _successor(self) -> int | None:
+        """The node that holds copies of this one's parts; None: there is no other, or no copies."""
+        return next(iter(self._peers.ring() if self._config.replicate else ()), None)
+
     def _copy_again(self, changed: Sequence[int]) -> None:
         """``changed``: nodes whose keepers may know nothing yet, and cannot pass notes on."""
         note = self._note()
-        new = [node for node in self._peers.nodes() if node in changed and note.held]
+        new = [node for node in self._peers.ring() if node in changed and note.held]
         wait([self._announcer.tell(note, node) for node in new], ASK_LIMIT_S)
-        successor = self._peers.successor() if self._config.replicate else None
+        successor = self._successor()
         if successor is None:
             return
         there = self._store.known_at(successor)
@@ -276,10 +290,10 @@ class Keeper:
     def _forget(self, ask: Forget) -> Kept:
         """Release everywhere; a keeper that does not answer is lost, and so is what it held."""
         gone = set(self._store.forget(ask.step, ask.before))
-        elsewhere, lost = self._peers.forget(ask.step, ask.before)
+        elsewhere, lost = self._peers.ask_all(ask)
         for node, why in lost.items():
             self._say(f"node {node} was not told what is doubtful: {why}")
-        gone |= elsewhere
+        gone = gone.union(*elsewhere.values())
         return Kept(held=tuple(sorted(gone, key=lambda key: key.moment)))
 
     def _take_copy(self, sock: socket.socket, put: Put) -> None:
@@ -295,7 +309,7 @@ class Keeper:
             except Refusal:
                 os.close(fd)
                 raise
-        except (Refusal, MessageError) as error:
+        except MessageError as error:
             self._say(f"refused a copy of {header.key.label}: {error}")
             stream.send(sock, Refused(reason=str(error)))
             return
@@ -308,7 +322,7 @@ class Keeper:
                 stream.send(sock, Found(header=entry.header), [entry.fd])
                 return
         reasons = []
-        for node in self._peers.nodes():
+        for node in self._peers.ring():
             try:
                 header, memory = self._peers.fetch(
                     node, key, progress=partial(stream.send, sock, Coming())
@@ -337,7 +351,7 @@ def be_keeper(config: KeeperConfig, channel: Channel) -> NoReturn:
         redirect_output(config.log)
     keeper = Keeper(config)
     channel.send(Extra(topic=TOPIC, payload={"port": keeper.port}))
-    channel.sock.settimeout(LOOK_MS / 1000)
+    channel.sock.settimeout(LOOK_S)
     try:
         while (messages := channel.receive()) is not None:
             for message in messages:
@@ -358,13 +372,61 @@ def _obey(keeper: Keeper, message: Any, channel: Channel) -> None:
         )
 
 
-def _awaited(sock: socket.socket) -> bool:
-    """Wait for the next request, for as long as a rank trains between two."""
+def _begins(sock: socket.socket, limit_s: float | None) -> bool:
+    """Wait for the next request; False: none has begun within the limit (None: for ever)."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    while not poll.poll(LOOK_MS):
-        pass
+    while not poll.poll(1000 * (LOOK_S if limit_s is None else limit_s)):
+        if limit_s is not None:
+            return False
     return True
+
+
+class _Acceptor:
+    """Accepts connections from ``listener`` until it is stopped, and gives each a thread of its
+    own. ``serve``: handles one to its end; ``say``: called with errors.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        serve: Callable[[socket.socket], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._listener = listener
+        self._serve = serve
+        self._say = say
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening; open connections continue. The thread that accepts holds its socket open
+        until it has noticed.
+        """
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(CLOSE_LIMIT_S)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            while not self._slots.acquire(timeout=LOOK_S):
+                pass
+            threading.Thread(target=self._attend, args=(sock,), daemon=True).start()
+
+    def _attend(self, sock: socket.socket) -> None:
+        try:
+            with sock:
+                self._serve(sock)
+        except (OSError, MessageError) as error:
+            self._say(f"a connection ended: {type(error).__name__}: {error}")
+        finally:
+            self._slots.release()
 
 
 def main() -> NoReturn:

@@ -16,14 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from trainchaos.recovery.checkpoint.memory.header import Header, Key, Moment, complete
+from trainchaos.recovery.checkpoint.memory.protocol import Refusal
 from trainchaos.recovery.policy.doubts import Doubt, in_doubt, together
 
 # processes that may still ask for their buffers: twice as many as a keeper serves at once
 MOST_SEATS = 1024
-
-
-class Refusal(Exception):
-    """A part is refused; says why, and what would help."""
 
 
 @dataclass(kw_only=True)

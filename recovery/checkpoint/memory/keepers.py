@@ -1,15 +1,19 @@
-"""The supervisor's side: starts one keeper per node, ends a keeper that does not answer, and
-replaces one that ends, as soon as its node takes another.
+"""The supervisor's side: starts one keeper per node, ends a keeper that does not answer (one that is
+stopped or stuck holds up every save), and replaces one that ends by an empty one, as soon as its
+node takes another.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import secrets
 import signal
 import time
-from collections import deque
-from collections.abc import Collection, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -20,16 +24,93 @@ from trainchaos.recovery.checkpoint.memory.keeper import (
     TOPIC,
     KeeperConfig,
 )
-from trainchaos.recovery.checkpoint.memory.keeper_host import KeeperHost
 from trainchaos.recovery.checkpoint.memory.peers import Address
-from trainchaos.recovery.checkpoint.memory.pulse import Pulse
-from trainchaos.recovery.process.local import Exited, MessageReceived
-from trainchaos.recovery.transport.wire import Extra
+from trainchaos.recovery.policy.jobconfig import LOOPBACK
+from trainchaos.recovery.process.local import Children, Exited, MessageReceived, Report
+from trainchaos.recovery.transport.wire import Extra, Message
 
 START_LIMIT_S = 30.0
 END_LIMIT_S = 10.0
-MAX_KEEPERS = 1000  # of one node; beyond, the node goes without
-KEPT_GONE = 64  # keepers that have ended; a node has only one after the other
+MAX_KEEPERS = 1000  # a node, on average; beyond, those that end are not replaced
+KEPT_GONE = 64  # keepers that have ended are remembered, and those whose end is news
+REST_S = 1.0
+"""From an answer to the next question."""
+HUNG_S = 5.0
+"""A keeper answers from a thread that does nothing else: at once, on a busy machine in less than a
+second.
+"""
+LOOK_S = 0.1
+"""Between two looks: a supervisor of many keepers turns a thousand times a second."""
+TURN_S = 0.5
+"""A turn of the supervisor counts for no more: while it was itself paused it heard nobody."""
+
+Fork = Callable[[bytes, Sequence[int]], int]
+
+
+class KeeperHost(Protocol):
+    """Processes by name, as ``recovery.process.local.Children``, each on a node."""
+
+    def takes(self, node: int) -> bool:
+        """Whether a process can be started on a node now, and a message reaches it."""
+
+    def address(self, node: int) -> str:
+        """Address at which a keeper of that node listens for the others."""
+
+    def start(self, process: str, config: KeeperConfig) -> int:
+        """Start a keeper on the node its configuration names, which lacks ``parent`` and ``log``;
+        returns its pid.
+
+        Raises InfrastructureError, ConnectionError when its node is lost meanwhile.
+        """
+
+    def alive(self, process: str) -> bool:
+        """Whether its exit has not been reported yet."""
+
+    def send(self, process: str, message: Message) -> bool:
+        """Send a message; False when the keeper has exited."""
+
+    def signal(self, process: str, signum: int) -> None:
+        """Signal a keeper; one that has exited is no error."""
+
+    def os_state(self, process: str) -> str:
+        """The process state as the kernel reports it, X when it has exited."""
+
+    def wait(self, timeout_s: float) -> list[Report]:
+        """Messages of keepers, and exits."""
+
+    def close(self) -> dict[int, str]:
+        """End all keepers; returns what could not be removed, as ``Children.close``."""
+
+
+class LocalKeeperHost:
+    """All nodes are this machine. ``fork``: starts a process that becomes ``be_keeper`` of a
+    configuration; ``log``: directory for keepers' output, None: the supervisor's output. The caller
+    must be a child subreaper.
+    """
+
+    def __init__(self, fork: Fork, *, log: Path | None) -> None:
+        self._fork = fork
+        self._log = log
+        self._children = Children()
+        self.alive = self._children.alive
+        self.send = self._children.send
+        self.signal = self._children.signal
+        self.os_state = self._children.os_state
+        self.wait = self._children.wait
+        self.close = self._children.close
+
+    def takes(self, node: int) -> bool:
+        return True
+
+    def address(self, node: int) -> str:
+        return LOOPBACK
+
+    def start(self, process: str, config: KeeperConfig) -> int:
+        log = self._log / f"{process}.log" if self._log is not None else None
+        whole = config.model_copy(update={"parent": os.getpid(), "log": log})
+        return self._children.spawn(
+            process, lambda fds: self._fork(whole.model_dump_json().encode(), fds)
+        )
 
 
 class KeeperStarted(BaseModel):
@@ -43,34 +124,57 @@ class KeeperStarted(BaseModel):
     node: int
 
 
+@dataclass(kw_only=True)
+class _Keeper:
+    """``port``: once it has said so; ``hung_s``: without an answer, of one that was ended for that;
+    ``waited_s``: since the last answer or question; ``limit_s``: for the answer, infinite while
+    nothing is asked.
+    """
+
+    pid: int
+    node: int
+    port: int | None = None
+    hung_s: float | None = None
+    waited_s: float = 0.0
+    limit_s: float = START_LIMIT_S
+
+    def answered(self) -> None:
+        """It gave a sign of life."""
+        self.waited_s, self.limit_s = 0.0, math.inf
+
+
 class Keepers:
     """``keeper_host``: where keepers run; it is closed with this. Raises InfrastructureError."""
 
     def __init__(
-        self, keeper_host: KeeperHost, *, job: str, nodes: int, limit_bytes: int, replicate: bool
+        self,
+        keeper_host: KeeperHost,
+        *,
+        job: str,
+        nodes: int,
+        limit_bytes: int,
+        replicate: bool,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keeper_host = keeper_host
         self._job = job
         self._nodes = nodes
         self._limit_bytes = limit_bytes
         self._replicate = replicate
+        self._clock_s = clock_s
+        self._looked_s = clock_s()
         self._secret = secrets.token_hex(32)
         self._place = f"trainchaos-{secrets.token_hex(16)}"
         self._count = 0
         self._ending = False
-        self._pids: dict[str, int] = {}
-        self._node_of: dict[str, int] = {}
+        self._known: dict[str, _Keeper] = {}
         self._keeper: dict[int, str] = {}
-        self._gone: deque[str] = deque()
         self._lacking: set[int] = set()  # nodes without one, as soon as they take one
-        self._ports: dict[str, int] = {}
-        self._pulse = Pulse(START_LIMIT_S)
-        self._hung: dict[str, float] = {}
         self._news: list[KeeperStarted | Exited] = []
         try:
             for node in range(nodes):
                 self._start(node)
-            self._await(range(nodes))
+            self._await_all()
         except BaseException:
             self._keeper_host.close()
             raise
@@ -86,29 +190,25 @@ class Keepers:
         return self._keeper[node]
 
     def owns(self, process: str) -> bool:
-        """Whether it is, or was, a keeper: of those that have ended the newest KEPT_GONE are
-        remembered.
-        """
-        return process in self._node_of
+        """Whether it is a keeper, or one of the last KEPT_GONE that have ended."""
+        return process in self._known
 
     def pid_of(self, process: str) -> int:
-        """Its process id; see ``owns``."""
-        return self._pids[process]
+        """Its process id."""
+        return self._known[process].pid
 
     def node_of(self, process: str) -> int:
-        """The node that it runs, or ran, on; see ``owns``."""
-        return self._node_of[process]
+        """The node that it runs, or ran, on."""
+        return self._known[process].node
 
     def hung_s(self, process: str) -> float | None:
-        """Seconds without an answer, of a keeper that was ended for that; see ``owns``."""
-        return self._hung.get(process)
+        """Seconds without an answer, of a keeper that was ended for that."""
+        return self._known[process].hung_s
 
     def signal(self, process: str, signum: int) -> None:
-        """Signal a keeper through its pidfd."""
         self._keeper_host.signal(process, signum)
 
     def os_state(self, process: str) -> str:
-        """The process state as the kernel reports it."""
         return self._keeper_host.os_state(process)
 
     def look(self, timeout_s: float = 0.0) -> list[KeeperStarted | Exited]:
@@ -117,35 +217,39 @@ class Keepers:
         """
         changed: set[int] = set()
         for report in self._keeper_host.wait(timeout_s):
+            keeper = self._known.get(report.process)
+            if keeper is None:
+                continue
             if isinstance(report, Exited):
                 self._news.append(report)
-                node = self._node_of[report.process]
-                self._gone.append(report.process)
-                self._pulse.ended(report.process)
-                changed |= {node} if self._ports.pop(report.process, None) is not None else set()
-                wanted = not self._ending and self._keeper[node] == report.process
-                if wanted and self._count < MAX_KEEPERS * self._nodes:
-                    self._lacking.add(node)
-            elif isinstance(report, MessageReceived) and isinstance(report.message, Extra):
-                if report.process not in self._node_of:
-                    continue
-                self._pulse.heard(report.process)
-                if report.message.topic == TOPIC:
-                    self._ports[report.process] = int(report.message.payload["port"])
-                    changed.add(self._node_of[report.process])
-        self._feel_pulse()
-        if changed and not self._ending:
-            self._introduce(changed)
-        for node in sorted(self._lacking) if not self._ending else ():
-            if self._keeper_host.takes(node):
-                self._start(node)
-        # receivers of the report ask for their pids
-        while len(self._gone) > KEPT_GONE + len(self._news):
-            oldest = self._gone.popleft()
-            del self._pids[oldest], self._node_of[oldest]
-            self._hung.pop(oldest, None)
+                changed |= {keeper.node} if keeper.port is not None else set()
+                keeper.port, keeper.limit_s = None, math.inf
+                if self._count < MAX_KEEPERS * self._nodes:
+                    self._lacking.add(keeper.node)
+            elif isinstance(report, MessageReceived) and self._heard(keeper, report.message):
+                changed.add(keeper.node)
+        if not self._ending:
+            self._look_for_hung()
+            if changed:
+                self._introduce(changed)
+            for node in sorted(self._lacking):
+                if self._keeper_host.takes(node):
+                    self._start(node)
+        if self._news:
+            running = {*self._keeper.values()}
+            gone = [process for process in self._known if process not in running]
+            for process in gone[: -KEPT_GONE - len(self._news)]:
+                del self._known[process]
         news, self._news = self._news, []
         return news
+
+    def _heard(self, keeper: _Keeper, message: Message) -> bool:
+        """Whether it has said where the others reach it."""
+        keeper.answered()
+        if isinstance(message, Extra) and message.topic == TOPIC:
+            keeper.port = int(message.payload["port"])
+            return True
+        return False
 
     def end(self, limit_s: float = END_LIMIT_S) -> list[Exited]:
         """Kill all and wait for their exits; they are not replaced."""
@@ -162,19 +266,31 @@ class Keepers:
         return exits
 
     def close(self) -> dict[int, str]:
-        """End all; what could not be removed, as ``Children.close``."""
         return self._keeper_host.close()
 
-    def _feel_pulse(self) -> None:
-        """Ask keepers for a sign of life, and end those that hang."""
-        asked, hung = self._pulse.turn(
-            lambda process: self._keeper_host.takes(self._node_of[process])
-        )
-        for process in asked:
-            self._keeper_host.send(process, Extra(topic=PULSE_TOPIC, payload={}))
-        for process, waited_s in hung.items():
-            self._hung[process] = round(waited_s, 3)
-            self._keeper_host.signal(process, signal.SIGKILL)
+    def _look_for_hung(self) -> None:
+        """Ask keepers for a sign of life, and end those that hang. One that cannot be reached is
+        neither asked nor waited for meanwhile.
+        """
+        now_s = self._clock_s()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        passed_s, self._looked_s = min(now_s - self._looked_s, TURN_S), now_s
+        for node, process in self._keeper.items():
+            keeper = self._known[process]
+            if node in self._lacking or keeper.hung_s is not None:
+                continue
+            keeper.waited_s += passed_s
+            reached = self._keeper_host.takes(node)
+            if math.isinf(keeper.limit_s):
+                if reached and keeper.waited_s >= REST_S:
+                    keeper.waited_s, keeper.limit_s = 0.0, HUNG_S
+                    self._keeper_host.send(process, Extra(topic=PULSE_TOPIC, payload={}))
+            elif not reached:
+                keeper.waited_s = 0.0
+            elif keeper.waited_s > keeper.limit_s:
+                keeper.hung_s = round(keeper.waited_s, 3)
+                self._keeper_host.signal(process, signal.SIGKILL)
 
     def _start(self, node: int) -> None:
         process = f"k{self._count}"
@@ -197,15 +313,15 @@ class Keepers:
         except ConnectionError:
             return  # its node is lost, and lacks a keeper until it is back
         self._lacking.discard(node)
-        self._pids[process], self._node_of[process], self._keeper[node] = pid, node, process
-        self._pulse.started(process)
+        self._known[process], self._keeper[node] = _Keeper(pid=pid, node=node), process
         self._news.append(KeeperStarted(process=process, pid=pid, node=node))
 
     def _peers(self) -> dict[int, Address]:
+        ports = {node: self._known[process].port for node, process in self._keeper.items()}
         return {
-            node: (self._keeper_host.address(node), self._ports[name])
-            for node, name in self._keeper.items()
-            if name in self._ports
+            node: (self._keeper_host.address(node), port)
+            for node, port in ports.items()
+            if port is not None
         }
 
     def _introduce(self, changed: Collection[int]) -> None:
@@ -215,20 +331,21 @@ class Keepers:
         peers = {str(node): list(address) for node, address in self._peers().items()}
         news = {str(node): peers.get(str(node)) for node in changed}
         for node, process in self._keeper.items():
-            if process in self._ports:
+            if str(node) in peers:
                 told = peers if node in changed else news
                 others = {n: address for n, address in told.items() if n != str(node)}
                 self._keeper_host.send(process, Extra(topic=PEERS_TOPIC, payload={"peers": others}))
 
-    def _await(self, nodes: Sequence[int]) -> None:
+    def _await_all(self) -> None:
+        """Wait until all listen, and introduce them. Raises InfrastructureError."""
+        nodes = range(self._nodes)
+        if lost := [node for node in nodes if node not in self._keeper]:
+            raise InfrastructureError(f"node {lost[0]} was lost before its keeper had started")
         deadline_s = time.monotonic() + START_LIMIT_S
-        while lacking := [node for node in nodes if self._keeper.get(node) not in self._ports]:
-            if lost := [node for node in lacking if node not in self._keeper]:
-                raise InfrastructureError(f"node {lost[0]} was lost before its keeper had started")
+        while any(keeper.port is None for keeper in self._known.values()):
             for report in self._keeper_host.wait(0.1):
                 if isinstance(report, MessageReceived):
-                    self._pulse.heard(report.process)
-                    self._ports[report.process] = int(report.message.payload["port"])
+                    self._heard(self._known[report.process], report.message)
                 elif isinstance(report, Exited):
                     raise InfrastructureError(
                         f"a keeper of checkpoints in memory did not start: {report.how}"

@@ -1,5 +1,10 @@
-"""The keepers of the other nodes, as one keeper sees them: a short connection for each request
-(announcements have others: ``recovery.checkpoint.memory.announcing``).
+"""The keepers of the other nodes, as one keeper sees them: requests, each over a short connection,
+and announcements of what is held, over few connections that stay.
+
+Announcements go along a tree. The others form a ring after the sender. It sends to those 1, 2, 4,
+8 ... places on, each of which passes the note on, in the same way, to all before the next of these:
+of n keepers each receives it once, after log2(n) hops at the most, and each only ever sends to
+log2(n) others. Notes that wait for the same keeper travel together, and only the newest from each.
 """
 
 from __future__ import annotations
@@ -7,23 +12,27 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+
+from msgspec import structs
 
 from trainchaos.recovery.checkpoint.memory import protocol
-from trainchaos.recovery.checkpoint.memory.files import MemoryFile, create, populate
-from trainchaos.recovery.checkpoint.memory.header import PIECE_BYTES, Header, Key, mismatch
+from trainchaos.recovery.checkpoint.memory.header import Header, Key, MemoryFile, create
 from trainchaos.recovery.checkpoint.memory.keeper_store import HeldPart
 from trainchaos.recovery.checkpoint.memory.protocol import (
     Ask,
     Fetch,
     Forget,
     Found,
-    Held,
     Kept,
+    Line,
     Note,
+    Notes,
     Put,
+    receive_answer,
 )
 from trainchaos.recovery.transport import stream
 from trainchaos.recovery.transport.stream import MessageError
@@ -31,13 +40,11 @@ from trainchaos.recovery.transport.stream import MessageError
 CONNECT_LIMIT_S = 2.0
 ASK_LIMIT_S = 2.0
 SEND_LIMIT_S = 10.0  # for the other side to take or send some more bytes, not all of them
-SHUN_S = (
-    # a node that did not answer in time is not asked again for this long: each save would wait for
-    # it
-    10.0
-)
+# a node that did not answer in time is not asked again for this long: each save would wait for it
+SHUN_S = 10.0
 AT_ONCE = 16  # nodes that are asked
 MIN_RATE = 10e6  # bytes/s; a transfer slower than this is given up
+RECEIVE_BYTES = 4 << 20  # between two signs of progress
 
 Address = tuple[str, int]
 
@@ -71,31 +78,25 @@ class Peers:
             return dict(self._addresses)
 
     def ring(self) -> list[int]:
-        """All other nodes, from the next one on."""
-        nodes = self.nodes()
-        return [n for n in nodes if n > self._node] + [n for n in nodes if n < self._node]
+        """All other nodes, from the next one on, which holds copies of this one's parts."""
+        return sorted(set(self.addresses) - {self._node}, key=lambda n: (n < self._node, n))
 
-    def nodes(self) -> list[int]:
-        """All other nodes."""
-        with self._lock:
-            return sorted(set(self._addresses) - {self._node})
+    def ask_all(self, ask: Ask | Forget) -> tuple[dict[int, tuple[Key, ...]], dict[int, str]]:
+        """The keys that each answers, and which do not and why; all are asked at once."""
 
-    def successor(self) -> int | None:
-        """The node that holds copies of this one's parts: the next one in a ring of all; None:
-        there is no other.
-        """
-        return next(iter(self.ring()), None)
+        def answer(node: int) -> tuple[Key, ...] | str:
+            try:
+                with self._connect(node, restoring=isinstance(ask, Ask)) as sock:
+                    stream.send(sock, ask)
+                    return receive_answer(sock, Kept, limit_s=ASK_LIMIT_S)[0].held
+            except (OSError, MessageError) as error:
+                return str(error) or type(error).__name__
 
-    def held(self) -> tuple[dict[int, tuple[Key, ...]], dict[int, str]]:
-        """What they hold, and which do not answer and why; all are asked at once."""
-        held: dict[int, tuple[Key, ...]] = {}
-        lost: dict[int, str] = {}
-        for node, answer in self._ask_all(self._ask_held):
-            if isinstance(answer, str):
-                lost[node] = answer
-            else:
-                held[node] = answer
-        return held, lost
+        with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+            nodes = self.ring()
+            answers = dict(zip(nodes, pool.map(answer, nodes), strict=True))
+        held = {node: keys for node, keys in answers.items() if not isinstance(keys, str)}
+        return held, {node: why for node, why in answers.items() if isinstance(why, str)}
 
     def put(self, node: int, entry: HeldPart, note: Note) -> Kept:
         """Send a copy, and report what is held here. Raises MessageError when it is refused,
@@ -105,37 +106,9 @@ class Peers:
         with self._connect(node) as sock:
             stream.send(sock, Put(note=note, header=header))
             # a full keeper refuses before the data are sent
-            ready, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
-            if isinstance(ready, protocol.Refused):
-                raise MessageError(ready.reason)
+            receive_answer(sock, Kept, limit_s=ASK_LIMIT_S)
             protocol.send_file(sock, entry.fd, header.bytes, limit_s=SEND_LIMIT_S)
-            answer, _ = protocol.receive_answer(sock, limit_s=transfer_limit_s(header.bytes))
-        if isinstance(answer, Kept):
-            return answer
-        raise MessageError(
-            answer.reason if isinstance(answer, protocol.Refused) else "not an answer to a copy"
-        )
-
-    def forget(self, step: int, before: int) -> tuple[set[Key], dict[int, str]]:
-        """Have all release what is doubtful; returns what was released, and which nodes could not
-        be reached and why. All are asked at once.
-        """
-        gone: set[Key] = set()
-        lost: dict[int, str] = {}
-        for node, answer in self._ask_all(lambda node: self._forget(node, step, before)):
-            if isinstance(answer, str):
-                lost[node] = answer
-            else:
-                gone |= set(answer)
-        return gone, lost
-
-    def _forget(self, node: int, step: int, before: int) -> tuple[Key, ...]:
-        with self._connect(node) as sock:
-            stream.send(sock, Forget(step=step, before=before))
-            answer, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
-        if isinstance(answer, Kept):
-            return answer.held
-        raise MessageError("not an answer")
+            return receive_answer(sock, Kept, limit_s=transfer_limit_s(header.bytes))[0]
 
     def fetch(
         self, node: int, key: Key, *, progress: Callable[[], None]
@@ -147,37 +120,8 @@ class Peers:
         progress()
         with self._connect(node, restoring=True) as sock:
             stream.send(sock, Fetch(key=key))
-            answer, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
-            if not isinstance(answer, Found):
-                raise MessageError(
-                    answer.reason
-                    if isinstance(answer, protocol.Refused)
-                    else "not an answer to a fetch"
-                )
-            return answer.header, receive_part(sock, answer.header, progress=progress)
-
-    def _ask_all(
-        self, ask: Callable[[int], tuple[Key, ...]]
-    ) -> Iterator[tuple[int, tuple[Key, ...] | str]]:
-        """Each other node with its answer, or the error."""
-
-        def answer(node: int) -> tuple[Key, ...] | str:
-            try:
-                return ask(node)
-            except (OSError, MessageError) as error:
-                return str(error) or type(error).__name__
-
-        if nodes := self.nodes():
-            with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(nodes))) as pool:
-                yield from zip(nodes, pool.map(answer, nodes), strict=True)
-
-    def _ask_held(self, node: int) -> tuple[Key, ...]:
-        with self._connect(node, restoring=True) as sock:
-            stream.send(sock, Ask())
-            answer, _ = protocol.receive_answer(sock, limit_s=ASK_LIMIT_S)
-        if isinstance(answer, Held):
-            return answer.nodes.get(node, ())
-        raise MessageError("not an answer to a list")
+            header = receive_answer(sock, Found, limit_s=ASK_LIMIT_S)[0].header
+            return header, receive_part(sock, header, progress=progress)
 
     @contextmanager
     def _connect(self, node: int, *, restoring: bool = False) -> Iterator[socket.socket]:
@@ -186,7 +130,8 @@ class Peers:
             with self.open(node, restoring=restoring) as sock:
                 yield sock
         except TimeoutError:
-            self._shun(node)
+            with self._lock:
+                self._shunned[node] = time.monotonic() + SHUN_S
             raise
 
     def open(self, node: int, *, restoring: bool = False) -> socket.socket:
@@ -198,44 +143,126 @@ class Peers:
             raise ConnectionRefusedError(f"node {node} has no keeper")
         if shunned and not restoring:
             raise ConnectionRefusedError(f"node {node} did not answer in time a moment ago")
+        sock = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
         try:
-            sock = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
-            try:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                protocol.enter(sock, self._token)
-            except BaseException:
-                sock.close()
-                raise
-        except TimeoutError:
-            self._shun(node)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            protocol.enter(sock, self._token)
+        except BaseException:
+            sock.close()
             raise
         return sock
-
-    def _shun(self, node: int) -> None:
-        with self._lock:
-            self._shunned[node] = time.monotonic() + SHUN_S
 
 
 def receive_part(
     sock: socket.socket, header: Header, *, progress: Callable[[], None] | None = None
 ) -> MemoryFile:
     """Read a part's data into a memory file. ``progress``: wait as long as bytes arrive, with a
-    call after each PIECE_BYTES; None: wait a limited time for all of them, and check them. Raises
+    call after each RECEIVE_BYTES; None: wait a limited time for all of them, and check them. Raises
     MessageError, OSError.
     """
-    memory = create(header.bytes, name="copy")
-    some = header.bytes if progress is None else PIECE_BYTES
+    memory = create(header.bytes, name="copy", progress=progress or (lambda: None))
+    some = header.bytes if progress is None else RECEIVE_BYTES
     try:
-        populate(memory, progress)
         for start in range(0, header.bytes, some or 1):
             data = memory.data[start : min(start + some, header.bytes)]
             stream.fill(sock, data, time.monotonic() + transfer_limit_s(len(data)))
             if progress is not None:
                 progress()
-        wrong = mismatch(header, memory.data) if progress is None else None
+        wrong = header.mismatch(memory.data) if progress is None else None
         if wrong is not None:
             raise MessageError(f"{header.key.label} came damaged: {wrong}")
     except BaseException:
         memory.close()
         raise
     return memory
+
+
+# ---- announcements
+
+
+def branches(nodes: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Direct receivers, each with the nodes that it passes the note on to; ``nodes``: in the order
+    of the ring.
+    """
+    start, size = 0, 1
+    while start < len(nodes):
+        yield nodes[start], tuple(nodes[start + 1 : start + size])
+        start, size = start + size, size * 2
+
+
+class _Receiver:
+    """One keeper that gets notes, on a thread of its own, over a connection that stays."""
+
+    def __init__(self, connect: Callable[[], socket.socket]) -> None:
+        self.line = Line(connect)
+        self.waiting: dict[int, Note] = {}
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="notes")
+
+
+class Announcer:
+    """Thread-safe. ``heard``: called with a keeper's answer; ``failed``: called with a keeper that
+    does not answer, and the reason.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        *,
+        heard: Callable[[int, Kept], None],
+        failed: Callable[[int, Exception], None],
+    ) -> None:
+        self._peers = peers
+        self._heard = heard
+        self._failed = failed
+        self._receivers: dict[int, _Receiver] = {}
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def announce(self, note: Note, nodes: Sequence[int]) -> list[Future[None]]:
+        """Announce to all of these; done when the direct receivers have it, or cannot get it.
+        ``nodes``: by the ring.
+        """
+        return [self.tell(structs.replace(note, on=rest), head) for head, rest in branches(nodes)]
+
+    def tell(self, note: Note, node: int) -> Future[None]:
+        """Send to one keeper."""
+        with self._lock:
+            if self._closed:
+                ended: Future[None] = Future()
+                ended.set_result(None)
+                return ended
+            if node not in self._receivers:
+                self._receivers[node] = _Receiver(partial(self._peers.open, node))
+            receiver = self._receivers[node]
+            waits = receiver.waiting.get(note.node)
+            if waits is None or waits.version < note.version:
+                receiver.waiting[note.node] = note
+            return receiver.thread.submit(self._send, node, receiver)
+
+    def forget(self, nodes: Sequence[int]) -> None:
+        """These have other keepers now, or none."""
+        with self._lock:
+            gone = [self._receivers.pop(node) for node in nodes if node in self._receivers]
+        for receiver in gone:
+            receiver.thread.submit(receiver.line.close)
+            receiver.thread.shutdown(wait=False)
+
+    def close(self) -> None:
+        """Stop announcing, after what waits."""
+        with self._lock:
+            self._closed = True
+        self.forget([*self._receivers])
+
+    def _send(self, node: int, receiver: _Receiver) -> None:
+        with self._lock:
+            notes, receiver.waiting = tuple(receiver.waiting.values()), {}
+        if not notes:  # they went with those before
+            return
+        try:
+            answer, _ = receiver.line.ask(Notes(notes=notes), Kept, limit_s=ASK_LIMIT_S)
+        except (OSError, MessageError) as error:
+            self._failed(node, error)
+            for note in notes:  # the nodes it would have passed them on to
+                self.announce(note, note.on)
+        else:
+            self._heard(node, answer)

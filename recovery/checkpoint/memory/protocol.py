@@ -9,21 +9,27 @@ the network.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from msgspec import field
 
 from trainchaos.recovery.checkpoint.memory.header import VERSION, Header, Key
 from trainchaos.recovery.transport import auth, stream
-from trainchaos.recovery.transport.stream import Closed, Message, Record, parser
+from trainchaos.recovery.transport.stream import Closed, Message, MessageError, Record, parser
 
 MAX_MESSAGE = 64 << 20
 HELLO_LIMIT_S = 5.0
+LOOK_MS = 50
 _PEER = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
+
+
+class Refusal(MessageError):
+    """A request is refused; says why, and what would help."""
 
 
 class Offer(Message):
@@ -77,9 +83,9 @@ class Forget(Message):
 
 
 class Kept(Message):
-    """The part is kept. ``released``: buffers of this seat that may be used again; ``copies``:
-    other nodes that hold it; ``alone``: why there is no copy; ``version``: as in ``Note``, in an
-    answer to a keeper.
+    """Done. ``held``: keys that are held now, or that were released; ``version``: as in ``Note``,
+    in an answer to a keeper; ``released``: buffers of this seat that may be used again; ``copies``:
+    other nodes that hold it; ``alone``: why there is no copy.
     """
 
     held: tuple[Key, ...] = ()
@@ -90,7 +96,7 @@ class Kept(Message):
 
 
 class Refused(Message):
-    """The request is refused, and nothing was changed."""
+    """In place of another answer: the request is refused, and nothing was changed."""
 
     reason: str
 
@@ -113,8 +119,8 @@ class Found(Message):
 
 
 Request = Offer | Put | Notes | Ask | Fetch | Forget
-Answer = Kept | Refused | Held | Coming | Found
-_ASKS, _ANSWERS = parser(Request), parser(Answer)
+_ASKS, _ANSWERS = parser(Request), parser(Kept | Refused | Held | Coming | Found)
+_A = TypeVar("_A", Kept, Held, Found)
 
 
 def receive_ask(sock: socket.socket, *, limit_s: float) -> tuple[Request, int | None] | None:
@@ -127,11 +133,108 @@ def receive_ask(sock: socket.socket, *, limit_s: float) -> tuple[Request, int | 
         return None
 
 
-def receive_answer(sock: socket.socket, *, limit_s: float) -> tuple[Answer, int | None]:
-    """An answer and the descriptor that came with it, which the caller closes. Raises MessageError,
-    OSError.
+def receive_answer(
+    sock: socket.socket,
+    kind: type[_A],
+    *,
+    limit_s: float,
+    coming: Callable[[], None] | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[_A, int | None]:
+    """An answer of this kind and the descriptor that came with it, which the caller closes.
+    ``coming``: called for each ``Coming`` before it, and ``check`` meanwhile, which may raise.
+    Raises Refusal, MessageError, OSError.
     """
-    return _receive(sock, _ANSWERS, limit_s)
+    while True:
+        if coming is not None:
+            _await(sock, limit_s, check)
+        answer, fd = _receive(sock, _ANSWERS, limit_s)
+        if isinstance(answer, kind):
+            return answer, fd
+        if fd is not None:
+            os.close(fd)
+        if isinstance(answer, Refused):
+            raise Refusal(answer.reason)
+        if not isinstance(answer, Coming) or coming is None:
+            raise MessageError(f"{type(answer).__name__} where {kind.__name__} was expected")
+        coming()
+
+
+def _await(sock: socket.socket, limit_s: float, check: Callable[[], None]) -> None:
+    """Wait for an answer to begin. Raises TimeoutError, and what ``check`` raises."""
+    deadline_s = time.monotonic() + limit_s
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    while not poll.poll(LOOK_MS):
+        check()
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"nothing came within {limit_s:g} s")
+
+
+def _receive(
+    sock: socket.socket, parse: Callable[[bytes], Any], limit_s: float
+) -> tuple[Any, int | None]:
+    """One message, within ``limit_s``, and a descriptor if one came."""
+    fds: list[int] = []
+    until_s = time.monotonic() + limit_s
+    sock.settimeout(limit_s)
+    local = sock.family == socket.AF_UNIX
+    try:
+        message = stream.receive(sock, parse, MAX_MESSAGE, until_s, fds=fds if local else None)
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return message, fds[0] if fds else None
+
+
+class Line:
+    """A connection that is kept: one request at a time, over a new one where the other side has
+    closed it or was replaced since. ``connect``: makes one, raises OSError; ``check``: see
+    ``receive_answer``.
+    """
+
+    def __init__(
+        self, connect: Callable[[], socket.socket], check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._connect = connect
+        self._check = check
+        self._sock: socket.socket | None = None
+
+    def ask(
+        self,
+        message: Message,
+        kind: type[_A],
+        *,
+        limit_s: float,
+        fds: Sequence[int] = (),
+        coming: Callable[[], None] | None = None,
+    ) -> tuple[_A, int | None]:
+        """See ``receive_answer``. After an error the connection is closed: an answer may still
+        arrive, which must not be taken for that of the next request.
+        """
+        for fresh in [True] if self._sock is None else [False, True]:
+            try:
+                sock = self._sock = self._sock or self._connect()
+                sock.settimeout(limit_s)
+                stream.send(sock, message, fds)
+                return receive_answer(sock, kind, limit_s=limit_s, coming=coming, check=self._check)
+            except Refusal:
+                raise
+            except (BrokenPipeError, ConnectionResetError):
+                self.close()
+                if fresh:
+                    raise
+            except BaseException:
+                self.close()
+                raise
+        raise AssertionError("a fresh connection answers or raises")
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
 
 
 def send_file(sock: socket.socket, fd: int, size: int, *, limit_s: float) -> None:
@@ -164,20 +267,3 @@ def same_user(sock: socket.socket) -> bool:
     """Whether the process at the other end of a unix socket is of this user."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return bool(_PEER.unpack(raw)[1] == os.getuid())
-
-
-def _receive(
-    sock: socket.socket, parse: Callable[[bytes], Any], limit_s: float
-) -> tuple[Any, int | None]:
-    """One message, within ``limit_s``, and a descriptor if one came."""
-    fds: list[int] = []
-    until_s = time.monotonic() + limit_s
-    sock.settimeout(limit_s)
-    local = sock.family == socket.AF_UNIX
-    try:
-        message = stream.receive(sock, parse, MAX_MESSAGE, until_s, fds=fds if local else None)
-    except BaseException:
-        for fd in fds:
-            os.close(fd)
-        raise
-    return message, fds[0] if fds else None

@@ -17,10 +17,11 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint import restore as restoring
+from trainchaos.recovery.checkpoint import saves
 from trainchaos.recovery.checkpoint.files import checkpoints, retention
 from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, CorruptCheckpoint
-from trainchaos.recovery.checkpoint.saves.reading import CheckpointMismatch
+from trainchaos.recovery.checkpoint.restore import CheckpointMismatch
 from trainchaos.recovery.state.digest import bytes_of
 from trainchaos.recovery.state.state import TrainState
 
@@ -207,9 +208,9 @@ def steps(directory: Path) -> list[int]:
 def test_pruning_keeps_the_newest(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         put(tmp_path, step)
-    assert [c.step for c in retention.prune(tmp_path, 2)] == [20, 10]
+    assert [c.step for c in retention.prune(tmp_path, 2).gone] == [20, 10]
     assert steps(tmp_path) == [40, 30]
-    assert retention.prune(tmp_path, 2) == []
+    assert retention.prune(tmp_path, 2).gone == []
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -224,7 +225,7 @@ def test_the_last_good_checkpoint_is_never_deleted(tmp_path: Path, keep: int, go
 
 
 def test_pruning_an_empty_directory_is_nothing(tmp_path: Path) -> None:
-    assert retention.prune(tmp_path, 3) == []
+    assert retention.prune(tmp_path, 3).gone == []
 
 
 # ---- with torch: save and restore
@@ -267,7 +268,7 @@ def values(state: TrainState) -> dict[str, bytes]:
 
 def restore(state: TrainState, directory: Path) -> tuple[str | None, list[str]]:
     refused: list[str] = []
-    found = checkpointing.restore_newest(
+    found = restoring.restore_newest(
         state, directory, lambda c, why: refused.append(f"{c.name}: {why}")
     )
     return found.name if found else None, refused
@@ -278,7 +279,7 @@ def test_a_restored_state_is_exact_and_goes_on_exactly(
     tmp_path: Path, make: Callable[..., TrainState]
 ) -> None:
     original = train(make(), 5)
-    saved, size = checkpointing.save(original, tmp_path, generation=2)
+    saved, size = saves.save(original, tmp_path, generation=2)
     assert size > 0
     restored = train(make(seed=1), 2)
     assert restore(restored, tmp_path) == (saved.name, [])
@@ -294,9 +295,9 @@ def test_a_corrupt_checkpoint_is_refused_and_the_older_one_restored(
     tmp_path: Path, make: Callable[..., TrainState]
 ) -> None:
     original = train(make(), 5)
-    checkpointing.save(original, tmp_path, generation=1)
+    saves.save(original, tmp_path, generation=1)
     wanted = values(original)
-    newer, _ = checkpointing.save(train(original, 5), tmp_path, generation=1)
+    newer, _ = saves.save(train(original, 5), tmp_path, generation=1)
     data = max(newer.path.glob("*.bin"), key=lambda p: p.stat().st_size)
     flip(data, data.stat().st_size - 1)
     restored = make(seed=1)
@@ -315,16 +316,16 @@ def test_nothing_to_restore_leaves_the_state_alone(tmp_path: Path) -> None:
 
 
 def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:
-    checkpointing.save(train(adamw(), 5), tmp_path, generation=1)
+    saves.save(train(adamw(), 5), tmp_path, generation=1)
     second = train(adamw(seed=3), 5)
-    checkpointing.save(second, tmp_path, generation=2)
+    saves.save(second, tmp_path, generation=2)
     restored = adamw()
     restore(restored, tmp_path)
     assert values(restored) == values(second)
 
 
 def test_a_checkpoint_of_another_job_is_not_taken(tmp_path: Path) -> None:
-    checkpointing.save(train(adamw(), 5), tmp_path, generation=1)
+    saves.save(train(adamw(), 5), tmp_path, generation=1)
     stranger = adamw()
     stranger.seed = 8
     before = values(stranger)
@@ -335,7 +336,7 @@ def test_a_checkpoint_of_another_job_is_not_taken(tmp_path: Path) -> None:
 
 @MAKES
 def test_nothing_on_disk_is_a_pickle(tmp_path: Path, make: Callable[..., TrainState]) -> None:
-    saved, _ = checkpointing.save(train(make(), 2), tmp_path, generation=1)
+    saved, _ = saves.save(train(make(), 2), tmp_path, generation=1)
     files = sorted(saved.path.iterdir())
     assert [path.name for path in files] == ["manifest.json", "rank-0000.bin"]
     for path in files:
@@ -359,14 +360,14 @@ def test_nothing_on_disk_is_a_pickle(tmp_path: Path, make: Callable[..., TrainSt
 def test_a_disk_that_refuses_leaves_no_trace_and_the_old_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpointing.save(train(adamw(), 5), tmp_path, generation=1)
+    saves.save(train(adamw(), 5), tmp_path, generation=1)
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        checkpointing.save(train(adamw(), 6), tmp_path, generation=1)
+        saves.save(train(adamw(), 6), tmp_path, generation=1)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
     assert refusals(tmp_path) == ("step-00000005", [])
@@ -375,5 +376,5 @@ def test_a_disk_that_refuses_leaves_no_trace_and_the_old_checkpoint(
 def test_the_state_is_not_changed_by_saving_it(tmp_path: Path) -> None:
     state = train(adamw(), 3)
     before = values(state)
-    checkpointing.save(state, tmp_path, generation=1)
+    saves.save(state, tmp_path, generation=1)
     assert values(state) == before

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.recovery.checkpoint.memory.test_memory_state import ALONE, NAME, keeper
+from tests.recovery.checkpoint.memory.test_memory_state import Rank, keeper
 from tests.recovery.state.test_optimizers import (
     PAIRS,
-    Relay,
     counting,
     everything,
     in_order,
@@ -17,45 +16,22 @@ from tests.recovery.state.test_optimizers import (
     steps,
     train,
 )
-from trainchaos.recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
-from trainchaos.recovery.policy.interval import SaveSchedule
-from trainchaos.recovery.policy.jobconfig import InMemory
 from trainchaos.recovery.state.state import TrainState
 
 __all__ = ["keeper"]  # a fixture
 pytestmark = pytest.mark.usefixtures("keeper")
 
 
-def memory_of(state: TrainState) -> MemoryCheckpointer:
-    """As a rank that is alone uses it."""
-
-    def quiet(*_: object, **__: object) -> None: ...
-
-    told = InMemory(socket=NAME, job="job", every=1)
-    return MemoryCheckpointer(
-        told,
-        state,
-        timetable=SaveSchedule(1, mtbf_s=None, now_s=0.0),
-        seat="w0",
-        device="cpu",
-        write=quiet,
-        send=quiet,
-        check=quiet,
-        progress=quiet,
-        saves=quiet,
-    )
-
-
 def remembered(source: TrainState, *targets: TrainState) -> None:
     """As the keeper gives it, after the process that saved it has ended."""
-    saver, group = memory_of(source), Relay([], 0)
-    saver.after_commit(source.step, rank=0, layout=ALONE, generation=1, asked=True)
-    saver.close()
+    saver = Rank(source)
+    saver.begin()
+    saver.memory.close()
     for target in targets:
-        taker = memory_of(target)
-        newest = next(taker.newest(group, ALONE))
-        assert newest.step == source.step and taker.restore(newest, group, ALONE)
-        taker.close()
+        taker = Rank(target)
+        newest = taker.restore()
+        assert newest is not None and newest.step == source.step
+        taker.memory.close()
 
 
 @pytest.mark.parametrize(("optimizer", "scheduler"), PAIRS)

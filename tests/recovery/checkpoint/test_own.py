@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from tests.support.ranks import Self, results
-from trainchaos.recovery.checkpoint import own
-from trainchaos.recovery.checkpoint import state_io as checkpointing
-from trainchaos.recovery.checkpoint.files.checkpoints import newest_first
+from trainchaos.recovery.checkpoint import own, saves
+from trainchaos.recovery.checkpoint import restore as restoring
+from trainchaos.recovery.checkpoint.files.checkpoints import manifest_of, newest_first
 from trainchaos.recovery.collectives.transfer import copy_state
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.state import digest
@@ -61,12 +61,12 @@ def saved_and_restored(me: Self, folder: str) -> Any:
     sizes = {name: len(one) for name, one in found.items()}
     if me.rank == 0:
         state.own = found
-        checkpointing.save(state, Path(folder), generation=1)
+        saves.save(state, Path(folder), generation=1)
         state.own = {}
     again = state_of(9)
     if me.rank == 0:
         again.room_for_own = lambda table: own.fit(table, layout, 0)
-        checkpointing.restore_newest(again, Path(folder), lambda *bad: None)
+        restoring.restore_newest(again, Path(folder), lambda *bad: None)
     copy_state(again, group.holders, source=0, receive=me.rank > 0, progress=lambda: None)
     mine = again.own.get(own.name(layout, me.rank))
     if mine is not None:
@@ -129,13 +129,13 @@ def test_a_pack_of_another_model_is_refused() -> None:
 def test_a_checkpoint_with_own_parts_is_read_by_a_job_of_other_ranks(tmp_path: Path) -> None:
     state = state_of(0)
     state.own = {own.name(Layout(world=2), 1): own.packed(state_of(1))}
-    checkpointing.save(state, tmp_path, generation=1)
+    saves.save(state, tmp_path, generation=1)
     again = state_of(9)
-    assert checkpointing.restore_newest(again, tmp_path, lambda *bad: pytest.fail(str(bad)))
+    assert restoring.restore_newest(again, tmp_path, lambda *bad: pytest.fail(str(bad)))
     assert shown(again) == (0.0, 0, 0.0) and not again.own
     assert (
         own.fit(
-            checkpointing.checkpoints.manifest_of(newest_first(tmp_path)[0])["tensors"],
+            manifest_of(newest_first(tmp_path)[0])["tensors"],
             Layout(world=4, shards=2),
             1,
         )

@@ -14,8 +14,7 @@ from tests.support.arms import judged
 from tests.support.search.simulate import Played, cell_of, evidence, play
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.recovery.checkpoint.files import checkpoints, retention
-from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
-from trainchaos.recovery.checkpoint.files.manifest import MANIFEST
+from trainchaos.recovery.checkpoint.files.checkpoints import MANIFEST, Checkpoint
 from trainchaos.recovery.checkpoint.files.retention import Agreement
 
 STRATEGIES = ["checkpoint-restart", "drop-replica", "hot-spare"]
@@ -35,7 +34,7 @@ def saved(directory: Path, *numbers: int, **facts: Any) -> list[Checkpoint]:
 def test_the_newest_that_was_agreed_on_stays_however_old(tmp_path: Path) -> None:
     saved(tmp_path, 40, 50, 60, 70, 80, 90)
     gone = retention.prune(tmp_path, 3, agreed=Agreement(step=50, every=50))
-    assert [c.step for c in gone] == [60, 40]
+    assert [c.step for c in gone.gone] == [60, 40]
     assert steps(tmp_path) == [90, 80, 70, 50]
 
 
@@ -68,7 +67,7 @@ def test_word_of_an_agreement_may_come_late(tmp_path: Path, lag: int, every: int
 
 def test_nothing_goes_while_nobody_knows_of_an_agreement(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20, 30)
-    assert retention.prune(tmp_path, 1, agreed=Agreement(step=-1)) == []
+    assert retention.prune(tmp_path, 1, agreed=Agreement(step=-1)).gone == []
     assert steps(tmp_path) == [30, 20, 10]
 
 
@@ -114,7 +113,7 @@ def test_what_was_recorded_as_written_is_not_read_again(tmp_path: Path) -> None:
 def test_what_was_recorded_and_is_torn_is_not_counted_on(tmp_path: Path) -> None:
     made = saved(tmp_path, 10, 20)
     (made[1].path / "a.bin").write_bytes(b"short")
-    assert retention.prune(tmp_path, 1, recorded={made[1].name}) == []
+    assert retention.prune(tmp_path, 1, recorded={made[1].name}).gone == []
 
 
 # ---- what is set aside
@@ -122,8 +121,8 @@ def test_what_was_recorded_and_is_torn_is_not_counted_on(tmp_path: Path) -> None
 
 def test_what_is_in_doubt_is_renamed_and_no_longer_found(tmp_path: Path) -> None:
     saved(tmp_path, 50, 60, 70, generation=3)
-    moved, gone = retention.set_aside(tmp_path, lambda c: c.step > 50)
-    assert ([c.step for c in moved], gone) == ([60, 70], [])
+    done = retention.set_aside(tmp_path, lambda c: c.step > 50)
+    assert ([c.step for c in done.moved], done.gone_aside) == ([60, 70], [])
     assert steps(tmp_path) == [50]
     assert retention.aside_in(tmp_path) == [
         "doubtful-step-00000060-0-3",
@@ -135,12 +134,13 @@ def test_what_is_in_doubt_is_renamed_and_no_longer_found(tmp_path: Path) -> None
 def test_few_stay_set_aside_the_first_of_the_latest(tmp_path: Path) -> None:
     for generation in (1, 2):
         saved(tmp_path, 50, 60, 70, 80, 90, generation=generation)
-        moved, gone = retention.set_aside(tmp_path, lambda c: c.step > 50)
-        assert [c.step for c in moved] == [60, 70, 80, 90]
+        done = retention.set_aside(tmp_path, lambda c: c.step > 50)
+        assert [c.step for c in done.moved] == [60, 70, 80, 90]
     assert retention.aside_in(tmp_path) == [
         f"doubtful-step-000000{step}-0-2" for step in (60, 70, 80)
     ]
-    assert sorted(gone)[-1] == "doubtful-step-00000090-0-2" and len(gone) == 4
+    gone = sorted(done.gone_aside)
+    assert gone[-1] == "doubtful-step-00000090-0-2" and len(gone) == 4
 
 
 def test_one_that_cannot_be_renamed_stays_whole(tmp_path: Path) -> None:
@@ -149,11 +149,8 @@ def test_one_that_cannot_be_renamed_stays_whole(tmp_path: Path) -> None:
     def broken(what: str, path: Path) -> None:
         raise OSError(30, "Read-only file system")
 
-    refused: list[str] = []
-    moved, _ = retention.set_aside(
-        tmp_path, lambda c: c.step > 50, refused=lambda c, why: refused.append(why), disk=broken
-    )
-    assert (moved, steps(tmp_path)) == ([], [60, 50]) and "Read-only" in refused[0]
+    done = retention.set_aside(tmp_path, lambda c: c.step > 50, disk=broken)
+    assert (done.moved, steps(tmp_path)) == ([], [60, 50]) and "Read-only" in done.kept[0][1]
 
 
 # ---- whole arms

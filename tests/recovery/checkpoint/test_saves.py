@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint import restore as restoring
+from trainchaos.recovery.checkpoint import saves
 from trainchaos.recovery.checkpoint.files import checkpoints
 from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, Disk
 from trainchaos.recovery.checkpoint.files.saving import Saving
@@ -87,10 +88,10 @@ def test_a_save_that_fails_at_any_point_is_said_and_leaves_the_last_good_one(
     tmp_path: Path, point: str, again: bool
 ) -> None:
     old = state(5 if again else 4)
-    checkpointing.save(old, tmp_path, generation=1)
+    saves.save(old, tmp_path, generation=1)
     disk = Breaking(point, OSError(errno.EIO, os.strerror(errno.EIO)))
     said = Said()
-    assert not said.attempt(lambda: checkpointing.save(state(), tmp_path, generation=2, disk=disk))
+    assert not said.attempt(lambda: saves.save(state(), tmp_path, generation=2, disk=disk))
     assert [kind for kind, _ in said.events] == [Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_FAILED]
     assert "Input/output error" in said.events[-1][1]["error"]
     assert [note.state for note in said.notes] == ["saving", "failed"]
@@ -100,13 +101,13 @@ def test_a_save_that_fails_at_any_point_is_said_and_leaves_the_last_good_one(
     assert [c.step for c in kept] == [old.step]
     assert checkpoints.verify(kept[0])["generation"] == 1
     assert [path.name for path in tmp_path.iterdir()] == [kept[0].name]
-    assert said.attempt(lambda: checkpointing.save(state(), tmp_path, generation=2))
+    assert said.attempt(lambda: saves.save(state(), tmp_path, generation=2))
     assert good(tmp_path) == 5
 
 
 def test_the_points_are_all_there_are(tmp_path: Path) -> None:
     disk = Breaking("mkdir 99", OSError())
-    checkpointing.save(state(), tmp_path, generation=1, disk=disk)
+    saves.save(state(), tmp_path, generation=1, disk=disk)
     counts = {what: disk.heard.count(what) for what in dict.fromkeys(disk.heard)}
     named = {point.split()[0] for point in POINTS}
     assert named == set(counts)
@@ -157,11 +158,9 @@ def test_a_mask_of_infinities_in_a_buffer_is_saved(tmp_path: Path, writers: int)
         one.model.register_buffer("mask", torch.full((600, 600), float("-inf")).triu(1))
     other.model.mask.zero_()
     for writer in reversed(range(writers)):
-        order, chunks = checkpointing.order_of(
-            masked, tmp_path, generation=1, writer=writer, writers=writers
-        )
-        checkpointing.write(order, chunks)
-    checkpointing.load(other, checkpointing.prepared(other, checkpoints.newest_first(tmp_path)[0]))
+        order = saves.SaveOrder(directory=tmp_path, generation=1, writer=writer, writers=writers)
+        saves.write(order, saves.content_of(masked, writer, writers))
+    restoring.load(other, restoring.prepared(other, checkpoints.newest_first(tmp_path)[0]))
     assert torch.equal(other.model.mask, masked.model.mask)
 
 
@@ -170,7 +169,7 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
     with torch.no_grad():
         spoilt.model.weight[0, 0] = float("nan")
     with pytest.raises(RuntimeError, match=r"not finite \(model.weight\)"):
-        checkpointing.save(spoilt, tmp_path, generation=1)
+        saves.save(spoilt, tmp_path, generation=1)
     assert not list(tmp_path.iterdir())
 
 
@@ -180,25 +179,25 @@ def test_where_names_cannot_be_exchanged_the_old_one_comes_back(
     def unsupported(one: Path, other: Path) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    checkpointing.save(state(), tmp_path, generation=1)
+    saves.save(state(), tmp_path, generation=1)
     monkeypatch.setattr(atomic_rename, "exchange", unsupported)
     with pytest.raises(OSError):
-        checkpointing.save(
+        saves.save(
             state(), tmp_path, generation=2, disk=Breaking("fsync 3", OSError(errno.EIO, "x"))
         )
     (kept,) = checkpoints.newest_first(tmp_path)
     assert checkpoints.verify(kept)["generation"] == 1
-    checkpointing.save(state(), tmp_path, generation=3)
+    saves.save(state(), tmp_path, generation=3)
     (kept,) = checkpoints.newest_first(tmp_path)
     assert checkpoints.verify(kept)["generation"] == 3
     assert [path.name for path in tmp_path.iterdir()] == [kept.name]
 
 
 def test_a_checkpoint_is_there_at_each_moment_of_its_replacement(tmp_path: Path) -> None:
-    checkpointing.save(state(), tmp_path, generation=1)
+    saves.save(state(), tmp_path, generation=1)
     seen: list[int | None] = []
     watch: Disk = lambda what, path: seen.append(good(tmp_path))  # noqa: E731
-    checkpointing.save(state(), tmp_path, generation=2, disk=watch)
+    saves.save(state(), tmp_path, generation=2, disk=watch)
     assert set(seen) == {5}
 
 
@@ -206,7 +205,7 @@ def test_a_checkpoint_that_cannot_be_deleted_stays_whole_and_is_not_called_delet
     tmp_path: Path,
 ) -> None:
     for step in (1, 2, 3):
-        checkpointing.save(state(step), tmp_path, generation=1)
+        saves.save(state(step), tmp_path, generation=1)
     said = Said()
     said.saving.prune(
         tmp_path, 1, disk=Breaking("delete 0", OSError(errno.EROFS, "Read-only file system"))
@@ -222,5 +221,5 @@ def test_a_checkpoint_that_cannot_be_deleted_stays_whole_and_is_not_called_delet
 def test_what_a_killed_save_left_is_swept_by_the_next(tmp_path: Path) -> None:
     (tmp_path / ".staging-step-00000004-1").mkdir()
     (tmp_path / ".deleted-step-00000001").mkdir()
-    checkpointing.save(state(), tmp_path, generation=1)
+    saves.save(state(), tmp_path, generation=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]

@@ -9,7 +9,9 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,24 +23,27 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trainchaos.recovery.checkpoint import state_io as checkpointing
-from trainchaos.recovery.checkpoint.files import checkpoints, pieces, retention
-from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint, CorruptCheckpoint
-from trainchaos.recovery.checkpoint.files.manifest import seal, stream_of
-from trainchaos.recovery.checkpoint.saves import sharded
-from trainchaos.recovery.checkpoint.saves.chunks import (
+from trainchaos.recovery.checkpoint import restore as restoring
+from trainchaos.recovery.checkpoint import saves
+from trainchaos.recovery.checkpoint.chunks import (
     SPLIT_BYTES,
     Chunk,
     chunks_of,
     described,
     share,
 )
-from trainchaos.recovery.checkpoint.saves.reading import (
+from trainchaos.recovery.checkpoint.files import checkpoints, pieces, retention
+from trainchaos.recovery.checkpoint.files.checkpoints import (
+    Checkpoint,
+    CorruptCheckpoint,
+    stream_of,
+)
+from trainchaos.recovery.checkpoint.restore import (
     CheckpointMismatch,
     ChunkRestore,
     HalfLoaded,
 )
-from trainchaos.recovery.checkpoint.state_io import SaveOrder, write
+from trainchaos.recovery.checkpoint.saves import Content, SaveOrder, write
 from trainchaos.recovery.state.digest import bytes_of
 from trainchaos.recovery.state.state import TrainState
 
@@ -49,39 +54,33 @@ def order(
     directory: Path,
     step: int,
     chunks: Sequence[Chunk],
-    *,
-    writer: int = 0,
-    writers: int = 1,
-    **more: object,
-) -> SaveOrder:
-    values = {
-        "directory": directory,
-        "step": step,
-        "generation": 1,
-        "scalars": {"step": step},
-        "writer": writer,
-        "tensors": described(chunks),
-        "writers": writers,
-        "disk": lambda what, path: None,
-        "check": lambda: None,
-    }
-    return SaveOrder(**(values | more))  # type: ignore[arg-type]
+    mine: Sequence[Chunk] | None = None,
+    **more: Any,
+) -> tuple[SaveOrder, Content]:
+    """``chunks``: of all writers; ``mine``: of this one."""
+    given = chunks if mine is None else mine
+    content = Content(step=step, scalars={}, tensors=described(chunks), chunks=given)
+    return SaveOrder(directory=directory, generation=1, **more), content
 
 
-def save(
-    directory: Path, step: int, parts: Sequence[Sequence[Chunk]], **more: object
-) -> Checkpoint:
+def save(directory: Path, step: int, parts: Sequence[Sequence[Chunk]]) -> Checkpoint:
     """Each part by a writer of its own, at the same time."""
     everything = [chunk for part in parts for chunk in part]
     orders = [
-        order(directory, step, everything, writer=n, writers=len(parts), **more)
-        for n in range(len(parts))
+        order(directory, step, everything, part, writer=n, writers=len(parts))
+        for n, part in enumerate(parts)
     ]
     with ThreadPoolExecutor(len(parts)) as pool:
-        results = list(pool.map(write, orders, parts))
+        results = list(pool.map(lambda given: write(*given), orders))
     assert results[1:] == [None] * (len(parts) - 1)
     assert results[0] is not None
     return results[0][0]
+
+
+def reading_of(checkpoint: Checkpoint, wanted: Sequence[Chunk]) -> ChunkRestore:
+    manifest = checkpoints.manifest_of(checkpoint)
+    path_of = partial(checkpoints.path_of, checkpoint)
+    return ChunkRestore(checkpoint.name, manifest, path_of, wanted)
 
 
 def random_tensor(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
@@ -138,7 +137,7 @@ def test_what_any_ranks_wrote_any_ranks_read(
         for name, whole in wholes.items()
         for chunk in in_boxes(name, torch.zeros_like(whole), cut(whole))
     ]
-    reading = ChunkRestore(checkpoint, wanted)
+    reading = reading_of(checkpoint, wanted)
     reading.verify()
     reading.load()
     for chunk in wanted:
@@ -153,7 +152,7 @@ def test_a_large_state_of_many_pieces_comes_back_into_memory_that_is_not_in_orde
     checkpoint = save(tmp_path, 5, [in_boxes("w", whole, [[], []])])
     assert len(stream_of(checkpoints.manifest_of(checkpoint), "rank-0000.bin")) > 40
     wanted = torch.zeros(1100, 700).t()
-    reading = ChunkRestore(
+    reading = reading_of(
         checkpoint, [Chunk(name="w", shape=(700, 1100), at=(0, 0), size=(700, 1100), data=wanted)]
     )
     reading.load()
@@ -215,7 +214,7 @@ def test_shards_of_one_world_size_are_restored_in_another(
             for name, whole in wholes.items()
         }
         other = torch.tensor(0.0)
-        reading = ChunkRestore(checkpoint, chunks_of(empty | {"optimizer.w.step": other}))
+        reading = reading_of(checkpoint, chunks_of(empty | {"optimizer.w.step": other}))
         reading.verify()
         reading.load()
         assert other == step
@@ -243,7 +242,7 @@ def test_ranks_that_hold_the_same_share_the_writing_evenly(tmp_path: Path, write
     assert max(sizes) - min(sizes) <= 4000
     checkpoint = save(tmp_path, 5, parts)
     empty = {name: torch.zeros_like(whole) for name, whole in wholes.items()}
-    ChunkRestore(checkpoint, chunks_of(empty)).load()
+    reading_of(checkpoint, chunks_of(empty)).load()
     assert all(torch.equal(empty[name], wholes[name]) for name in wholes)
 
 
@@ -265,23 +264,20 @@ def test_a_writer_that_gives_up_is_named_and_nothing_is_committed(tmp_path: Path
     spoilt = two(float("nan"))[1]
     everything = [*parts[0], *parts[1]]
     with pytest.raises(RuntimeError, match=r"not finite \(w\)"):
-        write(order(tmp_path, 5, everything, writer=1, writers=2), spoilt)
+        write(*order(tmp_path, 5, everything, spoilt, writer=1, writers=2))
     with pytest.raises(RuntimeError, match=r"writer 1 gave up: the state is not finite \(w\)"):
-        write(order(tmp_path, 5, everything, writers=2), parts[0])
+        write(*order(tmp_path, 5, everything, parts[0], writers=2))
     assert nothing_committed(tmp_path)
 
 
-def test_a_part_that_never_comes_ends_the_save(tmp_path: Path) -> None:
+def test_a_part_that_never_comes_ends_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     staging = tmp_path / "staging"
     staging.mkdir()
+    monkeypatch.setattr(saves, "PARTS_TIMEOUT_S", 0.01)
     with pytest.raises(TimeoutError, match=r"the part of writer 1 did not come within 0.01 s"):
-        sharded.gather(
-            staging,
-            2,
-            timeout_s=0.01,
-            check=lambda: None,
-            note_of=lambda writer: tmp_path / f"no-{writer}",
-        )
+        saves.gather(SaveOrder(directory=tmp_path, generation=1, writers=2), staging, 5)
 
 
 def test_waiting_for_parts_ends_with_the_generation(tmp_path: Path) -> None:
@@ -293,7 +289,7 @@ def test_waiting_for_parts_ends_with_the_generation(tmp_path: Path) -> None:
 
     parts = two()
     with pytest.raises(Lost):
-        write(order(tmp_path, 5, [*parts[0], *parts[1]], writers=2, check=lost), parts[0])
+        write(*order(tmp_path, 5, [*parts[0], *parts[1]], parts[0], writers=2, check=lost))
     assert nothing_committed(tmp_path)
 
 
@@ -307,11 +303,11 @@ def test_parts_that_leave_a_hole_are_refused(tmp_path: Path) -> None:
 def test_a_record_that_is_torn_is_refused(tmp_path: Path) -> None:
     parts = two()
     everything = [*parts[0], *parts[1]]
-    write(order(tmp_path, 5, everything, writer=1, writers=2), parts[1])
+    write(*order(tmp_path, 5, everything, parts[1], writer=1, writers=2))
     (record,) = tmp_path.glob(".staging*/part-0001.json")
-    record.write_text(record.read_text().replace('"size": [2, 3]', '"size": [3, 2]'))
+    record.write_text(record.read_text().replace('size\\": [2, 3]', 'size\\": [3, 2]'))
     with pytest.raises(RuntimeError, match="does not match its own checksum"):
-        write(order(tmp_path, 5, everything, writers=2), parts[0])
+        write(*order(tmp_path, 5, everything, parts[0], writers=2))
     assert nothing_committed(tmp_path)
 
 
@@ -335,7 +331,7 @@ def on_disk(checkpoint: Checkpoint) -> int:
 
 def restored(checkpoint: Checkpoint) -> dict[str, Tensor]:
     empty = {name: torch.zeros_like(tensor) for name, tensor in state_of().items()}
-    reading = ChunkRestore(checkpoint, chunks_of(empty))
+    reading = reading_of(checkpoint, chunks_of(empty))
     reading.verify()
     reading.load()
     return empty
@@ -349,7 +345,7 @@ def series(
     for step in steps:
         train(tensors, step)
         chunks = chunks_of(tensors)
-        result = write(order(directory, step, chunks, delta=every), chunks)
+        result = write(*order(directory, step, chunks, delta=every))
         assert result is not None
         found[step] = (result[0], {name: tensor.clone() for name, tensor in tensors.items()})
     return found
@@ -369,9 +365,9 @@ def test_a_delta_holds_what_changed_and_restores_exactly(tmp_path: Path) -> None
 
 def test_nothing_that_a_kept_delta_refers_to_is_deleted(tmp_path: Path) -> None:
     made = series(tmp_path, (1, 2, 3, 4, 5), every=4)
-    assert [c.step for c in retention.prune(tmp_path, 1)] == [4, 3, 2, 1], "5 is full"
+    assert [c.step for c in retention.prune(tmp_path, 1).gone] == [4, 3, 2, 1], "5 is full"
     made = series(tmp_path, (6, 7), every=4)
-    assert [c.step for c in retention.prune(tmp_path, 1)] == [6], "7 leads straight to 5"
+    assert [c.step for c in retention.prune(tmp_path, 1).gone] == [6], "7 leads straight to 5"
     assert {c.step for c in checkpoints.newest_first(tmp_path)} == {7, 5}
     checkpoints.verify(made[7][0])
 
@@ -401,7 +397,7 @@ def test_nothing_is_built_on_a_checkpoint_that_was_refused(tmp_path: Path) -> No
         if step < 3:
             train(tensors, step)
         chunks = chunks_of(tensors)
-        result = write(order(tmp_path, step, chunks, delta=9), chunks)
+        result = write(*order(tmp_path, step, chunks, delta=9))
         assert result is not None
         made[step] = result[0]
         if damaged:
@@ -420,8 +416,7 @@ def test_a_reference_out_of_the_directory_is_refused(tmp_path: Path) -> None:
     path = made[2][0].path / "manifest.json"
     manifest = json.loads(path.read_bytes())
     manifest["files"]["rank-0000.bin"]["pieces"][0][0] = "../../etc"
-    manifest["self"] = seal(manifest)
-    path.write_text(json.dumps(manifest))
+    path.write_bytes(checkpoints.sealed(manifest))
     with pytest.raises(CorruptCheckpoint, match=r"refers to '\.\./\.\./etc'"):
         checkpoints.verify(made[2][0])
 
@@ -464,12 +459,12 @@ def test_a_checkpoint_of_something_else_is_refused_by_name_and_nothing_changes(
         parameter.grad = torch.ones_like(parameter)
     saved.apply(0.0)
     saved.step = 5
-    checkpointing.save(saved, tmp_path, generation=1)
+    saves.save(saved, tmp_path, generation=1)
     make, words = OTHERS[other]
     here = make()
     before = {name: bytes(bytes_of(tensor)) for name, tensor in here.tensors().items()}
     with pytest.raises(CheckpointMismatch, match=words) as caught:
-        checkpointing.restore_newest(here, tmp_path, lambda *_: None)
+        restoring.restore_newest(here, tmp_path, lambda *_: None)
     assert "number of ranks may differ" in caught.value.hint
     assert before == {name: bytes(bytes_of(tensor)) for name, tensor in here.tensors().items()}
     assert here.step == 0
@@ -478,7 +473,7 @@ def test_a_checkpoint_of_something_else_is_refused_by_name_and_nothing_changes(
 def test_a_bad_last_byte_is_found_before_anything_is_touched(tmp_path: Path) -> None:
     saved = job(300)
     saved.step = 5
-    checkpoint, _ = checkpointing.save(saved, tmp_path, generation=1)
+    checkpoint, _ = saves.save(saved, tmp_path, generation=1)
     path = checkpoint.path / "rank-0000.bin"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -486,15 +481,15 @@ def test_a_bad_last_byte_is_found_before_anything_is_touched(tmp_path: Path) -> 
     here = job(300, seed=8)
     before = {name: bytes(bytes_of(tensor)) for name, tensor in here.tensors().items()}
     refused: list[str] = []
-    assert checkpointing.restore_newest(here, tmp_path, lambda c, why: refused.append(why)) is None
+    assert restoring.restore_newest(here, tmp_path, lambda c, why: refused.append(why)) is None
     assert len(refused) == 1
     assert before == {name: bytes(bytes_of(tensor)) for name, tensor in here.tensors().items()}
 
 
 def test_data_that_changes_between_the_two_looks_ends_the_process(tmp_path: Path) -> None:
     saved = job()
-    checkpoint, _ = checkpointing.save(saved, tmp_path, generation=1)
-    reading = checkpointing.prepared(job(seed=8), checkpoint)
+    checkpoint, _ = saves.save(saved, tmp_path, generation=1)
+    reading = restoring.prepared(job(seed=8), checkpoint)
     reading.verify()
     path = checkpoint.path / "rank-0000.bin"
     path.write_bytes(bytes(path.stat().st_size))
@@ -508,10 +503,9 @@ def test_a_tensor_the_manifest_has_only_half_of_is_refused(tmp_path: Path) -> No
     path = checkpoint.path / "manifest.json"
     manifest = json.loads(path.read_bytes())
     manifest["tensors"]["w"]["chunks"][0]["size"] = [2, 3]
-    manifest["self"] = seal(manifest)
-    path.write_text(json.dumps(manifest))
+    path.write_bytes(checkpoints.sealed(manifest))
     with pytest.raises(CorruptCheckpoint, match="has 6 of 12 values of w"):
-        ChunkRestore(checkpoint, [chunk])
+        reading_of(checkpoint, [chunk])
 
 
 # ---- pieces
@@ -532,12 +526,12 @@ def test_pieces_are_read_by_several_threads_and_the_first_error_ends_all(tmp_pat
             gate.wait()  # only two threads at once come past here
         assert pieces.checksum(data) == stream[number].sum
 
-    pieces.check(stream, lambda where: path, use, threads=2)
+    pieces.check(stream, "data", lambda where: path, use, threads=2)
     assert seen == set(range(len(stream)))
     assert len(names) == 2
     broken = [piece._replace(sum="0" * 32) for piece in stream]
     with pytest.raises(CorruptCheckpoint, match="in bytes"):
-        pieces.check(broken, lambda where: path, use, threads=2)
+        pieces.check(broken, "data", lambda where: path, use, threads=2)
 
 
 @settings(max_examples=settings().max_examples * 2, deadline=None)

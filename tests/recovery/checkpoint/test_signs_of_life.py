@@ -15,21 +15,20 @@ from typing import Any
 import pytest
 import torch
 
-from tests.recovery.checkpoint.memory.test_memory_state import memory_of, restore, save, trained
+from tests.recovery.checkpoint.memory import test_memory_state as states
+from tests.recovery.checkpoint.memory.test_memory_state import keeper_named, trained
 from tests.recovery.checkpoint.test_checkpointer import Gate, Rank, gate, left
 from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.checkpoint import state_io as checkpointing
+from trainchaos.recovery.checkpoint import background, saves
+from trainchaos.recovery.checkpoint import restore as restoring
+from trainchaos.recovery.checkpoint.background import BackgroundWorker, Snapshot
+from trainchaos.recovery.checkpoint.chunks import chunks_of
 from trainchaos.recovery.checkpoint.files import checkpoints, retention
 from trainchaos.recovery.checkpoint.files.fence import CheckpointFence, Fenced
 from trainchaos.recovery.checkpoint.files.saving import SaveOutcome
-from trainchaos.recovery.checkpoint.memory import files
-from trainchaos.recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
-from trainchaos.recovery.checkpoint.saves import background, sharded
-from trainchaos.recovery.checkpoint.saves.background import BackgroundWorker, Snapshot
-from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
+from trainchaos.recovery.checkpoint.memory import header
 from trainchaos.recovery.policy.jobconfig import InMemory
-from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.state import strides
 from trainchaos.recovery.state.fingerprint import fingerprint
 from trainchaos.recovery.transport import atomic_rename
@@ -45,13 +44,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def keeper() -> Iterator[str]:
     name = "signs-" + secrets.token_hex(8)
-    monkeypatch.setattr("tests.recovery.checkpoint.memory.test_memory_state.NAME", name)
-    config = KeeperConfig(
-        parent=os.getpid(), node=0, job="job", name=name, token="ab" * 32, limit_bytes=1 << 30
-    )
-    kept = Keeper(config)
+    kept = keeper_named(name)
     yield name
     kept.close()
 
@@ -119,26 +114,25 @@ def test_a_copy_into_host_memory_shows_progress_within_each_tensor(
 def test_a_memory_checkpoint_shows_progress_within_each_tensor(
     keeper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "RANGE_BYTES", 4096)
+    monkeypatch.setattr(header, "RANGE_BYTES", 4096)
     state, signs = trained(2, width=400), Signs()
     size = sum(chunk.bytes for chunk in chunks_of(state.tensors()))
-    memory = memory_of(state, progress=signs)
-    memory.save(generation=1, layout=Layout(world=1), rank=0)
+    rank = states.Rank(state, name=keeper, progress=signs)
+    rank.begin()
     assert signs.count >= size / STRIDE + size / 4096, "for its memory, and for the copy"
-    assert memory.settle(LIMIT_S) and [saved.error for saved in memory.results()] == [""]
+    assert not rank.save()["error"]
     other, signs.count = trained(1, width=400), 0
-    restore(memory_of(other, "w1", progress=signs), other)
-    assert signs.count >= size / STRIDE
-    assert save(memory).error == ""
+    assert states.Rank(other, "w1", name=keeper, progress=signs).restore()
+    assert signs.count >= 4, "with each piece, checked and loaded"
 
 
 def test_a_restore_shows_progress_within_a_tensor_that_others_had_cut_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, signs = trained(2, width=400), Signs()
-    checkpointing.save(state, tmp_path, generation=1)
+    saves.save(state, tmp_path, generation=1)
     monkeypatch.setattr(strides, "STRIDE_BYTES", STRIDE)
-    reading = checkpointing.prepared(
+    reading = restoring.prepared(
         trained(1, width=400), checkpoints.newest_first(tmp_path)[0], signs
     )
     into = torch.zeros(4 * STRIDE, dtype=torch.uint8)
@@ -167,8 +161,8 @@ def test_a_save_shows_progress_in_all_that_it_does(
     monkeypatch.setattr(atomic_rename, "RANGE_BYTES", 4096)
     state, signs = trained(2, width=400), Signs()
     size = sum(chunk.bytes for chunk in chunks_of(state.tensors()))
-    order, chunks = checkpointing.order_of(state, tmp_path, generation=1, progress=signs)
-    checkpointing.write(order, chunks)
+    order = saves.SaveOrder(directory=tmp_path, generation=1, progress=signs)
+    saves.write(order, saves.content_of(state))
     assert signs.count >= size / STRIDE + size / 4096, "the look for NaN, and the sync"
 
 
@@ -200,11 +194,11 @@ def test_retention_and_sweeping_show_progress(tmp_path: Path) -> None:
     state = trained(1)
     for step in (1, 2, 3):
         state.step = step
-        checkpointing.save(state, tmp_path, generation=1)
+        saves.save(state, tmp_path, generation=1)
     signs = Signs()
     gone = retention.prune(tmp_path, 1, progress=signs)
     entries = 3  # the data, the manifest, the directory
-    assert (len(gone), signs.count >= 2 * entries) == (2, True)
+    assert (len(gone.gone), signs.count >= 2 * entries) == (2, True)
     signs.count = 0
     retention.set_aside(tmp_path, lambda _: True)
     (tmp_path / ".staging-step-00000009-0-1").mkdir()
@@ -222,7 +216,7 @@ def test_whoever_waits_for_a_save_shows_progress_as_the_save_does() -> None:
         for _ in range(5):
             work.moved()
             assert go.acquire(timeout=LIMIT_S)
-        return SaveOutcome(step=1, seconds=0.0, blocked_s=0.0)
+        return SaveOutcome(step=1, name="", seconds=0.0, blocked_s=0.0)
 
     def progress() -> None:
         seen()
@@ -239,7 +233,7 @@ def test_a_wait_for_a_save_without_any_sign_of_life_ends(gate: Gate) -> None:
 
     def write() -> SaveOutcome:
         gate("write", Path())
-        return SaveOutcome(step=1, seconds=0.0, blocked_s=0.0)
+        return SaveOutcome(step=1, name="", seconds=0.0, blocked_s=0.0)
 
     work.start(write)
     assert not work.wait(0.01, Signs())
@@ -310,16 +304,15 @@ def test_a_memory_checkpoint_is_made_in_the_checkpoint_phase(tmp_path: Path, kee
 
 def orders(directory: Path, enters: Callable[[], int], **more: Any) -> Callable[[int], Any]:
     def write(writer: int) -> Any:
-        order, chunks = checkpointing.order_of(
-            trained(1, width=8),
-            directory,
+        order = saves.SaveOrder(
+            directory=directory,
             generation=3,
             writer=writer,
             writers=2,
             enter=enters if writer else lambda: 1,
             **more,
         )
-        return checkpointing.write(order, chunks)
+        return saves.write(order, saves.content_of(trained(1, width=8), writer, 2))
 
     return write
 
@@ -332,7 +325,7 @@ def refused() -> int:
 def test_rank_0_does_not_wait_for_a_part_that_the_fence_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
-    monkeypatch.setattr(checkpointing, "PARTS_TIMEOUT_S", LIMIT_S / 5)
+    monkeypatch.setattr(saves, "PARTS_TIMEOUT_S", LIMIT_S / 5)
     write = orders(tmp_path, refused, job=job)
     with pytest.raises(Fenced):
         write(1)
@@ -342,23 +335,10 @@ def test_rank_0_does_not_wait_for_a_part_that_the_fence_refuses(
 
 
 def test_a_refusal_of_another_save_or_another_job_says_nothing_of_this_one(tmp_path: Path) -> None:
-    monkeypatched = orders(tmp_path, refused, job="other")
     with pytest.raises(Fenced):
-        monkeypatched(1)
-    done = [
-        checkpointing.write(
-            *checkpointing.order_of(
-                trained(1, width=8),
-                tmp_path,
-                generation=3,
-                writer=writer,
-                writers=2,
-                enter=lambda: 1,
-                job="mine",
-            )
-        )
-        for writer in (1, 0)
-    ]
+        orders(tmp_path, refused, job="other")(1)
+    write = orders(tmp_path, lambda: 1, job="mine")
+    done = [write(1), write(0)]
     assert done[1] is not None
     checkpoints.sweep(tmp_path)
     assert left(tmp_path) == ["step-00000001"]
@@ -367,7 +347,7 @@ def test_a_refusal_of_another_save_or_another_job_says_nothing_of_this_one(tmp_p
 def test_rank_0_that_may_not_write_any_more_waits_for_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharded, "STILL_S", 0.0)
+    monkeypatch.setattr(saves, "STILL_S", 0.0)
     mine, other = CheckpointFence(tmp_path, "mine"), CheckpointFence(tmp_path, "other")
     mine.take(1)
     mine.look(1)
@@ -402,15 +382,9 @@ def test_a_part_that_grows_is_waited_for_however_long(
             part.write_bytes(b"x" * now)
 
     clock = Clock(grow)
-    monkeypatch.setattr(sharded, "time", clock)
+    monkeypatch.setattr(saves, "time", clock)
     with pytest.raises(TimeoutError):
-        sharded.gather(
-            tmp_path,
-            2,
-            timeout_s=120,
-            check=lambda: None,
-            note_of=lambda writer: tmp_path / f"no-{writer}",
-        )
+        saves.gather(saves.SaveOrder(directory=tmp_path, generation=1, writers=2), tmp_path, 5)
     assert 420 <= clock.now <= 424
 
 
@@ -427,17 +401,11 @@ def test_a_part_that_does_not_grow_is_waited_for_while_its_writer_gets_on(
             shown()
 
     clock = Clock(get_on)
-    monkeypatch.setattr(sharded, "time", clock)
+    monkeypatch.setattr(saves, "time", clock)
     monkeypatch.setattr(os, "utime", lambda path: setting(path, ns=(clock.now, clock.now)))
-    shown = sharded.PartProgress(part, signs)
+    shown = saves.PartProgress(part, signs)
     with pytest.raises(TimeoutError):
-        sharded.gather(
-            tmp_path,
-            2,
-            timeout_s=120,
-            check=lambda: None,
-            note_of=lambda writer: tmp_path / f"no-{writer}",
-        )
+        saves.gather(saves.SaveOrder(directory=tmp_path, generation=1, writers=2), tmp_path, 5)
     assert 420 <= clock.now <= 424 and signs.count == 300
 
 
@@ -446,13 +414,13 @@ def test_a_part_shows_outside_that_it_gets_on_once_a_second(
 ) -> None:
     touched: list[object] = []
     monkeypatch.setattr(os, "utime", touched.append)
-    monkeypatch.setattr(sharded, "SHOW_S", 0.0)
+    monkeypatch.setattr(saves, "SHOW_S", 0.0)
     state = trained(1, width=400)
-    order, _ = checkpointing.order_of(state, tmp_path, generation=3, writer=1, writers=2)
-    written = checkpointing.write(order, chunks_of(state.tensors()))
+    order = saves.SaveOrder(directory=tmp_path, generation=3, writer=1, writers=2)
+    written = saves.write(order, saves.content_of(state))
     assert written is None and touched and set(touched) == {next(tmp_path.glob(".*/rank-0001.bin"))}
-    shown, count = sharded.PartProgress(tmp_path, Signs()), len(touched)
-    monkeypatch.setattr(sharded, "SHOW_S", 3600.0)
+    shown, count = saves.PartProgress(tmp_path, Signs()), len(touched)
+    monkeypatch.setattr(saves, "SHOW_S", 3600.0)
     shown()
     shown()
     assert len(touched) == count + 1

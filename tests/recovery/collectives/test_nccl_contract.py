@@ -23,9 +23,9 @@ from tests.support.gpu.gpu_ranks import GpuRank, adam, batch, network
 from tests.support.gpu.nccl_contract import Gpus, Nccl
 from tests.support.running import LIMIT_S, until
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.checkpoint.saves.background import Snapshot
-from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
-from trainchaos.recovery.checkpoint.together import votes
+from trainchaos.recovery.checkpoint.background import Snapshot
+from trainchaos.recovery.checkpoint.chunks import chunks_of
+from trainchaos.recovery.checkpoint.restore import votes
 from trainchaos.recovery.collectives import buckets
 from trainchaos.recovery.collectives.circle import GenerationLost
 from trainchaos.recovery.collectives.group import Group

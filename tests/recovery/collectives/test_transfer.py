@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.recovery.checkpoint.memory.test_memory_state import trained
 from tests.recovery.checkpoint.test_signs_of_life import STRIDE, Signs
 from tests.recovery.state.test_optimizers import Relay
-from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
+from trainchaos.recovery.checkpoint.chunks import chunks_of
 from trainchaos.recovery.collectives import transfer
 from trainchaos.recovery.collectives.circle import Circle
 

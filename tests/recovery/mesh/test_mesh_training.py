@@ -17,8 +17,9 @@ from torch.optim.lr_scheduler import ExponentialLR
 from tests.support.ranks import Self, meet, results
 from trainchaos.harness.workloads._parallel import Pipeline, parallelize, part_of
 from trainchaos.harness.workloads._transformer import Transformer
-from trainchaos.recovery.checkpoint.saves.chunks import chunks_of
-from trainchaos.recovery.checkpoint.state_io import order_of, restore_newest, write
+from trainchaos.recovery.checkpoint.chunks import chunks_of
+from trainchaos.recovery.checkpoint.restore import restore_newest
+from trainchaos.recovery.checkpoint.saves import SaveOrder, content_of, write
 from trainchaos.recovery.collectives.buckets import Bucket
 from trainchaos.recovery.collectives.circle import GenerationLost, lost_in
 from trainchaos.recovery.collectives.lasting import groups
@@ -351,8 +352,8 @@ def save_and_restore(mesh: Mesh, folder: Path, me: Self) -> Any:
     part.join()
     for _ in range(STEPS):
         part.apply(part.attempt())
-    written, chunks = order_of(part.state, folder, generation=1, writer=me.rank, writers=mesh.cells)
-    write(written, chunks)
+    order = SaveOrder(directory=folder, generation=1, writer=me.rank, writers=mesh.cells)
+    write(order, content_of(part.state, me.rank, mesh.cells))
     return part.held()
 
 

@@ -21,8 +21,9 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import SWALR
 
-from trainchaos.recovery.checkpoint import state_io as checkpointing
-from trainchaos.recovery.checkpoint.saves.reading import CheckpointMismatch
+from trainchaos.recovery.checkpoint import restore as restoring
+from trainchaos.recovery.checkpoint import saves
+from trainchaos.recovery.checkpoint.restore import CheckpointMismatch
 from trainchaos.recovery.collectives.group import Circle
 from trainchaos.recovery.collectives.transfer import copy_state
 from trainchaos.recovery.state.digest import bytes_of
@@ -193,10 +194,9 @@ def copied(source: TrainState, target: TrainState) -> TrainState:
 
 def restored(source: TrainState, target: TrainState, directory: Path) -> TrainState:
     """As a checkpoint on disk gives it."""
-    checkpointing.save(source, directory, generation=1)
+    saves.save(source, directory, generation=1)
     assert (
-        checkpointing.restore_newest(target, directory, lambda bad, why: pytest.fail(why))
-        is not None
+        restoring.restore_newest(target, directory, lambda bad, why: pytest.fail(why)) is not None
     )
     return target
 
@@ -245,19 +245,19 @@ def test_a_restored_checkpoint_goes_on_as_if_nothing_had_happened(
 def test_a_checkpoint_of_before_all_of_the_optimizer_was_saved_is_read(tmp_path: Path) -> None:
     """It has learning rates and tensors alone; another optimizer is told by its slots."""
     original = train(make("AdamW", "StepLR"), 3)
-    order, chunks = checkpointing.order_of(original, tmp_path, generation=1)
-    old = {key: value for key, value in order.scalars.items() if key not in ("optimizer", "frozen")}
+    content = saves.content_of(original)
+    old = dict(content.scalars)
+    del old["optimizer"], old["frozen"]
     old["lr"] = [group["lr"] for group in original.optimizer.param_groups]
-    checkpointing.write(replace(order, scalars=old), chunks)
+    order = saves.SaveOrder(directory=tmp_path, generation=1)
+    saves.write(order, replace(content, scalars=old))
     again = make("AdamW", "StepLR", seed=1)
-    assert checkpointing.restore_newest(again, tmp_path, lambda bad, why: pytest.fail(why))
+    assert restoring.restore_newest(again, tmp_path, lambda bad, why: pytest.fail(why))
     assert everything(train(again, 4)) == everything(train(original, 4))
     with pytest.raises(
         CheckpointMismatch, match=r"optimizer\.0\.weight\.exp_avg is only in the checkpoint"
     ):
-        checkpointing.restore_newest(
-            make("SGD", "StepLR"), tmp_path, lambda bad, why: pytest.fail(why)
-        )
+        restoring.restore_newest(make("SGD", "StepLR"), tmp_path, lambda bad, why: pytest.fail(why))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -460,18 +460,16 @@ def test_groups_that_the_loop_adds_come_and_go_with_the_checkpoint(
     saved: int, here: int, tmp_path: Path
 ) -> None:
     there, state = grown(saved), grown(here)
-    checkpointing.save(there, tmp_path, generation=1)
-    assert checkpointing.restore_newest(state, tmp_path, lambda bad, why: pytest.fail(why))
+    saves.save(there, tmp_path, generation=1)
+    assert restoring.restore_newest(state, tmp_path, lambda bad, why: pytest.fail(why))
     assert state.scalars()["optimizer"] == there.scalars()["optimizer"]
     assert [len(group["params"]) for group in state.optimizer.param_groups] == [2] * saved
 
 
 def test_a_checkpoint_of_fewer_groups_than_were_attached_is_of_another_job(tmp_path: Path) -> None:
-    checkpointing.save(grown(1), tmp_path, generation=1)
+    saves.save(grown(1), tmp_path, generation=1)
     with pytest.raises(CheckpointMismatch, match="parameter groups: 1 there, 2 here"):
-        checkpointing.restore_newest(
-            grown(2, attached=2), tmp_path, lambda bad, why: pytest.fail(why)
-        )
+        restoring.restore_newest(grown(2, attached=2), tmp_path, lambda bad, why: pytest.fail(why))
 
 
 class Decays(torch.optim.Optimizer):

@@ -17,8 +17,7 @@ from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.harness.sim.rank.rank import SimRank
 from trainchaos.harness.sim.rank.state import Reduced, ReduceInput, State, combine
 from trainchaos.recovery.checkpoint.files import checkpoints
-from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
-from trainchaos.recovery.checkpoint.files.manifest import MANIFEST
+from trainchaos.recovery.checkpoint.files.checkpoints import MANIFEST, Checkpoint
 from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
 from trainchaos.recovery.data import order
 from trainchaos.recovery.policy.strategies.drop_replica import DropReplica

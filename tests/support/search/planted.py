@@ -30,7 +30,7 @@ from trainchaos.harness.sim.rank.keepers import SimMemoryCheckpointer
 from trainchaos.harness.sim.rank.rank import SimRank
 from trainchaos.harness.sim.rank.state import Own, State
 from trainchaos.harness.sim.rank.step import Attempt
-from trainchaos.recovery.checkpoint.files import checkpoints, manifest, retention, saving
+from trainchaos.recovery.checkpoint.files import checkpoints, retention, saving
 from trainchaos.recovery.checkpoint.files.checkpoints import Checkpoint
 from trainchaos.recovery.checkpoint.files.custody import CheckpointChooser, Custody
 from trainchaos.recovery.checkpoint.files.retention import Agreement
@@ -297,7 +297,7 @@ def _unverified(right: Wrong) -> Wrong:
     ) -> Any:
         there = checkpoints.newest_first(rank.config.checkpoint_dir)
         whole = [
-            checkpoint for checkpoint in there if (checkpoint.path / manifest.MANIFEST).exists()
+            checkpoint for checkpoint in there if (checkpoint.path / checkpoints.MANIFEST).exists()
         ]
         if not whole:
             return right(self, rank, refused)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.arm.test_roster import FakeKeeperHost, lose
 from tests.recovery.checkpoint.memory.test_memory import (
     JOB,
     TOKEN,
@@ -27,20 +28,17 @@ from tests.recovery.checkpoint.memory.test_memory import (
 )
 from tests.support.running import LIMIT_S
 from trainchaos.recovery.checkpoint.memory import protocol
-from trainchaos.recovery.checkpoint.memory.announcing import branches
-from trainchaos.recovery.checkpoint.memory.keeper import PEERS_TOPIC, TOPIC, Keeper, KeeperConfig
+from trainchaos.recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
 from trainchaos.recovery.checkpoint.memory.keepers import Keepers
-from trainchaos.recovery.checkpoint.memory.peers import Peers
-from trainchaos.recovery.checkpoint.memory.protocol import Note, Notes
-from trainchaos.recovery.process.local import Exited, MessageReceived, Report
+from trainchaos.recovery.checkpoint.memory.peers import Peers, branches
+from trainchaos.recovery.checkpoint.memory.protocol import Kept, Note, Notes
 from trainchaos.recovery.transport import stream
-from trainchaos.recovery.transport.wire import Extra, Message
 
 MANY = 20
 
 
 class Traffic:
-    """Connections that keepers open, as (from, to), and the lines of notes that they send."""
+    """Connections that keepers open, as (from, to), and the messages with notes that they send."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.opened: Counter[tuple[int, int]] = Counter()
@@ -110,20 +108,6 @@ def test_all_are_told_once_in_few_hops_by_few_connections(count: int) -> None:
     assert max(hops.values(), default=0) <= (math.log2(count) + 1 if count else 0)
 
 
-def test_whom_a_keeper_speaks_to_is_the_same_for_its_own_word_and_for_others() -> None:
-    """Else it would need connections to all."""
-    count, spoken = 64, set()
-    for origin in range(count):
-        ring = [(origin + place) % count for place in range(1, count)]
-        pending = [(origin, ring)]
-        while pending:
-            teller, nodes = pending.pop()
-            for head, rest in branches(nodes):
-                spoken.add((head - teller) % count)
-                pending.append((head, list(rest)))
-    assert spoken == {1, 2, 4, 8, 16, 32}
-
-
 def test_all_hear_of_one_save_over_few_connections_that_stay(
     ring: Callable[..., list[Keeper]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +156,7 @@ def test_an_older_word_never_takes_the_place_of_a_newer_one(
     with Peers(1, bytes.fromhex(TOKEN), {0: ("127.0.0.1", one.port)}).open(0) as sock:
         for version, step in ((10**19, 5), (10**19 - 1, 4)):
             stream.send(sock, Notes(notes=(Note(node=1, version=version, held=(key(step),)),)))
-            protocol.receive_answer(sock, limit_s=LIMIT_S)
+            protocol.receive_answer(sock, Kept, limit_s=LIMIT_S)
     assert one._store.known_at(1) == (key(5),)
     one.know({})
     assert one._store.known_at(1) == (), "one that is gone holds nothing"
@@ -181,73 +165,24 @@ def test_an_older_word_never_takes_the_place_of_a_newer_one(
     assert eventually(lambda: one._store.known_at(1) == (key(6),)), "another one there begins anew"
 
 
-@pytest.mark.slow
-def test_more_ranks_than_sixty_four_of_a_node_reach_their_keeper(
-    ring: Callable[..., list[Keeper]],
-) -> None:
-    (keeper,) = ring(1)
-    clients = [client_of(keeper) for _ in range(100)]
-    assert all(client.listing(connect_s=0).nodes == {0: ()} for client in clients)
-    for client in clients:
-        client.close()
-
-
 # ---- introductions
 
 
-class Yard:
-    """Where keepers live, as a test says; implements ``KeeperHost``."""
-
-    def __init__(self) -> None:
-        self.reports: list[Report] = []
-        self.sent: list[tuple[str, Any]] = []
-
-    def takes(self, node: int) -> bool:
-        return False
-
-    def address(self, node: int) -> str:
-        return f"10.0.0.{node}"
-
-    def start(self, process: str, config: KeeperConfig) -> int:
-        self.ready(process, 7000 + config.node)
-        return 1
-
-    def ready(self, process: str, port: int) -> None:
-        self.reports.append(
-            MessageReceived(process=process, message=Extra(topic=TOPIC, payload={"port": port}))
-        )
-
-    def alive(self, process: str) -> bool:
-        return True
-
-    def send(self, process: str, message: Message) -> bool:
-        assert isinstance(message, Extra) and message.topic == PEERS_TOPIC
-        self.sent.append((process, message.payload["peers"]))
-        return True
-
-    def signal(self, process: str, signum: int) -> None:
-        pass
-
-    def os_state(self, process: str) -> str:
-        return "S"
-
-    def wait(self, timeout_s: float) -> list[Report]:
-        reports, self.reports = self.reports, []
-        return reports
-
-    def close(self) -> dict[int, str]:
-        return {}
-
-
 def test_keepers_are_told_once_who_is_there_and_then_only_what_changes() -> None:
-    yard = Yard()
-    keepers = Keepers(yard, job=JOB, nodes=4, limit_bytes=1, replicate=True)
-    assert [process for process, _ in yard.sent] == ["k0", "k1", "k2", "k3"], "one message each"
-    assert all(len(peers) == 3 for _, peers in yard.sent)
-    assert dict(yard.sent)["k1"]["3"] == ["10.0.0.3", 7003]
-    yard.sent.clear()
-    yard.reports += [
-        Exited(process=name, exit_code=1, signal=None, time_ns=1) for name in ("k1", "k2")
-    ]
+    host = FakeKeeperHost()
+    keepers = Keepers(host, job=JOB, nodes=4, limit_bytes=1, replicate=True)
+
+    def told() -> list[tuple[str, Any]]:
+        sent = [(process, message.payload["peers"]) for process, message in host.told]  # type: ignore[union-attr]
+        host.told.clear()
+        return sent
+
+    first = told()
+    assert [process for process, _ in first] == ["k0", "k1", "k2", "k3"], "one message each"
+    assert all(len(peers) == 3 for _, peers in first)
+    assert dict(first)["k1"]["3"] == ["10.0.0.3", 1004]
+    host.lost = {1, 2}
+    lose(host, "k1")
+    lose(host, "k2")
     keepers.look()
-    assert yard.sent == [(name, {"1": None, "2": None}) for name in ("k0", "k3")]
+    assert told() == [(name, {"1": None, "2": None}) for name in ("k0", "k3")]

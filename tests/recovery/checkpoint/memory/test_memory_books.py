@@ -5,14 +5,12 @@ and whoever saved.
 from __future__ import annotations
 
 import pytest
-from msgspec import structs
 
 from tests.harness.arm.test_roster import FakeKeeperHost, keepers_of, lose, starts
-from tests.recovery.checkpoint.memory.test_memory import JOB, key, part
+from tests.recovery.checkpoint.memory.test_memory import key, put, store_of
 from tests.recovery.nodes.test_nodes_books import entries
-from trainchaos.recovery.checkpoint.memory import keeper_store as module
-from trainchaos.recovery.checkpoint.memory import keepers as supervising
-from trainchaos.recovery.checkpoint.memory.keeper_store import KeeperStore, Refusal
+from trainchaos.recovery.checkpoint.memory import keeper_store, keepers
+from trainchaos.recovery.checkpoint.memory.protocol import Refusal
 from trainchaos.recovery.policy import doubts
 from trainchaos.recovery.process.local import Exited
 
@@ -20,47 +18,26 @@ from trainchaos.recovery.process.local import Exited
 def test_a_supervisor_of_keepers_knows_no_more_after_a_thousand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supervising, "KEPT_GONE", 8)
-    keeper_host = FakeKeeperHost()
-    keepers = keepers_of(keeper_host)
-    starts(keepers)
+    monkeypatch.setattr(keepers, "KEPT_GONE", 8)
+    host = FakeKeeperHost()
+    made = keepers_of(host)
+    starts(made)
     sizes, last = [], "k0"
     for number in range(1000):
-        lose(keeper_host, last)
-        news = keepers.look()
-        assert [one.process for one in news if isinstance(one, Exited)] == [last]
-        assert keepers.pid_of(last) and keepers.owns(last), "who hears of its end asks for its pid"
-        last = keepers.keeper_of(0)
-        keeper_host.started.clear()
-        keeper_host.told.clear()
+        lose(host, last)
+        assert [news.process for news in made.look() if isinstance(news, Exited)] == [last]
+        assert made.pid_of(last) and made.owns(last), "who hears of its end asks for its pid"
+        last = made.keeper_of(0)
+        host.started.clear()
+        host.told.clear()
         if number >= 50:
-            sizes.append(entries(keepers))
+            sizes.append(entries(made))
     assert max(sizes[50:]) <= max(sizes[:50])
-    assert not keepers.owns("k0") and keepers.owns("k1"), (
-        "one that lives is known however old it is"
-    )
-    keepers.look()
-    assert keepers.keeper_of(1) == "k1"
-
-
-def test_many_that_end_at_once_are_all_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervising, "KEPT_GONE", 0)
-    keeper_host = FakeKeeperHost()
-    keepers = keepers_of(keeper_host)
-    starts(keepers)
-    lose(keeper_host, "k0")
-    lose(keeper_host, "k1")
-    gone = [one.process for one in keepers.look() if isinstance(one, Exited)]
-    assert gone == ["k0", "k1"] and all(keepers.pid_of(name) for name in gone)
-
-
-def keeper_store() -> KeeperStore:
-    return KeeperStore(job=JOB, limit_bytes=1 << 20, keep=2, doubles=False)
-
-
-def save(held: KeeperStore, step: int, *, seat: str, generation: int) -> None:
-    header, memory = part(step, generation=generation, size=4096)
-    held.add(structs.replace(header, seat=seat), memory.detach(), copy=False)
+    assert not made.owns("k0") and made.owns("k1"), "one that lives is known however old it is"
+    lose(host, last)
+    lose(host, "k1")
+    gone = [news.process for news in made.look() if isinstance(news, Exited)]
+    assert gone == [last, "k1"] and all(made.pid_of(name) for name in gone)
 
 
 @pytest.mark.slow
@@ -68,42 +45,30 @@ def test_a_keeper_knows_no_more_after_a_thousand_generations_each_of_another_ran
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody of whom asks for its buffers any more; and after as many states that may have been
-    corrupted.
+    corrupted, of which it trusts none when it forgets which they were.
     """
-    monkeypatch.setattr(module, "MOST_SEATS", 20)
-    held, sizes = keeper_store(), []
+    monkeypatch.setattr(keeper_store, "MOST_SEATS", 20)
+    store, sizes = store_of(), []
     for generation in range(1, 1001):
         for step in (3 * generation, 3 * generation + 1):
-            save(held, step, seat=f"w{generation}", generation=generation)
-        held.forget(3 * generation, generation + 1)
-        held.heard(1, (key(3 * generation, generation=generation),))
+            put(store, step, seat=f"w{generation}", generation=generation, size=4096)
+        store.forget(3 * generation, generation + 1)
+        store.heard(1, (key(3 * generation, generation=generation),))
         if generation >= 100:
-            sizes.append(entries(held))
+            sizes.append(entries(store))
     assert max(sizes[100:]) <= max(sizes[:100])
-    assert held.take_released("w1000") == (0,), "whoever saved last is told"
-    assert len(held._doubts) <= doubts.MOST
-
-
-def test_a_keeper_that_forgets_which_doubt_it_was_trusts_none_of_them() -> None:
-    held = keeper_store()
-    count = 10 * doubts.MOST
-    for generation in range(1, count):
-        held.forget(10 * generation, generation + 1)
-    for generation in range(1, count):
-        header, memory = part(10 * generation + 1, generation=generation, size=4096)
-        with pytest.raises(Refusal, match="may hold a corrupted state"):
-            held.add(header, memory.fd, copy=False)
-        memory.close()
-    save(held, 10 * count, seat="w0", generation=count)
-    assert held.held() == (key(10 * count, generation=count),)
+    assert store.take_released("w1000") == (0,), "whoever saved last is told"
+    assert len(store._doubts) <= doubts.MOST
+    with pytest.raises(Refusal, match="may hold a corrupted state"):
+        put(store, 3 * 500 + 1, generation=500)
 
 
 def test_buffers_of_one_seat_are_told_together_and_the_oldest_seats_are_forgotten_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MOST_SEATS", 2)
-    held = keeper_store()
+    monkeypatch.setattr(keeper_store, "MOST_SEATS", 2)
+    store = store_of()
     for step, seat in enumerate(("old", "new", "old", "newest", "x", "y"), start=1):
-        save(held, step, seat=seat, generation=1)
-    assert held.take_released("new") == () and held.take_released("newest") == (0,)
-    assert held.take_released("old") == (0, 0)
+        put(store, step, seat=seat)
+    assert store.take_released("new") == () and store.take_released("newest") == (0,)
+    assert store.take_released("old") == (0, 0)

@@ -15,6 +15,7 @@ import pytest
 from tests.recovery.checkpoint.memory.test_memory import (
     Start,
     client_of,
+    fetched,
     introduce,
     key,
     offer,
@@ -24,7 +25,6 @@ from tests.recovery.checkpoint.memory.test_memory import (
 from tests.support.running import LIMIT_S
 from trainchaos.recovery.checkpoint.memory import peers, protocol
 from trainchaos.recovery.checkpoint.memory.client import KeeperClient, KeeperError
-from trainchaos.recovery.checkpoint.memory.header import mismatch
 
 __all__ = ["start"]
 PIECE = 1024
@@ -40,7 +40,7 @@ class Away:
         offer(client_of(two), 7)
         self.keeper = one
         self.before: Callable[[int], None] = lambda piece: None
-        patch.setattr(peers, "PIECE_BYTES", PIECE)
+        patch.setattr(peers, "RECEIVE_BYTES", PIECE)
         patch.setattr(protocol, "send_file", self._send)
 
     def _send(self, sock: socket.socket, fd: int, size: int, *, limit_s: float) -> None:
@@ -69,18 +69,14 @@ def test_each_piece_that_comes_is_a_sign_of_life(away: Away) -> None:
             seen.append(piece)
 
     away.before = before
-    header, memory = away.client().fetch(key(7), connect_s=0, progress=signs.release)
-    assert mismatch(header, memory.data) is None
+    fetched(away.client(), key(7), progress=signs.release)
     assert seen == list(range(1, PIECES))
-    memory.close()
 
 
 def test_what_comes_slowly_is_waited_for_however_long(away: Away) -> None:
     """All of it takes twice as long as nothing may come."""
     away.before = lambda piece: threading.Event().wait(0.2) and None
-    header, memory = away.client().fetch(key(7), connect_s=0, limit_s=PIECES * 0.1)
-    assert mismatch(header, memory.data) is None
-    memory.close()
+    fetched(away.client(), key(7), limit_s=PIECES * 0.1)
 
 
 def test_what_does_not_come_is_given_up(away: Away) -> None:
@@ -116,9 +112,7 @@ def test_whoever_is_to_leave_does_not_wait_and_takes_no_answer_for_another(away:
     wanted = True
     offer(client, 8)
     assert client.listing(connect_s=0).nodes[0] == (key(8),)
-    header, memory = client.fetch(key(8), connect_s=0)
-    assert header.key == key(8)
-    memory.close()
+    assert fetched(client, key(8)).key == key(8)
 
 
 def test_a_copy_is_still_given_up_when_it_is_not_worth_the_wait(

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from tests.recovery.checkpoint.memory.test_memory_state import keeper_named
 from tests.recovery.checkpoint.test_checkpointer import ALONE, Rank
+from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind
-from trainchaos.recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
+from trainchaos.recovery.checkpoint.memory.keeper import Keeper
 from trainchaos.recovery.checkpoint.memory_checkpointer import MemoryCheckpointer
-from trainchaos.recovery.checkpoint.saves.reading import CheckpointMismatch
+from trainchaos.recovery.checkpoint.restore import CheckpointMismatch
 from trainchaos.recovery.policy.layout import Layout
 
 NAME = "places-" + secrets.token_hex(8)
@@ -24,11 +26,7 @@ NAME = "places-" + secrets.token_hex(8)
 
 @pytest.fixture
 def keeper() -> Iterator[Keeper]:
-    kept = Keeper(
-        KeeperConfig(
-            parent=os.getpid(), node=0, job="job", name=NAME, token="ab" * 32, limit_bytes=1 << 24
-        )
-    )
+    kept = keeper_named(NAME)
     yield kept
     kept.close()
 
@@ -45,7 +43,7 @@ def memory_of(one: Rank) -> MemoryCheckpointer:
 
 
 def settle(one: Rank) -> None:
-    assert memory_of(one)._memory.settle(10)
+    assert memory_of(one).settle(LIMIT_S)
 
 
 def restored(one: Rank) -> str | None:
@@ -53,14 +51,10 @@ def restored(one: Rank) -> str | None:
     return one.saver.restore(None, ALONE)  # type: ignore[arg-type]
 
 
-def damage(one: Rank, step: int) -> None:
+def damage(keeper: Keeper, step: int) -> None:
     """Change a byte of what is kept of a step."""
-    kept = {entry.header.key.step: entry for entry in _store(one)._entries.values()}
+    kept = {entry.header.key.step: entry for entry in keeper._store._entries.values()}
     os.pwrite(kept[step].fd, b"\xff\xfe", 1000)
-
-
-def _store(one: Rank) -> Any:
-    return one.keeper._store  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -93,14 +87,13 @@ def test_damaged_ones_are_refused_by_name_and_the_next_older_is_taken_wherever_i
     one = rank(tmp_path, every=5)
     one.run(9)  # on disk 5; in memory 8 and 9
     settle(one)
-    one.keeper = keeper  # type: ignore[attr-defined]
-    damage(one, 9)
+    damage(keeper, 9)
     fresh = rank(tmp_path)
     assert restored(fresh) == "memory-step-00000008"
     assert [(k, d["checkpoint"]) for k, d in fresh.events if k is Kind.CHECKPOINT_REFUSED] == [
         (Kind.CHECKPOINT_REFUSED, "memory-step-00000009")
     ]
-    damage(one, 8)
+    damage(keeper, 8)
     again = rank(tmp_path)
     assert restored(again) == "step-00000005" and again.state.step == 5
     one.saver.close()
@@ -112,9 +105,8 @@ def test_a_bad_one_on_disk_that_is_newer_is_said_once_and_memory_taken(
     one = rank(tmp_path, every=4, memory=3)
     one.run(8)  # on disk 4 and 8; in memory 3 and 6
     settle(one)
-    one.keeper = keeper  # type: ignore[attr-defined]
     (tmp_path / "step-00000008" / "rank-0000.bin").write_bytes(b"torn")
-    damage(one, 6)
+    damage(keeper, 6)
     fresh = rank(tmp_path)
     assert restored(fresh) == "step-00000004"
     refused = [d["checkpoint"] for k, d in fresh.events if k is Kind.CHECKPOINT_REFUSED]
@@ -133,7 +125,7 @@ def test_without_a_disk_memory_alone_serves(keeper: Keeper) -> None:
 def test_without_a_keeper_the_disk_serves_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainchaos.recovery.checkpoint.memory_state.CONNECT_S", 0.0)
+    monkeypatch.setattr("trainchaos.recovery.checkpoint.memory_checkpointer.CONNECT_S", 0.0)
     one = rank(tmp_path, every=2)
     one.run(4)
     settle(one)
@@ -184,14 +176,20 @@ def test_what_is_distrusted_is_not_restored_from_memory(keeper: Keeper) -> None:
 
 
 class Votes:
-    """Stands for the group of a sharded job: what the ranks vote, and how often they were asked."""
+    """Stands for the group of a sharded job as rank 0 sees it. ``others``: what they vote."""
 
     def __init__(self, others: list[int]) -> None:
-        self.rank, self.others, self.asked = 0, others, 0
+        self.rank, self.world, self.others, self.asked = 0, 2, others, 0
 
     def given(self, group: Votes, vote: int, device: str) -> list[int]:
         self.asked += 1
         return [vote, *self.others]
+
+    def broadcast(self, words: Any, source: int) -> None:
+        assert source == self.rank
+
+    def read(self, words: Any) -> list[int]:
+        return [int(word) for word in words]
 
 
 @pytest.mark.parametrize(
@@ -201,18 +199,19 @@ def test_all_ranks_of_a_sharded_model_load_the_same_or_none(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch, others: list[int]
 ) -> None:
     one = rank(None)
-    one.run(3)
-    settle(one)
-    fresh, group = rank(None), Votes(others)
-    monkeypatch.setattr("trainchaos.recovery.checkpoint.memory_checkpointer.votes", group.given)
-    newest, _ = memory_of(fresh)._memory.candidates()
-    before = fresh.state.digests()
     pair = Layout(world=2, shards=2)
+    for shard in (0, 1):
+        memory_of(one).after_commit(3, rank=shard, layout=pair, generation=1, asked=True)
+        settle(one)
+    fresh, group = rank(None), Votes(others)
+    monkeypatch.setattr("trainchaos.recovery.checkpoint.restore.votes", group.given)
+    before = fresh.state.digests()
     if others == [2]:
         with pytest.raises(CheckpointMismatch, match="does not fit rank 1"):
-            memory_of(fresh).restore(newest, group, pair)  # type: ignore[arg-type]
+            fresh.saver.restore(group, pair)  # type: ignore[arg-type]
     else:
-        assert memory_of(fresh).restore(newest, group, pair) is (others == [0])  # type: ignore[arg-type]
-    assert group.asked == 1, "a vote more would wait for ranks that are elsewhere"
-    assert (fresh.state.digests() == before) is (others != [0])
+        good = "memory-step-00000003" if others == [0] else None
+        assert fresh.saver.restore(group, pair) == good  # type: ignore[arg-type]
+    assert group.asked == (2 if others == [0] else 1), "a vote more would wait for nobody"
+    assert fresh.state.digests() == before or others == [0]
     one.saver.close()

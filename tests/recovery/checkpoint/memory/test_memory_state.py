@@ -6,38 +6,43 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from trainchaos.recovery.checkpoint import memory_state as memories
+from tests.support.running import LIMIT_S
+from trainchaos.chaos.events.log import Kind
+from trainchaos.recovery.checkpoint import memory_checkpointer, restore
+from trainchaos.recovery.checkpoint.chunks import Chunk, chunks_of
+from trainchaos.recovery.checkpoint.files import pieces
 from trainchaos.recovery.checkpoint.files.pieces import CorruptCheckpoint
-from trainchaos.recovery.checkpoint.memory.client import KeeperClient, KeeperError
 from trainchaos.recovery.checkpoint.memory.keeper import Keeper, KeeperConfig
-from trainchaos.recovery.checkpoint.memory_reading import Candidate
-from trainchaos.recovery.checkpoint.memory_state import MAX_BUFFERS, MemorySave, MemoryState
-from trainchaos.recovery.checkpoint.saves.chunks import Chunk, chunks_of
-from trainchaos.recovery.checkpoint.saves.reading import CheckpointMismatch
+from trainchaos.recovery.checkpoint.memory_checkpointer import MAX_BUFFERS, MemoryCheckpointer
+from trainchaos.recovery.checkpoint.restore import Candidate, CheckpointMismatch, restore_first
+from trainchaos.recovery.policy.interval import SaveSchedule
+from trainchaos.recovery.policy.jobconfig import InMemory
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.state.state import TrainState
+from trainchaos.recovery.state.strides import quiet
 
 ALONE = Layout(world=1)
 NAME = "state-" + secrets.token_hex(8)
 
 
+def keeper_named(name: str = NAME, limit: int = 1 << 30) -> Keeper:
+    config = KeeperConfig(
+        parent=os.getpid(), node=0, job="job", name=name, token="ab" * 32, limit_bytes=limit
+    )
+    return Keeper(config)
+
+
 @pytest.fixture
 def keeper() -> Iterator[Keeper]:
-    yield from _keeper(1 << 30)
-
-
-def _keeper(limit: int) -> Iterator[Keeper]:
-    config = KeeperConfig(
-        parent=os.getpid(), node=0, job="job", name=NAME, token="ab" * 32, limit_bytes=limit
-    )
-    kept = Keeper(config)
+    kept = keeper_named()
     yield kept
     kept.close()
 
@@ -60,142 +65,160 @@ def train(state: TrainState, width: int = 8) -> None:
     state.step += 1
 
 
-def memory_of(state: TrainState, seat: str = "w0", **more: Any) -> MemoryState:
-    given: dict[str, Any] = {"job": "job", "check": lambda: None, "progress": lambda: None, **more}
-    return MemoryState(state, KeeperClient(NAME), seat=seat, **given)
+class Rank:
+    """One rank's checkpoints in memory, and what it says of them."""
 
+    def __init__(
+        self,
+        state: TrainState,
+        seat: str = "w0",
+        *,
+        name: str = NAME,
+        check: Callable[[], None] = quiet,
+        progress: Callable[[], None] = quiet,
+    ) -> None:
+        self.state = state
+        self.said: list[dict[str, Any]] = []
+        self.notes: list[Any] = []
+        self.memory = MemoryCheckpointer(
+            InMemory(socket=name, job="job", every=1),
+            state,
+            timetable=SaveSchedule(1, mtbf_s=None, now_s=0.0),
+            seat=seat,
+            write=self._write,
+            send=self.notes.append,
+            check=check,
+            progress=progress,
+            saves=quiet,
+        )
 
-def save(
-    memory: MemoryState, *, layout: Layout = ALONE, rank: int = 0, generation: int = 1
-) -> MemorySave:
-    memory.save(generation=generation, layout=layout, rank=rank)
-    assert memory.settle(10)
-    return list(memory.results())[-1]
+    def _write(self, kind: Kind, /, **data: Any) -> None:
+        self.said.append({"kind": kind, "error": "", **data})
 
+    def begin(self, layout: Layout = ALONE, rank: int = 0, *, asked: bool = True) -> None:
+        self.memory.after_commit(
+            self.state.step, rank=rank, layout=layout, generation=1, asked=asked
+        )
 
-def restore(
-    memory: MemoryState, state: TrainState, *, layout: Layout = ALONE, rank: int = 0
-) -> Candidate:
-    candidate = memory.candidates()[0]
-    with memory.reading(candidate, layout, rank) as reading:
-        reading.verify()
-        reading.load()
-        state.load_scalars(reading.scalars, reading.slots)
-    return candidate
+    def save(self, layout: Layout = ALONE, rank: int = 0) -> dict[str, Any]:
+        """What it says of how a save ended."""
+        self.begin(layout, rank)
+        assert self.memory.settle(LIMIT_S)
+        self.begin(asked=False)
+        return self.said[-1]
+
+    def restore(self, layout: Layout = ALONE, rank: int = 0) -> Candidate | None:
+        return restore_first(
+            self.state,
+            self.memory.candidates(),
+            lambda candidate: self.memory.reading(candidate, layout, rank),
+            self.memory.refused,
+        )
+
+    @property
+    def steps(self) -> list[int]:
+        return [candidate.step for candidate in self.memory.candidates()]
+
+    def damage(self, at: int) -> None:
+        """Change a byte of the newest one."""
+        self.memory._buffers[max(self.memory._buffers)].file.data[at] ^= 1
 
 
 def test_what_is_restored_is_what_was_saved_bit_by_bit(keeper: Keeper) -> None:
     state = trained(3)
-    first = memory_of(state)
-    saved = save(first)
-    assert (saved.step, saved.error, saved.copies) == (3, "", ())
+    first = Rank(state)
+    saved = first.save()
+    assert (saved["step"], saved["error"], saved["copies"]) == (3, "", [])
     before = state.digests()
     train(state)  # goes on at once; what was saved does not follow
-    first.close()
+    first.memory.close()
     fresh = trained(0, seed=1)
-    again = memory_of(fresh, "w9")
-    assert restore(again, fresh).name == "memory-step-00000003"
+    again = Rank(fresh, "w9")
+    found = again.restore()
+    assert found and found.name == "memory-step-00000003"
     assert fresh.digests() == before and fresh.step == 3 and fresh.scheduler_step() == 3
-    again.close()
+    again.memory.close()
 
 
 def test_saves_go_round_in_few_buffers_and_the_newest_wins(keeper: Keeper) -> None:
     state = trained(1)
-    memory = memory_of(state)
+    rank = Rank(state)
     for _ in range(12):
         train(state)
-        assert not save(memory).error
+        assert not rank.save()["error"]
+    memory = rank.memory
     assert len(memory._buffers) + len(memory._free) <= MAX_BUFFERS
     assert memory._count <= MAX_BUFFERS, "buffers are used again"
-    assert [candidate.step for candidate in memory.candidates()] == [13, 12]
+    assert rank.steps == [13, 12]
     memory.close()
 
 
-def test_a_state_that_is_not_finite_is_never_offered(keeper: Keeper) -> None:
-    state = trained(2)
-    memory = memory_of(state)
-    assert not save(memory).error
+def test_a_parameter_that_is_not_finite_is_never_offered_and_a_mask_of_infinities_is_kept(
+    keeper: Keeper,
+) -> None:
+    state, other = trained(2), trained(0, seed=1)
+    for one in (state, other):
+        one.model.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1))
+    rank = Rank(state)
+    assert not rank.save()["error"]
+    assert Rank(other).restore() and other.digests() == state.digests()
     train(state)
     with torch.no_grad():
         state.model[0].weight[0, 0] = float("nan")
-    assert save(memory).error == "the state is not finite (model.0.weight), so it is not saved"
-    assert [candidate.step for candidate in memory.candidates()] == [2]
-    memory.close()
+    assert rank.save()["error"] == "the state is not finite (model.0.weight), so it is not saved"
+    assert rank.steps == [2]
+    rank.memory.close()
 
 
-def test_damage_in_memory_is_found_before_anything_live_is_touched(keeper: Keeper) -> None:
-    state = trained(2)
-    memory = memory_of(state)
-    save(memory)
-    buffer = next(iter(memory._buffers.values()))
-    buffer.file.data[100] ^= 1
-    fresh = trained(0, seed=1)
-    before = fresh.digests()
-    with pytest.raises(
-        CorruptCheckpoint,
-        match=r"step 2 of generation 1 in memory is damaged: bytes 0 to \d+ do not",
-    ):
-        restore(memory_of(fresh), fresh)
-    assert fresh.digests() == before
-    memory.close()
-
-
-@pytest.mark.slow
-def test_damage_is_found_by_several_threads_too(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("threads", "width"), [(1, 8), (3, 20_000)])
+def test_damage_in_memory_is_found_before_anything_live_is_touched(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, threads: int, width: int
 ) -> None:
-    monkeypatch.setattr("trainchaos.recovery.checkpoint.memory_reading.AT_ONCE", 0)
-    monkeypatch.setattr(memories.pieces, "workers", lambda: 3)
-    state = trained(2, width=200_000)  # several pieces
-    memory = memory_of(state)
-    save(memory)
-    fresh = trained(0, width=200_000, seed=1)
-    restore(memory_of(fresh), fresh)
-    assert fresh.digests() == state.digests()
-    buffer = next(iter(memory._buffers.values()))
-    buffer.file.data[(8 << 20) + 5] ^= 1
-    with pytest.raises(CorruptCheckpoint, match=f"bytes {8 << 20} to {12 << 20} do not"):
-        restore(memory_of(fresh), fresh)
-    memory.close()
+    monkeypatch.setattr(pieces, "workers", lambda: threads)
+    rank = Rank(trained(2, width=width))
+    rank.save()
+    rank.damage(100 * width)
+    fresh = trained(0, width=width, seed=1)
+    before = fresh.digests()
+    again = Rank(fresh)
+    assert again.restore() is None
+    assert "step 2 of generation 1 in memory has checksum" in again.said[-1]["reason"]
+    assert fresh.digests() == before
+    rank.memory.close()
 
 
 def test_another_model_and_another_seed_are_named(keeper: Keeper) -> None:
-    state = trained(2)
-    save(memory_of(state))
-    wider = trained(0, width=9)
-    with pytest.raises(
-        CheckpointMismatch,
-        match=r"model.0.weight is float32 \[16, 8\] there, float32 \[16, 9\] here",
-    ):
-        restore(memory_of(wider), wider)
+    Rank(trained(2)).save()
     other = trained(0)
     other.seed = 8
-    with pytest.raises(CheckpointMismatch, match="seed 7, this one has seed 8"):
-        restore(memory_of(other), other)
+    for state, words in (
+        (trained(0, width=9), r"model.0.weight is float32 \[16, 8\] there, float32 \[16, 9\] here"),
+        (other, "seed 7, this one has seed 8"),
+    ):
+        with pytest.raises(CheckpointMismatch, match=words):
+            Rank(state).restore()
 
 
 def test_a_full_store_is_said_and_training_keeps_what_there_was() -> None:
     one = sum(chunk.bytes for chunk in chunks_of(trained(1, width=800).tensors()))
-    for _ in _keeper(int(one * 1.5)):
-        state = trained(2, width=800)
-        memory = memory_of(state)
-        assert not save(memory).error
-        train(state, 800)
-        text = save(memory).error
-        assert "is full" in text and "raise the limit to" in text
-        assert [candidate.step for candidate in memory.candidates()] == [2]
-        fresh = trained(0, width=800, seed=1)
-        restore(memory_of(fresh), fresh)
-        assert fresh.step == 2
-        memory.close()
+    kept = keeper_named(limit=int(one * 1.5))
+    state = trained(2, width=800)
+    rank = Rank(state)
+    assert not rank.save()["error"]
+    train(state, 800)
+    text = rank.save()["error"]
+    assert text.startswith("the memory for checkpoints is full") and "raise the limit to" in text
+    fresh = trained(0, width=800, seed=1)
+    assert Rank(fresh).restore() and fresh.step == 2
+    rank.memory.close()
+    kept.close()
 
 
 def test_a_keeper_that_is_gone_costs_the_save_only(keeper: Keeper) -> None:
-    state = trained(1)
-    memory = memory_of(state)
+    rank = Rank(trained(1))
     keeper.close()
-    assert "the keeper of this node" in save(memory).error
-    memory.close()
+    assert "the keeper of this node" in rank.save()["error"]
+    rank.memory.close()
 
 
 def test_waiting_for_a_save_ends_when_the_generation_is_over(
@@ -207,47 +230,19 @@ def test_waiting_for_a_save_ends_when_the_generation_is_over(
     def over() -> None:
         raise Over
 
-    state = trained(1)
-    memory = memory_of(state, check=over)
-    monkeypatch.setattr(memories, "sums_of", _stuck)
-    memory.save(generation=1, layout=ALONE, rank=0)
+    go = threading.Event()
+    monkeypatch.setattr(memory_checkpointer, "first_not_finite", lambda _: go.wait(LIMIT_S) and "x")
+    rank = Rank(trained(1), check=over)
+    rank.begin()
     with pytest.raises(Over):
-        memory.save(generation=1, layout=ALONE, rank=0)
-    _LET_GO.set()
+        rank.begin()
+    go.set()
 
 
-def test_a_mask_of_infinities_in_a_buffer_is_kept_and_a_parameter_that_is_not_finite_is_refused(
-    keeper: Keeper,
-) -> None:
-    state = masked(trained(2))
-    assert not save(memory_of(state)).error
-    other = masked(trained(0, seed=1))
-    restore(memory_of(other), other)
-    assert other.digests() == state.digests()
-    with torch.no_grad():
-        state.model[0].weight[0, 0] = float("nan")
-    state.step += 1
-    assert "not finite (model.0.weight)" in save(memory_of(state)).error
-
-
-def masked(state: TrainState) -> TrainState:
-    mask = torch.full((4, 4), float("-inf")).triu(1)
-    state.model.register_buffer("mask", mask)
-    return state
-
-
-_LET_GO = __import__("threading").Event()
-
-
-def _stuck(data: memoryview) -> tuple[str, ...]:
-    _LET_GO.wait(120)
-    raise RuntimeError("let go")
-
-
-def as_shard(state: TrainState, shard: int, shards: int) -> list[Chunk]:
+def as_shard(tensors: dict[str, Tensor], shard: int, shards: int) -> list[Chunk]:
     """What a rank of a sharded job holds: its rows of every tensor, and all of what has none."""
     chunks = []
-    for name, tensor in state.tensors().items():
+    for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
         if not shape:
             chunks.append(Chunk(name=name, shape=(), at=(), size=(), data=tensor, replicated=True))
@@ -261,47 +256,34 @@ def as_shard(state: TrainState, shard: int, shards: int) -> list[Chunk]:
 @pytest.mark.parametrize(
     ("saved_by", "loaded_by"), [(4, 4), (4, 2), (2, 4), (3, 1), (1, 3), (5, 2)]
 )
-def test_shards_saved_by_some_ranks_are_loaded_by_any_number(
+def test_shards_saved_by_some_ranks_are_loaded_by_any_number_and_by_none_while_one_lacks(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch, saved_by: int, loaded_by: int
 ) -> None:
-    state = trained(3)
-    holder: dict[int, tuple[int, int]] = {}
+    state, holder = trained(3), [(0, 1)]
 
     def held(tensors: dict[str, Tensor], learned: object = None) -> list[Chunk]:
-        rank, ranks = holder[0]
-        return as_shard(_Of(tensors), rank, ranks)  # type: ignore[arg-type]
+        return as_shard(tensors, *holder[0])
 
-    monkeypatch.setattr(memories, "chunks_of", held)
+    for module in (memory_checkpointer, restore):
+        monkeypatch.setattr(module, "chunks_of", held)
     for rank in range(saved_by):
+        assert Rank(state).steps == [], "some shard is nowhere"
         holder[0] = (rank, saved_by)
-        assert not save(
-            memory_of(state, f"w{rank}"), layout=Layout(world=saved_by, shards=saved_by), rank=rank
-        ).error
+        saver = Rank(state, f"w{rank}")
+        assert not saver.save(Layout(world=saved_by, shards=saved_by), rank)["error"]
     fresh = trained(0, seed=1)
     for rank in range(loaded_by):
         holder[0] = (rank, loaded_by)
-        restore(
-            memory_of(fresh), fresh, layout=Layout(world=loaded_by, shards=loaded_by), rank=rank
-        )
+        assert Rank(fresh).restore(Layout(world=loaded_by, shards=loaded_by), rank)
     assert fresh.digests() == state.digests()
 
 
-class _Of:
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self._tensors
-
-
-def test_a_shard_that_is_nowhere_makes_no_checkpoint(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = trained(3)
-    monkeypatch.setattr(memories, "chunks_of", lambda tensors, *_: as_shard(_Of(tensors), 0, 2))  # type: ignore[arg-type]
-    memory = memory_of(state)
-    assert not save(memory, layout=Layout(world=2, shards=2)).error
-    assert memory.candidates() == []
-    with pytest.raises(KeeperError, match="nobody has step 3 of generation 1, shard 1 of 2"):
-        memory._client.fetch(memories.Key(generation=1, step=3, shard=1, shards=2), connect_s=0)
-    memory.close()
+def test_a_shard_that_is_nowhere_is_named(keeper: Keeper) -> None:
+    rank = Rank(trained(1))
+    with (
+        pytest.raises(CorruptCheckpoint, match="nobody has step 3 of generation 1, shard 1 of 2"),
+        rank.memory.reading(
+            Candidate(step=3, generation=1, shards=2), Layout(world=2, shards=2), 1
+        ),
+    ):
+        pass

@@ -11,13 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.arm.test_roster import FakeKeeperHost, keepers_of
+from tests.harness.arm.test_roster import FakeKeeperHost, lose
 from tests.recovery.checkpoint.memory.test_memory_real import ONLY_MEMORY
 from tests.recovery.checkpoint.memory.test_memory_sim import arm
 from tests.recovery.test_run import EPOCHS, RECOVERABLE, Running, start, unharmed
 from trainchaos.chaos.events.log import Kind
 from trainchaos.recovery.checkpoint.memory.keeper import PULSE_TOPIC
-from trainchaos.recovery.checkpoint.memory.pulse import HUNG_S, REST_S, TURN_S, Pulse
+from trainchaos.recovery.checkpoint.memory.keepers import (
+    HUNG_S,
+    REST_S,
+    START_LIMIT_S,
+    TURN_S,
+    Keepers,
+)
 from trainchaos.recovery.process.local import MessageReceived
 from trainchaos.recovery.transport.wire import Extra
 
@@ -25,98 +31,76 @@ __all__ = ["start", "unharmed"]  # fixtures
 TICK_S = TURN_S / 2
 
 
-class Clock:
+class Rig:
+    """Two keepers of which one answers, and a supervisor that looks often."""
+
     def __init__(self) -> None:
         self.now_s = 100.0
+        self.host = FakeKeeperHost()
+        self.killed: list[str] = []
+        self.host.signal = lambda process, signum: self.killed.append(process)  # type: ignore[method-assign]
+        self.keepers = Keepers(
+            self.host,
+            job="job",
+            nodes=2,
+            limit_bytes=1,
+            replicate=True,
+            clock_s=lambda: self.now_s,
+        )
+        self.asked = 0
 
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def pulse(clock: Clock) -> Pulse:
-    made = Pulse(30.0, clock)
-    made.started("k0")
-    made.heard("k0")
-    return made
-
-
-def pass_s(
-    clock: Clock, pulse: Pulse, seconds: float, *, reachable: bool = True
-) -> tuple[list[str], dict[str, float]]:
-    """So many seconds of a supervisor that looks often."""
-    asked: list[str] = []
-    hung: dict[str, float] = {}
-    for _ in range(round(seconds / TICK_S)):
-        clock.now_s += TICK_S
-        one, two = pulse.turn(lambda process: reachable)
-        asked += one
-        hung |= two
-    return asked, hung
+    def pass_s(self, seconds: float, *answer: str) -> None:
+        for _ in range(round(seconds / TICK_S)):
+            self.now_s += TICK_S
+            for name, message in self.host.told:
+                if isinstance(message, Extra) and message.topic == PULSE_TOPIC:
+                    self.asked += name == "k0"
+                    if name in answer:
+                        self.host.reports.append(MessageReceived(process=name, message=message))
+            self.host.told.clear()
+            self.keepers.look()
 
 
-def test_one_that_answers_is_asked_again_and_again(clock: Clock, pulse: Pulse) -> None:
-    for _ in range(20):
-        assert pass_s(clock, pulse, REST_S) == (["k0"], {})
-        pulse.heard("k0")
+def test_one_that_answers_is_asked_again_and_again_and_one_that_does_not_is_ended() -> None:
+    rig = Rig()
+    rig.pass_s(20 * REST_S, "k0", "k1")
+    assert rig.asked >= 10 and not rig.killed
+    rig.pass_s(REST_S + HUNG_S + 4 * TICK_S, "k1")
+    assert rig.killed == ["k0"] and rig.keepers.hung_s("k1") is None
+    assert HUNG_S < (rig.keepers.hung_s("k0") or 0.0) <= HUNG_S + 2 * TICK_S
+    rig.pass_s(60, "k1")
+    assert rig.killed == ["k0"], "once"
 
 
-def test_one_that_does_not_hangs(clock: Clock, pulse: Pulse) -> None:
-    assert pass_s(clock, pulse, REST_S + HUNG_S) == (["k0"], {})
-    _, hung = pass_s(clock, pulse, 2 * TICK_S)
-    assert list(hung) == ["k0"] and HUNG_S < hung["k0"] <= HUNG_S + 2 * TICK_S
-    assert pass_s(clock, pulse, 60) == ([], {}), "once"
+def test_nor_does_one_live_on_that_never_says_it_has_started() -> None:
+    rig = Rig()
+    lose(rig.host, "k0")
+    rig.keepers.look()
+    rig.host.reports.clear()  # k2 says nothing
+    rig.pass_s(START_LIMIT_S, "k1")
+    assert not rig.killed
+    rig.pass_s(2 * TICK_S, "k1")
+    assert rig.killed == ["k2"]
 
 
-def test_nor_does_one_that_never_says_it_has_started(clock: Clock, pulse: Pulse) -> None:
-    pulse.started("k1")
-    pulse.ended("k0")
-    assert pass_s(clock, pulse, 30.0) == ([], {})
-    assert list(pass_s(clock, pulse, 2 * TICK_S)[1]) == ["k1"]
+def test_one_that_cannot_be_reached_is_not_waited_for() -> None:
+    rig = Rig()
+    rig.pass_s(REST_S + TICK_S, "k1")
+    rig.host.lost = {0}
+    rig.pass_s(100, "k1")
+    rig.host.lost = set()
+    rig.pass_s(HUNG_S - TICK_S, "k1")
+    assert not rig.killed, "it has all of its time again"
+    rig.pass_s(3 * TICK_S, "k1")
+    assert rig.killed == ["k0"]
 
 
-def test_one_that_cannot_be_reached_is_not_waited_for(clock: Clock, pulse: Pulse) -> None:
-    assert pass_s(clock, pulse, REST_S) == (["k0"], {})
-    assert pass_s(clock, pulse, 100, reachable=False) == ([], {})
-    assert pass_s(clock, pulse, HUNG_S)[1] == {}, "it has all of its time again"
-    assert list(pass_s(clock, pulse, 2 * TICK_S)[1]) == ["k0"]
-
-
-def test_the_pause_of_a_supervisor_is_nobodys_silence(clock: Clock, pulse: Pulse) -> None:
-    assert pass_s(clock, pulse, REST_S) == (["k0"], {})
-    clock.now_s += 100
-    assert pulse.turn(lambda process: True) == ([], {})
-
-
-def test_the_supervisor_asks_and_kills(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, host = Clock(), FakeKeeperHost()
-    killed: list[tuple[str, int]] = []
-    monkeypatch.setattr(host, "signal", lambda process, signum: killed.append((process, signum)))
-    keepers = keepers_of(host)
-    keepers._pulse = Pulse(30.0, clock)
-    for name in ("k0", "k1"):
-        keepers._pulse.started(name)
-        keepers._pulse.heard(name)
-    for _ in range(round((REST_S + HUNG_S + 1) / TICK_S)):
-        clock.now_s += TICK_S
-        asked = [
-            name
-            for name, message in host.told
-            if isinstance(message, Extra) and message.topic == PULSE_TOPIC and name == "k1"
-        ]
-        host.reports += [
-            MessageReceived(process=name, message=Extra(topic=PULSE_TOPIC, payload={}))
-            for name in asked
-        ]
-        host.told.clear()
-        keepers.look()
-    assert killed == [("k0", signal.SIGKILL)] and keepers.hung_s("k1") is None
-    assert (keepers.hung_s("k0") or 0.0) > HUNG_S
+def test_the_pause_of_a_supervisor_is_nobodys_silence() -> None:
+    rig = Rig()
+    rig.pass_s(REST_S + TICK_S, "k0", "k1")
+    rig.now_s += 100
+    rig.keepers.look()
+    assert not rig.killed
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ from trainchaos.recovery.state.typed import name_of
 
 OWN = "own."  # begins the names of what other ranks have of their own, which one rank has alone
 SPLIT_BYTES = 1 << 20  # a replicated tensor is split over ranks only when it is larger
+SYNC_BYTES = 256 << 20  # copied from a GPU between two waits for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +127,45 @@ def first_not_finite(chunks: Sequence[Chunk], progress: Progress = quiet) -> str
     return next((chunk.name for chunk in chunks if not_finite(chunk, progress)), None)
 
 
+def copy_into(
+    memory: Tensor, chunks: Sequence[Chunk], offsets: Sequence[int], progress: Progress = quiet
+) -> list[Chunk]:
+    """Copies of the chunks in these bytes of host memory, where what comes from a GPU may still be
+    under way for SYNC_BYTES at the most. ``progress``: called every 32 MB.
+    """
+    copies, since = [], 0
+    for chunk, offset in zip(chunks, offsets, strict=True):
+        into = memory[offset : offset + chunk.bytes].view(chunk.data.dtype).view(chunk.data.shape)
+        for target, source in strides.strides(into, chunk.data):
+            target.copy_(source, non_blocking=True)
+            since += source.numel() * source.element_size()
+            if since >= SYNC_BYTES:
+                await_copies(chunks)
+                since = 0
+            progress()
+        copies.append(replace(chunk, data=into))
+    return copies
+
+
+def await_copies(chunks: Sequence[Chunk]) -> None:
+    """Wait until what comes from a GPU is there."""
+    for device in {chunk.data.device for chunk in chunks if chunk.data.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+
+
 def described(chunks: Sequence[Chunk]) -> dict[str, dict[str, Any]]:
-    """The manifest's table of tensors, without offsets: name -> dtype and shape."""
+    """The manifest's table of tensors, without places: name -> dtype and shape."""
     return {chunk.name: {"dtype": chunk.dtype, "shape": list(chunk.shape)} for chunk in chunks}
+
+
+def placed(
+    chunks: Sequence[Chunk], offsets: Sequence[int], tensors: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The manifest's table of ``tensors``, with the places of the chunks in a stream: {"at",
+    "size", "offset"}.
+    """
+    table = {name: {**entry, "chunks": []} for name, entry in tensors.items()}
+    for chunk, offset in zip(chunks, offsets, strict=True):
+        place = {"at": list(chunk.at), "size": list(chunk.size), "offset": offset}
+        table[chunk.name]["chunks"].append(place)
+    return table

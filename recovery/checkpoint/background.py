@@ -1,4 +1,4 @@
-"""Asynchronous saves: training waits only while the state is copied to host memory; a separate
+"""Saves beside training: training waits only while the state is copied to host memory; a separate
 thread writes from there while training goes on.
 
 One save at a time; the memory for the copy is allocated once and reused.
@@ -10,19 +10,18 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
+from trainchaos.recovery.checkpoint.chunks import Chunk, await_copies, copy_into
 from trainchaos.recovery.checkpoint.files import pieces
 from trainchaos.recovery.checkpoint.files.saving import SaveOutcome
-from trainchaos.recovery.checkpoint.saves.chunks import Chunk
 from trainchaos.recovery.state import strides
 from trainchaos.recovery.state.strides import Progress, quiet
 
 BLOCK_BYTES = 1 << 30  # of memory allocated at once; more only for a larger tensor
-SYNC_BYTES = 256 << 20  # copied from a GPU between two waits for it
 LOOK_S = 0.05
 
 
@@ -34,45 +33,23 @@ class Snapshot:
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []
 
-    def prepare(self, chunks: Sequence[Chunk], progress: Progress = quiet) -> None:
-        """Allocate the memory now. The first touch of fresh memory takes several times as long as a
-        copy.
-        """
-        sizes = [end for _, end in _packed(chunks)]
+    def take(self, chunks: Sequence[Chunk], progress: Progress = quiet) -> list[Chunk]:
+        """Copies of the chunks, valid until the next call. ``progress``: called every 32 MB."""
+        packed = _packed(chunks)
+        sizes = [size for _, size in packed]
         if len(sizes) > len(self._blocks) or any(
             size > len(block) for size, block in zip(sizes, self._blocks, strict=False)
         ):
+            # The first touch of fresh memory takes several times as long as a copy.
             self._blocks = []  # old memory is released before more is allocated
             pinned = any(chunk.data.is_cuda for chunk in chunks)
             self._blocks = [_memory(size, pinned=pinned, progress=progress) for size in sizes]
-
-    def take(self, chunks: Sequence[Chunk], progress: Progress = quiet) -> list[Chunk]:
-        """Copies of the chunks, valid until the next call. ``progress``: called every 32 MB."""
-        self.prepare(chunks, progress)
-        copies, since = list[Chunk](), 0
-        for block, (offsets, _) in zip(self._blocks, _packed(chunks), strict=False):
-            for offset in offsets:
-                chunk = chunks[len(copies)]
-                into = (
-                    block[offset : offset + chunk.bytes]
-                    .view(chunk.data.dtype)
-                    .view(chunk.data.shape)
-                )
-                for target, source in strides.strides(into, chunk.data):
-                    target.copy_(source, non_blocking=True)
-                    since += source.numel() * source.element_size()
-                    if since >= SYNC_BYTES:
-                        _await(chunks)
-                        since = 0
-                    progress()
-                copies.append(replace(chunk, data=into))
-        _await(chunks)
+        copies = list[Chunk]()
+        for block, (offsets, _) in zip(self._blocks, packed, strict=False):
+            some = chunks[len(copies) : len(copies) + len(offsets)]
+            copies += copy_into(block, some, offsets, progress)
+        await_copies(chunks)
         return copies
-
-
-def _await(chunks: Sequence[Chunk]) -> None:
-    for device in {chunk.data.device for chunk in chunks if chunk.data.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()
 
 
 def _packed(chunks: Sequence[Chunk]) -> list[tuple[list[int], int]]:
@@ -94,11 +71,8 @@ def _memory(size: int, *, pinned: bool, progress: Progress) -> Tensor:
         progress()
         return memory
     mapped = mmap.mmap(-1, max(size, 1))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without huge pages; small pages work too
+    with suppress(OSError):  # a kernel without huge pages; small pages work too
+        mapped.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(mapped, dtype=torch.uint8)[:size]
     for (part,) in strides.strides(memory):
         part.zero_()
@@ -107,7 +81,7 @@ def _memory(size: int, *, pinned: bool, progress: Progress) -> Tensor:
 
 
 class BackgroundWorker:
-    """Runs one piece of work at a time on a separate thread. Used by one thread."""
+    """Runs one save at a time on a separate thread. Used by one thread."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -117,15 +91,6 @@ class BackgroundWorker:
     def moved(self) -> None:
         """The work shows a sign of life; called by any thread."""
         self._moves += 1
-
-    def seen_by(self, check: Callable[[], None]) -> Callable[[], None]:
-        """Wraps ``check``: each call of it shows that the work goes on."""
-
-        def checked() -> None:
-            self.moved()
-            check()
-
-        return checked
 
     @property
     def busy(self) -> bool:
@@ -141,12 +106,16 @@ class BackgroundWorker:
         self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def wait(self, limit_s: float, progress: Progress | None = None) -> bool:
+    def wait(
+        self, limit_s: float, progress: Progress | None = None, look: Progress = quiet
+    ) -> bool:
         """Whether the work has ended, after waiting up to the limit; with ``progress``, the limit
-        is the time between signs of life, and it is called with each.
+        is the time between signs of life, and it is called with each. ``look``: called while it is
+        waited for, and may raise.
         """
         moves, until_s = self._moves, time.monotonic() + limit_s
         while self._thread is not None and self.busy:
+            look()
             now_s = time.monotonic()
             if progress is not None and self._moves != moves:
                 moves, until_s = self._moves, now_s + limit_s

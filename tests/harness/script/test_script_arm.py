@@ -85,13 +85,14 @@ def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
     listener: Any = Said()
     parts: dict[str, Any] = {
         "ranks": Replaced(unseen),
-        "roll": SimpleNamespace(find=lambda *_, **__: {}, whose=lambda said: said),
+        "finder": SimpleNamespace(find=lambda *_, **__: {}, whose=lambda said: said),
         "listener": listener,
         "broker": SimpleNamespace(forget=lambda: None),
         "injector": SimpleNamespace(
             arm=lambda *_: None, on_event=lambda _: None, on_training=lambda: None
         ),
         "leftovers": SimpleNamespace(look=lambda *_: None),
+        **dict.fromkeys(("prepared", "arm", "holds_launcher", "ledger")),
     }
     spec: Any = SimpleNamespace(ranks=2)
     watch = RankWatch(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import signal
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -19,7 +19,6 @@ from trainchaos.harness.judge.checkers import Evidence
 from trainchaos.harness.judge.checkers.faults.noticed import detection
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.results import Finding
-from trainchaos.harness.script.attempts import Attempts
 from trainchaos.harness.script.processes.command import CommandEnded
 from trainchaos.harness.script.processes.ranks import ExitedRank
 from trainchaos.harness.script.rank_watch import RankWatch
@@ -284,42 +283,26 @@ def gone(name: str, code: int | None, signum: int | None = None) -> ExitedRank:
     return ExitedRank(name=name, pid=3, exit_code=code, signal=signum)
 
 
-def watch_of(job: Job, ranks: Any, listener: Any = None) -> RankWatch:
-    spec: Any = SimpleNamespace(ranks=2)
-    unused: dict[str, Any] = dict.fromkeys(("roll", "broker", "injector", "leftovers"))
-    return RankWatch(
-        spec=spec,
-        ranks=ranks,
-        observer=job.observer,
-        listener=listener,
-        record=job.record,
-        now_ns=lambda: job.now,
-        **unused,
-    )
-
-
 @pytest.mark.parametrize("ended", [None, CommandEnded(exit_code=1, signal=None)])
 def test_what_the_harness_ends_is_no_failure_of_the_job(ended: CommandEnded | None) -> None:
     job = Job()
     job.found("w0", "w1")
     job.train(*range(1, 31))
     closing: Any = Closing(ended)
-    watch = watch_of(job, closing)
-    unused: dict[str, Any] = dict.fromkeys(("ledger", "leftovers"))
-    attempts = Attempts(
-        prepared=cast(Any, SimpleNamespace(mark="x")),
-        holds_launcher=False,
-        arm="a",
+    unused = ("arm", "holds_launcher", "ledger", "finder", "listener", "broker", "injector")
+    parts: dict[str, Any] = dict.fromkeys([*unused, "leftovers"])
+    parts |= {"spec": SimpleNamespace(ranks=2), "prepared": SimpleNamespace(mark="x")}
+    watch = RankWatch(
         ranks=closing,
-        watch=watch,
+        observer=job.observer,
         record=job.record,
         now_ns=lambda: job.now,
-        **unused,
+        **parts,
     )
-    attempts.command, attempts.number = closing, 1
-    attempts.close(asked=False)
+    watch.command, watch.starts = closing, 1
+    watch.close(asked=False)
     exits = {e.data["process"]: e.data for e in job.events if e.kind is Kind.PROCESS_EXITED}
     assert job.failures() == [("exit", "w1")], "it had ended before anybody was asked to"
     assert not exits["w1"]["expected"] and "asked_ns" not in exits["w1"]
     assert exits["w0"]["expected"] and exits["w0"]["asked_ns"] == job.now
-    assert watch.asked_ns == 0, "what is started next was not asked"
+    assert watch._asked_ns == 0, "what is started next was not asked"

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.running import LIMIT_S
+from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.host import processes
+from trainchaos.harness.script.listen.progress import rank_number
 from trainchaos.harness.script.processes import tree
-from trainchaos.harness.script.processes.alike import Alike
 from trainchaos.harness.script.processes.command import Command
-from trainchaos.harness.script.processes.environment import MARK
+from trainchaos.harness.script.processes.environment import MARK, RANK_NAMES
+from trainchaos.harness.script.processes.finding import FoundRank, RankFinder, find_named
 from trainchaos.harness.script.processes.ranks import ExitedRank, Ranks
 from trainchaos.recovery.process.processes import become_subreaper
 
@@ -37,7 +39,7 @@ def started(tmp_path: Path) -> Iterator[list[Command]]:
 
 def start(started: list[Command], tmp_path: Path, shell: str, **env: str) -> Command:
     become_subreaper()
-    clean = {name: value for name, value in os.environ.items() if name not in tree.RANK_NAMES}
+    clean = {name: value for name, value in os.environ.items() if name not in RANK_NAMES}
     command = Command.start(
         ["bash", "-c", shell],
         directory=tmp_path,
@@ -48,13 +50,18 @@ def start(started: list[Command], tmp_path: Path, shell: str, **env: str) -> Com
     return command
 
 
+def finder(ranks: int) -> RankFinder:
+    spec = WorkloadSpec.model_validate({"command": ["x"], "ranks": ranks, "steps": 10})
+    return RankFinder(spec, Path("/nowhere"))
+
+
 def find(
-    command: Command, count: int, *, expected: int = 2, hints: dict[int, int] | None = None
-) -> dict[int, tree.FoundRank]:
+    command: Command, count: int, *, hints: dict[int, int] | None = None
+) -> dict[int, FoundRank]:
     """The ranks, once there are so many and as many processes as will be."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        found = tree.find_ranks(command.guard_pid, expected, hints or {})
+        found = find_named(command.guard_pid, hints or {})
         if len(found) == count and all(
             "python" in row.name for row in (tree.process(f.pid) for f in found.values()) if row
         ):
@@ -126,7 +133,7 @@ def test_a_daemon_left_behind_is_not_the_rank(started: list[Command], tmp_path: 
     while command.ended is None and time.monotonic() < deadline:
         command.look()
     assert tree.below(command.guard_pid)
-    assert tree.find_ranks(command.guard_pid, 1, {}, command.pid) == {}
+    assert finder(1).find(command, {}, spoken=True) == {}
 
 
 ITSELF = """
@@ -144,7 +151,7 @@ def test_who_starts_itself_again_for_the_others_is_rank_0(
     """As Lightning's launcher does; and a kill of rank 0 is none of the ranks below it."""
     (tmp_path / "itself.py").write_text(ITSELF)
     command = start(started, tmp_path, f'exec "{sys.executable}" -u itself.py')
-    found = find(command, 3, expected=3)
+    found = find(command, 3)
     assert found[0].pid == command.pid
     ranks = Ranks()
     members, _ = ranks.hold(found)
@@ -182,10 +189,10 @@ def test_ranks_that_nothing_names_were_started_alike_and_meet(
 ) -> None:
     (tmp_path / "meets.py").write_text(MEETS)
     command = start(started, tmp_path, f'exec "{sys.executable}" meets.py 3 meet')
-    alike, deadline = Alike(), time.monotonic() + LIMIT_S
+    ranks, deadline = finder(3), time.monotonic() + LIMIT_S
 
-    def look(count: int = 3, *, settled: bool = True) -> dict[int, tree.FoundRank]:
-        return alike.of(tree.below(command.guard_pid), count, settled=settled)
+    def look(count: int = 3, *, settled: bool = True) -> dict[int, FoundRank]:
+        return ranks.alike(tree.below(command.guard_pid), count, settled=settled)
 
     assert look(settled=False) == {}, "who has worked most is not known before the first step"
     while len(found := look()) < 3 and time.monotonic() < deadline:
@@ -205,7 +212,7 @@ def test_workers_that_meet_nobody_are_no_ranks(started: list[Command], tmp_path:
     while len(tree.below(command.guard_pid)) < 3 and time.monotonic() < deadline:
         signal.sigtimedwait([], 0.02)
     signal.sigtimedwait([], 0.3)
-    assert Alike().of(tree.below(command.guard_pid), 2, settled=True) == {}
+    assert finder(2).alike(tree.below(command.guard_pid), 2, settled=True) == {}
 
 
 def test_a_rank_that_says_so_itself(started: list[Command], tmp_path: Path) -> None:
@@ -221,7 +228,7 @@ def test_a_rank_that_says_so_itself(started: list[Command], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("value", ["-1", "1.0", "x", "99999999", "", "٣"])
 def test_a_rank_that_is_no_number(value: str) -> None:
-    assert tree.number(value) is None
+    assert rank_number(value) is None
 
 
 def test_how_somebody_elses_child_ended(started: list[Command], tmp_path: Path) -> None:

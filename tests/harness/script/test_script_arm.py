@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.script.test_script_observer import Job
+from tests.harness.script.test_script_observer import begun
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.arm.command_checkpoints import newest
 from trainchaos.harness.script.listen.listening import CommandListener
@@ -76,8 +76,7 @@ class Said:
 
 @pytest.mark.parametrize("noticed", ["by the look for ranks", "at the beginning of the turn"])
 def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
-    job = Job()
-    job.found("w0", "w1")
+    job = begun()
     for step in range(1, 31):
         job.train(step, rank=0)
         job.train(step, rank=1)

@@ -103,13 +103,6 @@ def test_steps_that_are_printed_and_not_read_stop_the_run_and_say_how_to_read_th
     assert "| step 60 loss" in why
 
 
-def test_the_same_where_the_ranks_were_found() -> None:
-    begun = Begun()
-    begun.prints(STEPS)
-    begun.observer.generation = 1
-    assert "look like steps" in stopped(begun, begun.startup(), 10)
-
-
 @pytest.mark.parametrize(("ranks", "number", "stops"), [(1, 0, False), (1, 1, True), (2, 1, False)])
 def test_a_rank_beyond_those_of_the_scenario_stops_the_run(
     ranks: int, number: int, stops: bool

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.script.test_script_observer import COMMAND, Job
+from tests.harness.script.test_script_observer import COMMAND, Job, begun
 from tests.support import arms
 from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind
@@ -123,9 +123,7 @@ def ended(
     code: int = 0,
     killed: str = "",
 ) -> Job:
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 101))
+    job = begun(*range(1, 101))
     for name in ("w0", "w1"):
         how = (None, 9) if name == killed else (0, None)
         job.record(

@@ -6,25 +6,25 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.support.running import LIMIT_S
+from tests.harness.script.processes.test_script_processes import start, started
+from tests.support.running import LIMIT_S, PYTHON
 from trainchaos.chaos.scenario.progress import RegexProgress
 from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.script.listen.progress import GrowingFile, ProgressReport, RegexReader
 from trainchaos.harness.script.processes import tree
 from trainchaos.harness.script.processes.command import Command
-from trainchaos.harness.script.processes.environment import MARK, RANK_NAMES
 from trainchaos.harness.script.processes.finding import FoundRank, RankFinder, find_named
 from trainchaos.harness.script.processes.ranks import Ranks
-from trainchaos.recovery.process.processes import become_subreaper
+
+__all__ = ["started"]  # a fixture
 
 GUARD, LAUNCHER = 1, 2
 
@@ -168,25 +168,10 @@ LAUNCHERS = {
 }
 
 
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[list[Command]]:
-    commands: list[Command] = []
-    yield commands
-    for command in commands:
-        command.close(f"rollcall-{os.getpid()}")
-
-
-def start(started: list[Command], tmp_path: Path, program: str) -> Command:
-    become_subreaper()
+def launch(started: list[Command], tmp_path: Path, program: str) -> Command:
     (tmp_path / "train.py").write_text(TRAINER)
     (tmp_path / "launch.py").write_text(HEAD + program)
-    env = {n: v for n, v in os.environ.items() if n not in RANK_NAMES} | {"PYTHONUNBUFFERED": "1"}
-    env[MARK] = f"rollcall-{os.getpid()}"
-    command = Command.start(
-        [sys.executable, "launch.py"], directory=tmp_path, env=env, output=tmp_path / "out"
-    )
-    started.append(command)
-    return command
+    return start(started, tmp_path, f"exec {PYTHON} launch.py", PYTHONUNBUFFERED="1")
 
 
 def until(condition: Any) -> Any:
@@ -211,7 +196,7 @@ def cmdline(pid: int) -> str:
 def test_sigterm_goes_to_the_trainer_and_not_to_its_launcher(
     started: list[Command], tmp_path: Path, how: str
 ) -> None:
-    command = start(started, tmp_path, LAUNCHERS[how] + "threading.Event().wait(300)\n")
+    command = launch(started, tmp_path, LAUNCHERS[how] + "threading.Event().wait(300)\n")
     until(lambda: printed(tmp_path))
     roll = RankFinder(spec_of(1), tmp_path / "out")
     found = until(
@@ -229,7 +214,7 @@ def test_sigterm_goes_to_the_trainer_and_not_to_its_launcher(
 def test_who_is_started_instead_is_found_and_the_launcher_never(
     started: list[Command], tmp_path: Path
 ) -> None:
-    command = start(started, tmp_path, 2 * LAUNCHERS["waits"] + "threading.Event().wait(300)\n")
+    command = launch(started, tmp_path, 2 * LAUNCHERS["waits"] + "threading.Event().wait(300)\n")
     until(lambda: printed(tmp_path))
     roll = RankFinder(spec_of(1), tmp_path / "out")
     first = roll.find(command, {}, spoken=True)[0].pid
@@ -252,7 +237,7 @@ def test_a_trainer_is_not_taken_for_the_launcher_of_its_helpers(
 ) -> None:
     workers = "os.fork() or threading.Event().wait(300)\n"
     helper = "subprocess.Popen(['sleep', '300'], stdout=subprocess.PIPE)\n"
-    command = start(started, tmp_path, helper + STEPS + workers + "threading.Event().wait(300)\n")
+    command = launch(started, tmp_path, helper + STEPS + workers + "threading.Event().wait(300)\n")
     until(lambda: printed(tmp_path) and len(tree.below(command.guard_pid)) == 3)
     found = RankFinder(spec_of(1), tmp_path / "out").find(command, {}, spoken=True)
     assert found[0].pid == command.pid

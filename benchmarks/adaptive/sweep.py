@@ -37,8 +37,8 @@ from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.events.log import read_log
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.fuzz.play.child import tied
+from trainchaos.harness.fuzz.play.simulated_arm import simulated_arm
 from trainchaos.harness.judge.measure.measure import measure
-from trainchaos.harness.run.simulated_arm import simulated_arm
 
 WITH_A_SPARE = "adaptive with a spare"
 """Played where it is asked for (``--spare``), beside the others and not among them."""

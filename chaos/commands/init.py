@@ -86,6 +86,7 @@ def _draft(
 ) -> int:
     from trainchaos.chaos.loading.load import load
     from trainchaos.harness.draft.draft import draft, target_of
+    from trainchaos.harness.draft.findings import FAULTS
     from trainchaos.harness.draft.text import shown
 
     target = out or target_of(command, Path.cwd())
@@ -107,9 +108,9 @@ def _draft(
     for line in shown(drafted.facts, drafted.written.lines, str(target)):
         say(line)
     say(f"written {target}")
-    if drafted.run_s is not None:
-        least, most = map(_time, drafted.run_s)
-        say(f"time    {least} to {most} for {drafted.arms} arms, by how long the faults hold it up")
+    if drafted.facts.run_s is not None:
+        least, most = map(_time, drafted.facts.run_s)
+        say(f"time    {least} to {most} for {2 * FAULTS} arms, by how long the faults hold it up")
     if drafted.needs:
         correct = f"correct {', '.join(drafted.needs)} in {target}, then chaos run {target}"
         say(f"next    {drafted.again}, or {correct}" if drafted.again else f"next    {correct}")

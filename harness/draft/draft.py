@@ -1,4 +1,4 @@
-"""Drafts the scenario of a command: recognises it, watches it, decides, writes and loads the text.
+"""Drafts the scenario of a command: reads it, watches it, decides, writes and loads the text.
 
 Everything but the scenario lies in a directory of its own that is removed at the end.
 """
@@ -6,8 +6,6 @@ Everything but the scenario lies in a directory of its own that is removed at th
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,31 +20,39 @@ from trainchaos.chaos.errors import (
     ScenarioError,
 )
 from trainchaos.chaos.scenario.model import Cell, RecoverySpec, Scenario, WorkloadSpec
-from trainchaos.harness.draft import frameworks, launchers, text
-from trainchaos.harness.draft.decide import decide
-from trainchaos.harness.draft.facts import FAULTS, Command, Facts, command_of
-from trainchaos.harness.draft.progress import Proposal, propose
-from trainchaos.harness.draft.watching.changes import places
-from trainchaos.harness.draft.watching.logs import as_printed, log_of_steps, named
-from trainchaos.harness.draft.watching.watch import Ran, Sighting, Watch
+from trainchaos.harness.draft import text
+from trainchaos.harness.draft.command import (
+    GROUP,
+    Command,
+    behind,
+    command_of,
+    name_of,
+    plain_name,
+    read_scripts,
+)
+from trainchaos.harness.draft.files import places
+from trainchaos.harness.draft.findings import MISSING, Facts, decide
+from trainchaos.harness.draft.progress import Proposal, as_printed, log_of_steps, named, propose
+from trainchaos.harness.draft.watch import Sighting, Watch
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.launch.launcher import ArmSetup
 from trainchaos.harness.launch.workload import DataInfo
 from trainchaos.harness.run import heal, interrupts
 from trainchaos.harness.script import outcome_text
-from trainchaos.harness.script.check import refuse_unstartable
 from trainchaos.harness.script.listen.errors import telling_error
-from trainchaos.harness.script.processes.environment import PreparedCommand, prepare
+from trainchaos.harness.script.processes.environment import (
+    PreparedCommand,
+    prepare,
+    refuse_unstartable,
+)
 from trainchaos.recovery.supervise.supervision import StopFlag
 
 ARM = "watch"
 ENOUGH_STEPS = 12
 LONG_ENOUGH_S = 10.0
-"""How long steps are watched in which no checkpoint was written yet."""
+"""How long steps are watched, so that checkpoints are written."""
 SHOWN_LINES = 8
 NOMINAL_STEPS = 100
-_INSTALLED = ("site-packages", "dist-packages", "lib/python")
-"""In the paths of scripts that are no user's."""
 
 
 class WatchStopped(ChaosError):
@@ -66,21 +72,6 @@ class Drafted:
     seconds: float
 
     @property
-    def arms(self) -> int:
-        """Arms of a run: of each fault, one with it and one without."""
-        return 2 * FAULTS
-
-    @property
-    def run_s(self) -> tuple[float, float] | None:
-        """How long a run takes, at least and if each recovery takes long; None if that is not
-        known.
-        """
-        arm_s = self.facts.arm_s
-        if arm_s is None:
-            return None
-        return arm_s * self.arms, arm_s * self.arms + self.facts.recoveries_s
-
-    @property
     def again(self) -> str:
         """The next command, where it finds what this one did not; else ""."""
         return next((one.again for one in self.facts.findings if one.again), "")
@@ -88,7 +79,7 @@ class Drafted:
     @property
     def needs(self) -> list[str]:
         """What a run cannot do without and a person has to fill in."""
-        return [one.name for one in self.facts.findings if one.needed]
+        return [one.name for one in self.facts.findings if one.state == MISSING]
 
 
 def draft(
@@ -107,7 +98,7 @@ def draft(
 
     Raises ScenarioError if the command cannot be started or fails, WatchStopped after a signal.
     """
-    script = frameworks.read_scripts(words, directory)
+    script = read_scripts(words, directory)
     target = named or target_of(words, directory)
     command = command_of(words, env, script, steps)
     with _folder() as name:
@@ -128,19 +119,7 @@ def draft(
 
 def target_of(words: Sequence[str], directory: Path) -> Path:
     """The file that a scenario is written to by default."""
-    script = frameworks.read_scripts(words, directory)
-    return Path(f"chaos-{name_of(words, script)}.yaml")
-
-
-def name_of(words: Sequence[str], script: frameworks.ScriptText) -> str:
-    """Name of the scenario: that of the script, or else of the program."""
-    return plain_name(script.name or Path(words[0]).name)
-
-
-def plain_name(stem: str) -> str:
-    """The stem of a file as a scenario may be called."""
-    plain = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")
-    return plain[:60] or "job"
+    return Path(f"chaos-{name_of(words, read_scripts(words, directory))}.yaml")
 
 
 def _watched(
@@ -154,17 +133,14 @@ def _watched(
         found = _proposed(seen, command, directory, steps)
         if found.first_s is None:
             return None
-        watched_s = seen.seconds - found.first_s
-        saved = bool(seen.saved) or watched_s > LONG_ENOUGH_S
+        long = seen.seconds - found.first_s > LONG_ENOUGH_S
         # of steps that may begin again with the next epoch, one epoch says too little
-        return found.distinct >= ENOUGH_STEPS and saved and not found.one_epoch
+        return found.distinct >= ENOUGH_STEPS and long and not found.one_epoch
 
     with interrupts.stop_on_signal(stop, run), heal.guarded(run) as ledger:
         prepared = _prepared(command, run, directory, steps)
-        named = places([*command.words, *command.env.values()], prepared.directory)
-        watch = Watch(
-            prepared, group=command.group or frameworks.GROUP, ledger=ledger, places=named
-        )
+        elsewhere = places([*command.words, *command.env.values()], prepared.directory)
+        watch = Watch(prepared, group=command.group or GROUP, ledger=ledger, places=elsewhere)
         try:
             seen = watch.run(for_s, enough, stop)
         finally:
@@ -178,22 +154,22 @@ def _watched(
         )
     ours = run.root.absolute()
     seen.opened = {path for path in seen.opened if not path.is_relative_to(ours)}
+    seen.wrote = [path for path in seen.wrote if not path.is_relative_to(ours)]
     return seen
 
 
 def _proposed(seen: Sighting, command: Command, directory: Path, steps: int | None) -> Proposal:
     """How its progress is read: of what it prints, else of a file that it writes."""
-    found = propose(seen, command.frameworks, steps=steps)
-    if found.progress is not None:
-        return found
-    written = {*seen.files, *seen.opened, *seen.after.since(seen.before)}
-    log = log_of_steps(path for path in written if path.is_file())
+    printed = propose(seen, command.frameworks, steps=steps)
+    if printed.progress is not None:
+        return printed
+    log = log_of_steps({*seen.files, *seen.opened})
     if log is None:
-        return found
-    heard = propose(as_printed(log[0], seen), command.frameworks, steps=steps)
+        return printed
+    heard = propose(as_printed(log, seen), command.frameworks, steps=steps)
     if heard.progress is None or heard.progress == "beacon":
-        return found
-    name = named(log[0], seen, directory)
+        return printed
+    name = named(log, seen, directory)
     return replace(heard, progress=heard.progress.model_copy(update={"file": name}))
 
 
@@ -226,11 +202,11 @@ def _refuse_failed(seen: Sighting, proposal: Proposal) -> None:
         return
     steps = [step for _, step in proposal.steps]
     when = f"after step {max(steps)}" if steps else "before any step was seen"
-    first, _ = telling_error([line for _, line in seen.lines])
-    lines = outcome_text.printed(seen.last[-SHOWN_LINES:], first) if seen.last else ""
+    lines = [line for _, line in seen.lines]
+    first, _ = telling_error(lines)
+    last = outcome_text.printed(lines[-SHOWN_LINES:], first) if lines else "it printed nothing"
     raise ScenarioError(
-        f"the command ended with {seen.ended.how} after {seen.seconds:.1f} s, {when}"
-        + f"; {lines or 'it printed nothing'}",
+        f"the command ended with {seen.ended.how} after {seen.seconds:.1f} s, {when}; {last}",
         hint="no scenario was written: it has to train by itself first",
     )
 
@@ -243,42 +219,3 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
         raise InfrastructureError(
             f"cannot make a directory: {error.strerror}", hint="free disk space, or set TMPDIR"
         ) from error
-
-
-def behind(command: Command, ran: Ran) -> Command:
-    """The command, with the launcher, the frameworks and the arguments of what it started: they
-    decide as much as if the user had typed them.
-    """
-    texts = [command.script]
-    inner: list[str] = []
-    launched = command.launched
-    for words, place in ran.items():
-        plain = _without_interpreter(words)
-        own = [word for word in words if not any(part in word for part in _INSTALLED)]
-        script = frameworks.read_scripts(own, place)
-        if script.name and script.text not in [one.text for one in texts]:
-            texts.append(script)
-        inner += plain if script.name else ()
-        if launched.kind is None or not (launched.kind.ranks or launched.kind.note):
-            one = launchers.recognise(plain)
-            if one.kind is not None and one.kind.ranks:
-                launched = replace(one, by=shlex.join(command.words[:2]))
-    script = frameworks.ScriptText(
-        name=command.script.name, text="\n".join(one.text for one in texts)
-    )
-    known = frameworks.recognise([*command.words, *inner], script)
-    return replace(
-        command,
-        launched=launched,
-        frameworks=known,
-        script=script,
-        inner=inner,
-        env=launched.env(known) | command.env,
-    )
-
-
-def _without_interpreter(words: tuple[str, ...]) -> list[str]:
-    """``torchrun ...`` of ``python /bin/torchrun ...``, as the kernel says of a script."""
-    program = Path(words[0]).name
-    script = len(words) > 1 and not words[1].startswith("-") and Path(words[1]).suffix == ""
-    return list(words[1:] if program.startswith(("python", "pypy")) and script else words)

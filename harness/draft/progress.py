@@ -1,16 +1,19 @@
 """Proposes how a command's progress is read, and tests the proposal on the lines that were seen.
 
 The beacon, if the command reported by it; else the preset or the derived expression that finds most
-in the lines, tested as ``chaos try-progress`` does.
+in the lines, tested as ``chaos try-progress`` does. Where the output does not show the steps, lines
+of a file that the command writes are tried in its place.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 
 from trainchaos.chaos.scenario.frameworks import FRAMEWORKS, Framework
 from trainchaos.chaos.scenario.progress import (
@@ -20,7 +23,8 @@ from trainchaos.chaos.scenario.progress import (
     RegexProgress,
     expressions,
 )
-from trainchaos.harness.draft.watching.watch import Sighting
+from trainchaos.harness.draft.files import is_text
+from trainchaos.harness.draft.watch import Sighting
 from trainchaos.harness.script.listen.derive import Derived, derive, usual_gap
 from trainchaos.harness.script.listen.numbers import whole
 from trainchaos.harness.script.listen.progress import RegexReader
@@ -32,8 +36,13 @@ MOST_LINES = 2000
 LEAST_STEPS = 2
 UNKNOWN = 10**9
 """Steps of a command whose number of steps is not known yet."""
+MOST_FILES = 64
+MOST_LOOKED = 1 << 16  # bytes in which steps are looked for, of each file and each second
+MOST_TEXT = 1 << 18  # bytes read of the one that has most
 NS = 1e9
 _MOST = 10**9
+_OF_A_START = re.compile(r"\d[\d_:.T-]*\d{2}(?!\d)|(?<=version_)\d+")
+"""A date, a time, a process, or a count of runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,25 +109,25 @@ def propose(seen: Sighting, frameworks: Sequence[Framework], *, steps: int | Non
     if seen.reports:
         return _of_beacon(seen)
     lines = list(seen.lines)[-MOST_LINES:]
-    whole_log = seen.count <= len(lines)
-    found = [*_candidates(lines, frameworks, steps, whole_log)]
-    return max(
-        (one for one in found if one.distinct >= LEAST_STEPS), key=_rated, default=Proposal()
-    )
+    candidates = _candidates(lines, frameworks, steps, whole_log=seen.count <= len(lines))
 
+    def rated(one: Proposal) -> tuple[bool, bool, int]:
+        """Steps without a doubt are better than many of them, and losses are worth most after
+        that. Of two that find the same the first one stays: a preset of the framework that was
+        recognised.
+        """
+        done = len({step for _, step in one.steps if step})  # without the 0 that a bar begins with
+        return not one.doubt, one.losses >= LEAST_STEPS, done
 
-def _rated(one: Proposal) -> tuple[bool, bool, bool, int]:
-    """Steps without a doubt are better than many of them, and losses are worth most after that.
-    Of two that find the same the first one stays: a preset of the framework that was recognised.
-    """
-    done = len({step for _, step in one.steps if step})  # without the 0 that a bar begins with
-    return one.progress is not None, not one.doubt, one.losses >= LEAST_STEPS, done
+    fit = (one for one in candidates if one.distinct >= LEAST_STEPS)
+    return max(fit, key=rated, default=Proposal())
 
 
 def _candidates(
     lines: Sequence[tuple[float, str]],
     frameworks: Sequence[Framework],
     steps: int | None,
+    *,
     whole_log: bool,
 ) -> Iterator[Proposal]:
     # a bar of Lightning, which starts anew in each epoch, is also one of tqdm
@@ -160,8 +169,7 @@ def _tried(
             said = {key: n for key, n in numbers.items() if getattr(found, key) != n}
             progress = _preset(name, **said)
     known = total or steps or UNKNOWN  # a bar is the judge of its total
-    stated = derived is not None and derived.runs
-    trial = try_lines((line for _, line in lines), progress, known, stated=stated)
+    trial = try_lines((line for _, line in lines), progress, known)
     if not trial.steps:
         return Proposal()
     return Proposal(
@@ -263,3 +271,48 @@ def _read(
         if "epoch" in groups and (of := whole(groups.get("of"), _MOST)) is not None:
             totals[of] += 1
     return epochs, totals.most_common(1)[0][0] if totals else None
+
+
+# ---- a file in place of the output
+
+
+def log_of_steps(paths: Iterable[Path]) -> Path | None:
+    """Of these files the one whose lines show most steps; None if none does."""
+    steps = {path: _steps_in(path) for path in sorted(paths)[:MOST_FILES] if is_text(path)}
+    most = max(steps, key=lambda path: steps[path], default=None)
+    return most if most is not None and steps[most] >= LEAST_STEPS else None
+
+
+def _steps_in(path: Path) -> int:
+    """How many steps its lines show, as far as the word beside them says that they are steps."""
+    try:
+        with open(path, "rb") as stream:
+            text = stream.read(MOST_LOOKED).decode(errors="replace")
+    except OSError:
+        return 0
+    seen = derive(text.splitlines())
+    return seen.steps if seen is not None and seen.sure else 0
+
+
+def named(path: Path, seen: Sighting, directory: Path) -> str:
+    """A file as a scenario names it: numbers that are others in each start are left open."""
+    name, front = str(path), ""
+    if seen.scratch is not None and path.is_relative_to(seen.scratch):
+        name, front = str(path.relative_to(seen.scratch)), "$CHAOS_SCRATCH/"
+    elif path.is_relative_to(directory):
+        name = str(path.relative_to(directory))
+    return front + (name if path in seen.before else _OF_A_START.sub("*", name))
+
+
+def as_printed(path: Path, seen: Sighting) -> Sighting:
+    """What was seen, as if the lines of a file had been printed in place of the output."""
+    with open(path, "rb") as stream:
+        start = seen.before.get(path, (0, 0))[1]
+        start = stream.seek(start if start < path.stat().st_size else 0)
+        rows = stream.read(MOST_TEXT).decode(errors="replace").splitlines(keepends=True)
+    writes = seen.files[path].writes if path in seen.files else []
+    lines: deque[tuple[float, str]] = deque(maxlen=seen.lines.maxlen)
+    for row in rows:
+        start += len(row.encode())
+        lines.append((next((at for at, size in writes if size >= start), seen.seconds), row))
+    return replace(seen, lines=lines, count=len(rows))

@@ -19,8 +19,7 @@ from trainchaos.chaos.errors import ScenarioError
 from trainchaos.chaos.loading.load import LoadedScenario
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause
-from trainchaos.harness.draft.decide import readable
-from trainchaos.harness.draft.facts import FEW_STEPS
+from trainchaos.harness.draft.findings import FEW_STEPS, readable
 from trainchaos.harness.host.rundir import open_run, read_resolved
 from trainchaos.harness.judge.measure.catalogue import METRICS
 from trainchaos.harness.judge.results import Results
@@ -34,7 +33,7 @@ PLACES = 3
 """Steps at which faults must have hit before a job is known to lose next to nothing wherever it is
 hit.
 """
-NOT_COMPARED = ("sla", "description", "tags", "vars")
+NOT_COMPARED = {"sla", "description", "tags", "vars"}
 """Of a scenario, what may have changed since the run."""
 
 
@@ -50,10 +49,7 @@ class Tightened:
     changed: bool
 
 
-Load = Callable[[Path], LoadedScenario]
-
-
-def tighten(path: Path, out: Path | None, *, load: Load) -> Tightened:
+def tighten(path: Path, out: Path | None, *, load: Callable[[Path], LoadedScenario]) -> Tightened:
     """The scenario of a run with its limits tightened. ``path``: the run directory; ``out``: a file
     of the scenario, if it is not where the run found it.
 
@@ -73,11 +69,11 @@ def tighten(path: Path, out: Path | None, *, load: Load) -> Tightened:
     text = source.read_text()
     said, edits = [], []
     for metric, index, clause, cells in _clauses(loaded):
-        place = _place(text, metric, index)
-        unfit = _began_again(results) or _too_few(results) if metric == "steps_lost" else ""
-        new, why = (
-            (None, unfit) if unfit else _tightened(clause, _values(results, metric, clause, cells))
-        )
+        place = clause_in(text, metric, index)
+        why = _no_limit(results) if metric == "steps_lost" else ""
+        new = None
+        if not why:
+            new, why = tightened(clause, _values(results, metric, clause, cells))
         where = f"{source}:{place.line + 1}  {metric}" if place else f"{source}  {metric}"
         where += f" of {place.fault}" if place and place.fault else ""
         if new is None or place is None or place.text != clause.text:
@@ -86,8 +82,7 @@ def tighten(path: Path, out: Path | None, *, load: Load) -> Tightened:
             continue
         said.append(f"{where}  {clause.text} -> {new}  ({why})")
         edits.append((place, new))
-    changed = _edited(text, edits)
-    return Tightened(text=changed, source=source, said=said, changed=bool(edits))
+    return Tightened(text=edited(text, edits), source=source, said=said, changed=bool(edits))
 
 
 def _refuse(path: Path, results: Results) -> None:
@@ -103,31 +98,23 @@ def _refuse(path: Path, results: Results) -> None:
 
 def _refuse_other(source: Path, loaded: LoadedScenario, resolved: ResolvedRun, run: Path) -> None:
     now, then = _essence(loaded.cells), _essence(resolved.cells)
-    ours = f"{run} is a run of {resolved.cells[0].scenario.name!r}" if resolved.cells else str(run)
-    if not resolved.cells or loaded.name != resolved.cells[0].scenario.name:
-        raise ScenarioError(f"{ours}, and {source} is {loaded.name!r}", hint="name the run of it")
+    name = resolved.cells[0].scenario.name if resolved.cells else None
+    if loaded.name != name:
+        what = f"{run} is a run of {name!r}, and {source} is {loaded.name!r}"
+        raise ScenarioError(what, hint="name the run of it")
     for cell in then:
-        if cell not in now:
+        what = f"a cell {cell} that {source} does not have"
+        if cell in now:
+            what = next(iter(_differing(now[cell], then[cell])), "")
+            what = f"the scenario as it was before: {what} has changed since" if what else ""
+        if what:
             raise ScenarioError(
-                f"{ours} with a cell {cell} that {source} does not have",
-                hint="run the scenario as it is now",
-            )
-        if other := next(iter(_differing(now[cell], then[cell])), ""):
-            raise ScenarioError(
-                f"{ours} as it was before: {other} has changed since",
-                hint="run the scenario as it is now",
+                f"{run} is a run of {name!r} with {what}", hint="run the scenario as it is now"
             )
 
 
 def _essence(cells: Sequence[Cell]) -> dict[str, Mapping[str, Any]]:
-    return {
-        cell.id: {
-            key: value
-            for key, value in cell.scenario.model_dump(mode="json").items()
-            if key not in NOT_COMPARED
-        }
-        for cell in cells
-    }
+    return {cell.id: cell.scenario.model_dump(mode="json", exclude=NOT_COMPARED) for cell in cells}
 
 
 def _differing(now: Any, then: Any, at: str = "") -> Iterator[str]:
@@ -137,6 +124,9 @@ def _differing(now: Any, then: Any, at: str = "") -> Iterator[str]:
             yield from _differing(now.get(key), then.get(key), f"{at}.{key}" if at else str(key))
     elif now != then:
         yield at
+
+
+# ---- clauses
 
 
 def _clauses(loaded: LoadedScenario) -> Iterator[tuple[str, int, Clause, set[str]]]:
@@ -158,25 +148,18 @@ def _values(
     return [values for values in rows.values() if values]
 
 
-def _began_again(results: Results) -> str:
-    """Which job lost all its steps to a fault, for people; "" if none did."""
-    return next(
-        (
-            f"the job began again from step 1 after {one.fault} in {one.cell}, repeat {one.repeat},"
-            f" and lost all {one.steps_lost} steps, of which no limit is made: have it go on from a"
-            " checkpoint"
-            for one in results.faults
-            if one.restored_step == 0 and one.steps_lost > FEW_STEPS
-        ),
-        "",
-    )
-
-
-def _too_few(results: Results) -> str:
-    """Why the few steps that were lost say nothing of a fault at another step, for people; "" if
-    more were lost, or faults hit at several steps. Right behind a checkpoint a fault costs nothing,
-    and a moment before it all steps since the last one.
+def _no_limit(results: Results) -> str:
+    """Why no limit is made of the steps that were lost, for people; "" if one is: a job that began
+    again lost them all, and right behind a checkpoint a fault costs nothing, and a moment before it
+    all steps since the last one.
     """
+    for one in results.faults:
+        if one.restored_step == 0 and one.steps_lost > FEW_STEPS:
+            return (
+                f"the job began again from step 1 after {one.fault} in {one.cell}, repeat"
+                f" {one.repeat}, and lost all {one.steps_lost} steps, of which no limit is made:"
+                " have it go on from a checkpoint"
+            )
     hits = [one for one in results.faults if one.landed]
     steps = sorted({one.step for one in hits if one.step is not None})
     if len(steps) >= PLACES or not hits or max(one.steps_lost for one in hits) > FEW_STEPS:
@@ -188,19 +171,17 @@ def _too_few(results: Results) -> str:
     )
 
 
-def _tightened(clause: Clause, cells: Sequence[list[float]]) -> tuple[str | None, str]:
-    """The new clause, None if it stays; and why."""
+def tightened(clause: Clause, cells: Sequence[list[float]]) -> tuple[str | None, str]:
+    """The new clause, None if it stays; and why. ``cells``: what was observed in each."""
     if not cells:
         return None, "nothing was observed of it" + (" in steps" if clause.in_steps else "")
-    worst_of = min if clause.op.startswith(">") else max
-    worst = worst_of(evaluate(clause, values)[1] for values in cells)
-    count = sum(map(len, cells))
-    seen = f"{_figure(worst, clause)} was the worst of {count} observed"
+    high = clause.op.startswith(">")
+    worst = (min if high else max)(evaluate(clause, values)[1] for values in cells)
+    seen = f"{_figure(worst, clause)} was the worst of {sum(map(len, cells))} observed"
     if not math.isfinite(worst) or clause.op == "==":
         return None, seen
     limit = _limit(worst, clause)
-    looser = limit <= clause.limit if clause.op.startswith(">") else limit >= clause.limit
-    if looser:
+    if limit <= clause.limit if high else limit >= clause.limit:
         return None, f"{seen}, and {_figure(limit, clause)} would be no tighter"
     op = clause.op if limit != worst else {"<": "<=", ">": ">="}.get(clause.op, clause.op)
     return f"{clause.aggregate} {op} {_figure(limit, clause)}", seen
@@ -212,18 +193,14 @@ def _limit(worst: float, clause: Clause) -> float:
     """
     if clause.op.startswith(">"):
         return float(f"{worst / TIMES:.1g}")
-    if clause.unit == "s":
-        return _readable_time(TIMES * worst)
     if clause.in_steps:
         return float(max(1, math.ceil(TIMES * worst)))
-    return TIMES * worst if clause.unit == "steps" else worst
-
-
-def _readable_time(seconds: float) -> float:
-    """Rounded up, below a second to one digit."""
+    if clause.unit != "s":
+        return TIMES * worst if clause.unit == "steps" else worst
+    seconds = TIMES * worst
     if seconds >= 1:
         return readable(seconds)
-    size = 10.0 ** math.floor(math.log10(max(seconds, 0.001)))
+    size = 10.0 ** math.floor(math.log10(max(seconds, 0.001)))  # rounded up to one digit
     return max(0.001, float(f"{math.ceil(seconds / size - 1e-9) * size:.6g}"))
 
 
@@ -238,7 +215,7 @@ def _figure(value: float, clause: Clause) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class ClausePlace:
     """Where a clause stands: ``line``, ``column`` from 0, and its ``text``; ``fault``: the kind
     that it is for, if it names one.
     """
@@ -249,24 +226,23 @@ class _Place:
     fault: str = ""
 
 
-def _place(text: str, metric: str, index: int) -> _Place | None:
+def clause_in(text: str, metric: str, index: int) -> ClausePlace | None:
     """Where a clause is written, None if it is not in this file (but in one that it extends)."""
     tree = YAML(typ="rt").load(text)
     sla = tree.get("sla") if isinstance(tree, CommentedMap) else None
     clauses = sla.get(metric) if isinstance(sla, CommentedMap) else None
     if not isinstance(clauses, CommentedSeq) or index >= len(clauses):
         return None
-    one, fault = clauses[index], ""
-    if isinstance(one, CommentedMap):
-        line, column = one.lc.value("check")
-        fault = str(one.get("fault", ""))
-        one = one["check"]
+    clause, fault = clauses[index], ""
+    if isinstance(clause, CommentedMap):
+        line, column = clause.lc.value("check")
+        clause, fault = clause["check"], str(clause.get("fault", ""))
     else:
         line, column = clauses.lc.item(index)
-    return _Place(line=line, column=column, text=str(one).strip(), fault=fault)
+    return ClausePlace(line=line, column=column, text=str(clause).strip(), fault=fault)
 
 
-def _edited(text: str, edits: Sequence[tuple[_Place, str]]) -> str:
+def edited(text: str, edits: Sequence[tuple[ClausePlace, str]]) -> str:
     """The text with these clauses replaced, the last first so that places stay right."""
     rows = text.split("\n")
     for place, new in sorted(edits, key=lambda edit: (-edit[0].line, -edit[0].column)):

@@ -22,8 +22,7 @@ from ruamel.yaml import YAML
 from trainchaos.chaos.events.log import ORCHESTRATOR, Log
 from trainchaos.harness.fuzz.draw import draw
 from trainchaos.harness.fuzz.draw.draw import Dice, Tree, World
-from trainchaos.harness.fuzz.draw.regressions import short
-from trainchaos.harness.fuzz.draw.text import as_yaml, flow
+from trainchaos.harness.fuzz.draw.text import as_yaml, flow, short
 from trainchaos.harness.fuzz.play.oracle import Find
 from trainchaos.harness.fuzz.play.play import (
     ARMS,

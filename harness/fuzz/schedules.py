@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from trainchaos.harness.fuzz.draw import draw
 from trainchaos.harness.fuzz.draw.draw import Dice, Tree, World
-from trainchaos.harness.fuzz.draw.regressions import as_file
 from trainchaos.harness.fuzz.draw.shrink import smaller_than
 from trainchaos.harness.fuzz.draw.stories import STORIES, Story, scenario_from_stories
+from trainchaos.harness.fuzz.draw.text import as_file
 from trainchaos.harness.fuzz.draw.variations import varied
 from trainchaos.harness.fuzz.play.oracle import Find, find_in, headline, unsteady
 from trainchaos.harness.fuzz.play.play import PlayResult, simulated

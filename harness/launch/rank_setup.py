@@ -55,7 +55,7 @@ def rank_config(
     """
     spec = setup.cell.scenario.workload
     device = devices.torch_name(device)
-    job = _job(setup, role) | {
+    job = job_of(setup, role) | {
         "process": name,
         "backend": exchange.backend,
         "shared_gpus": exchange.shared_gpus,
@@ -86,8 +86,8 @@ def rank_config(
     )
 
 
-def _job(setup: ArmSetup, role: str) -> dict[str, Any]:
-    """What holds for a process of the arm wherever it is."""
+def job_of(setup: ArmSetup, role: str) -> dict[str, Any]:
+    """What holds for a process of the arm wherever it is: fields of a JobConfig."""
     spec, strategy = setup.cell.scenario.workload, strategy_for(setup.cell)
     return {
         "world": spec.ranks,

@@ -51,7 +51,7 @@ from trainchaos.harness.run.orchestrator import Orchestrator
 from trainchaos.harness.run.progress import SilentWatcher, progress, tell_judging
 from trainchaos.harness.run.timeouts import refuse_clashing
 from trainchaos.harness.script.arm import ScriptArm
-from trainchaos.harness.script.check import refuse_unstartable
+from trainchaos.harness.script.processes.environment import refuse_unstartable
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import RemoveTree
 from trainchaos.recovery.policy.strategy import Strategy

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -22,21 +22,18 @@ from trainchaos.harness.arm.timers import Timers
 from trainchaos.harness.arm.watching import Watcher
 from trainchaos.harness.inject.injector import Injector
 from trainchaos.harness.launch.launcher import ArmSetup
-from trainchaos.harness.script.attempts import TICK_S, Attempts
 from trainchaos.harness.script.listen.listening import CommandListener
 from trainchaos.harness.script.listen.observer import Observer
-from trainchaos.harness.script.listen.trial import changed_form
-from trainchaos.harness.script.outcome_text import Findings, outcome_of
+from trainchaos.harness.script.outcome_text import CommandFindings
 from trainchaos.harness.script.point_broker import PointBroker
 from trainchaos.harness.script.points import Points
 from trainchaos.harness.script.processes.command import Command
 from trainchaos.harness.script.processes.environment import PreparedCommand, prepare
+from trainchaos.harness.script.processes.finding import RankFinder
 from trainchaos.harness.script.processes.leftovers import CommandLeftovers
 from trainchaos.harness.script.processes.ranks import Ranks
-from trainchaos.harness.script.rank_watch import RankWatch
-from trainchaos.harness.script.rollcall import RollCall
+from trainchaos.harness.script.rank_watch import TICK_S, RankWatch
 from trainchaos.harness.script.scene import CommandScene
-from trainchaos.harness.script.startup import Startup
 from trainchaos.recovery.process.processes import become_subreaper
 from trainchaos.recovery.supervise.supervision import StopFlag
 
@@ -57,27 +54,30 @@ class ScriptArm:
     ) -> None:
         """``first``: no arm of this command was played in this run yet, so its start is a check."""
         become_subreaper()
-        self._watcher = watcher
-        now_ns = time.monotonic_ns
-        self._setup, self._kinds = setup, kinds
+        self._setup, self._kinds, self._watcher = setup, kinds, watcher
         self._spec = spec = setup.cell.scenario.workload
-        self.outcome, self.reason, self._injected = "", "", ""
+        self.outcome, self.reason = "", ""
         self._unkilled = 0  # processes of the command that could not be killed
-        prepared = prepare(setup)
+        now_ns = time.monotonic_ns
+        prepared, timers = prepare(setup), Timers(now_ns)
         plan = plan_of(setup, kinds, spares=0)
-        timers = Timers(now_ns)
         self._leftovers = CommandLeftovers()
         self._ranks = Ranks(leaves_children=spec.children == "leave")
-        self._listener = CommandListener(spec, prepared, now_ns)
+        self._listener = CommandListener(
+            spec,
+            output=prepared.output,
+            reports=prepared.reports,
+            heard=prepared.heard,
+            now_ns=now_ns,
+        )
         self.observer = Observer(
             self.record,
             self._ranks.state,
             steps=spec.steps,
             deadline_s=spec.progress_deadline,
             source=self._listener.reader.source,
-            ranks=spec.ranks,
         )
-        self._startup = Startup(
+        self._findings = CommandFindings(
             spec=spec,
             ranks=self._ranks,
             listener=self._listener,
@@ -101,7 +101,7 @@ class ScriptArm:
         self._loop = ArmLoop(
             setup, self, self._injector, timers, watcher=watcher, stop=stop, now_ns=now_ns
         )
-        self._watch, self._attempts = self._following(prepared, now_ns)
+        self._watch = self._following(prepared)
 
     def run(self) -> str:
         """Play the arm to its end and return the outcome. However it ends, no process of it is
@@ -115,45 +115,33 @@ class ScriptArm:
         """Write an event, and fire the triggers that wait for it."""
         event = self._loop.record(kind, step=step, generation=generation, **data)
         if kind is Kind.FAULT_INJECTED:
-            self._injected = str(event.data["kind"])
+            self._findings.injected = kind_of_fault = str(event.data["kind"])
             self._broker.injected(event)
-            if self._kinds[self._injected].gives_notice:
+            if self._kinds[kind_of_fault].gives_notice:
                 self.observer.on_notice(str(event.data["target"].get("process")))
         if kind is Kind.FAILURE_DETECTED:
             self._injector.on_event("recovery_started")
         return event
 
-    def _following(
-        self, prepared: PreparedCommand, now_ns: Callable[[], int]
-    ) -> tuple[RankWatch, Attempts]:
-        """What follows the ranks, and what starts the command."""
-        spec = self._spec
-        watch = RankWatch(
+    def _following(self, prepared: PreparedCommand) -> RankWatch:
+        """What starts the command and follows its ranks."""
+        setup, spec = self._setup, self._spec
+        return RankWatch(
             spec=spec,
+            prepared=prepared,
+            arm=setup.id,
+            holds_launcher=any(one.target.role == "launcher" for one in setup.cell.scenario.faults),
+            ledger=self.scene.ledger,
             ranks=self._ranks,
-            roll=RollCall(spec, prepared.output),
+            finder=RankFinder(spec, prepared.output),
             listener=self._listener,
             observer=self.observer,
             broker=self._broker,
             injector=self._injector,
             leftovers=self._leftovers,
             record=self.record,
-            now_ns=now_ns,
+            now_ns=time.monotonic_ns,
         )
-        attempts = Attempts(
-            prepared=prepared,
-            arm=self._setup.id,
-            ledger=self.scene.ledger,
-            ranks=self._ranks,
-            watch=watch,
-            leftovers=self._leftovers,
-            record=self.record,
-            now_ns=now_ns,
-            holds_launcher=any(
-                f.target.role == "launcher" for f in self._setup.cell.scenario.faults
-            ),
-        )
-        return watch, attempts
 
     # ---- the job, as the loop uses it
 
@@ -170,7 +158,7 @@ class ScriptArm:
     @property
     def observed(self) -> bool:
         """Whether its steps were read, and its ranks found."""
-        return self._startup.observed
+        return self._findings.observed
 
     @property
     def ending(self) -> bool:
@@ -205,7 +193,9 @@ class ScriptArm:
     def start(self) -> None:
         """Start the command, for the first time or again."""
         self.observer.on_start()
-        if error := self._attempts.start():
+        error = self._watch.start()
+        self._findings.starts = self._watch.starts
+        if error:
             self.stop("gave-up", f"the command could not be started: {error}")
 
     def turn(self) -> None:
@@ -213,7 +203,7 @@ class ScriptArm:
         injector act.
         """
         self._watch.wait(TICK_S)
-        command = self._attempts.command
+        command = self._watch.command
         if command is not None:
             command.look()
         self._watch.listen()
@@ -223,7 +213,7 @@ class ScriptArm:
         self._hear_points()
         self._watch.take_exits()
         self.observer.tick(time.monotonic_ns())
-        self._watcher.on_waiting(self._setup, self._startup.known())
+        self._watcher.on_waiting(self._setup, self._findings.known())
         self._watch.arm_generation()
         done = self.observer.committed_here
         self._injector.tick(done or 0)
@@ -233,7 +223,7 @@ class ScriptArm:
 
     def settle(self) -> None:
         """Notice that the command has ended."""
-        command = self._attempts.command
+        command = self._watch.command
         if command is not None and command.ended is not None and not self.outcome:
             self._on_command_ended(command)
 
@@ -250,25 +240,24 @@ class ScriptArm:
         """The outcome when there is no sign of life within the scenario's deadlines, or when what
         there is cannot be read.
         """
-        if blind := self._startup.blind():
+        if blind := self._findings.blind():
             return "gave-up", blind
         since_ns = max(self._watch.sign_ns, self.observer.busy_until_ns)
         limit_s = self._spec.patience(begun=bool(self.observer.reports))[0]
         if (time.monotonic_ns() - since_ns) / NS <= limit_s:
             return None
-        return outcome_of(self._findings(), None)
+        return self._findings.outcome(None)
 
     def stop(self, outcome: str, reason: str) -> None:
         """Set the outcome, unless there is one; the command is ended after the last turn."""
         if not self.outcome:
-            self.observer.settle()
             self.outcome, self.reason = outcome, reason
 
     fail = stop
 
     def end_processes(self) -> None:
         """Ask the command to end, and kill the remaining processes."""
-        self._unkilled = self._attempts.close(asked=self.outcome not in ("", "completed"))
+        self._unkilled = self._watch.close(asked=self.outcome not in ("", "completed"))
 
     def release(self) -> None:
         """Unmount, and close the listeners."""
@@ -292,16 +281,10 @@ class ScriptArm:
                 "drawn": self._listener.reader.drawn,
                 "committed_step": self.observer.committed,
                 "unused": self.scene.storage_unused,
-                "miscounted": self._startup.miscounted,
-                "changed": self._changed(),
+                "miscounted": self._findings.miscounted,
+                "changed": "" if self.outcome == "completed" else self._findings.changed(),
             },
         )
-
-    def _changed(self) -> str:
-        """That its lines changed their form, so that it may have gone on; "" if they did not."""
-        if self.outcome == "completed" or not self.observer.reports:
-            return ""
-        return next(changed_form(self._listener.reader.unread, self.observer.committed), "")
 
     # ---- its end
 
@@ -314,29 +297,20 @@ class ScriptArm:
         if command.lost:
             self.stop("broken", "the command's guard process was killed")
             return
-        attempt, most = self._attempts.number, self._spec.restarts
+        attempt, most = self._watch.starts, self._spec.restarts
         # A scheduler starts a preempted job again, however well it ended.
         again = (not ended.well or self.observer.preempted) and attempt <= most
         if not ended.well and (again or not self.observer.finished):
             self.observer.on_command_failed(ended.how, time.monotonic_ns())
-        self._attempts.note_left(command)
-        self._attempts.close(asked=False)
+        self._watch.note_left(command, well=ended.well)
+        self._watch.close(asked=False)
         if not again:
-            self.stop(*outcome_of(self._findings(), ended))
+            self.stop(*self._findings.outcome(ended))
             return
         self._watch.take_last_words(well=False)  # of processes that were ended with it
         reason = f"the command ended with {ended.how}: started again ({attempt} of {most})"
         self.record(Kind.DECISION, actions=[{"start": "command"}], reason=reason)
         self.start()
-
-    def _findings(self) -> Findings:
-        return Findings(
-            spec=self._spec,
-            observer=self.observer,
-            listener=self._listener,
-            injected=self._injected,
-            starts=self._attempts.number,
-        )
 
     def _hear_points(self) -> None:
         """Serve processes that hold at a point of their script."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainchaos.chaos import plugins
 from trainchaos.harness.launch import devices
 from trainchaos.harness.launch.launcher import ArmSetup, Exited, Leftovers, MessageReceived, Report
 from trainchaos.harness.launch.places.seats import UNTAINTED, Tainted
+from trainchaos.harness.launch.rank_setup import job_of, strategy_for
 from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.harness.sim.rank.keepers import SimKeepers, SimMemoryCheckpointer
 from trainchaos.harness.sim.rank.rank import SimRank
@@ -20,22 +19,17 @@ from trainchaos.harness.sim.world.clock import NS_PER_S, Clock
 from trainchaos.harness.sim.world.group import Group
 from trainchaos.harness.sim.world.links import SimLinks
 from trainchaos.harness.sim.world.process import Process
-from trainchaos.harness.sim.world.settings import MS, RankConfig, Timings
+from trainchaos.harness.sim.world.settings import MS, WALL_NS, RankConfig, Timings
 from trainchaos.harness.sim.world.storage import SimStorage
 from trainchaos.harness.sim.world.store import SimStore
 from trainchaos.harness.undo.base import Undo
 from trainchaos.recovery.health.checks import Answer, Spot
 from trainchaos.recovery.health.signs import Sign
-from trainchaos.recovery.policy.strategy import Strategy
 from trainchaos.recovery.process.stacks import STACK_SIGNAL
 from trainchaos.recovery.process.starvation import Pulse
 from trainchaos.recovery.transport.progress_counters import Mark
 from trainchaos.recovery.transport.wire import Message, Recall
 
-if TYPE_CHECKING:
-    from trainchaos.harness.sim.rank.rank import SimRank
-
-WALL_NS = 1_767_225_600 * NS_PER_S  # 2026-01-01: a log must not show when it was simulated
 PID = 1
 FIRST_PID = 100
 LATENCY_MS = (0.05, 0.3)
@@ -64,12 +58,19 @@ class SimCluster:
         self.store.on_end = self._store_lost
         self.links = SimLinks(self._clock, f"{setup.seed}/{setup.arm}")
         self.storage = SimStorage(setup.checkpoints)
-        spec = setup.cell.scenario
-        strategy = plugins.load(plugins.STRATEGIES, Strategy)[spec.recovery.strategy]
-        spares = strategy(**spec.recovery.params).spares_wanted
-        self._places = devices.slots(spec.workload.ranks + spares)
-        self._nodes = range(spec.topology.nodes)
-        self._config = replace(_rank_config(setup, timings), disk=self.storage.disk)
+        scenario = setup.cell.scenario
+        spec, memory = scenario.workload, scenario.workload.checkpoint.in_memory
+        self._places = devices.slots(spec.ranks + strategy_for(setup.cell).spares_wanted)
+        self._nodes = range(scenario.topology.nodes)
+        self._config = RankConfig(
+            process="",
+            events=setup.run.events(setup.id),
+            memory_every=memory.every if memory else 0,
+            evaluate=spec.evaluate,
+            timings=timings,
+            disk=self.storage.disk,
+            **job_of(setup, "worker"),
+        )
         self._behaviour = behaviour
         self._seed = f"{setup.seed}/{setup.arm}"
         self._ranks: dict[str, SimRank] = {}
@@ -262,40 +263,6 @@ def _keepers(setup: ArmSetup, clock: Clock) -> SimKeepers | None:
     if spec is None:
         return None
     return SimKeepers(clock, nodes=scenario.topology.nodes, replicate=spec.replicate)
-
-
-def _rank_config(setup: ArmSetup, timings: Timings) -> RankConfig:
-    scenario = setup.cell.scenario
-    spec = scenario.workload
-    strategy = plugins.load(plugins.STRATEGIES, Strategy)[scenario.recovery.strategy](
-        **scenario.recovery.params
-    )
-    return RankConfig(
-        events=setup.run.events(setup.id),
-        world=spec.ranks,
-        shards=spec.shards,
-        alike=spec.alike,
-        steps=spec.steps,
-        global_batch=spec.global_batch,
-        samples=setup.data.samples,
-        seed=setup.seed,
-        batch=strategy.batch_policy,
-        determinism=spec.determinism,
-        verify_every=spec.verify_every,
-        nonfinite=strategy.nonfinite_policy,
-        sync=strategy.spare_sync.sync,
-        sync_lag=strategy.spare_sync.lag,
-        checkpoint_dir=setup.checkpoints,
-        checkpoint_every=spec.checkpoint.every,
-        memory_every=memory.every if (memory := spec.checkpoint.in_memory) else 0,
-        checkpoint_keep=spec.checkpoint.keep,
-        checkpoint_mode=spec.checkpoint.mode,
-        checkpoint_sharded=spec.checkpoint.sharded,
-        checkpoint_mtbf_s=spec.checkpoint.mtbf,
-        wall_ns=WALL_NS,
-        timings=timings,
-        evaluate=spec.evaluate,
-    )
 
 
 class SimChecks:

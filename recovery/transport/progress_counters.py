@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,8 +88,11 @@ class MarkPage:
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, SIZE)
-        self._words = self._shared = memoryview(self._map).cast("q")
-        self._hidden = False
+        self._begin(self._map, time.monotonic_ns)
+
+    def _begin(self, memory: mmap.mmap | bytearray, now_ns: Callable[[], int]) -> None:
+        self._words = self._shared = memoryview(memory).cast("q")
+        self._hidden, self._now_ns = False, now_ns
 
     def read(self) -> Mark:
         """The current mark."""
@@ -107,7 +111,7 @@ class MarkPage:
     def enter(self, phase: int) -> None:
         """Note a phase (index into PHASES) and the time."""
         self._words[_PHASE] = phase
-        self._words[_TIME] = time.monotonic_ns()
+        self._words[_TIME] = self._now_ns()
 
     def begin(self, generation: int, step: int) -> None:
         """Note which step of which generation is being computed."""
@@ -117,16 +121,16 @@ class MarkPage:
     def collective(self, number: int) -> None:
         """Note that the rank is about to enter its ``number``-th collective of the generation."""
         self._words[_COLLECTIVE] = number
-        self._words[_TIME] = time.monotonic_ns()
+        self._words[_TIME] = self._now_ns()
 
     def touch(self) -> None:
         """Note that work goes on within the phase."""
-        self._words[_TIME] = time.monotonic_ns()
+        self._words[_TIME] = self._now_ns()
 
     def busy(self, seconds: int) -> None:
         """Note that the rank is busy with something else, for so long at most; 0: not any more."""
         self._words[_BUSY] = seconds
-        self._words[_TIME] = time.monotonic_ns()
+        self._words[_TIME] = self._now_ns()
 
     def commit(self, step: int) -> None:
         """Note a committed step."""

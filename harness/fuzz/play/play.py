@@ -29,13 +29,13 @@ from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.chaos.schedule.plan import repeat_seed
 from trainchaos.harness.fuzz.draw.text import as_yaml
 from trainchaos.harness.fuzz.play.coverage import Feature, Observed
+from trainchaos.harness.fuzz.play.simulated_arm import simulated_arm
 from trainchaos.harness.host.rundir import RunDirectory
 from trainchaos.harness.judge.checkers import Evidence, check_all
 from trainchaos.harness.judge.evidence.expected import expected_of
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.launch.requirements import refuse_impossible
 from trainchaos.harness.launchers.sim import Sim
-from trainchaos.harness.run.simulated_arm import simulated_arm
 from trainchaos.harness.sim.rank.behaviour import Behaviour
 from trainchaos.harness.undo.ledger import read_open
 from trainchaos.recovery.policy.strategy import Strategy

@@ -15,7 +15,6 @@ from trainchaos.harness.rank.shims.disk import DiskShim
 from trainchaos.recovery.data import order
 
 if TYPE_CHECKING:
-    from trainchaos.harness.sim.world.settings import RankConfig
     from trainchaos.recovery.rank.job import JobConfig
 
 
@@ -34,7 +33,7 @@ class AgentCore(AgendaRank):
 
     def __init__(
         self,
-        config: JobConfig | RankConfig,
+        config: JobConfig,
         *,
         sleep: Callable[[float], None],
         die: Callable[[], None],

@@ -83,9 +83,8 @@ class Derived:
     own, or None; ``total``: that the lines state behind the step (``5/60``); ``epochs``: the step
     begins anew in each epoch; ``counted``: the expression finds the epoch as well; ``one_epoch``:
     an epoch is beside the step, and it is the same one in all lines; ``steps``: how many different
-    ones there are, and ``last`` of them; ``runs``: they begin again before the total, as where a
-    log holds several runs; ``sure``: the word beside them says that they are steps, or a weaker
-    word and a loss in the same line do.
+    ones there are, and ``last`` of them; ``sure``: the word beside them says that they are steps,
+    or a weaker word and a loss in the same line do.
     """
 
     regex: str
@@ -96,7 +95,6 @@ class Derived:
     one_epoch: bool = False
     steps: int = 0
     last: int = 0
-    runs: bool = False
     sure: bool = False
 
     @property
@@ -119,7 +117,7 @@ class Derived:
 
 def derive(lines: Iterable[str]) -> Derived | None:
     """The best expression for these lines, or None if no number looks like a step."""
-    texts = [_plain(line) for line in lines]
+    texts = [rules.plain(line)[:LONGEST_LINE] for line in lines]
     shapes: dict[str, list[tuple[str, list[Token]]]] = defaultdict(list)
     for text in texts:
         tokens = list(tokens_of(text))
@@ -277,7 +275,6 @@ def _expression(column: _Column, texts: Sequence[str]) -> Derived:
         one_epoch=_one_epoch(column),
         steps=len(set(column.steps)),
         last=max(column.steps),
-        runs=begins_again(column.steps) and not column.again,
         sure=column.rank >= (SURE_WITH_LOSS if column.loss else SURE),
     )
 
@@ -309,8 +306,7 @@ def _joined(head: str, column: _Column) -> str:
     token, epoch, loss = column.token, column.epoch, column.loss
     powers = any("e" in tokens[column.index].text.lower() for _, tokens in column.rows)
     number = r"[\d.,_e+]+" if powers else r"\d[\d,_]*"
-    # a count of steps that are done begins with 0 where none is
-    step = head + rf"(?P<step>{'[1-9][0-9,_]*' if _counts_done(column) else number})"
+    step = head + rf"(?P<step>{number})"
     stated = epoch is not None and _total(token) is not None
     of = r"\s*(?:/|of)\s*(?P<of>\d[\d,_]*)" if stated else ""
     if not any(word.search(token.before) for word, _ in _BEFORE):
@@ -328,20 +324,6 @@ def _joined(head: str, column: _Column) -> str:
     word = _LOSS.search(loss.before)
     value = f"{_literal(word['word'] if word else loss.before)}(?P<loss>{_VALUE})"
     return f"{value}.*?{step}" if loss.start < token.start else f"{step}.*?{value}"
-
-
-def _counts_done(column: _Column) -> bool:
-    """Whether a step of 0 says that none is done: another count beside it, as of batches that are
-    accumulated, has begun by then, and grows faster.
-    """
-    rows = [tokens for _, tokens in column.rows]
-    first = next((tokens for tokens in rows if tokens[column.index].whole == 0), [])
-    for index, one in enumerate(first):
-        if index != column.index and _named(one) > 1 and one.whole:
-            ahead = {(row[index].whole or 0) - (row[column.index].whole or 0) for row in rows}
-            if len(ahead) > 1:
-                return True
-    return False
 
 
 def quoted(text: str) -> str:
@@ -411,10 +393,6 @@ def _steps_of(regex: str, texts: Sequence[str]) -> list[int]:
         if not rules.apart(match.string[: match.start("step")])
     )
     return [step for step in steps if step is not None]
-
-
-def _plain(line: str) -> str:
-    return rules.plain(line)[:LONGEST_LINE]
 
 
 def _shape(text: str, tokens: Sequence[Token]) -> str:

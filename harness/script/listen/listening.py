@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
+from pathlib import Path
 
 from trainchaos.chaos.scenario.progress import expressions
 from trainchaos.chaos.scenario.workload import WorkloadSpec
@@ -15,7 +16,6 @@ from trainchaos.harness.script.listen.progress import (
     ProgressReport,
     RegexReader,
 )
-from trainchaos.harness.script.processes.environment import PreparedCommand
 
 PENDING_S = 3.0  # how long reports wait for all ranks to be found
 SETTLED_S = 0.05  # a frame of a bar that nothing has followed for so long is complete
@@ -24,17 +24,24 @@ NS = 1e9
 
 
 class CommandListener:
-    """Output and beacon of one arm's command. ``output``: what it prints; ``text``: that, or the
-    file that is read in place of it; ``hints``: pid -> rank, as reported by the processes.
+    """Output and beacon of one arm's command. ``output``: what it prints, ``reports``: its beacon,
+    ``heard``: the file that is read in place of its output, if there is one; ``text``: what is
+    read; ``hints``: pid -> rank, as reported by the processes.
     """
 
     def __init__(
-        self, spec: WorkloadSpec, prepared: PreparedCommand, now_ns: Callable[[], int]
+        self,
+        spec: WorkloadSpec,
+        *,
+        output: Path,
+        reports: Path,
+        heard: Path | None,
+        now_ns: Callable[[], int],
     ) -> None:
         self._now_ns = now_ns
-        self.output, self._reports = GrowingFile(prepared.output), GrowingFile(prepared.reports)
-        self._kept = OutputLog(prepared.output)
-        self.text = self.output if prepared.heard is None else FollowedFile(prepared.heard)
+        self.output, self._reports = GrowingFile(output), GrowingFile(reports)
+        self._kept = OutputLog(output)
+        self.text = self.output if heard is None else FollowedFile(heard)
         self.reader = (
             BeaconReader(self._reports)
             if spec.progress == "beacon"

@@ -40,10 +40,6 @@ STALL_LONGEST = 4.0
 LEARNED_FROM = 3
 SAME_BLOW_S = 2.0
 LATE_LINES = 20  # of a rank, among which one may come after those of later steps
-MOST_RECORDED = 20_000
-"""Reports that are recorded of an arm, about: of a job with more steps, those of every so many, the
-same in each arm, and those that a failure or a loss that is no number makes count.
-"""
 MOST_STEPS = 100  # multiple of the announced steps; larger numbers are not step counts
 KILLED = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 
@@ -61,7 +57,6 @@ class Observer:
     steps: int
     deadline_s: float
     source: str
-    ranks: int = 1
     generation: int = 0
     members: dict[int, str] = field(default_factory=dict)
     committed: int = 0
@@ -70,10 +65,6 @@ class Observer:
     began_again: bool = False
 
     def __post_init__(self) -> None:
-        ranks = self.ranks if self.source == "beacon" else 1
-        self._every = max(1, self.steps * ranks // MOST_RECORDED)
-        self._held: dict[str, Any] | None = None  # the newest report, if it is not recorded
-        self._finite = True  # the loss recorded last
         self._lowest = 0  # of the steps reported
         self._lost: set[str] = set()
         self._noticed: set[str] = set()  # told to end since the command was started
@@ -215,28 +206,22 @@ class Observer:
         self._note_return(step)
         self._turn_page(step, progress.rank, now_ns)
         started, loss, said = self._last_ns, progress.loss, progress.time_ns
-        finite = loss is None or math.isfinite(loss)
-        self.nonfinite = self.nonfinite or not finite
+        self.nonfinite = self.nonfinite or not (loss is None or math.isfinite(loss))
         when = said if said is not None and started <= said <= now_ns else now_ns
         self.reports += 1
         self._reports_here += 1
         odd: dict[str, Any] = {"unread": dict(progress.unread)} if progress.unread else {}
         odd |= {"spoilt": "gradient norm"} if progress.spoilt else {}
-        self._held = {
-            "step": step,
-            "rank": progress.rank,
-            "loss": in_json(loss),
-            "samples": progress.samples,
-            "reported_ns": when,
-            "source": self.source,
+        self.record(
+            Kind.STEP_REPORTED,
+            step=step,
+            rank=progress.rank,
+            loss=in_json(loss),
+            samples=progress.samples,
+            reported_ns=when,
+            source=self.source,
             **odd,
-        }
-        finite = finite and not progress.spoilt
-        due = step % self._every == 0 or self._reports_here == 1 or finite != self._finite
-        if due:
-            self._finite = finite
-        if due or step >= self.steps - self._every:
-            self.settle()
+        )
         if self._first_step is None:
             self._first_step = step
         if progress.rank is not None:
@@ -259,17 +244,12 @@ class Observer:
         bound = self.stall_bound_s()
         waited = (now_ns - max(self._last_ns, self.busy_until_ns)) / NS
         if waited > bound:
-            known = (
-                f"{statistics.median(self._intervals):.3g} s" if self._intervals else "not known"
-            )
-            self._fail(
-                "hang",
-                self._suspect(),
-                f"no step reported for {waited:.1f} s (usual: {known})",
-                now_ns,
-                silent_s=round(waited, 6),
-                limit_s=round(bound, 6),
-            )
+            known = "not known"
+            if self._intervals:
+                known = f"{statistics.median(self._intervals):.3g} s"
+            detail = f"no step reported for {waited:.1f} s (usual: {known})"
+            silent = {"silent_s": round(waited, 6), "limit_s": round(bound, 6)}
+            self._fail("hang", self._suspect(), detail, now_ns, **silent)
 
     @property
     def busy_until_ns(self) -> int:
@@ -321,25 +301,18 @@ class Observer:
         return step not in newest and own - step < LATE_LINES // 2 * self._stride
 
     def _begin(self, cause: str, members: Mapping[int, str], now_ns: int) -> None:
-        self.settle()
         self.generation += 1
         self.members = dict(sorted(members.items()))
         self._steps_of, self._last_ns, self._reports_here = {}, now_ns, 0
         self._newest = {}
         self._first_step = self._last_step = None
         self._cause, self._late = "", []
-        self.record(
-            Kind.GENERATION_STARTED,
-            members=list(self.members.values()),
-            state="own",
-            source=None,
-            cause=cause,
-        )
+        names = list(self.members.values())
+        self.record(Kind.GENERATION_STARTED, members=names, state="own", source=None, cause=cause)
 
     def _fail(
         self, cause: str, process: str | None, detail: str, now_ns: int, **measured: Any
     ) -> None:
-        self.settle()
         self._cause, self._failed_ns, self._failed_step = cause, now_ns, self._last_step or 0
         self._failed_rank = None if process is None else self.rank_of(process)
         self._failures += 1
@@ -352,14 +325,6 @@ class Observer:
             detail=detail,
             **measured,
         )
-
-    def settle(self) -> None:
-        """Record the newest report, unless that is done: the arm is over, or something happened
-        that it counts for.
-        """
-        held, self._held = self._held, None
-        if held is not None:
-            self.record(Kind.STEP_REPORTED, **held)
 
     def _suspect(self) -> str | None:
         """The process that hangs: the one stopped according to the kernel, or the one whose reports

@@ -8,6 +8,7 @@ evaluated.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,12 +19,12 @@ from pathlib import Path
 from trainchaos.chaos.beacon import SAID, VERSION
 from trainchaos.chaos.scenario.progress import RegexProgress
 from trainchaos.harness.script.listen import numbers, rules
-from trainchaos.harness.script.processes.tree import group_number
 
 READ_LIMIT = 1 << 20  # bytes read in one look
 LINE_LIMIT = 4096  # of a longer line only the beginning is read
 KEPT_LINES = 12
 RECENT_LINES = 400
+MOST_RANKS = 1 << 16
 STEP_LIMIT = 10**12
 SAMPLES_LIMIT = 10**12
 FOLLOW_EVERY_S = 0.2  # how often a file that a command writes is looked for
@@ -336,7 +337,7 @@ def parse_beacon(line: str) -> ProgressReport | None:
     if len(words) != 7 or words[0] != str(VERSION):
         return None
     time_ns, pid = _word(words[1], 1 << 63), _word(words[2], PID_LIMIT)
-    rank, step = _word(words[3], 1 << 16), _word(words[4], STEP_LIMIT)
+    rank, step = _word(words[3], MOST_RANKS), _word(words[4], STEP_LIMIT)
     said = numbers.real("" if words[5] == "-" else words[5])
     if time_ns is None or pid is None:
         return None
@@ -355,12 +356,25 @@ def _word(text: str, limit: int) -> int | None:
     return int(text) if plain and int(text) < limit else None
 
 
+def rank_number(text: str | None) -> int | None:
+    """A rank or a count of ranks from an environment, None if it is malformed."""
+    return None if text is None else _word(text, MOST_RANKS)
+
+
+def group_number(text: str | None) -> int | None:
+    """The number at the end of a replica group's name: ``3``, ``replica_3``; None if there
+    is none.
+    """
+    digits = re.search(r"[0-9]+$", (text or "").strip())
+    return rank_number(digits[0]) if digits else None
+
+
 def _from_groups(groups: Mapping[str, str | None]) -> ProgressReport | None:
     step = numbers.whole(groups.get("step"), STEP_LIMIT)
     if step is None:
         return None
     loss = numbers.real(groups.get("loss"))
-    rank = numbers.whole(groups.get("rank"), 1 << 16)
+    rank = numbers.whole(groups.get("rank"), MOST_RANKS)
     samples = numbers.whole(groups.get("samples"), SAMPLES_LIMIT)
     unread = {"loss": loss.unread} if loss.unread else {}
     for name, value in (("rank", rank), ("samples", samples)):

@@ -37,16 +37,8 @@ class Trial:
     wrong: list[str] = field(default_factory=list)
 
 
-def try_lines(
-    lines: Iterable[str],
-    progress: RegexProgress | PresetProgress,
-    steps: int,
-    *,
-    stated: bool = False,
-) -> Trial:
-    """Read lines as a run would. ``steps``: workload.steps; ``stated``: the lines are known to
-    state that number.
-    """
+def try_lines(lines: Iterable[str], progress: RegexProgress | PresetProgress, steps: int) -> Trial:
+    """Read lines as a run would. ``steps``: workload.steps."""
     reader = RegexReader(None, expressions(progress), steps)
     found = Trial()
     last: tuple[ProgressReport, str] | None = None
@@ -89,7 +81,7 @@ def try_lines(
         found.shown.append(last)
     found.odd = [(f"{odd[why]} lines: {why}", some) for why, some in examples.items()]
     found.notes = found.notes[:SHOWN]
-    found.wrong = list(_wrong(found, reader, key_of(progress), steps, stated=stated))
+    found.wrong = list(_wrong(found, reader, key_of(progress), steps))
     found.wrong += changed_form(reader.unread, max(found.steps)) if found.steps else ()
     return found
 
@@ -117,9 +109,7 @@ def lines_of(log: Path) -> Iterator[str]:
         yield from file.unended(over=True, sure=True)
 
 
-def _wrong(
-    found: Trial, reader: RegexReader, key: str, steps: int, *, stated: bool
-) -> Iterator[str]:
+def _wrong(found: Trial, reader: RegexReader, key: str, steps: int) -> Iterator[str]:
     if not found.steps:
         if reader.other_total is not None:
             yield (
@@ -134,7 +124,7 @@ def _wrong(
         yield f"step {last} is beyond workload.steps, which is {steps}"
     for before, step in pairwise(found.steps):
         if step < before and step <= max(low, 1):
-            if (stated or reader.stated) and last < steps:
+            if reader.stated and last < steps:
                 found.notes.append(
                     f"step {step} comes again after step {before} of {steps}: the log holds several"
                     " runs, or a restart"

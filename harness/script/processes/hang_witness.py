@@ -27,12 +27,8 @@ class _Watched(Generic[Key]):
     tid: int
     since_ns: int
     then: ThreadReading
-    last_ns: int
     last: ThreadReading
-
-    @property
-    def seconds(self) -> float:
-        return (self.last_ns - self.since_ns) / NS
+    seconds: float = 0.0  # between the two
 
 
 class HangWitness(Generic[Key]):
@@ -46,18 +42,18 @@ class HangWitness(Generic[Key]):
         """Follow a thread; its process's main thread if it is unknown (0, or of another
         namespace).
         """
-        found = self._threads(pid)
-        tid = tid if tid in found else pid
-        if then := found.get(tid):
-            times = {"since_ns": now_ns, "last_ns": now_ns}
-            self._watched.append(_Watched(key=key, pid=pid, tid=tid, then=then, last=then, **times))
+        threads = self._threads(pid)
+        tid = tid if tid in threads else pid
+        if then := threads.get(tid):
+            row = _Watched(key=key, pid=pid, tid=tid, since_ns=now_ns, then=then, last=then)
+            self._watched.append(row)
 
     def seen(self, now_ns: int) -> list[tuple[Key, dict[str, Any]]]:
         """Keys, and the processor time of threads watched long enough, or until they ended."""
         rows, still = [], []
         for row in self._watched:
             if now := self._threads(row.pid).get(row.tid):
-                row.last_ns, row.last = now_ns, now
+                row.seconds, row.last = (now_ns - row.since_ns) / NS, now
             if now and row.seconds < WATCH_S:
                 still.append(row)
             elif row.seconds >= LEAST_S:

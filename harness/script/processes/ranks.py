@@ -1,4 +1,4 @@
-"""The rank processes of a command, held by pidfd: found, named, signalled, and observed to exit."""
+"""The rank processes of a command, held by pidfd: named, signalled, and observed to exit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import select
 import signal
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from trainchaos.harness.script.processes import tree
-from trainchaos.harness.script.processes.tree import FoundRank
+from trainchaos.harness.script.processes.finding import FoundRank
 
 WHOLE = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT})
 """Signals for a rank and all its descendants; other signals go only to the rank's own processes,
@@ -21,12 +22,14 @@ ROUNDS = 10  # until no new process is found: a process may fork during the sear
 
 @dataclass(kw_only=True)
 class Rank:
-    """A process found to be a rank. ``name``: in events; ``pidfd`` -1: exited and closed."""
+    """A process found to be a rank. ``name``: in events; ``pidfd`` -1: exited and closed;
+    ``alone``: it is the launcher, which is hit without what it has started.
+    """
 
     name: str
     found: FoundRank
     pidfd: int
-    alone: bool = False  # it is the launcher, which is hit without what it has started
+    alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,7 @@ class ExitedRank:
 
 class Ranks:
     """All rank processes of an arm, over all starts of its command. ``leaves_children``: SIGKILL
-    hits a rank's own processes only.
+    hits a rank's own processes only; ``world``: how many ranks there are by their environments.
     """
 
     def __init__(self, *, leaves_children: bool = False) -> None:
@@ -62,23 +65,28 @@ class Ranks:
         for number, one in sorted(found.items()):
             key = (one.pid, one.started)
             if key not in self._known:
-                rank = self._take(one)
+                name = f"w{sum(not rank.alone for rank in self._ranks.values())}"
+                rank = self._take(Rank(name=name, found=one, pidfd=_hold(*key)))
                 if rank is None:
                     continue
+                self._known[key] = name
                 new.append(rank)
             members[number] = self._known[key]
-        worlds = [one.world for one in found.values() if one.world]
-        self.world = max(worlds, default=None)
+        self.world = max((one.world for one in found.values() if one.world), default=None)
         return {rank: name for rank, name in members.items() if self._ranks[name].pidfd >= 0}, new
 
     def hold_launcher(self, name: str, pid: int) -> None:
         """Hold the process that a command was started as, too."""
-        row = tree.process(pid)
-        fd = _hold(pid, row.started) if row is not None else None
-        if row is not None and fd is not None:
+        if row := tree.process(pid):
             found = FoundRank(rank=-1, world=None, pid=pid, started=row.started, top=pid)
-            self._ranks[name] = Rank(name=name, found=found, pidfd=fd, alone=True)
-            self._poll.register(fd, select.POLLIN)
+            self._take(Rank(name=name, found=found, pidfd=_hold(*row.key), alone=True))
+
+    def _take(self, rank: Rank) -> Rank | None:
+        if rank.pidfd < 0:
+            return None
+        self._ranks[rank.name] = rank
+        self._poll.register(rank.pidfd, select.POLLIN)
+        return rank
 
     @property
     def launcher(self) -> str | None:
@@ -116,11 +124,16 @@ class Ranks:
     def wait(self, timeout_s: float) -> list[ExitedRank]:
         """Wait for an exit or another descriptor; returns the processes that exited."""
         ready = {fd for fd, _ in self._poll.poll(max(0.0, timeout_s) * 1000)}
-        return [
-            self._end(rank)
-            for rank in self._ranks.values()
-            if rank.pidfd in ready and rank.pidfd >= 0
-        ]
+        ended = [rank for rank in self._ranks.values() if rank.pidfd in ready and rank.pidfd >= 0]
+        return [self._end(rank) for rank in ended]
+
+    def _end(self, rank: Rank) -> ExitedRank:
+        one = rank.found
+        code, signum = tree.how(tree.wait_status(one.pid, one.started, rank.pidfd))
+        self._poll.unregister(rank.pidfd)
+        os.close(rank.pidfd)
+        rank.pidfd = -1
+        return ExitedRank(name=rank.name, pid=one.pid, exit_code=code, signal=signum)
 
     def signal(self, name: str, signum: int) -> None:
         """Signal a rank, never only the wrapper in front of it; no error if it is gone.
@@ -128,8 +141,8 @@ class Ranks:
         Processes to be killed are stopped first, so that none escapes by forking or losing its
         parent.
         """
-        rank = self._ranks.get(name)
-        if rank is None or rank.pidfd < 0:
+        rank = self._living(name)
+        if rank is None:
             return
         held: dict[int, int] = {}
         try:
@@ -139,7 +152,7 @@ class Ranks:
                 if not new:
                     break
                 for row in new:
-                    if (fd := _hold(row.pid, row.started)) is not None:
+                    if (fd := _hold(*row.key)) >= 0:
                         held[row.pid] = fd
                         _send(fd, signal.SIGSTOP if signum == signal.SIGKILL else signum)
             if signum == signal.SIGKILL:
@@ -151,8 +164,8 @@ class Ranks:
 
     def state(self, name: str) -> str:
         """The kernel's state of it, X if gone; T once everything that is hit with it is stopped."""
-        rank = self._ranks.get(name)
-        row = tree.process(rank.found.pid) if rank is not None and rank.pidfd >= 0 else None
+        rank = self._living(name)
+        row = tree.process(rank.found.pid) if rank is not None else None
         if rank is None or row is None or row.started != rank.found.started:
             return "X"
         if row.state not in "Tt":
@@ -161,23 +174,36 @@ class Ranks:
         return next((other.state for other in others if other.state not in "TtZX"), row.state)
 
     def _hit(self, rank: Rank, *, whole: bool) -> dict[int, tree.ProcessRow]:
-        """The processes that are hit with a rank: of those below it, none of another rank."""
-        if not rank.alone:
-            hit = tree.struck_with(rank.found, whole=whole)
-            others = {r.found.top for r in self._ranks.values() if r.pidfd >= 0 and r is not rank}
-            for top in (others & hit.keys()) - {rank.found.pid, rank.found.top}:
-                for pid in (top, *tree.below(top)):
-                    hit.pop(pid, None)
-            return hit
-        row = tree.process(rank.found.pid)
-        return {} if row is None else {rank.found.pid: row}
+        """The processes that are hit with a rank: all that its wrapper started, never only the
+        wrapper, and of those below it none of another rank. ``whole``: with all their descendants.
+        """
+        own = rank.found
+        if rank.alone:
+            row = tree.process(own.pid)
+            return {} if row is None else {own.pid: row}
+        rows = _with_top(own.top)
+        if own.pid in rows:
+            fronts = {own.pid, *tree.behind(own.top, rows)}
+        else:  # its wrapper is gone
+            rows = _with_top(own.pid)
+            fronts = {own.pid}
+        hit = {
+            pid: row
+            for pid, row in rows.items()
+            if pid in fronts or (whole and any(tree.is_below(pid, one, rows) for one in fronts))
+        }
+        others = {r.found.top for r in self._ranks.values() if r.pidfd >= 0 and r is not rank}
+        for top in (others & hit.keys()) - {own.pid, own.top}:
+            for pid in (top, *tree.below(top)):
+                hit.pop(pid, None)
+        return hit
 
     def pid_of(self, name: str) -> int:
         """Pid of a living rank, the process that is signalled first; 0 if there is none with that
         name.
         """
-        rank = self._ranks.get(name)
-        return rank.found.pid if rank is not None and rank.pidfd >= 0 else 0
+        rank = self._living(name)
+        return rank.found.pid if rank is not None else 0
 
     def name_of(self, pid: int) -> str | None:
         """The rank that last had the pid ``pid``, or None."""
@@ -194,6 +220,10 @@ class Ranks:
         """Names of the ranks that have not exited."""
         return [r.name for r in self._ranks.values() if r.pidfd >= 0 and not r.alone]
 
+    def _living(self, name: str) -> Rank | None:
+        rank = self._ranks.get(name)
+        return rank if rank is not None and rank.pidfd >= 0 else None
+
     def close(self) -> None:
         """Close all pidfds."""
         for rank in self._ranks.values():
@@ -201,40 +231,25 @@ class Ranks:
                 os.close(rank.pidfd)
                 rank.pidfd = -1
 
-    def _take(self, found: FoundRank) -> Rank | None:
-        pidfd = _hold(found.pid, found.started)
-        if pidfd is None:
-            return None
-        ranks = sum(not rank.alone for rank in self._ranks.values())
-        rank = Rank(name=f"w{ranks}", found=found, pidfd=pidfd)
-        self._ranks[rank.name] = rank
-        self._known[found.pid, found.started] = rank.name
-        self._poll.register(pidfd, select.POLLIN)
-        return rank
 
-    def _end(self, rank: Rank) -> ExitedRank:
-        code, signum = tree.how(tree.wait_status(rank.found.pid, rank.found.started, rank.pidfd))
-        self._poll.unregister(rank.pidfd)
-        os.close(rank.pidfd)
-        rank.pidfd = -1
-        return ExitedRank(name=rank.name, pid=rank.found.pid, exit_code=code, signal=signum)
+def _with_top(top: int) -> dict[int, tree.ProcessRow]:
+    row = tree.process(top)
+    return {**tree.below(top), **({top: row} if row else {})}
 
 
-def _hold(pid: int, started: int) -> int | None:
-    """A pidfd of exactly that process, None if it is gone."""
+def _hold(pid: int, started: int) -> int:
+    """A pidfd of exactly that process, -1 if it is gone."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
-        return None
+        return -1
     row = tree.process(pid)
     if row is None or row.started != started:
         os.close(pidfd)
-        return None
+        return -1
     return pidfd
 
 
 def _send(pidfd: int, signum: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signum)
-    except ProcessLookupError:
-        pass

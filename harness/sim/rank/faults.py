@@ -21,10 +21,9 @@ from trainchaos.harness.sim.rank.tensors import SimLoss, SimModel, SimTensor
 from trainchaos.harness.sim.world.clock import NS_PER_S
 from trainchaos.harness.sim.world.group import SimGenerationLost
 from trainchaos.harness.sim.world.process import Killed
+from trainchaos.harness.sim.world.settings import WALL_NS
 from trainchaos.recovery.transport.wire import Extra
 
-if TYPE_CHECKING:
-    from trainchaos.harness.sim.rank.rank import SimRank
 if TYPE_CHECKING:
     from trainchaos.harness.sim.rank.rank import SimRank
 
@@ -266,7 +265,8 @@ class SimSigns:
         self._offset_s = 0.0
 
     def drop_heartbeat(self, dropped: bool) -> None:
-        self._job.mark.hide(bool(self._wanted("heartbeat", dropped or None)))
+        mark = self._job.mark
+        (mark.hide if self._wanted("heartbeat", dropped or None) else mark.show)()
 
     def set_wall_offset(self, seconds: float) -> None:
         offsets = self._wanted("clock", seconds or None)
@@ -275,4 +275,4 @@ class SimSigns:
     def wall_ns(self) -> int:
         """See chaos.fault.targets.Signs; counted from the start of the log."""
         since_ns = self._job.process.clock.now_ns - self._job.started_ns
-        return self._job.config.wall_ns + since_ns + int(self._offset_s * NS_PER_S)
+        return WALL_NS + since_ns + int(self._offset_s * NS_PER_S)

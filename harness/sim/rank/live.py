@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.sim.rank.state import Reduced, State, learning_rate
@@ -140,28 +140,10 @@ class SimFeeds:
         fed.wants_state = True
         self._send(fed, kind="dropped")
 
-    def _send(
-        self,
-        fed: _Fed,
-        *,
-        kind: Literal["base", "step", "state", "digest", "dropped"],
-        step: int = 0,
-        digest: str = "",
-        last: tuple[int, Reduced] | None = None,
-        state: State | None = None,
-        share: float = STEP_SHARE,
-    ) -> None:
+    def _send(self, fed: _Fed, *, share: float = STEP_SHARE, **facts: Any) -> None:
+        """``facts``: of a ``Told``."""
         job, follower = self._job, fed.spare.follower
-        message = Told(
-            fed=fed,
-            kind=kind,
-            step=step,
-            digest=digest,
-            last=last,
-            state=state,
-            lost=job.process.rng.random() < LOST,
-            rank=job.rank,
-        )
+        message = Told(fed=fed, lost=job.process.rng.random() < LOST, rank=job.rank, **facts)
         takes_ns = job.about(share * job.config.timings.transfer_ms * MS)
         if fed.spare.process.deliver(message, takes_ns) and follower is not None:
             follower.coming += 1

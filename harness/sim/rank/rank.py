@@ -23,7 +23,7 @@ from trainchaos.harness.sim.rank.step import Attempt, NonFinite
 from trainchaos.harness.sim.world.clock import NS_PER_S
 from trainchaos.harness.sim.world.group import Group, SimGenerationLost
 from trainchaos.harness.sim.world.process import Body, Process
-from trainchaos.harness.sim.world.settings import MS, RankConfig
+from trainchaos.harness.sim.world.settings import MS, WALL_NS, RankConfig
 from trainchaos.recovery.policy.layout import Layout
 from trainchaos.recovery.rank.membership import (
     Membership,
@@ -184,9 +184,7 @@ class SimRank:
             self.config.events, self.process.name, self.process.clock.read
         )
         self.started_ns = self.process.clock.now_ns
-        self.write(
-            Kind.ACTOR_STARTED, pid=self.process.pid, host="sim", wall_ns=self.config.wall_ns
-        )
+        self.write(Kind.ACTOR_STARTED, pid=self.process.pid, host="sim", wall_ns=WALL_NS)
         timings = self.config.timings
         yield self.about((timings.cold_spawn_ms if mode == "cold" else timings.spawn_ms) * MS)
         self._announced = True

@@ -51,7 +51,7 @@ class SimSaves:
         self.schedules = schedules(
             disk=job.config.checkpoint_every,
             memory=job.config.memory_every,
-            mtbf_s=job.config.checkpoint_mtbf_s,
+            mtbf_s=job.config.saves.mtbf_s,
             now_s=clock.now_ns / 1e9,
         )
         self._custody = Custody(
@@ -70,7 +70,7 @@ class SimSaves:
     @property
     def ranks(self) -> range:
         """The ranks that write a part of each checkpoint; rank 0 commits."""
-        return writers(self._job.layout, sharded=self._job.config.checkpoint_sharded)
+        return writers(self._job.layout, sharded=self._job.config.saves.sharded)
 
     def joining(self, order: Join) -> None:
         """A new generation: rank 0 puts checkpoints aside that may hold a corrupted state. Raises

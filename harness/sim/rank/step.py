@@ -121,7 +121,7 @@ class Attempt:
                 rank=job.rank,
                 blamed=blamed,
                 world=job.world,
-                alike=job.config.alike,
+                alike=job.config.arranged.alike,
                 most=MOST_BLAMED,
             )
         if job.rank not in blamed or self.number != job.examine:
@@ -166,6 +166,7 @@ class Attempt:
 
     def _share(self) -> list[MicroBatch]:
         job, config = self._job, self._job.config
+        alike = config.arranged.alike
         ids = order.without(job.behaviour.batch(job, self.number), self.number, job.skip)
         return order.micro_batches(
             ids,
@@ -174,8 +175,8 @@ class Attempt:
             full=config.world,
             shrink=config.batch == "shrink",
             elastic=config.determinism == "elastic",
-            alike=config.alike,
-            counts=job.rank % config.alike == 0,
+            alike=alike,
+            counts=job.rank % alike == 0,
         )
 
     def _work(self) -> float:
@@ -362,7 +363,7 @@ class Attempt:
         if len(job.checkpoints.ranks) > 1:
             parts |= yield from self._parts_of_others()
         # In async mode the rest of the save costs nothing here.
-        held_up = COPY_SHARE if job.config.checkpoint_mode == "async" else 1.0
+        held_up = COPY_SHARE if job.config.saves.mode == "async" else 1.0
         yield job.about(job.config.timings.checkpoint_ms * held_up * MS)
         yield from self._disk_takes()
         job.checkpoints.schedules.disk.saved(since_s, self._now_s - since_s)

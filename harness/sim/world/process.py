@@ -15,85 +15,16 @@ from functools import partial
 from typing import Any
 
 from trainchaos.harness.sim.world.clock import Clock
-from trainchaos.recovery.transport.progress_counters import PHASES, Mark
+from trainchaos.recovery.transport.progress_counters import SIZE, MarkPage
 
 Body = Generator[float | None, Any, int]
 
 
-class SimMark:
-    """The counterpart of ``recovery.transport.progress_counters.MarkPage``."""
+class SimMark(MarkPage):
+    """A progress mark on a simulated clock, in memory of its own."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._generation = self._step = self._phase = self._collective = self._time = (
-            self._committed
-        ) = 0
-        self._last_seq = -1
-        self._busy_s = 0
-        self._hidden: Mark | None = None
-        # the last mark read, until it changes: reads are far more frequent
-        self._read: Mark | None = None
-
-    def hide(self, hidden: bool) -> None:
-        """Set whether readers see nothing new."""
-        self._hidden = (self._hidden or self.read()) if hidden else None
-
-    def read(self) -> Mark:
-        """The current mark."""
-        if self._hidden is not None:
-            return self._hidden
-        if self._read is None:
-            self._read = Mark(
-                generation=self._generation,
-                step=self._step,
-                phase=PHASES[self._phase],
-                collective=self._collective,
-                time_ns=self._time,
-                committed=self._committed,
-                last_seq=self._last_seq,
-                busy_s=self._busy_s,
-            )
-        return self._read
-
-    def enter(self, phase: int) -> None:
-        """Record a phase and the time."""
-        self._phase, self._time = phase, self._clock.now_ns
-        self._read = None
-
-    def begin(self, generation: int, step: int) -> None:
-        """Record the step and generation being computed."""
-        self._generation, self._step = generation, step
-        self._read = None
-
-    def collective(self, number: int) -> None:
-        """Record the number of the collective about to be entered, and the time."""
-        self._collective, self._time = number, self._clock.now_ns
-        self._read = None
-
-    @property
-    def phase(self) -> str:
-        """The current phase, hidden or not."""
-        return PHASES[self._phase]
-
-    def touch(self) -> None:
-        """Record a sign of life."""
-        self._time = self._clock.now_ns
-        self._read = None
-
-    def busy(self, seconds: int) -> None:
-        """Record that the rank does other work, for at most ``seconds``."""
-        self._busy_s, self._time = seconds, self._clock.now_ns
-        self._read = None
-
-    def commit(self, step: int) -> None:
-        """Record a committed step."""
-        self._committed = step
-        self._read = None
-
-    def wrote(self, seq: int) -> None:
-        """Record the sequence number of the last event written."""
-        self._last_seq = seq
-        self._read = None
+        self._begin(bytearray(SIZE), lambda: clock.now_ns)
 
 
 class Killed(BaseException):

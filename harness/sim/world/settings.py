@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ConfigDict
+
 from trainchaos.chaos.scenario.workload import EvaluateSpec
 from trainchaos.recovery.checkpoint.files.checkpoints import Disk
+from trainchaos.recovery.policy.jobconfig import JobConfig
 
 MS = 1_000_000
+WALL_NS = 1_767_225_600_000 * MS  # 2026-01-01: a log must not show when it was simulated
 _SHARES = {"data": 0.03, "forward": 0.3, "backward": 0.5, "collective": 0.1, "optimizer": 0.07}
 
 
@@ -38,32 +42,16 @@ class Timings:
         return _SHARES[phase] * self.step_ms * MS
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankConfig:
-    """As ``recovery.rank.job.JobConfig``, plus the directory of the log."""
+class RankConfig(JobConfig):
+    """What a real rank is told of its job, and besides: the directory of its log, in-memory
+    checkpoints without a keeper's socket, and what its world does.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     events: Path
-    world: int
-    shards: int
-    alike: int
-    steps: int
-    global_batch: int
-    samples: int
-    seed: int
-    batch: str
-    determinism: str
     checkpoint_dir: Path
-    verify_every: int | None
-    nonfinite: str
-    checkpoint_every: int | str
-    memory_every: int | str
-    checkpoint_keep: int
-    checkpoint_mode: str
-    checkpoint_sharded: bool
-    checkpoint_mtbf_s: float | None
-    wall_ns: int
+    memory_every: int | str = 0
+    evaluate: EvaluateSpec | None = None
     timings: Timings
     disk: Disk | None = None
-    evaluate: EvaluateSpec | None = None
-    sync: str = "none"
-    sync_lag: int = 4

@@ -18,7 +18,6 @@ from trainchaos.chaos.cli import build_catalogue, invoke
 from trainchaos.chaos.errors import EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE
 from trainchaos.chaos.loading.load import load
 from trainchaos.chaos.scenario.model import Scenario
-from trainchaos.harness.draft.watching import watch
 
 pytestmark = pytest.mark.real
 
@@ -225,39 +224,6 @@ def test_a_beacon_is_heard(folder: Path) -> None:
     spec = written.workload
     assert (spec.progress, spec.steps, spec.ranks) == ("beacon", 20, 1)
     assert written.name == "x", "it is called by the file that was named"
-
-
-@pytest.mark.parametrize("end", ["exec {} t.py", "{} t.py; true"])
-@pytest.mark.sample(1)
-def test_a_process_that_became_the_job_is_alone(
-    folder: Path, capsys: pytest.CaptureFixture[str], end: str
-) -> None:
-    (folder / "t.py").write_text(
-        "import time\nfor n in range(1, 21):\n    print('step', n)\n    time.sleep(0.1)\n"
-    )
-    shim = folder / "python3"
-    shim.write_text(f"#!/bin/bash\nsleep 0.6\n{end.format(PYTHON)}\n")
-    shim.chmod(0o755)
-    assert invoke(["init", "--", "./python3", "t.py"]) == EXIT_PASS
-    said = capsys.readouterr().out
-    assert ("one process, which nothing starts again" in said) is end.startswith("exec")
-
-
-@pytest.mark.long
-def test_a_shell_whose_child_has_ended_is_not_taken_for_the_job(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "JUDGE_EVERY_S", 1000.0)  # it is watched to its end
-    monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.3)
-    (folder / "t.py").write_text(
-        "import time\nfor n in range(1, 21):\n    print('step', n)\n    time.sleep(0.1)\n"
-    )
-    shim = folder / "python3"
-    alone = "t=${EPOCHREALTIME/./}; while (( ${EPOCHREALTIME/./} - t < 280000 )); do :; done"
-    shim.write_text(f"#!/bin/bash\n{PYTHON} t.py\n{alone}\n")
-    shim.chmod(0o755)
-    assert invoke(["init", "--", "./python3", "t.py"]) == EXIT_PASS
-    assert "one process, which nothing starts again" not in capsys.readouterr().out
 
 
 @pytest.mark.sample(1)

@@ -12,7 +12,7 @@ from tests.harness.script.test_progress_presets import LINES
 from trainchaos.chaos.scenario.frameworks import FRAMEWORKS
 from trainchaos.chaos.scenario.progress import PresetProgress, RegexProgress
 from trainchaos.harness.draft.progress import Proposal, propose
-from trainchaos.harness.draft.watching.watch import Sighting
+from trainchaos.harness.draft.watch import Sighting
 from trainchaos.harness.script.listen.derive import derive, grows
 from trainchaos.harness.script.listen.progress import ProgressReport
 from trainchaos.harness.script.listen.rules import Forms
@@ -62,42 +62,45 @@ def test_steps_and_losses_are_found_in_a_line(line: Callable[[int], str]) -> Non
     assert derive(lines) is not None
 
 
-def test_losses_that_are_not_numbers_are_found_as_well() -> None:
-    assert found(rows(lambda n: f"step {n} loss nan")) == (STEPS, ["nan"] * 10)
-    assert found(rows(lambda n: f"step {n} loss tensor({n}.5)"))[1][0] == "tensor(1.5"
-
-
-def test_every_tenth_step_is_a_progression_too() -> None:
-    assert found(rows(lambda n: f"iter {10 * n} loss 2.5"))[0] == [10 * n for n in STEPS]
-
-
-def test_a_loss_may_stand_in_a_line_of_its_own() -> None:
-    lines = [text for n in STEPS for text in (f"Iteration: {n}", f"   loss: {1 / n:.3f}")]
-    assert found(lines) == (STEPS, [f"{1 / n:.3f}" for n in STEPS])
-
-
-def test_lines_of_an_evaluation_are_not_taken_for_steps() -> None:
-    lines = [
-        text for n in STEPS for text in (f"step {n} loss 1.5", f"eval step {99 - n} val_loss 3")
-    ]
-    assert found(lines) == (STEPS, ["1.5"] * 10)
-
-
-def test_an_evaluation_that_counts_its_own_steps_is_told_by_the_word_before_them() -> None:
-    lines = [
-        text
-        for n in range(1, 11)
-        for text in (
-            f"[train] step {n}/80 loss={1 / n:.3f}",
-            *(f"[eval] step {m}/3 loss=9" for m in range(1, 4) if n % 5 == 0),
-        )
-    ]
-    assert found(lines) == (STEPS, [f"{1 / n:.3f}" for n in STEPS])
-
-
-def test_ranks_may_all_print_their_steps() -> None:
-    lines = [f"[rank{rank}]: step {n} loss 1.5" for n in STEPS for rank in (0, 1)]
-    assert found(lines)[0] == [n for n in STEPS for _ in (0, 1)]
+@pytest.mark.parametrize(
+    ("lines", "steps", "losses"),
+    [
+        (rows(lambda n: f"step {n} loss nan"), STEPS, ["nan"] * 10),
+        (rows(lambda n: f"iter {10 * n} loss 2.5"), [10 * n for n in STEPS], ["2.5"] * 10),
+        (
+            [text for n in STEPS for text in (f"Iteration: {n}", f"   loss: {n}.5")],
+            STEPS,
+            [f"{n}.5" for n in STEPS],
+        ),
+        (
+            [text for n in STEPS for text in (f"step {n} loss 1.5", f"eval step {99 - n} loss 3")],
+            STEPS,
+            ["1.5"] * 10,
+        ),
+        (
+            [
+                text
+                for n in STEPS
+                for text in (
+                    f"[train] step {n}/80 loss={n}.5",
+                    *(f"[eval] step {m}/3 loss=9" for m in range(1, 4) if n % 5 == 0),
+                )
+            ],
+            STEPS,
+            [f"{n}.5" for n in STEPS],
+        ),
+        (
+            [f"[rank{rank}]: step {n} loss 1.5" for n in STEPS for rank in (0, 1)],
+            [n for n in STEPS for _ in (0, 1)],
+            ["1.5"] * 20,
+        ),
+    ],
+    ids=["nan", "every tenth", "a line of its own", "evaluation", "evaluation's count", "ranks"],
+)
+def test_steps_and_losses_are_found_in_lines(
+    lines: list[str], steps: list[int], losses: list[str]
+) -> None:
+    assert found(lines) == (steps, losses)
 
 
 @pytest.mark.parametrize("lag", [1, 3, 7])

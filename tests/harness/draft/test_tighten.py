@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,8 +12,8 @@ from tests.support.commands.unreported import unreported
 from trainchaos.chaos.cli import invoke
 from trainchaos.chaos.errors import EXIT_PASS, EXIT_USAGE
 from trainchaos.chaos.scenario.sla import parse_clause
-from trainchaos.harness.draft.facts import FEW_STEPS
-from trainchaos.harness.draft.tighten import _edited, _place, _tightened, _too_few, _values
+from trainchaos.harness.draft.findings import FEW_STEPS
+from trainchaos.harness.draft.tighten import clause_in, edited, tightened
 from trainchaos.harness.judge.results import Results
 
 TRAINER = Path(__file__).parents[2] / "support" / "fakes" / "fake_trainer.py"
@@ -73,67 +71,29 @@ def test_a_limit_is_tightened_and_never_loosened(
     text: str, metric: str, cells: list[list[float]], new: str | None
 ) -> None:
     unit = {"recovery_time": "s", "steps_lost": "steps", "goodput": "ratio"}[metric]
-    got, why = _tightened(parse_clause(text, unit), cells)
+    got, why = tightened(parse_clause(text, unit), cells)
     assert got == new
     count = sum(map(len, cells))
     assert (f"of {count} observed" if count else "nothing was observed") in why
 
 
-def test_a_limit_in_steps_is_made_of_steps() -> None:
-    rows = [("a", "s", 2.0), ("a", "steps", 40.0), ("b", "steps", 30.0)]
-    slas = [
-        SimpleNamespace(cell=cell, metric="recovery_time", unit=unit, values=[value])
-        for cell, unit, value in rows
-    ]
-    run: Any = SimpleNamespace(slas=slas)
-    in_steps, in_s = (parse_clause(f"max < 99{unit}", "s") for unit in (" steps", "s"))
-    assert _values(run, "recovery_time", in_steps, {"a", "b"}) == [[40.0], [30.0]]
-    assert _values(run, "recovery_time", in_steps, {"b"}) == [[30.0]]
-    assert _values(run, "recovery_time", in_s, {"a", "b"}) == [[2.0]]
-    assert _tightened(in_steps, []) == (None, "nothing was observed of it in steps")
-
-
 def test_clauses_are_found_where_they_stand() -> None:
-    places = [_place(SCENARIO, "recovery_time", 0), _place(SCENARIO, "steps_lost", 1)]
+    places = [clause_in(SCENARIO, "recovery_time", 0), clause_in(SCENARIO, "steps_lost", 1)]
     assert [one.text for one in places if one] == ["max < 300s", "median < 28"]
     assert all(one and one.text in SCENARIO.split("\n")[one.line][one.column :] for one in places)
-    assert _place(SCENARIO, "steps_lost", 2) is None and _place("[1]", "steps_lost", 0) is None
-    assert _place(SCENARIO, "step_time", 0) is None
+    assert (
+        clause_in(SCENARIO, "steps_lost", 2) is None and clause_in("[1]", "steps_lost", 0) is None
+    )
+    assert clause_in(SCENARIO, "step_time", 0) is None
 
 
-def test_two_clauses_of_one_line_are_replaced_each_at_its_place() -> None:
+def test_two_clauses_of_one_line_are_replaced_each_at_itsclause_in() -> None:
     text = 'sla: {steps_lost: ["max < 9", "max < 99"], goodput: ["min > 0.1"]}  # max < 9\n'
-    places = [_place(text, "steps_lost", 0), _place(text, "steps_lost", 1)]
+    places = [clause_in(text, "steps_lost", 0), clause_in(text, "steps_lost", 1)]
     edits = [
         (one, new) for one, new in zip(places, ("max < 111111", "max < 2"), strict=True) if one
     ]
-    assert _edited(text, edits) == text.replace('"max < 9"', '"max < 111111"').replace("99", "2")
-
-
-def hit(*hits: tuple[int, int]) -> Any:
-    """Results of faults at steps that lost so many."""
-    return SimpleNamespace(
-        faults=[SimpleNamespace(landed=True, step=step, steps_lost=lost) for step, lost in hits]
-    )
-
-
-@pytest.mark.parametrize(
-    ("hits", "few"),
-    [
-        ([(77, 0)], True),
-        ([(77, 2), (77, 0), (78, 1)], True),
-        ([(77, 3)], False),
-        ([(77, 0), (37, 9)], False),
-        ([(77, 0), (53, 1), (31, 0)], False),
-        ([], False),
-    ],
-)
-def test_no_limit_is_made_of_a_fault_right_behind_a_checkpoint(
-    hits: list[tuple[int, int]], few: bool
-) -> None:
-    why = _too_few(hit(*hits))
-    assert ("right behind a checkpoint" in why) is few
-    assert not few or "at step" in why
+    assert edited(text, edits) == text.replace('"max < 9"', '"max < 111111"').replace("99", "2")
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,8 @@ from trainchaos.chaos.loading.builtin import NO_SCENARIOS
 from trainchaos.chaos.loading.load import load
 from trainchaos.harness.fuzz.draw import draw
 from trainchaos.harness.fuzz.draw.draw import Dice, World
-from trainchaos.harness.fuzz.draw.regressions import as_file
 from trainchaos.harness.fuzz.draw.shrink import shrunk, smaller_than
-from trainchaos.harness.fuzz.draw.text import as_yaml
+from trainchaos.harness.fuzz.draw.text import as_file, as_yaml
 from trainchaos.harness.fuzz.draw.values import params_of
 from trainchaos.harness.fuzz.play.coverage import Coverage
 from trainchaos.harness.fuzz.play.oracle import find_in, plain, unsteady

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.script.test_script_observer import Job
+from tests.harness.script.test_script_observer import begun
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.arm.command_checkpoints import newest
 from trainchaos.harness.script.listen.listening import CommandListener
@@ -76,8 +76,7 @@ class Said:
 
 @pytest.mark.parametrize("noticed", ["by the look for ranks", "at the beginning of the turn"])
 def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
-    job = Job()
-    job.found("w0", "w1")
+    job = begun()
     for step in range(1, 31):
         job.train(step, rank=0)
         job.train(step, rank=1)
@@ -85,13 +84,14 @@ def test_what_was_lost_is_lost_before_it_is_replaced(noticed: str) -> None:
     listener: Any = Said()
     parts: dict[str, Any] = {
         "ranks": Replaced(unseen),
-        "roll": SimpleNamespace(find=lambda *_, **__: {}, whose=lambda said: said),
+        "finder": SimpleNamespace(find=lambda *_, **__: {}, whose=lambda said: said),
         "listener": listener,
         "broker": SimpleNamespace(forget=lambda: None),
         "injector": SimpleNamespace(
             arm=lambda *_: None, on_event=lambda _: None, on_training=lambda: None
         ),
         "leftovers": SimpleNamespace(look=lambda *_: None),
+        **dict.fromkeys(("prepared", "arm", "holds_launcher", "ledger")),
     }
     spec: Any = SimpleNamespace(ranks=2)
     watch = RankWatch(

@@ -7,11 +7,11 @@ from __future__ import annotations
 import math
 import signal
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from tests.harness.script.test_script_observer import COMMAND, Job
+from tests.harness.script.test_script_observer import COMMAND, Job, begun
 from tests.harness.script.test_script_sustained import incident_of, inject, since_injection
 from tests.support import arms
 from trainchaos.chaos.events.log import Kind
@@ -19,7 +19,6 @@ from trainchaos.harness.judge.checkers import Evidence
 from trainchaos.harness.judge.checkers.faults.noticed import detection
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.results import Finding
-from trainchaos.harness.script.attempts import Attempts
 from trainchaos.harness.script.processes.command import CommandEnded
 from trainchaos.harness.script.processes.ranks import ExitedRank
 from trainchaos.harness.script.rank_watch import RankWatch
@@ -28,9 +27,7 @@ from trainchaos.harness.script.rank_watch import RankWatch
 @pytest.fixture
 def done() -> Job:
     """The last step was reported, and its checkpoint is being written."""
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 101))
+    job = begun(*range(1, 101))
     inject(job)
     return job
 
@@ -100,9 +97,7 @@ def test_who_is_ended_after_the_last_step_of_a_command_that_ends_well_has_not_fa
 @pytest.fixture
 def alone() -> Job:
     """A script waits for both of its processes: one is killed, the other does all its steps."""
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 11))
+    job = begun(*range(1, 11))
     inject(job)
     killed(job)
     job.train(*range(11, 101))
@@ -143,13 +138,9 @@ def test_a_command_whose_processes_were_all_there_again_fails_of_itself(alone: J
 
 
 def test_no_job_is_at_full_rate_before_it_recovered() -> None:
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(5, 51, 5), seconds=0.5)
+    job = begun(*range(5, 51, 5), seconds=0.5)
     inject(job)
-    job.exit("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(*range(45, 101, 5), seconds=0.5)
+    job.restarted(*range(45, 101, 5), seconds=0.5)
     incident = incident_of(job)
     assert incident.recovery_time is not None and incident.time_to_full_rate is not None
     assert incident.time_to_full_rate >= incident.recovery_time
@@ -173,9 +164,7 @@ def blamed(job: Job) -> Finding:
 @pytest.fixture
 def torn() -> Job:
     """One of two ranks was lost in step 30, the other goes on and is ended by its launcher."""
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 31))
+    job = begun(*range(1, 31))
     inject(job)
     return job
 
@@ -284,42 +273,24 @@ def gone(name: str, code: int | None, signum: int | None = None) -> ExitedRank:
     return ExitedRank(name=name, pid=3, exit_code=code, signal=signum)
 
 
-def watch_of(job: Job, ranks: Any, listener: Any = None) -> RankWatch:
-    spec: Any = SimpleNamespace(ranks=2)
-    unused: dict[str, Any] = dict.fromkeys(("roll", "broker", "injector", "leftovers"))
-    return RankWatch(
-        spec=spec,
-        ranks=ranks,
-        observer=job.observer,
-        listener=listener,
-        record=job.record,
-        now_ns=lambda: job.now,
-        **unused,
-    )
-
-
 @pytest.mark.parametrize("ended", [None, CommandEnded(exit_code=1, signal=None)])
 def test_what_the_harness_ends_is_no_failure_of_the_job(ended: CommandEnded | None) -> None:
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 31))
+    job = begun(*range(1, 31))
     closing: Any = Closing(ended)
-    watch = watch_of(job, closing)
-    unused: dict[str, Any] = dict.fromkeys(("ledger", "leftovers"))
-    attempts = Attempts(
-        prepared=cast(Any, SimpleNamespace(mark="x")),
-        holds_launcher=False,
-        arm="a",
+    unused = ("arm", "holds_launcher", "ledger", "finder", "listener", "broker", "injector")
+    parts: dict[str, Any] = dict.fromkeys([*unused, "leftovers"])
+    parts |= {"spec": SimpleNamespace(ranks=2), "prepared": SimpleNamespace(mark="x")}
+    watch = RankWatch(
         ranks=closing,
-        watch=watch,
+        observer=job.observer,
         record=job.record,
         now_ns=lambda: job.now,
-        **unused,
+        **parts,
     )
-    attempts.command, attempts.number = closing, 1
-    attempts.close(asked=False)
+    watch.command, watch.starts = closing, 1
+    watch.close(asked=False)
     exits = {e.data["process"]: e.data for e in job.events if e.kind is Kind.PROCESS_EXITED}
     assert job.failures() == [("exit", "w1")], "it had ended before anybody was asked to"
     assert not exits["w1"]["expected"] and "asked_ns" not in exits["w1"]
     assert exits["w0"]["expected"] and exits["w0"]["asked_ns"] == job.now
-    assert watch.asked_ns == 0, "what is started next was not asked"
+    assert watch._asked_ns == 0, "what is started next was not asked"

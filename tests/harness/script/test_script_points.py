@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from tests.harness.script.test_script import command, events, run, write
-from tests.harness.script.test_script_observer import COMMAND, Job, S
+from tests.harness.script.test_script_observer import COMMAND, Job, S, begun
 from tests.harness.script.test_script_sustained import incident_of, inject
 from trainchaos.chaos.commands.shared.options import build_catalogue
 from trainchaos.chaos.errors import ScenarioError
@@ -144,8 +144,7 @@ def test_a_point_that_the_script_lacks_is_said(tmp_path: Path) -> None:
 
 @pytest.fixture
 def job() -> Job:
-    made = Job()
-    made.found("w0", "w1")
+    made = begun()
     for step in range(1, 31):
         made.train(step, rank=0)
         made.train(step, rank=1)

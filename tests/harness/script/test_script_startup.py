@@ -17,9 +17,8 @@ from trainchaos.chaos.scenario.progress import RegexProgress
 from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.host.rundir import open_run
 from trainchaos.harness.run.progress import _Lines
-from trainchaos.harness.script.outcome_text import Findings, outcome_of
+from trainchaos.harness.script.outcome_text import UNRANKED_S, UNREAD_S, CommandFindings
 from trainchaos.harness.script.processes.command import CommandEnded
-from trainchaos.harness.script.startup import UNRANKED_S, UNREAD_S, Startup
 from trainchaos.reports.outlets.terminal import summary
 
 STEPS = [f"step {n} loss {1 / n:.3f}" for n in range(1, 61)]
@@ -56,18 +55,19 @@ class Begun:
             progress=progress or RegexProgress(regex=r"STEP=(?P<step>\d+)"),
         )
 
-    def startup(self, *, check: bool = True) -> Startup:
+    def startup(self, *, check: bool = True, **more: Any) -> CommandFindings:
         """Of its first arm, or of another."""
         ranks: Any = SimpleNamespace(living=lambda: self.living)
         listener: Any = self.listener
         observer: Any = self.observer
-        return Startup(
+        return CommandFindings(
             spec=self.spec,
             ranks=ranks,
             listener=listener,
             observer=observer,
             now_ns=lambda: self.now,
             check=check,
+            **more,
         )
 
     def prints(self, lines: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ class Begun:
         self.listener.output = SimpleNamespace(last=tuple(lines[-6:]))
 
 
-def stopped(begun: Begun, startup: Startup, seconds: float) -> str:
+def stopped(begun: Begun, startup: CommandFindings, seconds: float) -> str:
     """Why it is stopped within that time, or ""."""
     end = begun.now + int(seconds * 1e9)
     while begun.now < end:
@@ -101,13 +101,6 @@ def test_steps_that_are_printed_and_not_read_stop_the_run_and_say_how_to_read_th
         range(1, 61)
     )
     assert "| step 60 loss" in why
-
-
-def test_the_same_where_the_ranks_were_found() -> None:
-    begun = Begun()
-    begun.prints(STEPS)
-    begun.observer.generation = 1
-    assert "look like steps" in stopped(begun, begun.startup(), 10)
 
 
 @pytest.mark.parametrize(("ranks", "number", "stops"), [(1, 0, False), (1, 1, True), (2, 1, False)])
@@ -250,12 +243,7 @@ def test_a_line_says_what_is_known_and_then_the_steps(capsys: pytest.CaptureFixt
 
 def reason(begun: Begun, ended: CommandEnded | None, injected: str = "", starts: int = 1) -> str:
     """Of the arm's end."""
-    listener: Any = begun.listener
-    observer: Any = begun.observer
-    found = Findings(
-        spec=begun.spec, observer=observer, listener=listener, injected=injected, starts=starts
-    )
-    return outcome_of(found, ended)[1]
+    return begun.startup(injected=injected, starts=starts).outcome(ended)[1]
 
 
 def test_a_slow_start_is_not_blamed_on_the_expression() -> None:

@@ -5,7 +5,6 @@ begins anew.
 from __future__ import annotations
 
 import signal
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.measure import measure
 from trainchaos.harness.judge.record.strength import strength_of
 from trainchaos.harness.judge.results import Finding
-from trainchaos.reports.content import facts
 
 ASKED = ["fault-landed", "detection", "full-strength"]
 
@@ -175,9 +173,7 @@ def again(first: int, *, done: int = 30, every: int = 1, hit: bool = True) -> Jo
     job.train(*range(every, done + 1, every))
     if hit:
         inject(job)
-    job.lose("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(*range(first, 101, every))
+    job.restarted(*range(first, 101, every))
     return job
 
 
@@ -235,13 +231,3 @@ def test_epochs_are_no_beginning_again() -> None:
     job.train(*range(1, 21), rank=0)
     said = checked(job)
     assert said["progress"].verdict == "inconclusive" and "kept-progress" not in said
-
-
-def test_reports_say_who_is_gone() -> None:
-    job = job_of()
-    train(job, 1, 30)
-    inject(job)
-    job.lose("w1", signum=signal.SIGKILL)
-    train(job, 31, 100)
-    shown: Any = SimpleNamespace(faults=[incident_of(job)])
-    assert facts.degraded(shown) == ["hit in c, repeat 0: 1 of 2 ranks at the end: w1 gone"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.script.test_script_observer import Job, S
+from tests.harness.script.test_script_observer import Job, S, begun
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.measure import measure
@@ -20,10 +20,7 @@ from trainchaos.harness.judge.record.sustained import RATED
 
 @pytest.fixture
 def job() -> Job:
-    made = Job()
-    made.found("w0", "w1")
-    made.train(*range(1, 31))
-    return made
+    return begun(*range(1, 31))
 
 
 @pytest.mark.parametrize(
@@ -38,13 +35,9 @@ def job() -> Job:
 def test_steps_lost_are_known_as_far_as_steps_are_seen(
     before: Iterable[int], after: Iterable[int], lost: str
 ) -> None:
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*before)
+    job = begun(*before)
     inject(job)
-    job.lose("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(*after)
+    job.restarted(*after)
     measures = measure(job.log(), None)
     (incident,) = measures.incidents
     assert incident.lost == lost
@@ -104,19 +97,6 @@ def test_a_bar_drawn_again_during_a_stall_is_no_recovery(job: Job) -> None:
     assert sum(span.seconds for span in incident.phases) == pytest.approx(due)
 
 
-def test_nor_is_it_before_a_restart_that_does_the_step_again(job: Job) -> None:
-    stop(job)
-    job.exit("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(*range(21, 32))
-    job.train(32)
-    due = since_injection(job)
-    job.train(*range(33, 101))
-    incident = incident_of(job)
-    assert (incident.first_new_step, incident.restored_step, incident.steps_lost) == (32, 20, 11)
-    assert incident.recovery_time == pytest.approx(due)
-
-
 def test_several_lines_at_once_are_none_while_the_fault_still_acts(job: Job) -> None:
     stop(job, redrawn=(31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43))
     job.stopped.clear()
@@ -145,9 +125,7 @@ def test_lines_that_come_out_when_a_process_ends_are_none(job: Job) -> None:
 
 def restarted(job: Job) -> None:
     inject(job)
-    job.exit("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(*range(21, 31))
+    job.restarted(*range(21, 31))
 
 
 def test_a_job_that_crawls_has_not_recovered(job: Job) -> None:
@@ -184,18 +162,6 @@ def test_few_steps_tell_no_rate(job: Job, left: int) -> None:
     assert incident_of(job).first_new_step == 101 - left
 
 
-def test_survivors_that_are_ended_a_little_later_had_not_recovered(job: Job) -> None:
-    inject(job)
-    job.exit("w1", signum=signal.SIGKILL)
-    job.train(*range(31, 36))
-    job.exit("w0", signum=signal.SIGTERM)
-    job.found("w2", "w3")
-    job.train(*range(21, 101))
-    incident = incident_of(job)
-    assert incident.first_new_step == 36 and incident.outcome == "recovered"
-    assert incident.detected_by == "exit"
-
-
 @pytest.mark.parametrize(("ended", "outcome"), [("gave-up", "fail-stop"), ("timed-out", "hang")])
 def test_a_last_word_before_the_end_is_no_recovery(job: Job, ended: str, outcome: str) -> None:
     stop(job)
@@ -225,13 +191,9 @@ def test_others_that_join_while_the_job_goes_on_take_nothing_back(job: Job) -> N
 
 
 def test_slow_steps_are_waited_for() -> None:
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 31), seconds=4.0)
+    job = begun(*range(1, 31), seconds=4.0)
     inject(job)
-    job.exit("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(*range(21, 36), seconds=4.0)
+    job.restarted(*range(21, 36), seconds=4.0)
     job.wait(60)
     assert incident_of(job).first_new_step == 31
 
@@ -240,9 +202,7 @@ def test_slow_steps_are_waited_for() -> None:
 def test_what_cannot_follow_is_not_asked_for(job: Job, left: int) -> None:
     job.train(*range(31, 101 - left))
     inject(job)
-    job.exit("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(*range(90, 101))
+    job.restarted(*range(90, 101))
     assert incident_of(job).first_new_step == 101 - left
 
 
@@ -259,21 +219,16 @@ def test_the_next_fault_may_come_at_once(job: Job) -> None:
 
 def test_who_was_cut_short_is_not_asked_for_more(job: Job) -> None:
     inject(job)
-    job.exit("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(*range(21, 32))
+    job.restarted(*range(21, 32))
     assert incident_of(job, "interrupted").outcome == "recovered"
 
 
 @pytest.mark.parametrize("resumed", [20, 0])
 def test_a_bar_at_nothing_is_not_where_it_goes_on(resumed: int) -> None:
-    job = Job()
-    job.found("w0", "w1")
+    job = begun()
     job.train(*range(0, 31))  # a bar of 100: 0/100 before the first step
     inject(job)
-    job.exit("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(0, *range(resumed + 1, 100))
+    job.restarted(0, *range(resumed + 1, 100))
     incident = incident_of(job)
     assert incident.restored_step == (resumed + 1 if resumed else 0)
     history = history_of(job.log())

@@ -159,25 +159,16 @@ def rank_config(directory: Path, *, world: int, steps: int) -> RankConfig:
     for name in ("events", "checkpoints"):
         (directory / name).mkdir(parents=True)
     return RankConfig(
+        process="",
         events=directory / "events",
         world=world,
         shards=world,
-        alike=1,
         steps=steps,
         global_batch=4,
         samples=64,
         seed=5,
-        batch="constant",
-        determinism="default",
         checkpoint_dir=directory / "checkpoints",
-        verify_every=None,
-        nonfinite="retry",
         checkpoint_every=3,
-        memory_every=0,
         checkpoint_keep=2,
-        checkpoint_mode="sync",
-        checkpoint_sharded=False,
-        checkpoint_mtbf_s=None,
-        wall_ns=0,
         timings=Sim().timings(),
     )

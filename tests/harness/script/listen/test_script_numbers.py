@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness.script.test_script_observer import COMMAND, Job
+from tests.harness.script.test_script_observer import COMMAND, Job, begun
 from tests.harness.script.test_script_sustained import inject
 from tests.support import arms
 from trainchaos import beacon
@@ -213,10 +213,7 @@ def found(job: Job, control: Job | None = None, **more: Any) -> dict[str, Findin
 
 def trained(loss: float | None = 4.5, *, unread: str = "") -> Job:
     """To the end, every step with the same loss."""
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 101), loss=loss, unread=unread)
-    return job
+    return begun(*range(1, 101), loss=loss, unread=unread)
 
 
 def test_what_a_command_does_not_tell_is_only_judged_where_it_is_asked_for() -> None:
@@ -234,13 +231,9 @@ def test_a_step_that_is_done_again_with_another_loss_shows_a_state_that_was_not_
     before: float, after: float, proven: bool
 ) -> None:
     """Proven only where the arm itself had the control arm's loss at that step before."""
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 21), loss=4.5)
+    job = begun(*range(1, 21), loss=4.5)
     job.train(*range(21, 31), loss=before)
-    job.lose("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(*range(21, 101), loss=after)
+    job.restarted(*range(21, 101), loss=after)
     findings = found(job, trained(), invariants=OBSERVABLE)
     assert findings["loss-equality"].verdict == "inconclusive"
     left_out = unjudged(evidence(job, invariants=OBSERVABLE).cell.scenario, findings)
@@ -281,13 +274,9 @@ def test_losses_that_cannot_be_compared_are_not_judged(
 
 def spoilt_by_a_kill(loss: float = math.nan, last: float | None = None) -> Job:
     """A rank was killed; after the restart losses are no numbers."""
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 31), loss=4.5)
+    job = begun(*range(1, 31), loss=4.5)
     inject(job, fault="kill")
-    job.exit("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(*range(21, 100), loss=loss)
+    job.restarted(*range(21, 100), loss=loss)
     job.train(100, loss=loss if last is None else last)
     return job
 
@@ -318,13 +307,9 @@ def test_it_fails_in_the_control_arm_and_with_any_list_of_invariants() -> None:
 
 
 def test_a_job_that_never_had_numbers_was_not_spoilt_by_the_fault() -> None:
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 31), loss=math.nan)
+    job = begun(*range(1, 31), loss=math.nan)
     inject(job, fault="kill")
-    job.exit("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(*range(21, 101), loss=math.nan)
+    job.restarted(*range(21, 101), loss=math.nan)
     (incident,) = measure(job.log(), None).incidents
     assert incident.outcome == "recovered" and found(job)["finite-losses"].verdict == "fail"
 
@@ -332,9 +317,7 @@ def test_a_job_that_never_had_numbers_was_not_spoilt_by_the_fault() -> None:
 def test_values_that_are_no_numbers_are_compared() -> None:
     both = found(trained(math.nan), trained(math.nan))
     assert both["loss-equality"].verdict == "pass" and both["finite-losses"].verdict == "fail"
-    one = Job()
-    one.found("w0", "w1")
-    one.train(*range(1, 50), loss=4.5)
+    one = begun(*range(1, 50), loss=4.5)
     one.train(50, loss=math.inf)
     one.train(*range(51, 101), loss=4.5)
     said = found(one, trained())
@@ -361,9 +344,7 @@ def test_nothing_about_losses_passes_with_some_unread() -> None:
 
 @pytest.mark.parametrize(("torn", "verdict"), [(50, "pass"), (95, "pass"), (96, "inconclusive")])
 def test_a_torn_line_matters_where_the_job_is_judged(torn: int, verdict: str) -> None:
-    one = Job()
-    one.found("w0", "w1")
-    one.train(*range(1, torn), loss=4.5)
+    one = begun(*range(1, torn), loss=4.5)
     one.train(torn, unread="4.step")
     one.train(*range(torn, 101), loss=4.5)
     said = found(one, trained())
@@ -374,8 +355,7 @@ def test_a_torn_line_matters_where_the_job_is_judged(torn: int, verdict: str) ->
 
 @pytest.mark.parametrize(("every", "last", "verdict"), [(1, 60, 3), (10, 60, 3), (10, 80, 0)])
 def test_losses_that_stop_coming_leave_it_open(every: int, last: int, verdict: int) -> None:
-    job = Job()
-    job.found("w0", "w1")
+    job = begun()
     for step in range(1, 101):
         job.train(step, loss=4.5 if step <= last and step % every == 0 else None)
     said = found(job, trained())["finite-losses"]
@@ -384,9 +364,7 @@ def test_losses_that_stop_coming_leave_it_open(every: int, last: int, verdict: i
 
 
 def test_losses_that_stop_being_read_are_not_said_to_stop() -> None:
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 31), loss=4.5)
+    job = begun(*range(1, 31), loss=4.5)
     job.train(*range(31, 101), unread="4,47")
     said = found(job, trained())["finite-losses"]
     assert said.verdict == "inconclusive"
@@ -405,8 +383,7 @@ def test_losses_that_stop_being_read_are_not_said_to_stop() -> None:
 def test_gradients_that_are_no_numbers_to_the_end_fail(
     every: int, spoilt: Sequence[int], verdict: str
 ) -> None:
-    job = Job()
-    job.found("w0", "w1")
+    job = begun()
     for step in range(every, 101, every):
         job.train(step, loss=0.0, spoilt=step in spoilt)
     said = found(job, trained())["finite-losses"]
@@ -437,8 +414,7 @@ def test_without_losses_nothing_is_said_of_them() -> None:
 
 def by_rank(first: int, losses: tuple[float, float], rank: int | None = None) -> Job:
     """Both ranks report their own loss, ``first`` first; ``rank``: only that one."""
-    job = Job()
-    job.found("w0", "w1")
+    job = begun()
     for step in range(1, 101):
         for one in (first, 1 - first):
             if rank in (None, one):
@@ -462,13 +438,9 @@ def test_an_escape_that_is_expected_is_no_failure() -> None:
 
 
 def test_what_came_before_the_last_fault_did_no_harm() -> None:
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 31), loss=4.5)
+    job = begun(*range(1, 31), loss=4.5)
     inject(job, fault="kill")
-    job.exit("w1", signum=signal.SIGKILL)
-    job.found("w2", "w3")
-    job.train(*range(21, 61), loss=4.5)
+    job.restarted(*range(21, 61), loss=4.5)
     about = {"fault": "again", "occurrence": 0}
     job.record(
         Kind.FAULT_INJECTED, **about, kind="process-kill", target={"process": "w3", "rank": 1}

@@ -44,19 +44,24 @@ class Bar:
                 skip=None,
             ),
         )
-        prepared: Any = SimpleNamespace(output=self.path, reports=folder / "beacon", heard=None)
-        self.listener = CommandListener(spec, prepared, lambda: self.job.now)
+        self.listener = CommandListener(
+            spec,
+            output=self.path,
+            reports=folder / "beacon",
+            heard=None,
+            now_ns=lambda: self.job.now,
+        )
         self.exits: list[ExitedRank] = []
         self.alive = ["w0"]
         parts: dict[str, Any] = {
             "ranks": self,
-            "roll": SimpleNamespace(whose=lambda said: said),
+            "finder": SimpleNamespace(whose=lambda said: said),
             "listener": self.listener,
             "broker": SimpleNamespace(forget=lambda: None),
             "injector": SimpleNamespace(
                 arm=lambda *_: None, on_event=lambda _: None, on_training=lambda: None
             ),
-            "leftovers": None,
+            **dict.fromkeys(("prepared", "arm", "holds_launcher", "ledger", "leftovers")),
         }
         self.watch = RankWatch(
             spec=spec,

@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.harness.script.test_script_observer import COMMAND, Job
+from tests.harness.script.test_script_observer import COMMAND, Job, begun
 from tests.support import arms
 from tests.support.running import LIMIT_S
 from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.checkers import Evidence, check_all
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.script.processes import leftovers
-from trainchaos.harness.script.processes.leftovers import OF_COMMAND, CommandLeftovers
+from trainchaos.harness.script.processes.leftovers import CommandLeftovers
 
-HEAD = "key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap\n"
 HOLD = (
     "import mmap, os, sys, threading\nf = open(sys.argv[1] + '/mapped', 'wb+'); f.truncate(4096); m"
     " = mmap.mmap(f.fileno(), 4096); f.close()\ng = open(sys.argv[1] + '/open',"
@@ -55,7 +54,7 @@ def test_shared_memory_is_the_commands_when_it_was_seen_to_have_it(
     child: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     shm = tmp_path / "shm"
-    seen = CommandLeftovers(shm, tmp_path / "none")
+    seen = CommandLeftovers(shm)
     seen._before = {"before"}  # it may be quicker than we are
     ready(child)
     seen.look(os.getpid(), lambda pid: "w1" if pid == child.pid else None)
@@ -73,7 +72,7 @@ def test_shared_memory_is_the_commands_when_it_was_seen_to_have_it(
 
 
 def test_what_another_program_has_is_not_ours(child: subprocess.Popen[str], tmp_path: Path) -> None:
-    seen = CommandLeftovers(tmp_path / "shm", tmp_path / "none")
+    seen = CommandLeftovers(tmp_path / "shm")
     seen._before = {"before"}
     ready(child)
     for _ in range(leftovers.TRIES + 1):
@@ -81,23 +80,6 @@ def test_what_another_program_has_is_not_ours(child: subprocess.Popen[str], tmp_
     os.kill(child.pid, signal.SIGKILL)
     child.wait(LIMIT_S)
     assert seen.memory() == [] and (tmp_path / "shm" / "mapped").exists()
-
-
-def test_segments_are_known_by_who_made_them(child: subprocess.Popen[str], tmp_path: Path) -> None:
-    table = tmp_path / "segments"
-    row = "0 {} 600 4096 {} 1 {} 0 0 0 0 0 0 0 0 0\n"
-    table.write_text(HEAD + row.format(1, 5, 0))
-    seen = CommandLeftovers(tmp_path / "shm", table)
-    number = 2**31 - 7  # no such segment, so that nothing is removed
-    table.write_text(
-        HEAD + row.format(1, 5, 0) + row.format(number, child.pid, 1) + row.format(3, 1, 0)
-    )
-    seen.look(os.getpid(), lambda pid: None)
-    assert seen.memory() == []
-    table.write_text(
-        HEAD + row.format(1, 5, 0) + row.format(number, child.pid, 0) + row.format(3, 1, 0)
-    )
-    assert seen.memory() == [{"name": f"segment {number}", "held_by": [OF_COMMAND]}]
 
 
 def test_who_lives_on_is_waited_for_and_then_named(
@@ -141,9 +123,7 @@ def ended(
     code: int = 0,
     killed: str = "",
 ) -> Job:
-    job = Job()
-    job.found("w0", "w1")
-    job.train(*range(1, 101))
+    job = begun(*range(1, 101))
     for name in ("w0", "w1"):
         how = (None, 9) if name == killed else (0, None)
         job.record(

@@ -6,18 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.running import LIMIT_S
+from tests.support.running import LIMIT_S, until
+from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.host import processes
+from trainchaos.harness.script.listen.progress import rank_number
 from trainchaos.harness.script.processes import tree
-from trainchaos.harness.script.processes.alike import Alike
 from trainchaos.harness.script.processes.command import Command
-from trainchaos.harness.script.processes.environment import MARK
+from trainchaos.harness.script.processes.environment import MARK, RANK_NAMES
+from trainchaos.harness.script.processes.finding import FoundRank, RankFinder, find_named
 from trainchaos.harness.script.processes.ranks import ExitedRank, Ranks
 from trainchaos.recovery.process.processes import become_subreaper
 
@@ -37,7 +38,7 @@ def started(tmp_path: Path) -> Iterator[list[Command]]:
 
 def start(started: list[Command], tmp_path: Path, shell: str, **env: str) -> Command:
     become_subreaper()
-    clean = {name: value for name, value in os.environ.items() if name not in tree.RANK_NAMES}
+    clean = {name: value for name, value in os.environ.items() if name not in RANK_NAMES}
     command = Command.start(
         ["bash", "-c", shell],
         directory=tmp_path,
@@ -48,27 +49,36 @@ def start(started: list[Command], tmp_path: Path, shell: str, **env: str) -> Com
     return command
 
 
+def finder(ranks: int) -> RankFinder:
+    spec = WorkloadSpec.model_validate({"command": ["x"], "ranks": ranks, "steps": 10})
+    return RankFinder(spec, Path("/nowhere"))
+
+
 def find(
-    command: Command, count: int, *, expected: int = 2, hints: dict[int, int] | None = None
-) -> dict[int, tree.FoundRank]:
+    command: Command, count: int, *, hints: dict[int, int] | None = None
+) -> dict[int, FoundRank]:
     """The ranks, once there are so many and as many processes as will be."""
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        found = tree.find_ranks(command.guard_pid, expected, hints or {})
-        if len(found) == count and all(
-            "python" in row.name for row in (tree.process(f.pid) for f in found.values()) if row
-        ):
-            return found
-        signal.sigtimedwait([], 0.02)
-    raise AssertionError(f"{count} ranks were never there, but {found}")
+    found: dict[int, FoundRank] = {}
+
+    def all_there() -> bool:
+        found.clear()
+        found.update(find_named(command.guard_pid, hints or {}))
+        rows = [tree.process(one.pid) for one in found.values()]
+        return len(found) == count and all("python" in row.name for row in rows if row)
+
+    until(all_there)
+    return found
+
+
+def ended(command: Command) -> bool:
+    command.look()
+    return command.ended is not None
 
 
 def await_exit(ranks: Ranks) -> ExitedRank:
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        for gone in ranks.wait(0.1):
-            return gone
-    raise AssertionError("nobody ended")
+    gone: list[ExitedRank] = []
+    until(lambda: bool(gone.extend(ranks.wait(0.1)) or gone))
+    return gone[0]
 
 
 def test_a_rank_is_the_topmost_process_that_has_it(started: list[Command], tmp_path: Path) -> None:
@@ -77,9 +87,7 @@ def test_a_rank_is_the_topmost_process_that_has_it(started: list[Command], tmp_p
     command = start(
         started, tmp_path, f'RANK=1 WORLD_SIZE=2 "{sys.executable}" -c "{loader}" & wait'
     )
-    deadline = time.monotonic() + LIMIT_S
-    while len(tree.below(command.guard_pid)) < 3 and time.monotonic() < deadline:
-        signal.sigtimedwait([], 0.02)
+    until(lambda: len(tree.below(command.guard_pid)) >= 3)
     (found,) = find(command, 1).values()
     rows = tree.below(command.guard_pid)
     assert (found.rank, found.world) == (1, 2)
@@ -100,9 +108,7 @@ def test_all_behind_a_wrapper_is_hit(started: list[Command], tmp_path: Path) -> 
     child = "import os, threading; os.fork(); threading.Event().wait(300)"
     inner = f"'{sys.executable}' -c '{child}' | cat"
     command = start(started, tmp_path, f'RANK=0 bash -c "{inner}" & wait')
-    deadline = time.monotonic() + LIMIT_S
-    while len(tree.below(command.guard_pid)) < 5 and time.monotonic() < deadline:
-        signal.sigtimedwait([], 0.02)
+    until(lambda: len(tree.below(command.guard_pid)) >= 5)
     ranks = Ranks()
     members, _ = ranks.hold(find(command, 1))
     trainers = [
@@ -110,23 +116,19 @@ def test_all_behind_a_wrapper_is_hit(started: list[Command], tmp_path: Path) -> 
     ]
     assert len(trainers) == 2
     ranks.signal(members[0], signal.SIGSTOP)
-    while any(row is None or row.state != "T" for row in map(tree.process, trainers)):
-        assert time.monotonic() < deadline
+    until(lambda: all(row and row.state == "T" for row in map(tree.process, trainers)))
     assert ranks.state(members[0]) == "T"
     ranks.signal(members[0], signal.SIGKILL)
-    while set(trainers) & set(tree.below(command.guard_pid)):
-        assert time.monotonic() < deadline
+    until(lambda: not set(trainers) & set(tree.below(command.guard_pid)))
     assert await_exit(ranks).signal == signal.SIGKILL
     ranks.close()
 
 
 def test_a_daemon_left_behind_is_not_the_rank(started: list[Command], tmp_path: Path) -> None:
     command = start(started, tmp_path, f"setsid {IDLE} & sleep 0.1; exit 0")
-    deadline = time.monotonic() + LIMIT_S
-    while command.ended is None and time.monotonic() < deadline:
-        command.look()
+    until(lambda: ended(command))
     assert tree.below(command.guard_pid)
-    assert tree.find_ranks(command.guard_pid, 1, {}, command.pid) == {}
+    assert finder(1).find(command, {}, spoken=True) == {}
 
 
 ITSELF = """
@@ -144,7 +146,7 @@ def test_who_starts_itself_again_for_the_others_is_rank_0(
     """As Lightning's launcher does; and a kill of rank 0 is none of the ranks below it."""
     (tmp_path / "itself.py").write_text(ITSELF)
     command = start(started, tmp_path, f'exec "{sys.executable}" -u itself.py')
-    found = find(command, 3, expected=3)
+    found = find(command, 3)
     assert found[0].pid == command.pid
     ranks = Ranks()
     members, _ = ranks.hold(found)
@@ -182,38 +184,32 @@ def test_ranks_that_nothing_names_were_started_alike_and_meet(
 ) -> None:
     (tmp_path / "meets.py").write_text(MEETS)
     command = start(started, tmp_path, f'exec "{sys.executable}" meets.py 3 meet')
-    alike, deadline = Alike(), time.monotonic() + LIMIT_S
+    ranks = finder(3)
 
-    def look(count: int = 3, *, settled: bool = True) -> dict[int, tree.FoundRank]:
-        return alike.of(tree.below(command.guard_pid), count, settled=settled)
+    def look(count: int = 3, *, settled: bool = True) -> dict[int, FoundRank]:
+        return ranks.alike(tree.below(command.guard_pid), count, settled=settled)
 
     assert look(settled=False) == {}, "who has worked most is not known before the first step"
-    while len(found := look()) < 3 and time.monotonic() < deadline:
-        signal.sigtimedwait([], 0.02)
+    until(lambda: len(look()) == 3)
+    found = look()
     assert [found[n].pid for n in range(3)] == sorted(one.pid for one in found.values())
     assert command.pid not in [one.pid for one in found.values()]
     os.kill(found[1].pid, signal.SIGKILL)
-    while len(left := look()) == 3 and time.monotonic() < deadline:
-        signal.sigtimedwait([], 0.02)
-    assert left == {0: found[0], 2: found[2]}, "the others keep their numbers"
+    until(lambda: len(look()) < 3)
+    assert look() == {0: found[0], 2: found[2]}, "the others keep their numbers"
 
 
 def test_workers_that_meet_nobody_are_no_ranks(started: list[Command], tmp_path: Path) -> None:
     (tmp_path / "meets.py").write_text(MEETS)
     command = start(started, tmp_path, f'exec "{sys.executable}" meets.py 2 alone')
-    deadline = time.monotonic() + LIMIT_S
-    while len(tree.below(command.guard_pid)) < 3 and time.monotonic() < deadline:
-        signal.sigtimedwait([], 0.02)
+    until(lambda: len(tree.below(command.guard_pid)) >= 3)
     signal.sigtimedwait([], 0.3)
-    assert Alike().of(tree.below(command.guard_pid), 2, settled=True) == {}
+    assert finder(2).alike(tree.below(command.guard_pid), 2, settled=True) == {}
 
 
 def test_a_rank_that_says_so_itself(started: list[Command], tmp_path: Path) -> None:
     command = start(started, tmp_path, f"{IDLE} & echo $! > pid; wait")
-    deadline = time.monotonic() + LIMIT_S
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
-        assert time.monotonic() < deadline
-        signal.sigtimedwait([], 0.02)
+    until(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text().strip()))
     pid = int((tmp_path / "pid").read_text())
     # only what is below the command
     assert find(command, 1, hints={pid: 3, os.getpid(): 4})[3].pid == pid
@@ -221,7 +217,7 @@ def test_a_rank_that_says_so_itself(started: list[Command], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("value", ["-1", "1.0", "x", "99999999", "", "٣"])
 def test_a_rank_that_is_no_number(value: str) -> None:
-    assert tree.number(value) is None
+    assert rank_number(value) is None
 
 
 def test_how_somebody_elses_child_ended(started: list[Command], tmp_path: Path) -> None:
@@ -230,9 +226,7 @@ def test_how_somebody_elses_child_ended(started: list[Command], tmp_path: Path) 
     members, new = ranks.hold(find(start(started, tmp_path, shell), 2))
     assert sorted(members) == [0, 1] and len(new) == 2
     ranks.signal(members[1], signal.SIGSTOP)
-    deadline = time.monotonic() + LIMIT_S
-    while ranks.state(members[1]) != "T":
-        assert time.monotonic() < deadline
+    until(lambda: ranks.state(members[1]) == "T")
     ranks.signal(members[1], signal.SIGKILL)
     gone = await_exit(ranks)
     assert (gone.name, gone.exit_code, gone.signal) == (members[1], None, signal.SIGKILL)
@@ -275,9 +269,7 @@ def test_a_process_that_shows_no_environment_yet_is_waited_for(
 def test_all_goes_with_it_even_without_its_guard(started: list[Command], tmp_path: Path) -> None:
     # the command itself dies with its guard; what it had started belongs to nobody any more
     command = start(started, tmp_path, f"setsid {IDLE} & {IDLE} & wait")
-    deadline = time.monotonic() + LIMIT_S
-    while len(tree.below(command.guard_pid)) < 3 and time.monotonic() < deadline:
-        signal.sigtimedwait([], 0.02)
+    until(lambda: len(tree.below(command.guard_pid)) >= 3)
     pids = [(pid, row.started) for pid, row in tree.below(command.guard_pid).items()]
     assert len(pids) == 3
     os.kill(command.guard_pid, signal.SIGKILL)
@@ -288,11 +280,8 @@ def test_all_goes_with_it_even_without_its_guard(started: list[Command], tmp_pat
 
 def test_asked_to_end_it_may_clean_up(started: list[Command], tmp_path: Path) -> None:
     command = start(started, tmp_path, f"trap 'echo bye > bye; exit 7' TERM; {IDLE} & wait")
-    deadline = time.monotonic() + LIMIT_S
-    while len(tree.below(command.guard_pid)) < 2 and time.monotonic() < deadline:
-        signal.sigtimedwait([], 0.02)
+    until(lambda: len(tree.below(command.guard_pid)) >= 2)
     command.terminate()
-    while command.ended is None and time.monotonic() < deadline:
-        command.look()
+    until(lambda: ended(command))
     assert command.ended is not None and command.ended.exit_code == 7
     assert (tmp_path / "bye").exists()

@@ -6,26 +6,25 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.support.running import LIMIT_S
+from tests.harness.script.processes.test_script_processes import start, started
+from tests.support.running import LIMIT_S, PYTHON
 from trainchaos.chaos.scenario.progress import RegexProgress
 from trainchaos.chaos.scenario.workload import WorkloadSpec
 from trainchaos.harness.script.listen.progress import GrowingFile, ProgressReport, RegexReader
 from trainchaos.harness.script.processes import tree
 from trainchaos.harness.script.processes.command import Command
-from trainchaos.harness.script.processes.environment import MARK
+from trainchaos.harness.script.processes.finding import FoundRank, RankFinder, find_named
 from trainchaos.harness.script.processes.ranks import Ranks
-from trainchaos.harness.script.processes.trainer import Trainer
-from trainchaos.harness.script.rollcall import RollCall
-from trainchaos.recovery.process.processes import become_subreaper
+
+__all__ = ["started"]  # a fixture
 
 GUARD, LAUNCHER = 1, 2
 
@@ -36,7 +35,7 @@ def spec_of(ranks: int, **more: Any) -> WorkloadSpec:
 
 def found_in(
     monkeypatch: pytest.MonkeyPatch, *env: Mapping[str, str], **more: Any
-) -> dict[int, tree.FoundRank]:
+) -> dict[int, FoundRank]:
     """Ranks among processes 10, 11 ... below a launcher, each with an environment."""
     parents = more.pop("parents", {})
     rows = {
@@ -54,8 +53,8 @@ def found_in(
     }
     monkeypatch.setattr(tree, "below", lambda root: rows)
     monkeypatch.setattr(tree, "environment", lambda pid: env[pid - 10] if pid >= 10 else {})
-    monkeypatch.setattr(tree, "_is_wrapper", lambda row: False)
-    return tree.find_ranks(GUARD, len(env), more.pop("hints", {}), **more)
+    monkeypatch.setattr(tree, "is_wrapper", lambda row: False)
+    return find_named(GUARD, more.pop("hints", {}), **more)
 
 
 def replica(group: str, rank: int = 0, world: int = 1) -> dict[str, str]:
@@ -90,7 +89,7 @@ def test_the_launcher_of_a_group_is_no_rank(
     launchers: list[dict[str, str]] = [{"GROUP": "0"}, {"GROUP": "1"}]
     early = found_in(monkeypatch, *launchers, group="GROUP")
     assert not any(one.sure for one in early.values()), "they may be launchers"
-    roll = RollCall(spec_of(4, group="GROUP"), tmp_path / "output.log")
+    roll = RankFinder(spec_of(4, group="GROUP"), tmp_path / "output.log")
     command: Any = SimpleNamespace(guard_pid=GUARD, pid=LAUNCHER)
     ranks = [replica(str(group), rank, 2) for group in (0, 1) for rank in (0, 1)]
     for envs, due in (
@@ -122,7 +121,7 @@ def test_who_says_rank_0_in_its_group_is_the_rank_of_its_group(
 def test_reports_are_told_apart_by_their_processes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    roll = RollCall(spec_of(4, group="GROUP"), tmp_path / "output.log")
+    roll = RankFinder(spec_of(4, group="GROUP"), tmp_path / "output.log")
     command: Any = SimpleNamespace(guard_pid=GUARD, pid=LAUNCHER)
     found_in(monkeypatch, *[replica(str(g), r, 2) for g in (0, 1) for r in (0, 1)])
     roll.find(command, {}, spoken=True)
@@ -136,14 +135,14 @@ def test_reports_are_told_apart_by_their_processes(
         steps=100,
     ).read()
     assert [roll.whose(one).rank for one in read] == [3, None]
-    plain = RollCall(spec_of(4), path)
+    plain = RankFinder(spec_of(4), path)
     assert plain.whose(ProgressReport(step=1, rank=1, pid=10)).rank == 1
 
 
 def test_who_speaks_before_it_knows_its_rank_is_known_by_its_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    roll = RollCall(spec_of(2), tmp_path / "output.log")
+    roll = RankFinder(spec_of(2), tmp_path / "output.log")
     command: Any = SimpleNamespace(guard_pid=GUARD, pid=LAUNCHER)
     found_in(monkeypatch, {}, {})
     roll.find(command, {10: 1, 11: 0}, spoken=True)
@@ -169,27 +168,10 @@ LAUNCHERS = {
 }
 
 
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[list[Command]]:
-    commands: list[Command] = []
-    yield commands
-    for command in commands:
-        command.close(f"rollcall-{os.getpid()}")
-
-
-def start(started: list[Command], tmp_path: Path, program: str) -> Command:
-    become_subreaper()
+def launch(started: list[Command], tmp_path: Path, program: str) -> Command:
     (tmp_path / "train.py").write_text(TRAINER)
     (tmp_path / "launch.py").write_text(HEAD + program)
-    env = {n: v for n, v in os.environ.items() if n not in tree.RANK_NAMES} | {
-        "PYTHONUNBUFFERED": "1"
-    }
-    env[MARK] = f"rollcall-{os.getpid()}"
-    command = Command.start(
-        [sys.executable, "launch.py"], directory=tmp_path, env=env, output=tmp_path / "out"
-    )
-    started.append(command)
-    return command
+    return start(started, tmp_path, f"exec {PYTHON} launch.py", PYTHONUNBUFFERED="1")
 
 
 def until(condition: Any) -> Any:
@@ -214,9 +196,9 @@ def cmdline(pid: int) -> str:
 def test_sigterm_goes_to_the_trainer_and_not_to_its_launcher(
     started: list[Command], tmp_path: Path, how: str
 ) -> None:
-    command = start(started, tmp_path, LAUNCHERS[how] + "threading.Event().wait(300)\n")
+    command = launch(started, tmp_path, LAUNCHERS[how] + "threading.Event().wait(300)\n")
     until(lambda: printed(tmp_path))
-    roll = RollCall(spec_of(1), tmp_path / "out")
+    roll = RankFinder(spec_of(1), tmp_path / "out")
     found = until(
         lambda: (f := roll.find(command, {}, spoken=True)) and "train.py" in cmdline(f[0].pid) and f
     )[0]
@@ -232,9 +214,9 @@ def test_sigterm_goes_to_the_trainer_and_not_to_its_launcher(
 def test_who_is_started_instead_is_found_and_the_launcher_never(
     started: list[Command], tmp_path: Path
 ) -> None:
-    command = start(started, tmp_path, 2 * LAUNCHERS["waits"] + "threading.Event().wait(300)\n")
+    command = launch(started, tmp_path, 2 * LAUNCHERS["waits"] + "threading.Event().wait(300)\n")
     until(lambda: printed(tmp_path))
-    roll = RollCall(spec_of(1), tmp_path / "out")
+    roll = RankFinder(spec_of(1), tmp_path / "out")
     first = roll.find(command, {}, spoken=True)[0].pid
     assert "train.py" in cmdline(first) and roll.find(command, {}, spoken=True)[0].pid == first
     os.kill(first, signal.SIGKILL)
@@ -255,15 +237,7 @@ def test_a_trainer_is_not_taken_for_the_launcher_of_its_helpers(
 ) -> None:
     workers = "os.fork() or threading.Event().wait(300)\n"
     helper = "subprocess.Popen(['sleep', '300'], stdout=subprocess.PIPE)\n"
-    command = start(started, tmp_path, helper + STEPS + workers + "threading.Event().wait(300)\n")
+    command = launch(started, tmp_path, helper + STEPS + workers + "threading.Event().wait(300)\n")
     until(lambda: printed(tmp_path) and len(tree.below(command.guard_pid)) == 3)
-    found = RollCall(spec_of(1), tmp_path / "out").find(command, {}, spoken=True)
+    found = RankFinder(spec_of(1), tmp_path / "out").find(command, {}, spoken=True)
     assert found[0].pid == command.pid
-
-
-def test_whose_work_is_not_shown_is_taken_for_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {
-        pid: tree.ProcessRow(pid=pid, parent=pid - 1, started=pid, state="S", name="python")
-        for pid in (2**29, 2**29 + 1)
-    }
-    assert Trainer().of(2**29, rows, 100, settled=True) == 2**29

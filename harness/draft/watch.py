@@ -11,27 +11,20 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
-from trainchaos.harness.draft.watching.changes import (
-    Changes,
-    FileHistory,
-    Listing,
-    listing,
-    open_for_writing,
-)
+from trainchaos.harness.draft.command import Ran
+from trainchaos.harness.draft.files import Changes, FileHistory, Listing, open_for_writing
 from trainchaos.harness.script.listen.outputlog import OutputLog
 from trainchaos.harness.script.listen.progress import BeaconReader, GrowingFile, ProgressReport
 from trainchaos.harness.script.processes import tree
-from trainchaos.harness.script.processes.alike import busiest
 from trainchaos.harness.script.processes.command import Command, CommandEnded
 from trainchaos.harness.script.processes.environment import PreparedCommand
+from trainchaos.harness.script.processes.finding import FoundRank, busiest, find_named
 from trainchaos.harness.script.processes.leftovers import CommandLeftovers
-from trainchaos.harness.script.processes.tree import FoundRank
 from trainchaos.harness.undo.ledger import Ledger
 from trainchaos.harness.undo.records import KillSession
 from trainchaos.recovery.supervise.supervision import StopFlag
@@ -48,57 +41,51 @@ LONGER = 3.0
 """How many times as long as asked the first step is waited for: a start may well take longer than
 what has to be seen of the steps.
 """
-
-
 MOST_RAN = 200
 """Different command lines that are kept."""
-RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
-
-Ran = Mapping[tuple[str, ...], Path]
-"""Words of processes -> the directory that each had, parents before their children."""
 
 
 @dataclass(kw_only=True)
 class Sighting:
-    """What was seen. ``lines``: the newest, each with the seconds since the start at which it came;
-    ``count``: of all; ``ranks``: the most that were there at once; ``hinted``: they were known by
-    their beacons alone; ``alike``: how many that nothing names were started alike and meet each
-    other; ``grouped``: by their replica groups; ``opened``: files open for writing at
-    some time; ``before``, ``after``: the working directory; ``files``: those that changed, there,
-    in scratch and in places that the command line names; ``printed``: bytes; ``ran``: command
-    lines of its processes; ``together``: how many different ones were there at last; ``meets``:
-    where ranks meet, by their environments; ``error``: why it could not be started; ``remains``:
-    names of processes that outlived a command that ended well.
-    """
+    """What was seen of a command."""
 
     lines: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    """The newest, each with the seconds since the start at which it came."""
     count: int = 0
+    """Of all lines."""
+    printed: int = 0
+    """Bytes."""
     reports: deque[ProgressReport] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
     first_report_s: float | None = None
     ranks: dict[int, FoundRank] = field(default_factory=dict)
+    """The most that were there at once."""
     hinted: bool = False
-    alike: int = 0
+    """They were known by their beacons alone."""
     grouped: bool = False
-    opened: set[Path] = field(default_factory=set)
-    before: Listing = field(default_factory=lambda: Listing(files={}))
-    after: Listing = field(default_factory=lambda: Listing(files={}))
-    files: dict[Path, FileHistory] = field(default_factory=dict)
-    printed: int = 0
-    ran: dict[tuple[str, ...], Path] = field(default_factory=dict)
+    """They were known by their replica groups."""
+    alike: int = 0
+    """How many that nothing names were started alike and meet each other."""
+    ran: Ran = field(default_factory=dict)
     together: int = 0
-    meets: dict[str, str] = field(default_factory=dict)
-    saved: list[Path] = field(default_factory=list)
+    """The most different command lines that were there at once."""
     scratch: Path | None = None
-    remains: list[str] = field(default_factory=list)
+    saved: list[Path] = field(default_factory=list)
+    """Files that lie there at the end."""
+    wrote: list[Path] = field(default_factory=list)
+    """Files that were written elsewhere, and are there at the end."""
+    opened: set[Path] = field(default_factory=set)
+    """Files that were open for writing at some time."""
+    before: Listing = field(default_factory=dict)
+    files: dict[Path, FileHistory] = field(default_factory=dict)
+    """Those that changed, in the directory, in scratch and in places that the command names."""
     ended: CommandEnded | None = None
+    remains: list[str] = field(default_factory=list)
+    """Names of processes that outlived a command that ended well."""
     seconds: float = 0.0
     error: str = ""
+    """Why it could not be started."""
     left: int = 0
-
-    @property
-    def last(self) -> list[str]:
-        """Its newest lines."""
-        return [line for _, line in list(self.lines)[-12:]]
+    """Processes that could not be killed."""
 
 
 Enough = Callable[[Sighting], bool | None]
@@ -111,16 +98,9 @@ class Watch:
     """
 
     def __init__(
-        self,
-        prepared: PreparedCommand,
-        *,
-        group: str,
-        ledger: Ledger,
-        places: Iterable[Path] = (),
+        self, prepared: PreparedCommand, *, group: str, ledger: Ledger, places: Iterable[Path] = ()
     ) -> None:
-        self._prepared = prepared
-        self._group = group
-        self._ledger = ledger
+        self._prepared, self._group, self._ledger = prepared, group, ledger
         self._output = GrowingFile(prepared.output)
         self._kept = OutputLog(prepared.output)
         self._beacon_file = GrowingFile(prepared.reports)
@@ -128,11 +108,10 @@ class Watch:
         self._leftovers = CommandLeftovers()
         self._hints: dict[int, int] = {}
         self._ticks = 0  # of the processes alike that have worked most
-        # Of two looks: in the last one a shell may be alone whose only child has just ended.
-        self._counts: deque[int] = deque(maxlen=2)
-        self.seen = Sighting(before=listing(prepared.directory), scratch=prepared.scratch)
         self._changes = Changes([prepared.directory, prepared.scratch, *places])
-        self.seen.files = self._changes.files
+        self.seen = Sighting(
+            scratch=prepared.scratch, before=self._changes.before, files=self._changes.files
+        )
 
     def run(self, for_s: float, enough: Enough, stop: StopFlag) -> Sighting:
         """Start the command, watch its steps until enough was seen, for ``for_s`` at most, and end
@@ -142,8 +121,7 @@ class Watch:
         with self._started() as command:
             if command is None:
                 return seen
-            began = time.monotonic()
-            look_s = judge_s = began
+            began = look_s = judge_s = time.monotonic()
             first_s: float | None = None
             while not stop.signum:
                 _await(command, TICK_S)
@@ -170,8 +148,9 @@ class Watch:
                 seen.remains = sorted({str(one["name"]) for one in left})
         self._listen(to_end=True)
         self._changes.look(seen.seconds, at_once=True)
-        seen.after = listing(self._prepared.directory)
-        seen.saved = sorted(listing(self._prepared.scratch).files)
+        scratch = self._prepared.scratch
+        for path in sorted(path for path in {*seen.files, *seen.opened} if path.is_file()):
+            (seen.saved if path.is_relative_to(scratch) else seen.wrote).append(path)
         return seen
 
     @contextmanager
@@ -226,25 +205,21 @@ class Watch:
         seen, rows = self.seen, tree.below(command.guard_pid)
         seen.opened |= open_for_writing(rows)
         self._changes.look(seen.seconds)
-        if now := running(rows):
-            self._counts.append(len(now))
-            seen.together = max(self._counts)
+        now = running(rows)
+        seen.together = max(seen.together, len(now))
         if len(seen.ran) < MOST_RAN:
             seen.ran = {**seen.ran, **now}
-        seen.meets = seen.meets or rendezvous(rows, self._prepared.env)
         self._leftovers.look(command.guard_pid, lambda pid: None)
         grouped = bool(self._group) and any(self._group in tree.environment(pid) for pid in rows)
-        hints = self._hints
-        # 0 expected: a command's one process counts as no rank unless something names it
-        found = tree.find_ranks(
-            command.guard_pid, 0, hints, command.pid, group=self._group if grouped else None
-        )
+        group_name = self._group if grouped else None
+        found = find_named(command.guard_pid, self._hints, group=group_name)
         group, ticks = busiest(rows) if not found else ([], 0)
         if ticks > self._ticks:
             self._ticks, seen.alike = ticks, len(group)
         if len(found) >= len(seen.ranks) and found:
             seen.ranks, seen.grouped = found, grouped
-            seen.hinted = all(one.pid in hints and one.world is None for one in found.values())
+            hinted = (one.pid in self._hints and one.world is None for one in found.values())
+            seen.hinted = all(hinted)
 
     def close(self) -> None:
         """Close the files."""
@@ -272,17 +247,4 @@ def running(pids: Iterable[int]) -> Ran:
             continue
         if words[0] and len(found) < MOST_RAN:
             found.setdefault(words, place)
-    return MappingProxyType(found)
-
-
-def rendezvous(pids: Iterable[int], ours: Mapping[str, str]) -> dict[str, str]:
-    """Where ranks meet, by the environment of the first process that says so and did not inherit
-    it.
-    """
-    for pid in pids:
-        env = tree.environment(pid)
-        if all(name in env for name in RENDEZVOUS):
-            found = {name: env[name] for name in RENDEZVOUS}
-            if any(ours.get(name) != value for name, value in found.items()):
-                return found
-    return {}
+    return found

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from trainchaos.harness.draft.watching.changes import SURE, Changes, FileHistory, kept, places
+from trainchaos.harness.draft.files import (
+    SURE,
+    Changes,
+    FileHistory,
+    kept,
+    named_checkpoints,
+    places,
+)
 
 STEPS = range(1, 41)
 BYTES = bytes(range(256)) * 20
@@ -24,15 +31,6 @@ def played(folder: Path, write: Write, *, every: int = 10) -> dict[Path, FileHis
             write(folder, step)
         changes.look(float(step), at_once=True)
     return changes.files
-
-
-def told(folder: Path, write: Write, *, every: int = 10, log_size: int = 1000) -> tuple[str, str]:
-    """How sure it is of the surest files and which they are; empty if it finds none."""
-    files = played(folder, write, every=every)
-    found = kept(files, steps=STEPS, first_s=1.0, log_size=log_size)
-    if not found:
-        return "", ""
-    return SURE[found[0].grade].split()[0], str(found[0].paths[0].relative_to(folder))
 
 
 def _directory(folder: Path, step: int) -> None:
@@ -51,28 +49,27 @@ def _appended(folder: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "sure", "name"),
+    ("write", "log_size", "told"),
     [
-        (_directory, "surely", "step_10/rank0"),
-        (lambda at, n: (at / f"w{n:06d}").write_bytes(b"\0"), "surely", "w000010"),
-        (lambda at, n: (at / f"w{n:06d}").write_text("{}"), "probably", "w000010"),
-        (_renamed, "probably", "last"),
-        (lambda at, n: n == 20 and (at / "once").write_bytes(BYTES), "perhaps", "once"),
-        (lambda at, n: (at / "small").write_bytes(bytes([0, n])), "perhaps", "small"),
-        (lambda at, n: (at / "state.json").write_text(f"[{n}]"), "", ""),
-        (lambda at, n: (at / f"plot_{n}.png").write_bytes(BYTES), "", ""),
-        (lambda at, n: (at / "train.log").write_bytes(BYTES), "", ""),
-        (_appended, "", ""),
+        (_directory, 1000, ("surely", "step_10/rank0")),
+        (lambda at, n: (at / f"w{n:06d}").write_bytes(b"\0"), 1000, ("surely", "w000010")),
+        (lambda at, n: (at / f"w{n:06d}").write_text("{}"), 1000, ("probably", "w000010")),
+        (_renamed, 1000, ("probably", "last")),
+        (_renamed, 10**6, ("perhaps", "last")),
+        (lambda at, n: n == 20 and (at / "once").write_bytes(BYTES), 1000, ("perhaps", "once")),
+        (lambda at, n: (at / "small").write_bytes(bytes([0, n])), 1000, ("perhaps", "small")),
+        (lambda at, n: (at / "state.json").write_text(f"[{n}]"), 1000, None),
+        (lambda at, n: (at / f"plot_{n}.png").write_bytes(BYTES), 1000, None),
+        (lambda at, n: (at / "train.log").write_bytes(BYTES), 1000, None),
+        (_appended, 1000, None),
     ],
 )
 def test_a_checkpoint_is_told_by_what_changes(
-    tmp_path: Path, write: Write, sure: str, name: str
+    tmp_path: Path, write: Write, log_size: int, told: tuple[str, str] | None
 ) -> None:
-    assert told(tmp_path, write) == (sure, name)
-
-
-def test_what_is_smaller_than_a_log_is_less_sure(tmp_path: Path) -> None:
-    assert told(tmp_path, _renamed, log_size=10**6)[0] == "perhaps"
+    found = kept(played(tmp_path, write), steps=STEPS, first_s=1.0, log_size=log_size)
+    said = [(SURE[one.grade].split()[0], str(one.paths[0].relative_to(tmp_path))) for one in found]
+    assert said[:1] == ([told] if told else [])
 
 
 def test_what_came_before_the_first_step_is_no_checkpoint(tmp_path: Path) -> None:
@@ -92,14 +89,23 @@ def test_a_file_that_is_gone_again_was_seen(tmp_path: Path) -> None:
     assert [path.name for path in one.paths] == ["it10", "it20"]
 
 
-def test_looks_are_bounded(tmp_path: Path) -> None:
+def test_looks_are_bounded_and_show_what_changed(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "x").touch()
+    (tmp_path / "old.pt").write_text("1")
     changes = Changes([tmp_path])
+    assert list(changes.before) == [tmp_path / "old.pt"]
     changes.look(0.0)
-    (tmp_path / "x").touch()
+    (tmp_path / "out" / "checkpoint-5").mkdir(parents=True)
+    (tmp_path / "out" / "checkpoint-5" / "weights").touch()
+    (tmp_path / "run.log").touch()
+    (tmp_path / "old.pt").write_text("12")
     changes.look(0.1)
     assert not changes.files
     changes.look(60.0)
-    assert [path.name for path in changes.files] == ["x"]
+    found = sorted(changes.files)
+    assert [path.name for path in found] == ["old.pt", "weights", "run.log"]
+    assert [path.name for path in named_checkpoints(found, tmp_path)] == ["old.pt", "weights"]
 
 
 def test_the_places_that_a_command_names(tmp_path: Path) -> None:

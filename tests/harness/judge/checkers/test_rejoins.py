@@ -18,10 +18,9 @@ from trainchaos.chaos.loading.overrides import of_option
 from trainchaos.harness.judge.checkers import PREFLIGHT
 from trainchaos.harness.judge.checkers.faults.rejoins import rejoins
 from trainchaos.harness.judge.results import Finding
-from trainchaos.harness.launch.devices import DeviceBoard
 from trainchaos.harness.sim.cluster import SimChecks
 from trainchaos.recovery.health.checks import Answer, Spot
-from trainchaos.recovery.health.reputation import SuspectPlaces
+from trainchaos.recovery.health.reputation import PlaceCare, Reputation
 
 STEPS = 300
 """Fewer than the scenarios have: there is time enough for the checks."""
@@ -57,7 +56,7 @@ def test_a_place_is_used_again_if_it_is_fit(name: str, said: str, memory: Path) 
 def test_it_fails_if_nobody_is_suspect(
     name: str, blind: str, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SuspectPlaces, blind, lambda *_: None)
+    monkeypatch.setattr(PlaceCare, blind, lambda *_: None)
     found = played(name, memory)
     assert found.verdict == "fail" and "was not checked" in found.witness
 
@@ -66,7 +65,7 @@ def test_it_fails_if_nobody_is_suspect(
 def test_it_fails_if_processes_start_where_it_is_unfit(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DeviceBoard, "doubt", lambda *_: None)
+    monkeypatch.setattr(Reputation, "suspect", lambda *_: False)
     found = played("unfit", memory)
     assert (
         found.verdict == "fail"
@@ -98,12 +97,12 @@ def test_it_fails_if_a_fit_place_stays_out_of_use(
 ) -> None:
     seen = set[Spot]()
 
-    def avoids(self: SuspectPlaces, spot: Spot) -> bool:
-        if spot in self._waiting:
+    def suspect(self: Reputation, spot: Spot) -> bool:
+        if spot in self._doubted:
             seen.add(spot)
         return spot in seen
 
-    monkeypatch.setattr(SuspectPlaces, "avoids", avoids)
+    monkeypatch.setattr(Reputation, "suspect", suspect)
     found = played("fit", memory)
     assert found.verdict == "fail" and "no process started there later" in found.witness
 

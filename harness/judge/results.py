@@ -108,7 +108,7 @@ class NodeResult(Model):
 
 
 class Arrivals(Model):
-    """See ``harness.judge.evidence.arrivals.arrivals_of``."""
+    """See ``harness.judge.checkers.faults.due.arrivals_of``."""
 
     fired: int
     due: int

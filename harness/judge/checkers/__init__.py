@@ -11,14 +11,16 @@ from typing import Literal, TypeVar
 
 from trainchaos.chaos.events.log import ORCHESTRATOR
 from trainchaos.chaos.scenario.model import RETIRED_INVARIANTS, InvariantExclusion
-from trainchaos.harness.judge.checkers.faults import alarms, containment, landing, rejoins
+from trainchaos.harness.judge.checkers.faults import alarms, landing, rejoins
 from trainchaos.harness.judge.checkers.faults import noticed as faults
+from trainchaos.harness.judge.checkers.faults.identity import identity
 from trainchaos.harness.judge.checkers.job import (
     checkpoints,
     commits,
     data,
     kept,
     leftovers,
+    liveness,
     loss,
     observed,
     steady,
@@ -27,10 +29,8 @@ from trainchaos.harness.judge.checkers.job import (
 )
 from trainchaos.harness.judge.checkers.job.ending import ending
 from trainchaos.harness.judge.checkers.job.recovery_shown import recovery_shown
-from trainchaos.harness.judge.checkers.record import records
-from trainchaos.harness.judge.checkers.record.identity import identity
 from trainchaos.harness.judge.evidence.evidence import Checker, Evidence, some, unknown
-from trainchaos.harness.judge.record.strength import half_known
+from trainchaos.harness.judge.record.commands import half_known
 from trainchaos.harness.judge.record.whole import broken, whole
 from trainchaos.harness.judge.results import Finding
 
@@ -45,16 +45,16 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
         "replica-equality": world.replica_equality,
         "loss-equality": loss.loss_equality,
         "checkpoint-integrity": checkpoints.checkpoint_integrity,
-        "nan-containment": containment.nan_containment,
+        "nan-containment": data.nan_containment,
         "detection": faults.detection,
-        "liveness": world.liveness,
+        "liveness": liveness.liveness,
         "membership": world.membership,
         "step-arithmetic": data.step_arithmetic,
         "recovery-shown": recovery_shown,
         "identity": identity,
         "ending": ending,
-        "no-orphans": records.no_orphans,
-        "evidence-complete": records.evidence_complete,
+        "no-orphans": leftovers.no_orphans,
+        "evidence-complete": leftovers.evidence_complete,
     }
 )
 OF_COMMANDS: Mapping[str, Callable[[Evidence], Finding | None]] = MappingProxyType(
@@ -67,7 +67,7 @@ NAMES = (*CHECKERS, *OF_COMMANDS, *BY_NAME)
 """Every name that a scenario may list."""
 _ALL = {**CHECKERS, **BY_NAME}
 OTHERWISE_OF_COMMANDS: Mapping[str, Checker] = MappingProxyType(
-    {"loss-equality": values.loss_equality, "no-orphans": leftovers.no_orphans}
+    {"loss-equality": values.loss_equality, "no-orphans": leftovers.of_a_command}
 )
 """Checkers of a command that replace the one of the same name: a command leaves other evidence."""
 OF_SUPERVISOR = ("identity", "no-orphans")
@@ -172,7 +172,7 @@ def check_all(evidence: Evidence) -> dict[str, Finding]:
     else:
         findings = {name: check(_ALL[name], evidence) for name in names}
     if "liveness" not in findings:
-        findings[FINISHED] = check(world.finished, evidence)
+        findings[FINISHED] = check(liveness.finished, evidence)
     expected = [fault.expect for fault in scenario.faults]
     if faulted and any(one.outcome or one.blame for one in expected):
         findings[EXPECTATION] = _of_half_the_ranks(check(faults.expectations, evidence), evidence)

@@ -50,23 +50,19 @@ def acts_of(history: History, episodes: Sequence[Episode]) -> list[tuple[Episode
 def incidents_of(
     history: History, acts: Sequence[Sequence[Episode]], control: History | None
 ) -> tuple[Incident, ...]:
-    """The incident of each act. A rollback that answered several counts its steps for the first."""
-    return lost_once([_together(hits, history, control) for hits in acts])
-
-
-def lost_once(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
-    """The same incidents, with the steps of a shared rollback counted only for the first: the
-    others have no lost steps and name the incident that they were answered with.
+    """The incident of each act. The steps of a rollback that answered several are counted for the
+    first: the others have no lost steps and name the incident that they were answered with.
 
     Incidents that end with the same new step were answered together.
     """
     first: dict[int, str] = {}
     counted = []
-    for incident in incidents:
+    for hits in acts:
+        incident = _together(hits, history, control)
         step = incident.first_new_step
-        with_ = first.get(step) if step is not None else None
-        if with_ is not None:
-            incident = incident.model_copy(update={"steps_lost": 0, "answered_with": with_})
+        if step is not None and step in first:
+            more = {"steps_lost": 0, "answered_with": first[step]}
+            incident = incident.model_copy(update=more)
         elif step is not None:
             first[step] = incident.fault
         counted.append(incident)
@@ -76,32 +72,30 @@ def lost_once(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
 def _together(hits: Sequence[Episode], history: History, control: History | None) -> Incident:
     if len(hits) == 1:
         return incident_of(hits[0], history, control)
-    begun = hits[0].injected
-    each = [incident_of(replace(hit, injected=begun), history, control) for hit in hits]
+    each = [incident_of(replace(hit, injected=hits[0].injected), history, control) for hit in hits]
     outcome = _outcome(each)
     # A target without a failure, in a job that ended over the others, has no times.
     timed = [
         one for one in each if one.outcome == outcome or one.detected_by or one.outcome != "hang"
     ]
     shown = max(timed, key=lambda one: (_length(one.recovery_time), -_length(one.detection_time)))
-    first = each[0]
     rollbacks: dict[int | None, int] = {}
     for one in each:
         rollbacks[one.first_new_step] = max(rollbacks.get(one.first_new_step, 0), one.steps_lost)
+    restored = [one.restored_step for one in each if one.restored_step is not None]
+    detected = [one.detection_time for one in timed if one.detection_time is not None]
     return shown.model_copy(
         update={
-            "occurrence": first.occurrence,
+            "occurrence": each[0].occurrence,
             "target": merged([hit.target for hit in hits]),
             "landed": all(one.landed for one in each),
             "healed": all(one.healed for one in each),
             "witness": ", ".join(dict.fromkeys(one.witness for one in each if one.witness)) or None,
             "evidence": merged([one.evidence for one in each]),
             "outcome": outcome,
-            "detection_time": _worst([one.detection_time for one in timed]),
+            "detection_time": max(detected, default=None),
             "steps_lost": sum(rollbacks.values()),
-            "restored_step": min(
-                (s for one in each if (s := one.restored_step) is not None), default=None
-            ),
+            "restored_step": min(restored, default=None),
             "nodes": sorted({node for one in each for node in one.nodes}),
             "hits": [
                 Hit(**{name: getattr(one, name) for name in Hit.model_fields}) for one in each
@@ -132,7 +126,3 @@ def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _length(seconds: float | None) -> float:
     return -math.inf if seconds is None else seconds
-
-
-def _worst(seconds: Sequence[float | None]) -> float | None:
-    return max((value for value in seconds if value is not None), default=None)

@@ -28,24 +28,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.events.log import Kind
 from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, net_s
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import NS, Generation, History, StepRun
 
 CLASSES = (
-    "initialisation",
-    "data",
-    "checkpoint_save",
-    "restore",
-    "detection",
-    "regroup",
-    "recomputation",
-    "degraded_world",
-    "straggling",
-    "spare_idle",
-    "shutdown",
-    "other",
+    *("initialisation", "data", "checkpoint_save", "restore", "detection", "regroup"),
+    *("recomputation", "degraded_world", "straggling", "spare_idle", "shutdown", "other"),
 )
 _CONTEXT_CLASS = {"degraded": "degraded_world", "straggling": "straggling", "normal": "other"}
 
@@ -85,19 +75,12 @@ class WallTimePartition:
         return self.useful_s / self.wall_s if self.wall_s else 0.0
 
 
-def ideal_of(
-    history: History, control: History | None, episodes: Sequence[Episode]
-) -> Ideal | None:
+def ideal_of(history: History, control: History | None) -> Ideal | None:
     """The ideal step: the median of the control arm's surviving steps in a full world, else of this
     arm's own before the first fault; without the first step of each generation, if there are
     others.
     """
-    source = control or history
-    first = (
-        min((e.injected.time_ns for e in episodes if e.injected), default=None)
-        if control is None
-        else None
-    )
+    source, first = (history, history.first_hit_ns) if control is None else (control, None)
     own = "this arm before its first fault" if first is not None else "this arm as a whole"
     runs = [
         run
@@ -198,15 +181,9 @@ def _between(
     if generation is history.worked[0]:
         spent["initialisation"] += (end - start) / NS
         return
-    failure = _first_failure(history, start, end)
-    injected = _injection_of(failure, episodes) if failure else None
-    detected = failure.time_ns if failure else start
-    marks = [
-        ("recomputation", (injected.time_ns if injected else detected) if failure else start),
-        ("detection", detected),
-        ("regroup", generation.grouped_ns or generation.started_ns),
-        ("restore", end),
-    ]
+    began, detected = _failed(history, start, end, episodes) or (start, start)
+    grouped = generation.grouped_ns or generation.started_ns
+    marks = {"recomputation": began, "detection": detected, "regroup": grouped, "restore": end}
     _book(spent, start, end, marks)
 
 
@@ -214,44 +191,38 @@ def _after(
     history: History, spent: dict[str, float], start: int, episodes: Sequence[Episode]
 ) -> None:
     """Account for the time from the last step of all to the end of the run."""
-    failure = _first_failure(history, start, history.end_ns)
-    if history.outcome == "completed":
-        marks = [("shutdown", history.end_ns)]
-    elif failure:
-        injected = _injection_of(failure, episodes) or failure
-        marks = [
-            ("recomputation", injected.time_ns),
-            ("detection", failure.time_ns),
-            ("regroup", history.end_ns),
-        ]
-    elif (
-        any(e.injected and e.landed and e.failure is None for e in episodes)
-        and history.outcome == "timed-out"
-    ):
-        # undetected: the job waited until its time was up
-        marks = [("detection", history.end_ns)]
-    else:
-        marks = [("shutdown", history.end_ns)]
-    _book(spent, start, history.end_ns, marks)
+    end = history.end_ns
+    failed = _failed(history, start, end, episodes)
+    unseen = any(e.injected and e.landed and e.failure is None for e in episodes)
+    marks = {"shutdown": end}
+    if failed and history.outcome != "completed":
+        marks = {"recomputation": failed[0], "detection": failed[1], "regroup": end}
+    elif unseen and history.outcome == "timed-out":
+        marks = {"detection": end}  # undetected: the job waited until its time was up
+    _book(spent, start, end, marks)
 
 
-def _book(spent: dict[str, float], start: int, end: int, marks: list[tuple[str, int]]) -> None:
+def _book(spent: dict[str, float], start: int, end: int, marks: Mapping[str, int]) -> None:
     cursor = start
-    for name, mark in marks:
+    for name, mark in marks.items():
         until = min(max(cursor, mark), end)
         spent[name] += (until - cursor) / NS
         cursor = until
 
 
-def _first_failure(history: History, start: int, end: int) -> Event | None:
-    """The first failure declared after the previous generation (before ``end``) was ready."""
+def _failed(
+    history: History, start: int, end: int, episodes: Iterable[Episode]
+) -> tuple[int, int] | None:
+    """When the fault behind the first failure declared after the previous generation (before
+    ``end``) was ready was injected, and when that failure was declared; None: there was none.
+    """
     before = [
         g for g in history.worked if (g.stated_ns or g.started_ns) < end and g.started_ns < start
     ]
     since = before[-1].stated_ns or before[-1].started_ns if before else start
-    failures = history.log.of(Kind.FAILURE_DETECTED)
-    return next((event for event in failures if since <= event.time_ns <= end), None)
-
-
-def _injection_of(failure: Event, episodes: Iterable[Episode]) -> Event | None:
-    return next((episode.injected for episode in episodes if episode.failure is failure), None)
+    for failure in history.log.of(Kind.FAILURE_DETECTED):
+        if since <= failure.time_ns <= end:
+            causes = (e.injected for e in episodes if e.failure is failure)
+            injected = next(causes, None) or failure
+            return injected.time_ns, failure.time_ns
+    return None

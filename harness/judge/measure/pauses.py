@@ -7,6 +7,7 @@ fast as one that never does.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping
 
@@ -69,14 +70,13 @@ def _extra(history: History) -> dict[tuple[int, int], float]:
     every = history.info.evaluate_every
     saving = {(event.generation, event.step) for event in history.log.of(Kind.CHECKPOINT_SAVING)}
     gaps: dict[tuple[int, int], float] = {}
-    previous: StepRun | None = None
-    for run in history.runs:
-        if previous and previous.generation == run.generation and previous.step == run.step - 1:
-            committed, taken = previous.done.said["rank"], run.taken.said["rank"]
-            if 0 in committed and 0 in taken:
-                gap = run.taken.times[taken.index(0)] - previous.done.times[committed.index(0)]
-                gaps[(run.generation, previous.step)] = max(0, gap) / NS
-        previous = run
+    for before, run in itertools.pairwise(history.runs):
+        if (before.generation, before.step) != (run.generation, run.step - 1):
+            continue
+        committed, taken = before.done.said["rank"], run.taken.said["rank"]
+        if 0 in committed and 0 in taken:
+            gap = run.taken.times[taken.index(0)] - before.done.times[committed.index(0)]
+            gaps[(run.generation, before.step)] = max(0, gap) / NS
     idle = [
         gap
         for key, gap in gaps.items()

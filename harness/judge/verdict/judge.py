@@ -20,10 +20,10 @@ from trainchaos.chaos.plugins import FAULTS, LAUNCHERS, load
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun
 from trainchaos.harness.host import seal
 from trainchaos.harness.host.rundir import RunDirectory, read_resolved, read_system
+from trainchaos.harness.judge.checkers.faults.due import arrivals_of
 from trainchaos.harness.judge.checkers.job import observed
-from trainchaos.harness.judge.checkers.record.records import left_in, unhealed
+from trainchaos.harness.judge.checkers.job.leftovers import left_in, unhealed
 from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher, refuse_wrong_params
-from trainchaos.harness.judge.evidence.arrivals import arrivals_of
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.flops import mfu, work_of

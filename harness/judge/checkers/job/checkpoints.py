@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 
 from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, passed, verdict_of
-from trainchaos.harness.judge.measure.digests import diverged
 from trainchaos.harness.judge.record.history import History, StepRun
-from trainchaos.harness.judge.record.split import agreed_before, left_uncompared
+from trainchaos.harness.judge.record.split import agreed_before, diverged, doubtful
 from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.checkpoint.memory.header import is_memory
 from trainchaos.recovery.policy.interval import steps_of
 
 _KNOWN_SINCE = (
-    Kind.CHECKPOINT_COMMITTED,
-    Kind.CHECKPOINT_REFUSED,
-    Kind.CHECKPOINT_SET_ASIDE,
-    Kind.CHECKPOINT_DELETED,
+    *(Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_REFUSED),
+    *(Kind.CHECKPOINT_SET_ASIDE, Kind.CHECKPOINT_DELETED),
 )
 """Events after which a damaged checkpoint is replaced, known to be bad, or gone."""
 _CONCERNS = (
-    *_KNOWN_SINCE,
-    Kind.CHECKPOINT_SAVING,
-    Kind.CHECKPOINT_FAILED,
-    Kind.FAULT_INJECTED,
-    Kind.GENERATION_READY,
+    *(*_KNOWN_SINCE, Kind.CHECKPOINT_SAVING, Kind.CHECKPOINT_FAILED),
+    *(Kind.FAULT_INJECTED, Kind.GENERATION_READY),
 )
 
 
@@ -109,23 +103,54 @@ class _Custody:
         self.counts["deleted"] += 1
         for other in event.data.get("left", ()):
             self._was_saved(other)
-        doubtful = name in self.good and _in_doubt(
-            self.evidence.history, event, self.good[name], self.saved_in.get(name, 0)
-        )
-        agreed = _agreed_by(event, self.agreements, self.evidence)
-        wrong = _deleted(name, self.good, self.rotten, agreed)
-        if not doubtful:
-            self.problems += wrong or _too_few(name, self.there, self.evidence)
+        step, history = self.good.pop(name, None), self.evidence.history
+        doubted = step is not None and doubtful(history, event, step, self.saved_in.get(name, 0))
+        if not doubted and (why := self._why_kept(event, name, step)):
+            self.problems.append(f"{name} was deleted though {why}")
         self.there.discard(name)
+
+    def _why_kept(self, event: Event, name: str, step: int | None) -> str:
+        """Why a checkpoint should not have been deleted. A ``rotten`` one that the replicas agreed
+        on still counts as left, because the deleting rank cannot know of the damage: it only has to
+        verify one of the checkpoints that stay.
+        """
+        left = [other for other in self.good if not is_memory(other)]
+        if step is not None and not left:
+            return "no other good checkpoint was left"
+        if is_memory(name):
+            return ""
+        there = [*(self.good[other] for other in left), *self.rotten.values()]
+        agreed = _agreed_by(event, self.agreements, self.evidence)
+        if step is not None and all(
+            step <= one and not any(other <= one for other in there) for one in agreed
+        ):
+            return "the replicas had agreed on no other that was left"
+        keep = self.evidence.cell.scenario.workload.checkpoint.keep
+        others = sum(not is_memory(other) for other in self.there - {name})
+        if name not in self.there or others >= keep:
+            return ""  # a checkpoint that was set aside has another name
+        return f"{others} others were left, and {keep} are to be kept"
 
     def _restore(self, ready: Event, name: str) -> None:
         self.counts["restored"] += 1
         self._was_saved(name)
-        good, bad = self.good, self.bad
+        number, resumed, step = ready.generation, ready.data["resume_step"], self.good.get(name)
         hit = self.spoilt.get(name)
-        if name in self.rotten and hit is not None and _began_before(self.evidence, ready, hit):
-            good, bad = {**good, name: self.rotten[name]}, bad - {name}
-        self.problems += _wrongly_restored(self.evidence, ready, good, bad, self.saved_in)
+        early = name in self.rotten and hit and _began_before(self.evidence, ready, hit)
+        if early:
+            step = self.rotten[name]
+        saved_in = self.saved_in.get(name, 0)
+        if (name in self.bad and not early) or (
+            step is not None and _distrusted(self.evidence, ready, step, saved_in)
+        ):
+            why = f"generation {number} restored {name}, which is corrupt or doubtful"
+        elif step is None:
+            why = f"generation {number} restored {name}, which was never committed"
+        elif step != resumed:
+            why = f"{name} holds step {step}, resumed at {resumed}"
+        else:
+            return
+        self.problems.append(why)
 
     def _was_saved(self, name: str) -> None:
         """One whose save began, and that is there: its saver died before it said so."""
@@ -172,17 +197,6 @@ def _agreed_by(
     return agreements[place - 1][1] if place else (-1, -1)
 
 
-def _in_doubt(history: History, deleted: Event, step: int, saved_in: int) -> bool:
-    """Whether a checkpoint may hold the state of a replica that was found to differ, or that nobody
-    compared, so that it is rightly deleted.
-    """
-    until_ns = deleted.time_ns + history.log.clocks.bound_ns(deleted)
-    if left_uncompared(history, step=step, saved_in=saved_in, until_ns=until_ns):
-        return True
-    found = (f for f in diverged(history) if f.time_ns <= until_ns and saved_in <= f.generation)
-    return any(step > agreed_before(history, failure)[0] for failure in found)
-
-
 def _distrusted(evidence: Evidence, ready: Event, step: int, saved_in: int) -> bool:
     """Whether a checkpoint was saved after the last agreement before replicas were found to differ.
 
@@ -223,47 +237,14 @@ def _began_before(evidence: Evidence, ready: Event, hit: Event) -> bool:
     return bool(readers) and all(formed.get(name, hit.time_ns) < hit.time_ns for name in readers)
 
 
-def _deleted(
-    name: str, good: dict[str, int], rotten: Mapping[str, int], agreed: tuple[int, int]
-) -> list[str]:
-    """What is wrong with deleting a checkpoint; removes it from ``good``. A ``rotten`` checkpoint
-    that the replicas agreed on still counts as left, because the deleting rank cannot know of the
-    damage: it only has to verify one of the checkpoints that stay.
-    """
-    step = good.pop(name, None)
-    left = [other for other in good if not is_memory(other)]
-    if step is None:
-        return []
-    if not left:
-        return [f"{name} was deleted though no other good checkpoint was left"]
-    there = [*(good[other] for other in left), *rotten.values()]
-    older = all(step <= one and not any(other <= one for other in there) for one in agreed)
-    if not is_memory(name) and older:
-        return [f"{name} was deleted though the replicas had agreed on no other that was left"]
-    return []
-
-
-def _too_few(name: str, there: set[str], evidence: Evidence) -> list[str]:
-    """A problem if fewer checkpoints are left than are to be kept."""
-    keep = evidence.cell.scenario.workload.checkpoint.keep
-    left = sum(not is_memory(other) for other in there - {name})
-    if name not in there or is_memory(name) or left >= keep:
-        return []  # a checkpoint that was set aside has another name
-    return [f"{name} was deleted though {left} others were left, and {keep} are to be kept"]
-
-
-def _ended_by_a_save(evidence: Evidence) -> list[str]:
+def _ended_by_a_save(evidence: Evidence) -> Iterator[str]:
     """Ranks whose error follows directly on a failed save."""
-    problems: list[str] = []
     if evidence.log.first(Kind.CHECKPOINT_FAILED) is None:
-        return problems
+        return
     for name, log in evidence.log.actors.items():
         for event, following in itertools.pairwise(log.events):
             if event.kind is Kind.CHECKPOINT_FAILED and following.kind is Kind.ERROR_RAISED:
-                problems.append(
-                    f"{name} ended because {event.data['checkpoint']} could not be saved"
-                )
-    return problems
+                yield f"{name} ended because {event.data['checkpoint']} could not be saved"
 
 
 def _not_begun(evidence: Evidence) -> Iterator[str]:
@@ -272,52 +253,32 @@ def _not_begun(evidence: Evidence) -> Iterator[str]:
     """
     history, spec = evidence.history, evidence.cell.scenario.workload.checkpoint
     started = history.log.first(Kind.RUN_STARTED)
-    on_disk = steps_of(started.data.get("checkpoint_every") or "") if started else None
+    every = started.data.get("checkpoint_every") if started and spec.mode != "async" else None
+    on_disk = steps_of(every or "")
     in_memory = spec.in_memory.steps if spec.in_memory is not None else None
-    begun: dict[bool, set[tuple[str, int, int | None]]] = {False: set(), True: set()}
-    for event in history.log.of(Kind.CHECKPOINT_SAVING):
-        place = is_memory(str(event.data["checkpoint"]))
-        begun[place].add((event.actor, event.generation, event.step))
+    begun = {
+        (is_memory(str(e.data["checkpoint"])), e.actor, e.generation, e.step)
+        for e in history.log.of(Kind.CHECKPOINT_SAVING)
+    }
     for run in history.runs:
         generation = history.generation(run.generation)
         members = generation.members if generation is not None else ()
-        went_on = _went_on(history, run)
-        if on_disk and not run.step % on_disk and spec.mode != "async":
-            for name in set(members[:1]) & went_on:
-                if (name, run.generation, run.step) not in begun[False]:
-                    yield f"{name} committed step {run.step}, and no checkpoint of it was begun"
-        if in_memory and not run.step % in_memory:
-            for name in sorted({*members[: history.shards]} & went_on):
-                if (name, run.generation, run.step) not in begun[True]:
-                    yield f"{name} committed step {run.step}, and began no save of it in memory"
+        for every_steps, memory, savers, lacks in (
+            (on_disk, False, members[:1], "no checkpoint of it was begun"),
+            (in_memory, True, members[: history.shards], "began no save of it in memory"),
+        ):
+            due = every_steps and not run.step % every_steps
+            for name in sorted({*savers} & _went_on(history, run)) if due else ():
+                if (memory, name, run.generation, run.step) not in begun:
+                    yield f"{name} committed step {run.step}, and {lacks}"
 
 
 def _went_on(history: History, run: StepRun) -> set[str]:
     """Ranks that made a step, and went on past the save after it."""
     later = history.run_of(run.generation, run.step + 1)
     if later is not None:
-        return {event.actor for event in run.batches} & set(later.taken.actors)
+        return {*run.taken.actors} & {*later.taken.actors}
     if run.step < history.info.steps or history.outcome != "completed":
         return set()
     ended = {name for name, log in history.log.actors.items() if log.ended}
-    return {event.actor for event in run.batches} & set(run.done.actors) & ended
-
-
-def _wrongly_restored(
-    evidence: Evidence,
-    ready: Event,
-    good: Mapping[str, int],
-    bad: set[str],
-    saved_in: Mapping[str, int],
-) -> list[str]:
-    """What is wrong with the checkpoint that a generation started from."""
-    name = ready.data["checkpoint"]
-    if name in bad or (
-        name in good and _distrusted(evidence, ready, good[name], saved_in.get(name, 0))
-    ):
-        return [f"generation {ready.generation} restored {name}, which is corrupt or doubtful"]
-    if name not in good:
-        return [f"generation {ready.generation} restored {name}, which was never committed"]
-    if good[name] != ready.data["resume_step"]:
-        return [f"{name} holds step {good[name]}, resumed at {ready.data['resume_step']}"]
-    return []
+    return {*run.taken.actors} & {*run.done.actors} & ended

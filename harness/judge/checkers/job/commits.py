@@ -6,12 +6,10 @@ import math
 from itertools import pairwise
 
 from trainchaos.chaos.events.log import Event, Kind
-from trainchaos.harness.judge.checkers.job.checkpoints import _in_doubt
 from trainchaos.harness.judge.evidence.evidence import Evidence, passed, some, unknown, verdict_of
-from trainchaos.harness.judge.measure.digests import diverged
 from trainchaos.harness.judge.record.history import Generation, History
 from trainchaos.harness.judge.record.kept_in_memory import PLACE, held_in_memory
-from trainchaos.harness.judge.record.split import agreed_before
+from trainchaos.harness.judge.record.split import KEEPING, agreed_before, diverged
 from trainchaos.harness.judge.results import Finding
 
 
@@ -61,27 +59,21 @@ def _restored(history: History, generation: Generation) -> Generation | None:
     earlier one than the job's (one that restored may be lost before its peers have a copy, and
     reports no state then); or lost when all remaining members have joined since and have no state.
     """
-    if generation.state not in ("peer", "kept"):
+    if generation.state not in KEEPING:
         return generation
     members = set(generation.members)
     last = max((o for o in history.worked if o.number < generation.number), key=lambda o: o.number)
     come_since = not generation.resume_step and not members & set(last.members)
-    stated = {(event.generation, event.actor) for event in history.log.of(Kind.STATE_READY)}
     step = _job_step(history, generation)
-    stated |= {
+    stated = {
         (event.generation, event.actor)
-        for event in history.log.of(Kind.PARKED)
-        if event.data["valid"] and (event.step or 0) < step
+        for event in history.log.of(Kind.STATE_READY, Kind.PARKED)
+        if event.kind is Kind.STATE_READY or (event.data["valid"] and (event.step or 0) < step)
     }
     for other in reversed(history.generations):
-        theirs = any((other.number, member) in stated for member in members) or (
-            come_since and bool(members & set(other.members))
-        )
-        if (
-            theirs
-            and last.number < other.number < generation.number
-            and other.state not in ("peer", "kept")
-        ):
+        between = last.number < other.number < generation.number and other.state not in KEEPING
+        theirs = any((other.number, member) in stated for member in members)
+        if between and (theirs or (come_since and members & set(other.members))):
             return other
     return None
 
@@ -106,11 +98,7 @@ def _job_step(history: History, generation: Generation) -> int:
     """Highest step that all members of the previous generation had committed."""
     earlier = [g for g in history.worked if g.number < generation.number]
     runs = history.runs_of(earlier[-1].number) if earlier else []
-    done = [
-        run.step
-        for run in runs
-        if {event.actor for event in run.commits} >= set(earlier[-1].members)
-    ]
+    done = [run.step for run in runs if {*run.done.actors} >= {*earlier[-1].members}]
     return max([*done, earlier[-1].resume_step or 0] if earlier else [0])
 
 
@@ -134,33 +122,14 @@ def _acknowledged(history: History, generation: Generation) -> int:
             known.pop(event.data["checkpoint"], None)
         elif event.generation < generation.number:
             known[event.data["checkpoint"]] = event.step or 0
-    known |= held_in_memory(
-        history.log,
-        since_ns=generation.started_ns,
-        until_ns=until,
-        before=generation.number,
-        in_doubt=lambda gone, step, saved_in: _in_doubt(history, gone, step, saved_in),
-    )
-    sure = _sure_until(history, generation)
+    number, started_ns = generation.number, generation.started_ns
+    known |= held_in_memory(history, since_ns=started_ns, until_ns=until, before=number)
+    sure = math.inf  # after a divergence the last agreement, until a later generation saves
+    split = [f for f in diverged(history) if f.generation < number and f.time_ns < started_ns]
+    latest = max(split, key=lambda failure: failure.time_ns, default=None)
+    if latest and not any(latest.generation < one.number < number for one in history.worked):
+        sure = agreed_before(history, latest)[0]
     return max((step for step in known.values() if step <= sure), default=0)
-
-
-def _sure_until(history: History, generation: Generation) -> float:
-    """The last step whose checkpoints were trustworthy when a generation started: after a
-    divergence, the step of the last agreement before it; infinity: no divergence. Checkpoints that
-    a later generation saved are trustworthy again.
-    """
-    broken = [
-        failure
-        for failure in diverged(history)
-        if failure.generation < generation.number and failure.time_ns < generation.started_ns
-    ]
-    if not broken:
-        return math.inf
-    latest = max(broken, key=lambda failure: failure.time_ns)
-    if any(latest.generation < other.number < generation.number for other in history.worked):
-        return math.inf
-    return agreed_before(history, latest)[0]
 
 
 def single_writer(evidence: Evidence) -> Finding:

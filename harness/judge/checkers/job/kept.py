@@ -27,11 +27,10 @@ from trainchaos.chaos.scenario.sla import Clause, evaluate, parse_clause
 from trainchaos.harness.judge.checkers.job.observed import progress
 from trainchaos.harness.judge.checkers.job.values import LEAVE_OUT
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
+from trainchaos.harness.judge.record.commands import half_known, losses_of, strength_of
 from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.record.observed import stride_of, unseen
-from trainchaos.harness.judge.record.reported import losses_of
-from trainchaos.harness.judge.record.strength import half_known, strength_of
 from trainchaos.harness.judge.results import Finding
 
 FEW = 2  # steps; losing no more than these is not worth reporting

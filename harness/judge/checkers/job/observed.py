@@ -5,14 +5,14 @@ judged.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from trainchaos.chaos.events.log import Event, Kind
+from trainchaos.chaos.events.log import Kind
 from trainchaos.chaos.scenario.model import Scenario
 from trainchaos.harness.judge.checkers.job.values import LEAVE_OUT, unread_shown
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
@@ -66,22 +66,15 @@ def progress(evidence: Evidence) -> Finding:
     """The command was seen working: its ranks were found, and its steps were reported from the
     first.
     """
-    history = evidence.history
-    reports = history.reports
-    end = (
-        history.finished.data["reason"]
-        if history.finished
-        else "the harness did not get to the end"
-    )
+    history, reports = evidence.history, evidence.history.reports
+    ended = history.finished.data if history.finished else {}
+    end, found = ended.get("reason", "the harness did not get to the end"), history.found
     if not reports:
-        key = (
-            "workload.progress"
-            if re.search(r"workload\.progress\.(regex|preset) matched", end)
-            else "workload.command"
+        unmatched = re.search(r"workload\.progress\.(regex|preset) matched", end)
+        return unknown(
+            f"{evidence.place('workload.progress' if unmatched else 'workload.command')}{end}"
         )
-        return unknown(f"{evidence.place(key)}{end}")
-    found = history.found
-    if found == history.info.ranks and history.finished and history.finished.data.get("miscounted"):
+    if found == history.info.ranks and ended.get("miscounted"):
         return unknown(f"{evidence.place('workload.ranks')}{end}")
     if found != history.info.ranks:
         return unknown(
@@ -97,18 +90,18 @@ def progress(evidence: Evidence) -> Finding:
         )
     if many := _too_many_samples(evidence):
         return failed(many)
-    if jump := jump_of(evidence):
-        return failed(jump.words) if jump.sure else unknown(jump.words)
-    if odd := _beyond(evidence, reports) or _went_back(evidence) or _outlived(history, stride):
+    if jump := _jump_of(evidence):
+        return jump
+    if odd := _beyond(evidence) or _went_back(evidence) or _outlived(history, stride):
         return unknown(odd)
-    if history.finished and history.finished.data.get("unused") and not evidence.is_control:
+    if ended.get("unused") and not evidence.is_control:
         return unknown(
             "the command never wrote into $CHAOS_SCRATCH, where alone storage faults act: have it"
             " save its checkpoints there"
         )
     every = "" if stride == 1 else f", every {stride} steps"
     odd = f"; {shown}" if (shown := unread_shown(evidence)) else ""
-    if refused := history.finished.data.get("refused") if history.finished else 0:
+    if refused := ended.get("refused"):
         odd += f"; {refused} reports were left out, as their step is not a number"
     return passed(
         f"{found} ranks, {len(reports)} reports{every}, up to step {history.committed_step}{odd}"
@@ -123,11 +116,9 @@ def _too_many_samples(evidence: Evidence) -> str:
     batch on every rank does so in both arms.
     """
     batch, control = evidence.cell.scenario.workload.global_batch, evidence.control_history
-    known = (
-        list(samples_of_steps(control).values())
-        if control is not None and not evidence.is_control
-        else []
-    )
+    if control is None or evidence.is_control:
+        return ""
+    known = list(samples_of_steps(control).values())
     if not known or statistics.median(known) < max(known):
         return ""
     for (generation, step), samples in samples_of_steps(evidence.history).items():
@@ -139,12 +130,13 @@ def _too_many_samples(evidence: Evidence) -> str:
     return ""
 
 
-def _beyond(evidence: Evidence, reports: Sequence[Event]) -> str:
+def _beyond(evidence: Evidence) -> str:
     """A step that the run cannot have. The last one is ``steps``, or one more: scripts count from 0
     or from 1.
     """
     steps = evidence.history.info.steps
-    first = next((event.step for event in reports if (event.step or 0) > steps + 1), None)
+    beyond = (event.step for event in evidence.history.reports if (event.step or 0) > steps + 1)
+    first = next(beyond, None)
     if first is None:
         return ""
     return (
@@ -160,14 +152,9 @@ def _went_back(evidence: Evidence) -> str:
     Where reports do not name their rank, each rank may report a step once, slow ranks late.
     """
     log, history = evidence.log, evidence.history
-    hit = min(
-        (event.time_ns for event in (*log.of(Kind.FAULT_INJECTED), *log.of(Kind.FAILURE_DETECTED))),
-        default=None,
-    )
-    early = [event for event in history.reports if hit is None or event.time_ns < hit]
-    for generation in history.generations:
-        if generation.cause == "restart" and generation.number > 1:
-            early = [event for event in early if event.time_ns < generation.started_ns]
+    until = [event.time_ns for event in log.of(Kind.FAULT_INJECTED, Kind.FAILURE_DETECTED)]
+    until += [g.started_ns for g in history.generations if g.cause == "restart" and g.number > 1]
+    early = [event for event in history.reports if event.time_ns < min(until, default=math.inf)]
     times: Counter[tuple[int, int | None]] = Counter()
     last: dict[int | None, int] = {}
     for event in early:
@@ -175,11 +162,8 @@ def _went_back(evidence: Evidence) -> str:
         if last.get(rank) != step:  # a step repeated in succession is one report
             times[step, rank] += 1
         last[rank] = step
-    again = [
-        step
-        for (step, rank), count in times.items()
-        if count > (history.info.ranks if rank is None else 1)
-    ]
+    ranks = history.info.ranks
+    again = [step for (step, rank), n in times.items() if n > (ranks if rank is None else 1)]
     if len(again) < REPEATED or min(again) > (early[0].step or 0):
         return ""  # going back to a checkpoint is not restarting from the first step
     return (
@@ -191,56 +175,41 @@ def _went_back(evidence: Evidence) -> str:
 
 def _outlived(history: History, stride: int) -> str:
     """Steps that went on after the ranks that make them had ended, with no replacement seen."""
-    log = history.log
-    ended = history.exited_ns
-    badly = {e.data["process"] for e in log.of(Kind.PROCESS_EXITED) if e.data["exit_code"] != 0}
-    for failure in log.of(Kind.FAILURE_DETECTED):
-        generation = history.generation(failure.generation)
+    exits = [*history.log.of(Kind.PROCESS_EXITED)]
+    badly = {e.data["process"] for e in exits if e.data["exit_code"] != 0}
+    for failure in history.log.of(Kind.FAILURE_DETECTED):
+        number, rank = failure.generation, failure.data["rank"]
+        generation, after = history.generation(number), history.generation(number + 1)
         if failure.data["cause"] != "exit" or generation is None:
             continue
-        gone = [ended.get(name) for name in generation.members]
+        gone = [history.exited_ns.get(name) for name in generation.members]
         alone = None not in gone
-        after = history.generation(failure.generation + 1)
-        left = len(after.members) if after is not None and after.cause == "shrunk" else 0
-        numbers = (failure.generation, failure.generation + bool(left))
-        mine = [event for event in history.reports if event.generation in numbers]
+        left = after.world if after is not None and after.cause == "shrunk" else 0
+        mine = [e for e in history.reports if e.generation in (number, number + bool(left))]
         before = max((e.step or 0 for e in mine if e.time_ns <= failure.time_ns), default=0)
-        since = (
-            max([failure.time_ns, *(when for when in gone if when)]) if alone else failure.time_ns
-        )
-        beyond = {e.step for e in mine if e.time_ns > since and (e.step or 0) > before + stride}
+        ends = [ns for ns in gone if ns] if alone else []
+        since = max([failure.time_ns, *ends])
+        beyond = [e for e in mine if e.time_ns > since and (e.step or 0) > before + stride]
         nobody = after is None and badly >= set(generation.members)
-        nobody = nobody and history.outcome == "completed" and len(beyond) >= ECHOES
-        echo_s = 0.0 if nobody else ECHO_S
-        for event in mine:
-            # surviving ranks may be renumbered, but never to a number as high as this one
-            own = (
-                failure.data["rank"] is not None
-                and event.data["rank"] == failure.data["rank"] >= left
+        done = history.outcome == "completed" and len({e.step for e in beyond}) >= ECHOES
+        echo_s = 0.0 if nobody and done else ECHO_S
+        late = [e for e in beyond if e.time_ns > since + echo_s * NS]
+        # surviving ranks may be renumbered, but never to a number as high as this one
+        own = any(rank is not None and e.data["rank"] == rank >= left for e in late)
+        if own or (alone and late):
+            return (
+                f"{failure.data['process']} ended, yet the steps went on to"
+                f" {max(e.step or 0 for e in mine)} and no process had been"
+                " started in its place: what was hit is not what trains; give each training"
+                " process RANK in its environment, or a beacon; else they were printed and not"
+                " trained"
             )
-            late = event.time_ns > since + echo_s * NS and (event.step or 0) > before + stride
-            if late and (own or alone):
-                who, last = failure.data["process"], max(e.step or 0 for e in mine)
-                return (
-                    f"{who} ended, yet the steps went on to {last} and no process had been"
-                    " started in its place: what was hit is not what trains; give each training"
-                    " process RANK in its environment, or a beacon; else they were printed and not"
-                    " trained"
-                )
     return ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Jump:
-    """``sure``: the steps were not trained; otherwise their reports may be lost."""
-
-    words: str
-    sure: bool
-
-
-def jump_of(evidence: Evidence) -> Jump | None:
-    """The first jump of a faulted arm, None if there is none: steps that a command left out when it
-    went on after a failure.
+def _jump_of(evidence: Evidence) -> Finding | None:
+    """The finding on the first jump of a faulted arm, None if there is none: steps that a command
+    left out when it went on after a failure.
 
     Reports show it where the control arm has them and the distance is larger than any between two
     of its reports. One may be missing: of a step that was saved, and whose process was killed
@@ -250,38 +219,31 @@ def jump_of(evidence: Evidence) -> Jump | None:
     control, history = evidence.control_history, evidence.history
     if control is None or evidence.is_control:
         return None
-    known, said = _steps(control), _steps(history)
+    known, said = (sorted({e.step or 0 for e in one.reports}) for one in (control, history))
     stride = stride_of(history)
     usual = max([stride, *(after - before for before, after in itertools.pairwise(known))])
     for before, after in itertools.pairwise(history.generations):
         if after.resume_step is None:
             continue
         earlier = [e.step or 0 for e in history.reports if e.generation < after.number]
-        high = max(earlier, default=0)
-        first = after.resume_step + stride
+        high, first = max(earlier, default=0), after.resume_step + stride
         missing = [step for step in known if high < step < first and step not in said]
-        if high and first - high > usual and len(missing) > UNREPORTED:
-            return _jump(history, before, after, first, missing)
+        if not high or first - high <= usual or len(missing) <= UNREPORTED:
+            continue
+        low, high = missing[0], missing[-1]
+        of = "each" if len(missing) == high - low + 1 else f"{len(missing)} of them"
+        when = "the restart" if after.cause == "restart" else "the failure"
+        sure = _all_heard(history, before)
+        how = "left out" if sure else "reported by nobody"
+        words = (
+            f"steps {low} to {high} were {how}: the job went on with step {first} after {when}"
+            f"{', the beacon reported none of them' if sure else ''},"
+            f" and the control arm reports {of}"
+        )
+        return (
+            failed(words) if sure else unknown(f"{words}: were they trained, or their lines lost?")
+        )
     return None
-
-
-def _jump(
-    history: History, before: Generation, after: Generation, first: int, missing: list[int]
-) -> Jump:
-    low, high = missing[0], missing[-1]
-    of = "each" if len(missing) == high - low + 1 else f"{len(missing)} of them"
-    when = "the restart" if after.cause == "restart" else "the failure"
-    sure = _all_heard(history, before)
-    how, heard, doubt = (
-        ("left out", ", the beacon reported none of them", "")
-        if sure
-        else ("reported by nobody", "", ": were they trained, or their lines lost?")
-    )
-    words = (
-        f"steps {low} to {high} were {how}: the job went on with step {first} after {when}{heard},"
-        f" and the control arm reports {of}{doubt}"
-    )
-    return Jump(words=words, sure=sure)
 
 
 def _all_heard(history: History, generation: Generation) -> bool:
@@ -293,17 +255,9 @@ def _all_heard(history: History, generation: Generation) -> bool:
     mine = [event for event in history.reports if event.generation == generation.number]
     if not all(event.data["source"] == "beacon" for event in mine):
         return False
+    failures = history.log.of(Kind.FAILURE_DETECTED)
     ranks = {event.data["rank"] for event in mine}
-    lost = {
-        event.data["rank"]
-        for event in history.log.of(Kind.FAILURE_DETECTED)
-        if event.generation == generation.number
-    }
-    if generation.world == 1:
-        return True
-    apart = None not in ranks | lost and ranks.isdisjoint(lost)
-    return apart or (None not in ranks and len(ranks) == generation.world)
-
-
-def _steps(history: History) -> list[int]:
-    return sorted({event.step or 0 for event in history.reports})
+    lost = {event.data["rank"] for event in failures if event.generation == generation.number}
+    named = None not in ranks
+    apart = named and None not in lost and ranks.isdisjoint(lost)
+    return generation.world == 1 or apart or (named and len(ranks) == generation.world)

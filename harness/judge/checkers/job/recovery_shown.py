@@ -16,7 +16,6 @@ from trainchaos.recovery.policy.strategy import ANNOUNCED
 PERMANENT_LOSSES = ("exit", "hang", "start-timeout", "unfit")
 """Causes after which a process never takes a rank again."""
 RESTARTS = "checkpoint-restart"
-_HELD_BEFORE = ("initial", "kept")
 _NEW_ONES = (Kind.PROCESS_SPAWNED, Kind.COMMAND_STARTED, Kind.STEP_REPORTED)
 
 
@@ -26,18 +25,22 @@ def recovery_shown(evidence: Evidence) -> Finding:
     strategy says so; and steps follow. For a command, something was started or done after it.
     """
     history = evidence.history
-    answered = [(failure, _answer(history, failure)) for failure in _of_members(history)]
+    observed = history.info.observed
     problems: list[str] = []
     lacking: list[str] = []
-    for failure, answer in answered:
+    failures = [*_of_members(history)]
+    count = 0
+    for failure in failures:
+        later = (g for g in history.generations if g.number > failure.generation)
+        answer = next((g for g in later if observed or g.ready_ns is not None), None)
+        count += answer is not None
         if answer is None:
-            (lacking if history.info.observed else problems).extend(_unanswered(evidence, failure))
-        elif not history.info.observed:
+            (lacking if observed else problems).extend(_unanswered(evidence, failure))
+        elif not observed:
             problems += _of_a_job(history, failure, answer)
-    count = sum(answer is not None for _, answer in answered)
-    shown = f"{count} of {len(answered)} failures answered, as shown"
+    shown = f"{count} of {len(failures)} failures answered, as shown"
     return verdict_of(
-        list(dict.fromkeys(problems)), shown if answered else "no member failed", lacking
+        list(dict.fromkeys(problems)), shown if failures else "no member failed", lacking
     )
 
 
@@ -52,57 +55,40 @@ def _of_members(history: History) -> Iterator[Event]:
             yield failure
 
 
-def _answer(history: History, failure: Event) -> Generation | None:
-    """The first generation that trained after a failure."""
-    later = (g for g in history.generations if g.number > failure.generation)
-    if history.info.observed:
-        return next(later, None)
-    return next((g for g in later if g.ready_ns is not None), None)
-
-
 def _label(failure: Event) -> str:
-    return (
-        f"failure {failure.data['failure']} ({failure.data['process'] or 'no process'},"
-        f" {failure.data['cause']})"
-    )
+    data = failure.data
+    return f"failure {data['failure']} ({data['process'] or 'no process'}, {data['cause']})"
 
 
 def _unanswered(evidence: Evidence, failure: Event) -> Iterator[str]:
     """A failure without an answer in a completed job. Excused: a new coordinator that found the job
     done, and a job whose last step was made before the failure.
     """
-    history = evidence.history
+    history, at = evidence.history, failure.time_ns
     last = history.lineage.get(history.info.steps)
-    if last is not None and last.committed_ns is not None and last.committed_ns < failure.time_ns:
+    if last is not None and last.committed_ns is not None and last.committed_ns < at:
         return
     adopted = history.log.of(Kind.COORDINATOR_ADOPTED)
-    if history.outcome != "completed" or any(e.time_ns > failure.time_ns for e in adopted):
+    if history.outcome != "completed" or any(e.time_ns > at for e in adopted):
         return
     if not history.info.observed:
         yield f"{_label(failure)} was answered by no generation, and the job is said to be done"
         return
-    claimed = any(
-        failure in episode.failures and incident.outcome == "recovered"
-        for episode, incident in zip(
-            evidence.measures.episodes, evidence.measures.incidents, strict=False
-        )
-    )
-    new = any(event.time_ns > failure.time_ns for event in history.log.of(*_NEW_ONES))
-    if claimed and not new:
+    rows = zip(evidence.measures.episodes, evidence.measures.incidents, strict=False)
+    claimed = any(failure in e.failures and one.outcome == "recovered" for e, one in rows)
+    if claimed and not any(event.time_ns > at for event in history.log.of(*_NEW_ONES)):
         yield f"{_label(failure)} is said to be recovered, and nothing was started or done after it"
 
 
 def _of_a_job(history: History, failure: Event, answer: Generation) -> Iterator[str]:
-    number = answer.number
-    name, cause = failure.data["process"], failure.data["cause"]
-    if cause in PERMANENT_LOSSES and name in answer.members:
+    number, resume = answer.number, answer.resume_step or 0
+    if failure.data["cause"] in PERMANENT_LOSSES and failure.data["process"] in answer.members:
         yield f"{_label(failure)} is a member of generation {number}, which answers it"
     if history.info.strategy == RESTARTS and answer.state != "checkpoint":
         yield (
             f"generation {number} answers {_label(failure)} with state {answer.state}, and all were"
             " to restart"
         )
-    resume = answer.resume_step or 0
     steps = any(run.generation >= number for run in history.runs)
     if history.outcome == "completed" and not steps and resume < history.info.steps:
         yield f"generation {number} answers {_label(failure)}, and made no step from {resume} on"
@@ -120,16 +106,13 @@ def _new_members(history: History, answer: Generation) -> Iterator[str]:
     }
     followed = {event.actor for event in log.of(Kind.SPARE_SYNCED)}
     for name in answer.members:
-        origin = origins.get(name, "")
         if name in earlier or name in silenced(log):
             continue
+        origin, new = origins.get(name, ""), f"{name} is new in generation {number}"
         if origin == "live" and name not in followed:
             yield (
-                f"{name} is new in generation {number}, holds its state as one that has followed"
-                " the job, and never began to follow"
+                f"{new}, holds its state as one that has followed the job, and never began to"
+                " follow"
             )
-        if origin in _HELD_BEFORE and (origin == "kept" or answer.resume_step):
-            yield (
-                f"{name} is new in generation {number}, and was not given the state of step"
-                f" {answer.resume_step}"
-            )
+        if origin == "kept" or (origin == "initial" and answer.resume_step):
+            yield f"{new}, and was not given the state of step {answer.resume_step}"

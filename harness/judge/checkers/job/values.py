@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from trainchaos.harness.judge.evidence.evidence import Evidence, failed, passed, unknown
-from trainchaos.harness.judge.record.history import History
-from trainchaos.harness.judge.record.reported import (
+from trainchaos.harness.judge.record.commands import (
     LAST,
     gradients_spoilt_since,
     losses_before,
@@ -17,6 +16,7 @@ from trainchaos.harness.judge.record.reported import (
     spoilt_since,
     unread_of,
 )
+from trainchaos.harness.judge.record.history import History
 from trainchaos.harness.judge.results import Finding
 
 NOT_RESTORED = (
@@ -63,7 +63,7 @@ def finite_losses(evidence: Evidence) -> Finding | None:
     if not losses:
         return None
     unread = unread_of(history).get("loss")
-    torn = f"; {unread.count} could not be read, such as {unread.example!r}" if unread else ""
+    torn = f"; {unread[0]} could not be read, such as {unread[1]!r}" if unread else ""
     return passed(f"losses of {len(losses)} steps were read, the last ones are numbers{torn}")
 
 
@@ -140,8 +140,8 @@ def loss_equality(evidence: Evidence) -> Finding:
 def unread_shown(evidence: Evidence) -> str:
     """Message about values that could not be read; "" if all could."""
     return "; ".join(
-        f"{one.count} values of {name} could not be read, such as {one.example!r}"
-        for name, one in sorted(unread_of(evidence.history).items())
+        f"{count} values of {name} could not be read, such as {example!r}"
+        for name, (count, example) in sorted(unread_of(evidence.history).items())
     )
 
 
@@ -151,7 +151,7 @@ def _unread(history: History, whose: str = "", *, since: int = 0) -> str:
     if one is None:
         return ""
     return (
-        f"{one.count} losses{whose} could not be read, such as {one.example!r}: have the group loss"
+        f"{one[0]} losses{whose} could not be read, such as {one[1]!r}: have the group loss"
         " of workload.progress.regex match one number, or print one"
     )
 

@@ -19,7 +19,7 @@ from tests.support.logs import ORCHESTRATOR, Line, Script
 from trainchaos.chaos.events.log import Event, Kind, Log
 from trainchaos.harness.arm.pressure import MOST_NODES, follow, follow_built_in
 from trainchaos.harness.judge.checkers import check_all
-from trainchaos.harness.judge.checkers.job import world
+from trainchaos.harness.judge.checkers.job import liveness as checker
 from trainchaos.harness.judge.measure.pressure import TOO_BUSY, Pressure, pressures_of
 from trainchaos.harness.judge.results import Finding
 from trainchaos.harness.judge.verdict.gates import judge_cell
@@ -111,7 +111,7 @@ def test_beside_other_programs_more_steps_are_needed(
     slower: float, needed: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As above, and the arm says that other programs are the load. It has 13 healthy steps."""
-    monkeypatch.setattr(world, "STARVED_STEPS", needed)
+    monkeypatch.setattr(checker, "STARVED_STEPS", needed)
     script, paired = arm_and_control()
     for each in (script, paired):
         stretched(each, 10)
@@ -216,10 +216,6 @@ def test_a_stolen_processor_is_no_fault_of_the_job() -> None:
 BUSY = steady(0.2, 0.7)
 
 
-def _lines(script: Script) -> list[dict[str, Any]]:
-    return [line.data for line in script.find(Kind.PRESSURE_READ)]
-
-
 def _without(script: Script, paired: Script) -> None:
     script.drop(Kind.PRESSURE_READ)
 
@@ -228,30 +224,12 @@ def _without_control(script: Script, paired: Script) -> None:
     paired.drop(Kind.PRESSURE_READ)
 
 
-def _back(script: Script, paired: Script) -> None:
-    for data, other in zip(_lines(script), reversed(_lines(script)), strict=True):
-        data["ranks"] = {name: [-ran, 0.0] for name, (ran, _) in other["ranks"].items()}
-
-
-def _no_sense(script: Script, paired: Script) -> None:
-    values: tuple[Any, ...] = (
-        "all",
-        [],
-        {"w0": 3},
-        {"w0": [1, float("nan")]},
-        None,
-        {"w0": ["a", "b"]},
-    )
-    for data, value in zip(_lines(script), values * 20, strict=False):
-        data["ranks"] = value
-
-
 @pytest.mark.parametrize(
     "doctored",
-    [_without, _without_control, _back, _no_sense],
+    [_without, _without_control],
     ids=lambda change: change.__name__.strip("_"),
 )
-def test_readings_that_are_not_there_or_no_numbers_excuse_nothing(
+def test_readings_that_are_not_there_excuse_nothing(
     doctored: Callable[[Script, Script], None],
 ) -> None:
     """A stored log without readings is judged as it was before there were any."""
@@ -287,21 +265,6 @@ def test_of_nodes_the_one_that_is_worst_off_excuses(busy: int) -> None:
     for line in script.find(Kind.PRESSURE_READ):
         if line.data["node"] == busy:
             line.data["node"] = 7  # of which nothing is known in the control arm
-    assert liveness(script, paired).verdict == FAIL
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"node": "two"}, {"node": None}, {"read_ns": 1}, {"read_ns": "now"}, {"node": 1e400}],
-    ids=str,
-)
-def test_readings_of_a_node_that_make_no_sense_excuse_nothing(change: dict[str, Any]) -> None:
-    script, paired = arm_and_control()
-    ready = slowed(script, 4)
-    read_on(1, paired, steady(0.8, 0.0))
-    read_on(1, script, until(ready, steady(0.8, 0.0), BUSY))
-    for data in _lines(script):
-        data |= change
     assert liveness(script, paired).verdict == FAIL
 
 

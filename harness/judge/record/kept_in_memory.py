@@ -15,8 +15,6 @@ from trainchaos.harness.judge.record.split import doubtful
 from trainchaos.recovery.checkpoint.memory import KEPT, ROLE
 
 PLACE = "memory"
-REMEMBERED = "memory-"
-"""Prefix of an in-memory checkpoint's name."""
 STOPPED = ("T", "t")
 STOP_SIGNAL = "SIGSTOP"
 _SAVES = (

@@ -55,36 +55,35 @@ def kept_progress(evidence: Evidence) -> Finding | None:
     by_losses = _by_losses(evidence, hit)
     if by_losses is not None and by_losses.verdict != "pass":
         return by_losses
-    stride, back, where = stride_of(history), 0, "never to its first step"
+    few, back, where = max(FEW + 1, 2 * stride_of(history)), 0, "never to its first step"
+    cure = "say how many may be lost, sla: {steps_lost: [...]}"
+    if limits:
+        cure = f"sla.steps_lost allows fewer, {limits[0].text}"
+    cure += LEAVE_OUT.format("kept-progress")
     for generation in history.worked:
-        done = history.high_water(generation.number - 1)
-        if (
-            generation.started_ns < hit
-            or generation.resume_step is None
-            or generation.resume_step >= done
-        ):
+        done, resume = history.high_water(generation.number - 1), generation.resume_step or 0
+        if generation.started_ns < hit or resume >= done:
             continue
         back += 1
-        if generation.resume_step > 0 or done < max(FEW + 1, 2 * stride):
+        if resume > 0 or done < few:
             continue
         if limits and all(evaluate(clause, [float(done)])[0] for clause in limits):
             where = f"to its first step after {done} steps, which sla.steps_lost allows"
             continue
-        cure = _cure(limits)
         mine = (event for event in history.reports if event.generation == generation.number)
         reported = min(event.step or 0 for event in mine)
-        if reported <= 1:
-            again = f"the job began again from step 1, and {done} steps had been done"
-            if (control := evidence.control_history) is not None and _begins_again(control):
-                return unknown(
-                    f"{again}; the control arm began again too, without a fault: correct the"
-                    " command first, until it ends well without one"
-                )
-            return failed(f"after a fault {again}: {cure}")
-        return unknown(
-            f"{done} steps had been done, and the first one reported after a restart was"
-            f" {reported}: whether the job began again from step 1 is not known; {cure}"
-        )
+        if reported > 1:
+            return unknown(
+                f"{done} steps had been done, and the first one reported after a restart was"
+                f" {reported}: whether the job began again from step 1 is not known; {cure}"
+            )
+        again = f"the job began again from step 1, and {done} steps had been done"
+        if (control := evidence.control_history) is not None and _begins_again(control):
+            return unknown(
+                f"{again}; the control arm began again too, without a fault: correct the"
+                " command first, until it ends well without one"
+            )
+        return failed(f"after a fault {again}: {cure}")
     if not back:
         return by_losses
     more = f"; {by_losses.witness}" if by_losses is not None else ""
@@ -199,31 +198,19 @@ def _limits(evidence: Evidence) -> list[Clause]:
     return [clause for clause in clauses if not clause.op.startswith(">")]
 
 
-def _cure(limits: Sequence[Clause]) -> str:
-    said = (
-        f"sla.steps_lost allows fewer, {limits[0].text}"
-        if limits
-        else "say how many may be lost, sla: {steps_lost: [...]}"
-    )
-    return f"{said}{LEAVE_OUT.format('kept-progress')}"
-
-
 def full_strength(evidence: Evidence) -> Finding:
     """The job ended with as many ranks as it started with."""
     history = evidence.history
     if not history.info.observed:
-        world = history.worked[-1].world if history.worked else 0
         if not history.worked:
             return unknown("no generation was ever ready")
-        witness = f"the last generation had {world} of {history.info.ranks} ranks"
-        return passed(witness) if world >= history.info.ranks else failed(witness)
+        world, ranks = history.worked[-1].world, history.info.ranks
+        witness = f"the last generation had {world} of {ranks} ranks"
+        return passed(witness) if world >= ranks else failed(witness)
     if not history.runs:
         return unknown(unseen(history))
-    found = strength_of(history)
     if lacking := half_known(history):
         return unknown(f"{lacking}: how many there were at the end is not known")
-    return (
-        failed(found.short)
-        if found.short
-        else passed(f"{found.ended} of {found.began} ranks at the end")
-    )
+    found = strength_of(history)
+    said = f"{found.ended} of {found.began} ranks at the end"
+    return failed(found.short) if found.short else passed(said)

@@ -12,9 +12,10 @@ from trainchaos.chaos.events.log import Event, Kind
 from trainchaos.harness.judge.evidence.evidence import Evidence, passed, unknown, verdict_of
 from trainchaos.harness.judge.measure.digests import final_digests, refused_states, sound_digests
 from trainchaos.harness.judge.record.history import Generation, History, StepRun
-from trainchaos.harness.judge.record.kept_in_memory import PLACE, REMEMBERED, keepers
+from trainchaos.harness.judge.record.kept_in_memory import PLACE, keepers
 from trainchaos.harness.judge.record.split import diverged
 from trainchaos.harness.judge.results import Finding
+from trainchaos.recovery.checkpoint.memory.header import is_memory
 
 ALIKE = ("loss", "lr", "grad_norm", "optimizer_step", "scheduler_step")
 """What all ranks say alike of a step."""
@@ -30,79 +31,64 @@ def membership(evidence: Evidence) -> Finding:
     A strategy that promises an exact result keeps the full world until it has lost more members
     than it had spares, of some part of the model where each spare follows one.
     """
-    history = evidence.history
+    history, info = evidence.history, evidence.history.info
     if not history.generations:
         return unknown("no generation was formed")
-    problems = _spares(history)
-    first = history.generations[0]
-    if first.world != history.info.ranks:
-        problems.append(
-            f"the first generation has {first.world} ranks instead of {history.info.ranks}"
-        )
+    problems = []
+    spawned = history.log.of(Kind.PROCESS_SPAWNED)
+    spares = [e for e in spawned if e.data["role"] == "spare" and e.time_ns <= history.began_ns]
+    if len(spares) != info.spares:
+        problems.append(f"{len(spares)} spares were started, {info.spares} promised")
+    first = history.generations[0].world
+    if first != info.ranks:
+        problems.append(f"the first generation has {first} ranks instead of {info.ranks}")
     for generation in history.generations:
         problems += _announced(evidence, generation)
     problems += [p for run in history.runs for p in _claimed(history, run)]
     sizes = " -> ".join(str(generation.world) for generation in history.generations)
-    return verdict_of(problems, f"world size {sizes}, {history.info.spares} spares")
+    return verdict_of(problems, f"world size {sizes}, {info.spares} spares")
 
 
-def _spares(history: History) -> list[str]:
-    started = [
-        e
-        for e in history.log.of(Kind.PROCESS_SPAWNED)
-        if e.data["role"] == "spare" and e.time_ns <= history.began_ns
-    ]
-    if len(started) == history.info.spares:
-        return []
-    return [f"{len(started)} spares were started, {history.info.spares} promised"]
-
-
-def _announced(evidence: Evidence, generation: Generation) -> list[str]:
-    history, number = evidence.history, generation.number
-    problems = []
-    if len(set(generation.members)) < generation.world:
-        problems.append(f"generation {number} has one process twice")
-    problems += [
-        f"generation {number} counts {name}, which is dead"
-        for name in generation.members
-        if history.exited_ns.get(name, math.inf) < generation.started_ns
-    ]
-    if not 1 <= generation.world <= history.info.ranks:
-        problems.append(
-            f"generation {number} has {generation.world} ranks, provisioned were"
-            f" {history.info.ranks}"
-        )
-    shrank = generation.world < history.info.ranks and evidence.keeps_world
+def _announced(evidence: Evidence, generation: Generation) -> Iterator[str]:
+    history, number, world = evidence.history, generation.number, generation.world
+    ranks = history.info.ranks
+    if len(set(generation.members)) < world:
+        yield f"generation {number} has one process twice"
+    for name in generation.members:
+        if history.exited_ns.get(name, math.inf) < generation.started_ns:
+            yield f"generation {number} counts {name}, which is dead"
+    if not 1 <= world <= ranks:
+        yield f"generation {number} has {world} ranks, provisioned were {ranks}"
+    shrank = world < ranks and evidence.keeps_world
     if shrank and (why := without_need(history, generation)):
-        problems.append(f"generation {number} shrank to {generation.world} ranks {why}")
+        yield f"generation {number} shrank to {world} ranks {why}"
     for event in history.log.of(Kind.GROUP_FORMED):
         if event.generation == number:
-            problems += _wrong_rank(generation, event)
-    return problems
+            yield from _wrong_rank(generation, event)
 
 
-def _claimed(history: History, run: StepRun) -> list[str]:
+def _claimed(history: History, run: StepRun) -> Iterator[str]:
     generation = history.generation(run.generation)
-    if generation is None:
-        return []
-    given = [generation.ranks.get(name, _NOBODY) for name in run.done.actors]
-    if run.done.said["rank"] == given and run.done.all_say("world", generation.world):
-        return []
-    return [problem for event in run.commits for problem in _wrong_rank(generation, event)]
+    given = [generation.ranks.get(name, _NOBODY) for name in run.done.actors] if generation else []
+    if generation is None or (
+        run.done.said["rank"] == given and run.done.all_say("world", generation.world)
+    ):
+        return
+    for event in run.commits:
+        yield from _wrong_rank(generation, event)
 
 
-def _wrong_rank(generation: Generation, event: Event) -> list[str]:
+def _wrong_rank(generation: Generation, event: Event) -> Iterator[str]:
     rank, world, number = event.data["rank"], event.data["world"], generation.number
-    if world != generation.world:
-        return [
-            f"{event.actor} works in a world of {world}, generation {number} has {generation.world}"
-        ]
     held = generation.ranks.get(event.actor)
-    if held is None:
-        return [f"{event.actor} joined generation {number}, of which it is not a member"]
-    if held != rank:
-        return [f"{event.actor} acts as rank {rank}, generation {number} gave it another"]
-    return []
+    if world != generation.world:
+        yield (
+            f"{event.actor} works in a world of {world}, generation {number} has {generation.world}"
+        )
+    elif held is None:
+        yield f"{event.actor} joined generation {number}, of which it is not a member"
+    elif held != rank:
+        yield f"{event.actor} acts as rank {rank}, generation {number} gave it another"
 
 
 def replica_equality(evidence: Evidence) -> Finding:
@@ -163,16 +149,15 @@ def _constant(evidence: Evidence) -> Iterator[str]:
     watched = ("parameters", *(("optimizer",) if spec.params.get("momentum") != 0 else ()))
     before: dict[tuple[int, int], Event] = {}
     for event in sound_digests(history):
-        key, step = (event.generation, event.data["rank"]), event.step or 0
-        earlier = before.get(key)
-        if earlier is not None and (earlier.step or 0) < step:
-            for part in watched:
-                if earlier.data[part] == event.data[part]:
-                    yield (
-                        f"{event.actor} holds the same {part} after step {step} as after step"
-                        f" {earlier.step}"
-                    )
-                    return
+        key = (event.generation, event.data["rank"])
+        earlier = before.get(key, event)
+        for part in watched if (earlier.step or 0) < (event.step or 0) else ():
+            if earlier.data[part] == event.data[part]:
+                yield (
+                    f"{event.actor} holds the same {part} after step {event.step} as after step"
+                    f" {earlier.step}"
+                )
+                return
         before[key] = event
 
 
@@ -184,9 +169,8 @@ def _alike(values: Sequence[Any]) -> bool:
     return len({repr(value) for value in values}) == 1
 
 
-def _generators(evidence: Evidence) -> list[str]:
+def _generators(evidence: Evidence) -> Iterator[str]:
     known: dict[tuple[int, int, int], str] = {}
-    problems = []
     for history in (evidence.control_history, evidence.history):
         for event in history.log.of(Kind.STATE_DIGEST) if history else ():
             generation = history.generation(event.generation) if history else None
@@ -194,8 +178,7 @@ def _generators(evidence: Evidence) -> list[str]:
                 continue
             key = (event.data["rank"], event.step or 0, generation.world)
             if known.setdefault(key, event.data["rng"]) != event.data["rng"]:
-                problems.append(f"random generators of rank {key[0]} differ at step {key[1]}")
-    return problems
+                yield f"random generators of rank {key[0]} differ at step {key[1]}"
 
 
 def without_need(history: History, generation: Generation) -> str:
@@ -203,18 +186,14 @@ def without_need(history: History, generation: Generation) -> str:
     promised were enough for it; "" where they were not. One that follows a part of the model takes
     the place of a rank that holds it.
     """
-    spares, lost = history.info.spares, _lost(history, generation)
+    log, spares, lost = history.log, history.info.spares, _lost(history, generation)
     words = f"after {len(lost)} losses with {spares} spares"
     if not spares:
         return words
-    promised = [
-        str(event.data["process"])
-        for event in history.log.of(Kind.PROCESS_SPAWNED)
-        if event.data["role"] == "spare"
-    ][:spares]
+    started = [e.data for e in log.of(Kind.PROCESS_SPAWNED) if e.data["role"] == "spare"]
     part = {  # nothing that was told later helped it
         str(event.data["process"]): int(event.data["shard"])
-        for event in history.log.of(Kind.SPARE_PLACED)
+        for event in log.of(Kind.SPARE_PLACED)
         if event.time_ns < generation.started_ns
     }
     placed = bool(part)
@@ -222,8 +201,11 @@ def without_need(history: History, generation: Generation) -> str:
         part |= {name: row.shard_of(rank) for rank, name in enumerate(row.members)}
     for shard in range(history.shards) if placed else ():
         # one that nothing is known of counts everywhere
-        of_it = [name for name in lost if part.get(name, shard) == shard]
-        if len(of_it) > sum(part.get(name, shard) == shard for name in promised):
+        gone, there = (
+            sum(part.get(str(name), shard) == shard for name in names)
+            for names in (lost, [data["process"] for data in started[:spares]])
+        )
+        if gone > there:
             return ""
     return words if len(lost) <= spares else ""
 
@@ -243,12 +225,11 @@ def _lost(history: History, generation: Generation) -> list[str]:
         if e.time_ns < generation.started_ns and not e.data.get("expected")
     }
     gone -= keepers(history.log).keys()
-    spares = {name for name in gone if name is not None and name not in members}
-    left: list[str] = []
+    lost = [name for name in gone if name is not None and name not in members]
     for old, new in itertools.pairwise(rows):
         departed = set(old.members) - set(new.members)
-        left += departed if _begins_anew(history, new) else departed & gone
-    return [*spares, *left]
+        lost += departed if _begins_anew(history, new) else departed & gone
+    return lost
 
 
 def _begins_anew(history: History, generation: Generation) -> bool:
@@ -257,12 +238,11 @@ def _begins_anew(history: History, generation: Generation) -> bool:
     Checkpoints that keepers hold do not count, because they may be lost with their node: a
     coordinator that knows of no other plans for a fresh start, even if one is found later.
     """
-    remembered = (generation.checkpoint or "").startswith(REMEMBERED)
-    if generation.ready_ns is not None and not remembered:
-        found = generation.checkpoint is not None
-    else:
-        found = any(
-            e.time_ns < generation.started_ns and e.data.get("place") != PLACE
-            for e in history.log.of(Kind.CHECKPOINT_COMMITTED)
-        )
-    return generation.state == "checkpoint" and not found
+    if generation.state != "checkpoint":
+        return False
+    if generation.ready_ns is not None and not is_memory(generation.checkpoint or ""):
+        return generation.checkpoint is None
+    return not any(
+        e.time_ns < generation.started_ns and e.data.get("place") != PLACE
+        for e in history.log.of(Kind.CHECKPOINT_COMMITTED)
+    )

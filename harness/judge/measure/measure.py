@@ -12,16 +12,20 @@ from dataclasses import dataclass
 
 from trainchaos.chaos.events.log import Kind, Log
 from trainchaos.harness.judge.incident import Incident
-from trainchaos.harness.judge.measure.acts import acts_of, incidents_of
 from trainchaos.harness.judge.measure.catalogue import METRICS, MetricDef
 from trainchaos.harness.judge.measure.cost import failure_cost
-from trainchaos.harness.judge.measure.incidents import time_to_redundancy
-from trainchaos.harness.judge.measure.partition import Ideal, WallTimePartition, ideal_of, partition
-from trainchaos.harness.judge.measure.pauses import checkpoint_stalls, net_s
+from trainchaos.harness.judge.measure.incidents import acts_of, incidents_of, time_to_redundancy
+from trainchaos.harness.judge.measure.partition import (
+    Ideal,
+    WallTimePartition,
+    checkpoint_stalls,
+    ideal_of,
+    net_s,
+    partition,
+)
 from trainchaos.harness.judge.measure.samples import per_arm, summarise
-from trainchaos.harness.judge.record.alarms import unexplained
 from trainchaos.harness.judge.record.episode import Episode
-from trainchaos.harness.judge.record.episodes import episodes_of
+from trainchaos.harness.judge.record.episodes import episodes_of, unexplained
 from trainchaos.harness.judge.record.history import NS, History, due_in
 from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.record.nodes import witnessed

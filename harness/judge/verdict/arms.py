@@ -1,15 +1,19 @@
-"""Judges each arm of a run by itself."""
+"""Reads the logs of a run, and judges each arm by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainchaos.chaos.events.log import Kind, Log
+from trainchaos.chaos.errors import LogError
+from trainchaos.chaos.events.budget import Budget
+from trainchaos.chaos.events.log import Kind, Log, SenselessLog, read_log
 from trainchaos.chaos.plugins import STRATEGIES, load
 from trainchaos.chaos.scenario.model import Cell, ResolvedRun, Scenario
-from trainchaos.harness.host.rundir import arm_id
+from trainchaos.harness.host.rundir import RunDirectory, arm_id
 from trainchaos.harness.judge.checkers import Evidence, check_all
 from trainchaos.harness.judge.checkers.job.loss import compare
 from trainchaos.harness.judge.evidence.expected import expected_of
@@ -18,6 +22,64 @@ from trainchaos.harness.judge.record.lineage import history_of
 from trainchaos.harness.judge.record.whole import broken
 from trainchaos.harness.judge.results import Finding
 from trainchaos.recovery.policy.strategy import Strategy
+
+
+@contextmanager
+def logs_of(
+    run: RunDirectory, resolved: ResolvedRun
+) -> Iterator[tuple[dict[str, Log], dict[str, str]]]:
+    """(arm -> log, arm -> why its log was not read), for arms that at least started, all read at
+    the expense of one budget, and let go at the end.
+
+    Meanwhile nothing is looked for that refers to itself in a circle: each search looks at all
+    events, and judging makes no such circle but of a log with what is derived from it, which is
+    broken at the end.
+    """
+    searched = gc.isenabled()
+    gc.disable()
+    logs: dict[str, Log] = {}
+    try:
+        logs, unread = _read(run, resolved)
+        yield logs, unread
+    finally:
+        for log in logs.values():
+            log.forget()
+        logs.clear()
+        if searched:
+            gc.enable()
+
+
+def unplanned(run: RunDirectory, resolved: ResolvedRun) -> list[str]:
+    """Arms that left events, and that the scenario does not plan."""
+    planned = {name for cell in resolved.cells for name, _, _ in planned_arms(cell)}
+    with suppress(OSError):
+        return [name for name in run.arms() if name not in planned]
+    return []
+
+
+def _read(run: RunDirectory, resolved: ResolvedRun) -> tuple[dict[str, Log], dict[str, str]]:
+    """(arm -> log, arm -> why its log was not read), for arms that at least started. All logs share
+    one read budget.
+    """
+    budget = Budget()
+    logs, unread = {}, {}
+    for cell in resolved.cells:
+        for name, _, _ in planned_arms(cell):
+            try:
+                log = read_log(run.events(name), budget)
+            except SenselessLog as error:
+                unread[name] = error.message
+                continue
+            except LogError:
+                continue
+            if log.unread:
+                unread[name] = log.unread
+            elif log.first(Kind.RUN_STARTED) is not None:
+                logs[name] = log
+            elif lost := broken(log):
+                unread[name] = f"the record is not whole: {next(iter(lost.values()))}"
+    return logs, unread
+
 
 MOST_SAID = 500
 ARMS: tuple[Literal["faulted"], Literal["control"]] = ("faulted", "control")

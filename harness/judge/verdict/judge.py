@@ -23,7 +23,7 @@ from trainchaos.harness.host.rundir import RunDirectory, read_resolved, read_sys
 from trainchaos.harness.judge.checkers.faults.due import arrivals_of
 from trainchaos.harness.judge.checkers.job import observed
 from trainchaos.harness.judge.checkers.job.leftovers import left_in, unhealed
-from trainchaos.harness.judge.evidence.absent import refuse_unknown_launcher, refuse_wrong_params
+from trainchaos.harness.judge.evidence.expected import refuse_unknown_launcher, refuse_wrong_params
 from trainchaos.harness.judge.figures import Metric
 from trainchaos.harness.judge.incident import Incident
 from trainchaos.harness.judge.measure.flops import mfu, work_of
@@ -46,8 +46,13 @@ from trainchaos.harness.judge.results import (
     merge,
 )
 from trainchaos.harness.judge.verdict import gates
-from trainchaos.harness.judge.verdict.arms import JudgedArm, judge_arms, planned_arms
-from trainchaos.harness.judge.verdict.logs import logs_of, unplanned
+from trainchaos.harness.judge.verdict.arms import (
+    JudgedArm,
+    judge_arms,
+    logs_of,
+    planned_arms,
+    unplanned,
+)
 from trainchaos.harness.launch.launcher import Launcher
 from trainchaos.harness.undo.ledger import read_open
 

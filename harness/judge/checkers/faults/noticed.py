@@ -15,8 +15,7 @@ from trainchaos.harness.judge.evidence.evidence import (
     unknown,
     verdict_of,
 )
-from trainchaos.harness.judge.measure.acts import acts_of
-from trainchaos.harness.judge.measure.incidents import recovery_of
+from trainchaos.harness.judge.measure.incidents import acts_of, recovery_of
 from trainchaos.harness.judge.record.commands import follows
 from trainchaos.harness.judge.record.episode import Episode
 from trainchaos.harness.judge.record.history import Generation

@@ -9,7 +9,7 @@ import pytest
 from tests.support.arms import evidence_of, inject, land, plan
 from tests.support.logs import Script
 from trainchaos.chaos.events.log import ORCHESTRATOR, Kind
-from trainchaos.harness.judge.checkers.faults.alarms import OF_TIMES, alarms
+from trainchaos.harness.judge.checkers.faults.promised import OF_TIMES, alarms
 from trainchaos.harness.judge.measure.pressure import others_of
 from trainchaos.harness.judge.results import Finding
 
